@@ -1,4 +1,4 @@
-"""The shortest way that values flow from one point of a program to another."""
+"""Find a shortest path along which values flow from one point of a program to another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxprtool.ir.slicing import Start, Value, backward_slice, forward_slice, is
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame
 
-#: A body that is called from everywhere is at as many places as there are calls.
+#: The most states that are visited: a body counts once for each chain of calls to it.
 _MOST = 500_000
 
 
@@ -29,11 +29,11 @@ class Step:
     """An equation that a value passes through.
 
     Attributes:
-        primitive: Its primitive.
-        type: The type of what comes out, or of what goes in to a body.
-        depth: In how many bodies it is.
-        source: The user's line, `model.py:9`; "" if none is known.
-        frame: The same as a frame; None if none is known.
+        primitive: The name of its primitive.
+        type: The type of the result, or of the operand if the path enters a body.
+        depth: The number of bodies around the equation.
+        source: The user's line, `model.py:9`; "" if unknown.
+        frame: The same as a frame; None if unknown.
     """
 
     primitive: str
@@ -45,13 +45,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Path:
-    """A shortest way from one point of a program to another.
+    """A shortest path from one point of a program to another.
 
     Attributes:
         program: The name of the program.
-        start: What the first point is called.
-        end: What the last is called.
-        steps: The equations between them; None if there is no way.
+        start: The name of the first point.
+        end: The name of the last point.
+        steps: The equations between them, in order; None if there is no path.
     """
 
     program: str
@@ -61,15 +61,16 @@ class Path:
 
 
 def flow_path(program: Program | AnyJaxpr, start: str, end: str) -> Path:
-    """Return a way of the fewest equations that values flow from one point to another.
+    """Return a path with the fewest equations along which values flow between two points.
 
     Args:
         program: A `Program`, or a jaxpr.
-        start: An argument, a result, a line or a variable, as `why` takes them.
-        end: Another.
+        start: The first point: an argument, a result, a line or a variable (`analysis.points`).
+        end: The last point.
 
     Raises:
-        PointError: If one of them is nothing of the program.
+        PointError: If the program has no such point, or several.
+        UnsupportedError: If there are too many chains of calls between the two.
     """
     about = border(program)
     first, last = point(program, start), point(program, end)
@@ -77,15 +78,15 @@ def flow_path(program: Program | AnyJaxpr, start: str, end: str) -> Path:
     return Path(about.name, first.name, last.name, search.steps())
 
 
-#: The calls that a body is in, the innermost first; None where all calls of it are meant.
+#: The call stack of a body, the innermost call first; None if the calls are not known.
 _Calls: TypeAlias = "tuple[Holder, _Calls] | None"
 
-#: A variable in a body that is held in a certain way.
+#: A variable of a body, in a call stack.
 _State: TypeAlias = tuple[_Calls, Jaxpr, Var]
 
 
 class _Search:
-    """A search among the equations that the one point reaches and the other depends on."""
+    """A breadth-first search among the equations that `start` reaches and `end` depends on."""
 
     def __init__(self, top: Jaxpr, start: Start, end: Start):
         self._flow = DataFlow(top)
@@ -95,11 +96,11 @@ class _Search:
         self._between = forward_slice(top, start).members() & backward_slice(top, end).members()
         holders = (each for held in self._flow.holders.values() for each in held)
         self._holders = {(each.jaxpr, each.index, each.number): each for each in holders}
-        #: The state before each, and the equation that leads from it, if one does.
+        #: The predecessor of each state, and the equation between, if there is one.
         self._before: dict[_State, tuple[_State, JaxprEqn | None] | None] = {}
 
     def steps(self) -> tuple[Step, ...] | None:
-        """Return the equations on the way, in order; None if there is no way."""
+        """Return the equations on the path, in order; None if there is no path."""
         state = self._found()
         if state is None:
             return None
@@ -112,7 +113,7 @@ class _Search:
         return tuple(reversed(steps))
 
     def _found(self) -> _State | None:
-        """Return the end with the calls that it is reached in."""
+        """Return the first state reached that is one of the goals, or None."""
         todo: deque[tuple[_State, _State | None, JaxprEqn | None]] = deque(
             ((None, *value), None, None) for value in self._start
         )
@@ -126,14 +127,14 @@ class _Search:
             if len(self._before) > _MOST:
                 raise UnsupportedError("no path is found: too many calls lie between the two")
             for new, through in self._moves(state):
-                if through is None:  # only the border of a body is passed
+                if through is None:  # leaving a body is no step
                     todo.appendleft((new, state, None))
                 else:
                     todo.append((new, state, through))
         return None
 
     def _moves(self, state: _State) -> Iterator[tuple[_State, JaxprEqn | None]]:
-        """Yield where a value goes next, with the equation that it passes through."""
+        """Yield the states that a value flows to, with the equation that it passes through."""
         calls, jaxpr, var = state
         for index in self._flow.readers(jaxpr, var):
             eqn = jaxpr.eqns[index]
@@ -158,7 +159,7 @@ class _Search:
         yield from self._moves_out(state)
 
     def _moves_out(self, state: _State) -> Iterator[tuple[_State, None]]:
-        """Yield what a result of a body, or a ref that is an argument of it, is outside."""
+        """Yield the states outside a body that one of its results, or a ref argument, flows to."""
         calls, jaxpr, var = state
         held: list[tuple[Holder, _Calls]] = (
             [calls] if calls else [(holder, None) for holder in self._flow.holders[jaxpr]]
@@ -193,7 +194,7 @@ class _Search:
 
 
 def _values(point: Start) -> Iterator[Value]:
-    """Yield the values of a point; of an equation that gives none, those that it takes."""
+    """Yield the values of a point: its own, and the results (or else operands) of its equations."""
     yield from point.values
     for jaxpr, ids in point.equations.items():
         for eqn in jaxpr.eqns:

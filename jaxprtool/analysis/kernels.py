@@ -1,15 +1,15 @@
-"""Which values a compiled program writes to memory: a model of how XLA fuses equations.
+"""A model of XLA's fusion: which values a compiled program writes to memory.
 
-An equation that is computed element by element, or only moves elements, is *inlined* in the kernels
-that read it, and computed again in each of them. Its value is *written* by a kernel of its own
+An elementwise equation, or one that only moves elements, is *inlined* into the kernels that read
+it, and computed again in each of them. Its value is *written* to memory by a kernel of its own
 
-- if a reader takes operands from memory: a product, a loop, a call that XLA keeps, the caller;
-- if it is costly, a division, say, and several kernels read it.
+- if a reader takes its operands from memory: a product, a loop, a call that XLA keeps, the caller;
+- if it is costly, such as a division, and several kernels read it.
 
-A value that is written is read by all, unless computing it again takes no more than one array. A
-reduction takes in the equation whose value it alone reads, and reads that one's operands from
-memory, broadcast first if they are smaller. Calls are opened, but for those that XLA keeps, and a
-reshape is the array that it is of.
+A written value is read from memory by all readers, unless computing it again reads at most one
+array. A reduction absorbs an equation that it alone reads, and reads the operands of that from
+memory; smaller operands are broadcast in memory first. Calls are inlined, except those that XLA
+keeps, and a reshape is the same array as its operand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
-#: Which calls are opened.
+#: Which calls are opened, so that their equations are nodes: those that XLA inlines, all, or none.
 Opens: typing.TypeAlias = typing.Literal["inlined", "all", "none"]
 
 _NO_SIZES: Sizes = MappingProxyType({})
@@ -37,18 +37,19 @@ _NO_SIZES: Sizes = MappingProxyType({})
 
 @dataclass(slots=True)
 class Node:
-    """An equation that is no call that is opened; values are numbers.
+    """An equation of a body or of an opened call. Values are numbers.
 
     Attributes:
         eqn: The equation.
         held: Its regions, if it has bodies.
-        reads: The values that it reads.
-        makes: The values that it gives.
+        reads: The values that it reads from memory or inlines.
+        makes: The values of its results.
         fusible: Whether it may be inlined.
-        places: Each operand as a value; None if it is a literal.
-        calls: The calls that were opened around it, the outermost first.
-        absorbed: Whether the reduction that alone reads it has taken it in.
-        broadcast: The operands that are broadcast for a reduction, each with the bytes after.
+        places: The value of each operand; None for a literal.
+        calls: The opened calls around it, the outermost first.
+        absorbed: Whether the only reduction that reads it has absorbed it.
+        broadcast: The values that are broadcast in memory for a reduction, each with the bytes of
+            the broadcast array.
     """
 
     eqn: JaxprEqn
@@ -63,12 +64,12 @@ class Node:
 
 
 class Kernels:
-    """The nodes of a body, and which of its values are written and which inlined.
+    """The nodes of a body, and which of its values are written and which are inlined.
 
     Args:
         jaxpr: The body.
-        opens: Which calls are opened: "all", "none", or those that are "inlined" by XLA.
-        symbols: Sizes of symbols, at which it is decided what is written.
+        opens: Which calls are opened: "all", "none", or those "inlined" by XLA.
+        symbols: The sizes of symbolic dimensions at which fusion is decided.
 
     Raises:
         UnknownSize: If a size is symbolic.
@@ -80,38 +81,38 @@ class Kernels:
         self.nodes: list[Node] = []
         #: The bytes of each value.
         self.sizes: list[int] = []
-        #: The node that makes each value, -1 of arguments.
+        #: The node that makes each value; -1 for arguments and constants.
         self.maker: list[int] = []
         self._counts: list[int] = []
-        #: The bytes and the elements of each type that was met, by its identity.
+        #: The bytes and the number of elements of each aval, by its identity.
         self._measures: dict[int, tuple[int, int]] = {}
         env: dict[Var, int | None] = {
             v: self._value(v.aval, -1) for v in (*jaxpr.constvars, *jaxpr.invars)
         }
-        #: The values that are constants and arguments.
+        #: The values of the constants and then the arguments.
         self.arguments = range(len(env))
         self._open(jaxpr, env, ())
-        #: The value that each result is; None if it is a literal.
+        #: The value of each result; None for a literal.
         self.given = [None if type(v) is Literal else env.get(v) for v in jaxpr.outvars]
-        #: The results that are not arguments, each once.
+        #: The values of results that nodes make, without duplicates.
         self.results = [
             v for v in dict.fromkeys(self.given) if v is not None and self.maker[v] >= 0
         ]
-        #: Whether each value is written, and whether it is inlined; both, or neither, may be.
+        #: Whether each value is written, and whether it is inlined. It may be both, or neither.
         self.written = [True] * len(self.sizes)
         self.inlined = [False] * len(self.sizes)
         self._fuse()
 
     def kernels(self) -> Iterable[int]:
-        """Return the numbers of the nodes that are kernels."""
+        """Yield the numbers of the nodes that are kernels of their own."""
         for number, node in enumerate(self.nodes):
             if not node.fusible or (self.written[node.makes[0]] and not node.absorbed):
                 yield number
 
     def _open(self, jaxpr: Jaxpr, env: dict[Var, int | None], calls: tuple[JaxprEqn, ...]) -> None:
-        """Add the nodes of a body, in whose place calls are opened; None is a literal."""
+        """Add the nodes of a body, opening calls. `env` has None for a literal."""
         for eqn in jaxpr.eqns:
-            # Tuples of numbers, which the garbage collector need not look at.
+            # The garbage collector does not track tuples of numbers, as it does lists.
             reads = tuple([None if type(v) is Literal else env[v] for v in eqn.invars])
             held = regions(eqn)
             if held is not None and held.kind == "call" and self._is_opened(eqn):
@@ -160,8 +161,8 @@ class Kernels:
     # --- what is fused ----------------------------------------------------------------------------
 
     def _fuse(self) -> None:
-        """Decide what is written and inlined, from the last node to the first."""
-        # Who takes a value from memory, and which one kernel inlines it, or _SEVERAL.
+        """Decide which values are written and which inlined, from the last node to the first."""
+        # Whether a reader takes the value from memory; and the kernel that inlines it, or _SEVERAL.
         needed = [False] * len(self.sizes)
         inlining: list[int | None] = [None] * len(self.sizes)
         readers = self._readers()
@@ -196,7 +197,7 @@ class Kernels:
                     inlining[value] = _joined(inlining[value], inlining[made])
 
     def _readers(self) -> list[int]:
-        """Return how many nodes read each value."""
+        """Return the number of nodes that read each value."""
         readers = [0] * len(self.sizes)
         for node in self.nodes:
             for value in node.reads:
@@ -204,7 +205,7 @@ class Kernels:
         return readers
 
     def _absorb(self, reduction: Node, readers: list[int]) -> None:
-        """Let a reduction take in what is computed for it alone."""
+        """Absorb into a reduction the equations that only it reads."""
         reads: list[int] = []
         broadcast: list[tuple[int, int]] = []
         for value in reduction.reads:
@@ -221,7 +222,7 @@ class Kernels:
         reduction.reads, reduction.broadcast = reads, broadcast
 
     def _reads_one(self, node: Node) -> bool:
-        """Return True if an equation reads no more than one array that is not broadcast."""
+        """Return True if an equation reads at most one array of its own size from memory."""
         count = self._counts[node.makes[0]]
         whole = [v for v in node.reads if self._counts[v] >= count and not self._fills(v)]
         return len(whole) <= 1
@@ -232,22 +233,22 @@ class Kernels:
 
 
 class UnknownSize(Exception):
-    """A value has a symbolic size."""
+    """Raised if a value has a symbolic size."""
 
 
-#: More than one kernel.
+#: The mark of a value that several kernels inline.
 _SEVERAL = -1
 
 
 def _joined(kernel: int | None, other: int | None) -> int | None:
-    """Return the kernel if both are the same, or one is None."""
+    """Return the union of two sets of kernels: None, one kernel, or _SEVERAL."""
     if kernel is None or kernel == other:
         return other
     return kernel if other is None else _SEVERAL
 
 
 def _is_operand(eqn: JaxprEqn) -> bool:
-    """Return True if the results are the operands themselves, in memory."""
+    """Return True if an equation's result is its operand in memory, so that nothing is computed."""
     like = traits(eqn)
     if like.gives == "same":
         return True
@@ -257,8 +258,8 @@ def _is_operand(eqn: JaxprEqn) -> bool:
     shape: tuple[int, ...] = getattr(eqn.invars[0].aval, "shape", ())
     if not shape or size_of(out.aval) != size_of(eqn.invars[0].aval):
         return False
-    # Axes of size 1 may be turned round, taken away and put anywhere.
+    # Axes of size 1 may be reversed, removed and moved.
     turned = [axis for axis in params.get("dimensions") or () if shape[axis] != 1]
     order = [axis for axis in params.get("permutation") or () if shape[axis] != 1]
-    # A product takes the transpose of a matrix, or gives it, at no cost.
+    # A product reads or writes the transpose of a matrix at no cost.
     return not turned and (len(order) <= 2 or order == sorted(order))

@@ -1,12 +1,12 @@
-"""What a user names in a program: an argument, a result, a line, or a variable of its listing.
+"""Find the point of a program that a user names: an argument, a result, a line or a variable.
 
-    params['w']             an argument; params stands for all that are below it
+    params['w']             an argument; params stands for all arguments below it
     result['loss'], loss    a result; [0] is result[0]
     model.py:30             the equations that come from a line
-    b, hidden               a variable of the listing, by its letter or by what the user calls it
+    b, hidden               a variable of the listing, by its letter or its name in the source
 
-A name stands for an argument or a result if there is one, and for a variable if not: a listing has
-all letters. A word before it says what is meant: `variable:b`.
+Arguments and results come before variables of the same name, since a listing uses all letters. A
+prefix says which kind is meant: `variable:b`.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
 from jaxprtool.jaxcompat.places import UserFrame
 
-#: What a point of a program is.
+#: The kinds of points.
 Kind = Literal["argument", "result", "line", "variable"]
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _LINE = re.compile(r"(.+):(\d+)")
 
-#: The equations of each line of each file: by `id`, by the jaxprs that they are of.
+#: By file and line, the equations: the `id`s of those in each jaxpr.
 _Lines: TypeAlias = dict[str, dict[int, dict[Jaxpr, set[int]]]]
 
-#: So many lines are offered for one that is not there.
+#: The number of near lines that an error suggests.
 _OFFERED = 3
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a user has named.
+    """A point of a program that a user has named.
 
     Attributes:
-        kind: What it is.
-        name: What it is called.
-        ends: The arguments or results that it stands for.
-        start: Where a slice from it begins.
+        kind: What the point is.
+        name: Its full name.
+        ends: The names of the arguments or results that it stands for.
+        start: The values and equations where a slice from it begins.
     """
 
     kind: Kind
@@ -64,16 +64,20 @@ class Point:
 
 
 def point(program: Program | AnyJaxpr, what: str) -> Point:
-    """Return what a name stands for in a program.
+    """Find the point of a program that a name stands for.
+
+    Args:
+        program: A `Program`, or a jaxpr.
+        what: The name, as described in this module's docstring.
 
     Raises:
-        PointError: If it is nothing of the program, or several things.
+        PointError: If the program has no such point, or several.
     """
     return _Points(program).find(what)
 
 
 class _Points:
-    """What can be named in a program."""
+    """The points of a program."""
 
     def __init__(self, program: Program | AnyJaxpr):
         self._about = border(program)
@@ -137,13 +141,13 @@ class _Points:
         return None
 
     def _files_called(self, name: str, lines: _Lines) -> list[str]:
-        """Return the files that a name stands for: a path, or how one ends."""
+        """Return the files that a name stands for: a path, or the end of one."""
         exact = [file for file in lines if name in (file, self._frames.path(file))]
         return exact or [file for file in lines if file.endswith(f"/{name}")]
 
     @cached_property
     def _lines(self) -> _Lines:
-        """The lines that equations come from: the nearest of the user's, and libraries' behind."""
+        """The lines of equations: the nearest of the user's, and the libraries' that it calls."""
 
         def frames(eqn: JaxprEqn) -> Iterable[UserFrame]:
             place = self._frames.place(eqn)
@@ -153,7 +157,7 @@ class _Points:
 
     @cached_property
     def _outer_lines(self) -> _Lines:
-        """The lines that call those, too."""
+        """The lines of all frames of equations, callers included."""
         return self._read(self._frames.of)
 
     def _read(self, frames: Callable[[JaxprEqn], Iterable[UserFrame]]) -> _Lines:
@@ -177,12 +181,12 @@ class _Points:
     def _variable(self, what: str) -> Point | None:
         if not re.fullmatch(r"[^\W\d]\w*", what) or what == "_":
             return None
-        # A body's argument may have the name that it has in the call, which comes first.
+        # An argument of a body may have the same name as in the caller, which comes first.
         values = self._named(Notation()).get(what, [])[:1] or self._of_user(what)
         return Point("variable", what, (), Start(values)) if values else None
 
     def _of_user(self, name: str) -> list[Value]:
-        """Return the variable that the user calls so."""
+        """Return the variable that has a name in the user's source."""
         notation, paths = Notation(), [each.name for each in self._about.arguments]
         notation.variable_names = lambda root, taken: UserNames(root, taken, paths)
         values = self._named(notation).get(name, [])
@@ -195,7 +199,7 @@ class _Points:
         )
 
     def _named(self, notation: Notation) -> dict[str, list[Value]]:
-        """Return the variables of each name, those of callers first."""
+        """Return the variables by name, those of callers first."""
         naming = Naming(self._top, notation)
         naming.name_all()
         found: dict[str, list[Value]] = defaultdict(list)
@@ -206,7 +210,7 @@ class _Points:
                     found[name].append((jaxpr, var))
         return found
 
-    # --- what is not there ------------------------------------------------------------------------
+    # --- errors -----------------------------------------------------------------------------------
 
     def _missing(self, kinds: Iterable[Kind], what: str) -> PointError:
         if (told := _LINE.fullmatch(what)) is not None:
@@ -247,12 +251,12 @@ class _Points:
 
 
 def _written(path: str) -> str:
-    """Return a path with the quotes that Python writes."""
+    """Return a path with single quotes, as Python writes it."""
     return path.replace('"', "'")
 
 
 def _below(names: list[str], what: str) -> list[int]:
-    """Return the positions of the name itself, or of those below it."""
+    """Return the position of the name, or else of all names below it."""
     what = _written(what)
     if what in names:
         return [names.index(what)]
@@ -260,7 +264,7 @@ def _below(names: list[str], what: str) -> list[int]:
 
 
 def _prefixes(names: Iterable[str]) -> Iterator[str]:
-    """Yield names, and what they begin with."""
+    """Yield names and their prefixes that are paths."""
     for name in names:
         yield name
         for mark in re.finditer(r"[\[.]", name):

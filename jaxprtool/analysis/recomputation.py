@@ -1,9 +1,8 @@
-"""The operations that compute a residual again, from the other residuals and the arguments.
+"""Count the operations that recompute a residual from the other residuals and the arguments.
 
-What a value is computed from is a set of equations, which overlaps with that of other values. A set
-is held as the bits of one number, so that those of all equations of a jaxpr are found in one walk
-over it, and a set is weighed by counting bits. A loop is walked round by round: a value inside is
-computed from what its round begins with.
+The backward slices of values overlap. A slice is a bit set in one integer, so one walk over a jaxpr
+finds the slices of all equations, and counting bits gives their costs. A value in the body of a
+loop is recomputed from the values at the start of its iteration.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 
 class Recomputation:
-    """What it takes to compute values of a program again.
+    """The cost of recomputing values of a program.
 
     Args:
         jaxpr: The program's open jaxpr.
-        kept: Its variables that are kept.
-        asked: What computes the values that will be asked for.
+        kept: The variables of the top level that are kept, and so cost nothing.
+        asked: The makers that `operations` will be called with.
     """
 
     def __init__(self, jaxpr: Jaxpr, kept: Collection[Atom], asked: Iterable[Maker]) -> None:
@@ -38,7 +37,8 @@ class Recomputation:
         self._levels: dict[tuple[int, ...], _Level] = {(): self._top}
         self._slices: dict[tuple[int, ...], _Slices] = {}
         self._operations = Operations()
-        #: By the equations around a jaxpr: the makers asked for in it, and what holds such.
+        #: By the path of equations around a jaxpr: the makers asked for in it, and the equations
+        #: whose bodies have such makers.
         self._makers = defaultdict[tuple[int, ...], set[int]](set)
         self._holders = defaultdict[tuple[int, ...], set[int]](set)
         for maker in asked:
@@ -48,7 +48,7 @@ class Recomputation:
                 self._holders[path[:depth]].add(holder)
 
     def operations(self, maker: Maker) -> Any:
-        """Return the FLOPs and transcendentals that compute what an equation gives again."""
+        """Return the FLOPs and transcendentals that recompute the results of an equation."""
         path = (*maker.around, maker.eqn)
         keys = [tuple(map(id, path[:depth])) for depth in range(len(path))]
         levels = [self._top, *map(self._level, pairwise(path), keys[1:])]
@@ -71,7 +71,7 @@ class Recomputation:
         return self._slices[key]
 
     def _level(self, pair: tuple[JaxprEqn, JaxprEqn], key: tuple[int, ...]) -> _Level:
-        """Return the body of an equation that another one is in."""
+        """Return the body of the first equation that contains the second."""
         if key not in self._levels:
             eqn, inner = pair
             held, numbers = self._regions(eqn)
@@ -88,7 +88,7 @@ class Recomputation:
         return self._levels[key]
 
     def _regions(self, eqn: JaxprEqn) -> tuple[Regions, dict[int, int]]:
-        """Return the regions of an equation, and for each equation in which of them it is."""
+        """Return the regions of an equation, and by `id` the region of each equation in them."""
         if id(eqn) not in self._held:
             held = regions(eqn)
             assert held is not None
@@ -98,13 +98,13 @@ class Recomputation:
 
 
 class _Level(NamedTuple):
-    """A jaxpr that a value is computed in.
+    """A jaxpr on the path to a value.
 
     Attributes:
-        held: The equation that holds it; None of the program's own.
+        held: The regions of the equation that holds it; None for the program itself.
         jaxpr: The open jaxpr.
-        number: Which of the bodies of the equation it is.
-        kept: Its variables that are kept.
+        number: The number of the body in that equation.
+        kept: The variables that are kept.
     """
 
     held: Regions | None
@@ -114,7 +114,7 @@ class _Level(NamedTuple):
 
 
 def _begins_with(level: _Level, arguments: Sequence[int]) -> list[Atom]:
-    """Return the operands that arguments of a body are in every round."""
+    """Return the operands of the equation that arguments of its body read, without carries."""
     held = level.held
     assert held is not None
     region = held.regions[level.number]
@@ -124,16 +124,16 @@ def _begins_with(level: _Level, arguments: Sequence[int]) -> list[Atom]:
 
 
 def _rounds(held: Regions | None) -> Any:
-    """Return how often a body runs; 1 if that is not known."""
+    """Return the number of times that a body runs; 1 if unknown."""
     return 1 if held is None else rounds_of(held) or 1
 
 
 class _Slice(NamedTuple):
-    """What values are computed from.
+    """The backward slice of some values within a jaxpr.
 
     Attributes:
-        work: The operations of the equations that compute them.
-        arguments: The positions of the arguments that they begin with.
+        work: The operations of its equations.
+        arguments: The positions of the jaxpr's arguments in it.
     """
 
     work: Any
@@ -141,14 +141,14 @@ class _Slice(NamedTuple):
 
 
 class _Slices:
-    """What values of a jaxpr are computed from: its arguments, the first bits, and its equations.
+    """The backward slices of values of a jaxpr, as bit sets: first its arguments, then equations.
 
     Args:
         jaxpr: The jaxpr.
-        kept: Its variables that are kept.
-        makers: The equations, by `id`, of whose results it will be asked.
-        holders: Those of whose operands it will be asked.
-        operations: What equations compute.
+        kept: The variables that are kept; slices end there.
+        makers: The `id`s of the equations that `of_results` will be called with.
+        holders: The `id`s of the equations whose operands `of_operands` will be called with.
+        operations: The costs of equations.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class _Slices:
         self._weights = list(_weights(jaxpr, first, operations))
         self._makers: dict[int, _Slice] = {}
         self._values = {v: 1 << i for i, v in enumerate(jaxpr.invars) if v not in kept}
-        # A set is forgotten once its last reader has been seen, or it takes memory without end.
+        # Drop a slice after its last reader: together they would take quadratic memory.
         last = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if type(v) is not Literal}
         held = (v for e in jaxpr.eqns if id(e) in holders for v in e.invars)
         always = {v for v in held if type(v) is not Literal}
@@ -181,11 +181,11 @@ class _Slices:
                     self._values[v] = whole
 
     def of_results(self, eqn: JaxprEqn) -> _Slice:
-        """Return what the results of an equation are computed from."""
+        """Return the slice of an equation's results."""
         return self._makers[id(eqn)]
 
     def of_operands(self, operands: Iterable[Atom]) -> _Slice:
-        """Return what operands of an equation that holds a body are computed from."""
+        """Return the slice of some operands of an equation with a body."""
         masks = (self._values.get(v, 0) for v in operands if type(v) is not Literal)
         return self._slice(reduce(or_, masks, 0))
 
@@ -195,7 +195,7 @@ class _Slices:
 
 
 def _weights(jaxpr: Jaxpr, first: int, operations: Operations) -> Iterator[tuple[Any, int]]:
-    """Yield each number of operations, with the bits of the equations that take as many."""
+    """Yield each cost other than 0, with the bit set of the equations that have it."""
     same: dict[Any, list[int]] = {}
     for place, eqn in enumerate(jaxpr.eqns, first):
         if not _is_zero(amount := operations.of(eqn)):
@@ -209,7 +209,7 @@ def _is_zero(amount: Any) -> bool:
 
 
 def _bits(places: Sequence[int]) -> int:
-    """Return the number with these bits."""
+    """Return the integer with these bits set. The places are in ascending order."""
     whole = bytearray(places[-1] // 8 + 1)
     for place in places:
         whole[place // 8] |= 1 << place % 8

@@ -1,20 +1,21 @@
-"""Which named values to save: those that fit into a budget and spare the most recomputation.
+"""Choose the named values to save: those within a memory budget that spare most recomputation.
 
-What `jax.checkpoint` with `save_only_these_names` does is a problem of integers, a knapsack in
-which the worth of a value depends on what else is saved, as in Checkmate (Jain et al., "Checkmate:
-Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020, arXiv:1910.02653):
+The names are those of `jax.checkpoint` with `save_only_these_names`. The choice is an integer
+program, a knapsack in which the worth of a value depends on what else is saved, as in Checkmate
+(Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys
+2020, arXiv:1910.02653):
 
     minimise    sum of operations[e] * run[e]
-    with        run[e] = 1                          e gives a residual
-                run[d] >= run[e]                    e reads what d gives
-                run[d] >= run[e] - save[name]       e is the `name` equation of a value that d gives
+    subject to  run[e] = 1                          if e computes a residual
+                run[d] >= run[e]                    if e reads a result of d
+                run[d] >= run[e] - save[name]       if e is the `name` equation of a result of d
                 sum of bytes * save + sum of bytes * run of arguments <= budget
 
-`save` is 0 or 1, and `run`, which equations and arguments are needed again, is so by itself.
-SciPy's `milp`, which is HiGHS, solves it by branch and bound.
+`save` is 0 or 1. `run` tells which equations and arguments are needed again; it is 0 or 1 without a
+constraint. SciPy's `milp` (HiGHS) solves the program by branch and bound.
 
-An argument is kept if something that is computed again reads it. A value in a loop counts all
-rounds, and what a loop carries is needed as long as it is not saved in each.
+An argument is kept if a recomputed equation reads it. A value in a loop counts in all iterations,
+and a carried value is recomputed from the first iteration on, unless each iteration saves it.
 """
 
 from __future__ import annotations
@@ -33,22 +34,21 @@ from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
-#: Beside the operations that it spares: what saving all values costs, as a part of all operations,
-#: and what one more name does, if it is there and if it is new. So a value is only named if that
-#: spares something.
+#: Small costs, as fractions of all operations: of saving all values, of a name that the program
+#: has, and of a new name. They break ties, so that a value is only named if that spares something.
 _ALL_BYTES, _ONE_NAME, _NEW_NAME = 1e-2, 1e-3, 2e-3
 
-#: How near to the best a choice has to be, and after how many nodes of the search the best one so
-#: far is taken: not after so much time, which would choose by how fast a machine is.
+#: The relative gap to the optimum at which the search stops, and the most nodes that it visits. A
+#: time limit would make the choice depend on the machine.
 _GAP, _NODES = 1e-3, 500
 
 
 class Saving:
-    """What is computed again in the backward half of a program, by which named values are saved.
+    """The integer program of the named values to save.
 
     Args:
-        jaxpr: The open jaxpr of the forward half, with `name` equations.
-        residuals: Its results that the backward half takes.
+        jaxpr: The open jaxpr of the forward pass, with `name` equations.
+        residuals: Its results that the backward pass reads.
         given: The names that the user's program has.
     """
 
@@ -58,10 +58,10 @@ class Saving:
         self._times = {jaxpr: 1}
         self._numbers: dict[Any, int] = {}
         self._work: list[int] = []
-        #: For each edge its ends, and the name whose being saved cuts it, or -1.
+        #: The edges: a reader, what it reads, and the name that cuts the edge if saved, or -1.
         self._edges: list[tuple[int, int, int]] = []
         self._arguments: dict[int, int] = {}
-        #: The bytes that saving each name keeps.
+        #: The bytes that saving each name takes.
         self.bytes: dict[str, int] = {}
         self._order: dict[str, int] = {}
         self._todo: list[tuple[int, Value]] = []
@@ -71,7 +71,7 @@ class Saving:
             self._expand(number, body, var)
 
     def choose(self, budget: int) -> tuple[str, ...] | None:
-        """Return the names to save within a number of bytes; None if no choice is."""
+        """Return the names to save within a budget in bytes, or None if no choice fits."""
         count, names = len(self._work), len(self._order)
         whole, sizes = sum(self._work) or 1, self._sizes()
         cost = np.concatenate([np.array(self._work, float) / whole, np.zeros(names)])
@@ -80,14 +80,14 @@ class Saving:
         return self._solve(cost, budget)
 
     def least(self) -> tuple[str, ...]:
-        """Return the names to save so that the fewest bytes are kept."""
+        """Return the names to save so that as few bytes as possible are kept."""
         sizes = self._sizes()
         found = self._solve(sizes / (sizes.sum() or 1), None)
         assert found is not None
         return found
 
     def kept(self, names: tuple[str, ...]) -> int:
-        """Return how many bytes are kept, by this model, with some names saved."""
+        """Return the bytes that are kept if some names are saved: of values and arguments."""
         cut = {self._order[name] for name in names}
         after: dict[int, list[int]] = {}
         for reader, read, name in self._edges:
@@ -101,10 +101,13 @@ class Saving:
         arguments = sum(size for number, size in self._arguments.items() if number in seen)
         return arguments + sum(self.bytes[name] for name in names)
 
-    # --- the graph of what is read ----------------------------------------------------------------
+    # --- the dataflow graph -----------------------------------------------------------------------
 
     def _number(self, jaxpr: Jaxpr, atom: Atom) -> int | None:
-        """Return the number of what gives a value: an equation, an argument, the end of a body."""
+        """Return the number of a value's node: an equation, an argument, or a result of a body.
+
+        Returns None for a literal. A new node is queued for `_expand`.
+        """
         if type(atom) is Literal:
             return None
         position = self._flow.binder(jaxpr, atom)
@@ -121,6 +124,7 @@ class Saving:
         return self._numbers[key]
 
     def _expand(self, number: int, jaxpr: Jaxpr, var: Any) -> None:
+        """Add the edges from a node to the values that it reads."""
         position = self._flow.binder(jaxpr, var)
         if position is None:
             self._expand_argument(number, jaxpr, var)
@@ -144,7 +148,7 @@ class Saving:
             self._read(number, self._flow.origins(holder, place))
 
     def _sources(self, jaxpr: Jaxpr, eqn: JaxprEqn, var: Any) -> Iterator[tuple[Jaxpr, Atom]]:
-        """Yield what a value is computed from."""
+        """Yield the values that a result of an equation is computed from."""
         held = regions(eqn)
         if held is None:
             yield from ((jaxpr, atom) for atom in eqn.invars)
@@ -160,7 +164,7 @@ class Saving:
                 self._edges.append((reader, read, name))
 
     def _rounds(self, jaxpr: Jaxpr) -> int:
-        """Return how often a body runs in all; loops whose rounds are not known count one."""
+        """Return the number of times that a body runs; an unknown trip count counts as one."""
         if jaxpr not in self._times:
             times = 0
             for holder in self._flow.holders[jaxpr]:
@@ -170,10 +174,10 @@ class Saving:
             self._times[jaxpr] = times
         return self._times[jaxpr]
 
-    # --- the problem of integers ------------------------------------------------------------------
+    # --- the integer program ----------------------------------------------------------------------
 
     def _sizes(self) -> Any:
-        """Return the bytes of each variable of the problem: arguments and names have some."""
+        """Return the bytes of each variable of the program; only arguments and names have any."""
         sizes = np.zeros(len(self._work) + len(self._order))
         for number, size in self._arguments.items():
             sizes[number] = size
@@ -182,7 +186,7 @@ class Saving:
         return sizes
 
     def _solve(self, cost: Any, budget: int | None) -> tuple[str, ...] | None:
-        # Seldom needed, and slow to import.
+        # Imported here because it is slow and seldom needed.
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
 

@@ -1,4 +1,4 @@
-"""Where in the user's code an equation comes from, read and made."""
+"""Read and make the source locations of equations: user frames and name scopes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from jax.extend.core import JaxprEqn
 
 from jaxprtool.jaxcompat.identity import identity
 
-#: Our own frames, as JAX's, are no place where a user would look for an equation.
+#: Our own frames are hidden, as JAX hides its own: users look for equations in their code.
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 source_info_util.register_exclusion(_PACKAGE)
 
-#: The rooms of ours that have functions traced. Frames older than theirs are not of a function that
-#: is traced, but of whoever has it traced: a script, the command line, a test runner.
+#: Our packages that trace functions. Older frames than theirs do not belong to the traced function,
+#: but to its caller: a script, the command line, a test runner.
 _TRACING = tuple(os.path.join(_PACKAGE, room, "") for room in ("cli", "loading", "passes"))
 
 #: The name of a folder of installed packages.
@@ -36,9 +36,12 @@ _INSTALLED = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
 
 
 def hide_frames(path: str) -> None:
-    """Have a file, or what lies in a folder that `path` names, not be taken for the user's code.
+    """Exclude a file or folder from the user's code.
 
-    For packages whose functions make equations on a user's behalf, as JAX's own do.
+    This is for packages whose functions make equations for the user, as JAX's own do.
+
+    Args:
+        path: The path of a file, or of a folder with a separator at the end.
     """
     source_info_util.register_exclusion(path)
     is_users_file.cache_clear()
@@ -47,7 +50,7 @@ def hide_frames(path: str) -> None:
 
 
 class UserFrame(NamedTuple):
-    """A call in the user's code: the expression that makes it, and the function that it is in.
+    """A frame of the user's code: the position of the call expression, and its function.
 
     Lines count from 1 and columns from 0, in bytes, as in Python's `ast`.
     """
@@ -65,53 +68,61 @@ FramePosition: TypeAlias = tuple[str, int, int, str]
 
 
 def user_frames(eqn: JaxprEqn) -> list[UserFrame]:
-    """Where the user's code, and that of libraries it calls, made `eqn`; the innermost first.
+    """Return the frames of the user and of libraries that made `eqn`, the innermost first.
 
-    What has a function traced is left out: a script that calls `trace`, the command line.
+    Frames of the code that called the tracer, a script or the command line, are left out.
     """
     return FrameReader().frames(eqn)
 
 
 def user_frame(eqn: JaxprEqn) -> UserFrame | None:
-    """Where the user's code, or that of a library, made `eqn`; None if that is unknown."""
+    """Return the innermost of `user_frames`, or None if there is none."""
     return next(iter(user_frames(eqn)), None)
 
 
-#: The file of a frame that stands for no place: its function bears names of values.
+#: The file of a `naming_frame`, which has no position: its function is a list of names.
 _NAMES = os.path.join(_PACKAGE, "<names>")
 
 
 def naming_frame(names: Sequence[str]) -> FramePosition:
-    """Return a frame that gives the results of equations from it their names; no user's frame.
+    """Return a frame that carries names for the results of an equation.
 
-    It has to be the innermost. An empty name is none.
+    It must be the innermost frame of the equation. It is not one of its `user_frames`.
+
+    Args:
+        names: The name of each result, or "".
     """
     return _NAMES, 1, 0, ",".join(names)
 
 
 def names_given(eqn: JaxprEqn) -> list[str]:
-    """Return the names that a `naming_frame` gives to the results of an equation; none without."""
+    """Return the names of an equation's results from its `naming_frame`; empty without one."""
     traceback = eqn.source_info.traceback
     codes = [] if traceback is None else traceback.raw_frames()[0]
     return codes[0].co_qualname.split(",") if codes and codes[0].co_filename == _NAMES else []
 
 
-#: To ask where an instruction is takes as long as the code is. Asked so often, all are listed.
+#: Looking up the position of one instruction takes time linear in the size of the code. After so
+#: many look-ups, the positions of all instructions are listed.
 _OFTEN = 100
 
 
 class FrameReader:
-    """Reads the frames of equations, as `user_frames` does; each traceback is read once."""
+    """Reads the frames of equations, as `user_frames` does, and reads each traceback once."""
 
     def __init__(self) -> None:
         self._by_traceback: dict[object, list[UserFrame]] = {}
-        # By the code, whose number is another's only once it is gone, and the instruction.
+        # By the identity of the code and the instruction. The code is held, so that no other code
+        # gets its identity.
         self._known: dict[tuple[int, int], tuple[object, UserFrame]] = {}
         self._asked: Counter[int] = Counter()
         self._positions: dict[int, list[Any]] = {}
 
     def frames(self, eqn: JaxprEqn) -> list[UserFrame]:
-        """Return the frames of an equation, the innermost first; the same list for a traceback."""
+        """Return the frames of an equation, the innermost first.
+
+        Equations with the same traceback get the same list.
+        """
         traceback = eqn.source_info.traceback
         found = self._by_traceback.get(traceback)
         if found is None:
@@ -120,7 +131,12 @@ class FrameReader:
         return found
 
     def read(self, codes: Sequence[CodeType], instructions: Sequence[int]) -> list[UserFrame]:
-        """Return the frames of a traceback that are the user's or a library's."""
+        """Return the frames of a traceback that are the user's or a library's.
+
+        Args:
+            codes: The code of each frame, the innermost first.
+            instructions: The offset of the instruction in each code, in bytes.
+        """
         found = []
         for code, instruction in compress(zip(codes, instructions, strict=True), _kinds(codes)):
             entry = self._known.get((identity(code), instruction))
@@ -147,7 +163,7 @@ _FILE = attrgetter("co_filename")
 
 
 class _Kinds(dict[str, int | None]):
-    """Whose a file is: 0 JAX's, 1 a library's, 2 the user's; None if it has functions traced."""
+    """The kind of each file: 0 hidden (JAX's), 1 a library's, 2 the user's; None if it traces."""
 
     def __missing__(self, file: str) -> int | None:
         whose = 0 if not is_users_file(file) else 1 if is_installed(file) else 2
@@ -159,25 +175,26 @@ _KINDS = _Kinds()
 
 
 def _kinds(codes: Sequence[CodeType]) -> list[int]:
-    """Return whose each code is, the innermost first, without those that have it traced."""
-    # Most frames are JAX's. They are passed over here without a step of Python for each.
+    """Return the kind of each code, the innermost first, without the callers of the tracer."""
+    # Most frames are JAX's: `map` skips them without running Python code for each.
     kinds: list[Any] = [*map(_KINDS.__getitem__, map(_FILE, codes))]
-    if None in kinds:  # frames older than the oldest of ours that has a function traced
+    if None in kinds:
+        # Drop the oldest of our frames that trace, and all that are older.
         del kinds[len(kinds) - 1 - kinds[::-1].index(None) :]
     return kinds
 
 
 @lru_cache(maxsize=4096)
 def _nearness(traceback: Any) -> int:
-    """Return 2 if a traceback has a frame of the user's own, 1 if it has one of a library's."""
+    """Return 2 if a traceback has a frame of the user's, 1 if only of a library's, and else 0."""
     return 0 if traceback is None else max(_kinds(traceback.raw_frames()[0]), default=0)
 
 
 @lru_cache(maxsize=4096)
 def _behind(inner: Any, call: Any) -> Any:
-    """Return the traceback of a call with a library's frames inside it.
+    """Return a traceback with the frames of an inner equation followed by those of the call.
 
-    It has no `naming_frame`, which names the results of one equation.
+    A `naming_frame` is dropped, since it names the results of one equation.
     """
     if _nearness(inner) == 0:
         codes, _ = call.raw_frames()
@@ -193,11 +210,11 @@ def _behind(inner: Any, call: Any) -> Any:
 def source_under(
     call: JaxprEqn,
 ) -> Callable[[source_info_util.SourceInfo], source_info_util.SourceInfo]:
-    """What an equation inside a call has for its `source_info` once it stands in its place.
+    """Return a function that maps the `source_info` of an equation in a call to that when inlined.
 
-    Its name scopes come to be inside those of the call. It gets the call's frames around its own if
-    there is none of the user's: JAX traces a jitted function once for all its calls, and keeps of
-    it only the frames inside.
+    The name scopes of the call are put around those of the equation. If the equation has no frames
+    of the user's, those of the call are put behind its own: JAX traces a jitted function once for
+    all its calls, and keeps only the frames inside it.
     """
     outer, traceback = call.source_info.name_stack, call.source_info.traceback
     nearness = _nearness(traceback)
@@ -215,10 +232,10 @@ def source_under(
 
 @cache
 def is_users_file(file: str) -> bool:
-    """Whether code in a file is the user's, or a library's that is not JAX nor Python's own."""
+    """Return True if a file is the user's or a library's, but not JAX's, Python's or ours."""
     if source_info_util.is_user_filename(file):
         return True
-    # Outside of a virtual environment packages lie below Python's own library, which JAX hides.
+    # Outside of a virtual environment, packages are below Python's own library, which JAX hides.
     return is_installed(file) and not file.startswith(_hidden())
 
 
@@ -228,22 +245,22 @@ def _hidden() -> tuple[str, ...]:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file lies where installed packages do."""
+    """Return True if a file is in a folder of installed packages."""
     return _INSTALLED.search(file) is not None
 
 
 def after_packages(file: str) -> str:
-    """Return the path of an installed file from the folder of packages: `flax/linen/linear.py`."""
+    """Return the path of an installed file below `site-packages`: `flax/linen/linear.py`."""
     return _INSTALLED.split(file)[-1]
 
 
 def name_stack(eqn: JaxprEqn) -> str:
-    """The name scopes around `eqn`, as `outer/inner`, relative to the jaxpr it stands in."""
+    """Return the name scopes around `eqn`, as `outer/inner`, relative to the jaxpr it is in."""
     return str(eqn.source_info.name_stack)
 
 
 def common_scope(sources: Sequence[Any]) -> int:
-    """Return the depth of the name scopes that all of these `source_info`s are in."""
+    """Return the number of outer name scopes that these `source_info`s have in common."""
     first: tuple[Any, ...] = sources[0].name_stack.stack
     depth = len(first)
     for source in sources:
@@ -255,17 +272,17 @@ def common_scope(sources: Sequence[Any]) -> int:
 
 
 def in_scope(source: Any, start: int, stop: int | None) -> Any:
-    """Return a `source_info` with some of its name scopes, counted from the outermost."""
+    """Return a `source_info` with a slice of its name scopes, counted from the outermost."""
     stack = source.name_stack
     return source.replace(name_stack=type(stack)(stack.stack[start:stop]))
 
 
 def source_infos(places: Sequence[tuple[Sequence[FramePosition], str]]) -> list[Any]:
-    """What equations bear as their `source_info`, made from where they come from.
+    """Make the `source_info` of equations.
 
     Args:
-        places: Of each equation, the frames of the user's code and of libraries, the outermost
-            first, and the name scopes around it, as `name_stack` gives them.
+        places: For each equation, its frames, the outermost first, and the name scopes around it,
+            as `name_stack` returns them.
     """
     tracebacks = iter(_tracebacks([frames for frames, _ in places if frames]))
     return [
@@ -277,11 +294,11 @@ def source_infos(places: Sequence[tuple[Sequence[FramePosition], str]]) -> list[
 
 
 def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
-    """A traceback for each stack of frames, with no other of a user's frames in it.
+    """Make a traceback for each stack of frames, the outermost first.
 
-    A traceback can only be taken of a running stack. So for each frame there is a function whose
-    code says that it comes from there; they call one another at the bottom of a thread's empty
-    stack.
+    A traceback can only be taken of a running stack. So a function is made for each frame whose
+    code claims its position, and these call each other in a new thread, whose stack has no other
+    frames of the user's.
     """
     results: list[Any] = []
     function_at = cache(_function_at)
@@ -300,7 +317,7 @@ def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
 
 
 def _function_at(frame: FramePosition) -> Callable[..., Any]:
-    """A function that calls its argument, and seems to do so in another place."""
+    """Return a function that calls its argument, and claims to be at another position."""
     file, line, column, name = frame
     code = _code_at(column).replace(
         co_filename=file, co_firstlineno=line, co_name=name, co_qualname=name
@@ -310,7 +327,7 @@ def _function_at(frame: FramePosition) -> Callable[..., Any]:
 
 @cache
 def _code_at(column: int) -> CodeType:
-    """The code of a function that calls its argument in a column of its first line."""
+    """Return the code of a function that calls its argument at a column of its first line."""
     tree = ast.parse("lambda f: f()", mode="eval")
     for node in ast.walk(tree):
         if isinstance(node, ast.expr | ast.arg):

@@ -1,10 +1,10 @@
-"""Where a program's time goes: FLOPs, bytes and more, by the user's lines, scopes and the like.
+"""Estimate the cost of a program: FLOPs, bytes and more, by source line, scope and so on.
 
     cost(program).total.work.flops
     cost(program, by="scope").groups[0]
 
-Nothing is compiled. What an equation costs is a rule's (`rules`), how often it runs is the loops'
-around it (`tallies`), and which bytes go through memory is what a compiler would not fuse
+Nothing is compiled. A rule gives the cost of one run of an equation (`rules`), the loops around it
+how often it runs (`tallies`), and a model of XLA's fusion which bytes go through memory
 (`analysis.kernels`).
 """
 
@@ -42,24 +42,25 @@ By = Literal["line", "scope", "primitive", "dtype", "argument"]
 
 BY: tuple[By, ...] = get_args(By)
 
-#: The size at which groups with symbolic numbers are compared.
+#: The size of symbolic dimensions at which groups are compared, and fusion is decided.
 TYPICAL_SIZE = 512
 
 
 @dataclass(frozen=True)
 class Group:
-    """What some equations of a program cost.
+    """The cost of a group of equations.
 
     Attributes:
-        name: What they have in common: `model.py:9`, `GPT/Block_0`, `dot_general`; "" of equations
-            that have nothing of the kind, such as those of no known line.
-        work: What they do, at most.
-        least: What they do at least, where that depends on which branch is taken.
-        per_round: Whether some are in a loop whose rounds are not known, and counted once.
-        products: The FLOPs of products, by what they are of: `bf16`, `f32`, `f32 highest`.
-        line: The line, of groups by line.
-        behind: The only place in a library that the line calls, `flax/linen/linear.py:199`.
-        path: The scopes, the outermost first, of groups by scope.
+        name: What they have in common: `model.py:9`, `GPT/Block_0`, `dot_general`; "" for equations
+            without it, such as those whose line is unknown.
+        work: Their cost, with the dearest branch of each `cond`.
+        least: Their cost with the cheapest branch.
+        per_round: Whether some are in a loop with an unknown trip count, and counted once.
+        products: The FLOPs of matrix products by their precision: `bf16`, `f32`, `f32 highest`.
+        line: The source line, if grouped by line.
+        behind: The place in a library that the line calls, if there is only one:
+            `flax/linen/linear.py:199`.
+        path: The scopes, the outermost first, if grouped by scope.
     """
 
     name: str
@@ -74,16 +75,16 @@ class Group:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a program costs.
+    """The cost of a program.
 
     Attributes:
-        name: The program.
+        name: The name of the program.
         by: What the groups are by.
-        total: All of it; of a `shard_map`, on all devices.
-        per_device: What one device does, if there is a `shard_map`.
-        groups: The dearest first. Those by scope are of all that is in a scope.
-        collectives: What devices give to each kind of collective.
-        unknown: The primitives of which no cost is known, with how many equations they have.
+        total: The cost of the whole program, on all devices of a `shard_map`.
+        per_device: The cost on one device, if there is a `shard_map` over several.
+        groups: The groups, the dearest first. A scope includes the scopes in it.
+        collectives: The bytes that devices send in each kind of collective.
+        unknown: The number of equations of each primitive whose cost is unknown.
     """
 
     name: str
@@ -97,7 +98,7 @@ class Cost:
 
 @without_collector()
 def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
-    """Return what a program costs: in all, and by groups of its equations.
+    """Estimate the cost of a program, in total and by groups of its equations.
 
     Args:
         program: A `Program`, or a jaxpr.
@@ -105,7 +106,7 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
             the "dtype", or the "argument" that is read.
 
     Returns:
-        A `Cost`. Where sizes are symbolic, its numbers are polynomials of them.
+        The cost. If sizes are symbolic, its numbers are polynomials in them.
     """
     about = border(program)
     typical = dict.fromkeys(symbols_of(about.jaxpr), TYPICAL_SIZE)
@@ -127,12 +128,12 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
 
 
 class Sides(NamedTuple):
-    """What the equations of a line cost.
+    """The cost of the equations of a line.
 
     Attributes:
         total: All of them.
-        forward: Those that are not of the backward part of a gradient.
-        backward: Those that are.
+        forward: Those that are not in a backward pass.
+        backward: Those in a backward pass.
     """
 
     total: Group
@@ -142,12 +143,12 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True)
 class CostBySide:
-    """What a program costs by line, forward and backward.
+    """The cost of a program by line, forward and backward.
 
     Attributes:
-        total: All of it.
-        lines: What each line costs; None stands for no known line.
-        unknown: The primitives of which no cost is known, with how many equations they have.
+        total: The cost of the whole program.
+        lines: The cost of each line; None is for equations whose line is unknown.
+        unknown: The number of equations of each primitive whose cost is unknown.
     """
 
     total: Group
@@ -157,7 +158,7 @@ class CostBySide:
 
 @without_collector()
 def cost_by_side(program: Program | AnyJaxpr) -> CostBySide:
-    """Return what a program costs by line, the parts of gradients that go back told apart."""
+    """Estimate the cost of a program by line, with forward and backward passes apart."""
     jaxpr = border(program).jaxpr
     bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
     sums = Sums(bodies, BySide(frames_now()))[jaxpr]
@@ -174,7 +175,7 @@ def _total(bodies: Bodies, jaxpr: Jaxpr, all_devices: bool = True) -> Group:
 
 
 def _order(typical: Mapping[str, int]) -> Callable[[Group], Any]:
-    """Return a key that sorts groups, the dearest first."""
+    """Return a sort key for groups, the dearest first."""
 
     def key(group: Group) -> tuple[Any, ...]:
         work = group.work.map(lambda number: value_of(number, typical))
@@ -201,7 +202,7 @@ def _groups(by: By, about: Border, bodies: Bodies) -> list[Group]:
 
 
 def _named(sums: Tallies, name: Callable[[Any], str]) -> list[Group]:
-    """Return groups with their names; those of one name are one."""
+    """Return the groups with names, merging those with the same name."""
     return [
         _group(tally, name)
         for name, tally in _merged((name(k), t) for k, t in sums.items()).items()
@@ -209,7 +210,7 @@ def _named(sums: Tallies, name: Callable[[Any], str]) -> list[Group]:
 
 
 def _prefixes(sums: Tallies) -> Iterator[tuple[Any, Tally]]:
-    """Yield each group, whose key is a path, for each part that the path begins with."""
+    """Yield each group, whose key is a path, once for each prefix of the path."""
     for path, tally in sums.items():
         for end in range(1, len(path) + 1) if path else [0]:
             yield path[:end], tally

@@ -1,4 +1,4 @@
-"""What each equation of a program costs, at every depth, in all of its runs."""
+"""Estimate the cost of each equation of a program, at every depth, summed over all its runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import symbols_of
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 
-#: The size at which it is decided what is written to memory.
+#: The size of symbolic dimensions at which fusion is decided.
 _SIZE = 512
 
 
 def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
-    """Return what each equation does, at every depth, in all of its runs; by its `id`.
+    """Return the cost of each equation, at every depth, summed over all its runs.
 
-    An equation that holds bodies does what they do. All branches are counted, each as if it ran,
-    and one round of a loop whose rounds are not known.
+    The cost of an equation with bodies is that of its bodies. Inside a `cond` every branch counts
+    as if it ran. A loop with an unknown trip count counts as one iteration.
+
+    Args:
+        program: A `Program`, or a jaxpr.
+
+    Returns:
+        The cost by the `id` of the equation.
     """
     jaxpr = top_jaxpr(program)
     bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), _SIZE))
@@ -46,7 +52,7 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
 
 
 def _outer_first(jaxpr: Jaxpr, bodies: Bodies) -> Iterator[Jaxpr]:
-    """Return a jaxpr and all bodies that run in it, each after all that hold it."""
+    """Return a jaxpr and all bodies in it in topological order: each after all that hold it."""
     order: list[Jaxpr] = []
     seen, stack = {jaxpr}, [(jaxpr, _inside(jaxpr, bodies))]
     while stack:

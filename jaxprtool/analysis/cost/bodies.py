@@ -1,9 +1,8 @@
-"""What the equations of each body of a program cost, where it runs once.
+"""Estimate the cost of the equations of each body of a program, for one run of the body.
 
-Bytes are those that are left once equations are fused, by the model of `analysis.kernels`: of the
-values that an equation reads, those that lie in memory, and of those that it gives, those that are
-written there. Calls are opened, unless that makes equations without end; loops and branches are
-equations that hold bodies of their own.
+Bytes are those that remain after fusion, by the model of `analysis.kernels`: an equation reads the
+operands that are in memory, and writes the results that are written there. Calls are opened, unless
+that makes too many equations; loops and branches have bodies of their own.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from jaxprtool.ir.symbols import Sizes
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 
-#: Calls within calls may be equations without end.
+#: The most equations of a body whose calls are opened: nested calls may have exponentially many.
 _MOST = 300_000
 
 
 @dataclass(slots=True)
 class Item:
-    """An equation of a body, with the equations of the calls that were opened around it.
+    """An equation of a body or of an opened call in it.
 
     Attributes:
-        node: The equation, and which values it reads and makes.
-        work: What it does in one run, without the bodies that it holds.
-        bodies: The bodies that it holds, and runs.
-        devices: On how many devices it runs, inside of the program's: those of a `shard_map`.
-        product: What it is a product of, if it is one (`rules.product_of`).
+        node: The equation, and the values that it reads and makes.
+        work: The cost of one run, without its bodies.
+        bodies: The bodies that it runs.
+        devices: The number of devices that it runs on: those of the `shard_map` it is or is in.
+        product: The precision of a matrix product (`rules.product_of`); "" for other equations.
     """
 
     node: Node
@@ -60,32 +59,37 @@ class Item:
 
     @property
     def held(self) -> Regions | None:
-        """How values pass into the bodies, if that is known."""
+        """The regions of the equation, if it has any."""
         return self.node.held
 
 
 @dataclass(frozen=True)
 class Body:
-    """The equations of a body, and the type of each value by its number."""
+    """The equations of a body with their costs.
+
+    Attributes:
+        kernels: The fusion of the body.
+        items: The equations, in order.
+    """
 
     kernels: Kernels
     items: tuple[Item, ...]
 
 
 class Bodies:
-    """The bodies of a program, each looked at once.
+    """The bodies of a program, each visited once.
 
     Args:
-        symbols: Sizes of the program's symbols at which it is decided what is written to memory.
+        symbols: The sizes of symbolic dimensions at which fusion is decided.
     """
 
     def __init__(self, symbols: Sizes) -> None:
         self._symbols = symbols
         self._known: dict[Jaxpr, Body] = {}
         self._meshes: dict[int, int] = {}
-        #: How many equations there are of each primitive of which the cost is not known.
+        #: The number of equations of each primitive whose cost is unknown.
         self.unknown: Counter[str] = Counter()
-        #: Whether there is a collective.
+        #: Whether the program has a collective.
         self.communicates = False
 
     def __getitem__(self, jaxpr: AnyJaxpr) -> Body:
@@ -116,7 +120,7 @@ class Bodies:
         return Item(node, work, (), devices, product_of(eqn) if like.expensive else "")
 
     def _devices(self, eqn: JaxprEqn) -> int:
-        """Return on how many devices a call runs its body."""
+        """Return the number of devices that a call runs its body on."""
         if id(eqn) not in self._meshes:
             of = view(eqn)
             self._meshes[id(eqn)] = of.mesh.size if isinstance(of, ShardMap) else 1
@@ -124,7 +128,7 @@ class Bodies:
 
     @property
     def has_mesh(self) -> bool:
-        """Return True if something runs on several devices."""
+        """True if a part of the program runs on several devices."""
         return any(size > 1 for size in self._meshes.values())
 
 
@@ -138,7 +142,7 @@ def _run_bodies(node: Node) -> tuple[Jaxpr, ...]:
 
 
 def _sizes(body: Jaxpr, kernels: Kernels) -> list[Any]:
-    """Return the bytes of each value, with symbols."""
+    """Return the bytes of each value, as polynomials in the symbols."""
     sizes = [size_in_bytes(v.aval) for v in (*body.constvars, *body.invars)]
     for node in kernels.nodes:
         sizes += [size_in_bytes(v.aval) for v in node.eqn.outvars]
@@ -146,7 +150,7 @@ def _sizes(body: Jaxpr, kernels: Kernels) -> list[Any]:
 
 
 def _with_bytes(work: Work, node: Node, kernels: Kernels, sizes: Sequence[Any]) -> Work:
-    """Return what an equation does, with what it reads from memory and writes to it."""
+    """Add to the cost of an equation the bytes that it reads from memory and writes to it."""
     read, written = work.bytes_read, work.bytes_written
     if node.absorbed:
         return work

@@ -1,4 +1,4 @@
-"""What each equation of a jaxpr computes, with all that is in its bodies."""
+"""Count the operations of an equation, including its bodies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 
 class Operations:
-    """The FLOPs and transcendentals of equations, at most; each body is looked at once.
+    """The FLOPs and transcendentals of equations; each body is visited once.
 
-    A loop whose rounds are not known counts one, and a `shard_map` all devices. Where the cost of
-    an equation is not known, it is 0.
+    The dearest branch counts, and all devices of a `shard_map`. A loop with an unknown trip count
+    counts as one iteration, and an equation with an unknown cost as 0.
     """
 
     def __init__(self) -> None:
         self._bodies: dict[Jaxpr, Any] = {}
 
     def of(self, eqn: JaxprEqn) -> Any:
-        """Return what an equation computes."""
+        """Return the number of operations of an equation, which may be symbolic."""
         held = regions(eqn)
         if held is not None:
             return self._held(held)

@@ -1,9 +1,9 @@
-"""Devices, and how long a program takes on one at least: a roofline.
+"""Devices, and a roofline model: a lower bound of a program's time on a device.
 
-A device computes products of each dtype at a rate of its own and all else at that of its vector
-units, and has one path to its memory. What is computed and what is moved overlap at best, so the
-longer of the two is a lower bound of the time, and says what limits it. (S. Williams, A. Waterman
-and D. Patterson, "Roofline: an insightful visual performance model", 2009.)
+A device has one rate for matrix products of each dtype, one for everything else on its vector
+units, and one memory bandwidth. At best, computation and memory traffic overlap, so the longer of
+the two is a lower bound of the time, and the bottleneck. (S. Williams, A. Waterman and D.
+Patterson, "Roofline: an insightful visual performance model", 2009.)
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ _TERA, _GIGA = 1e12, 1e9
 
 @dataclass(frozen=True)
 class Device:
-    """What a device can do at best.
+    """The peak rates of a device.
 
     Attributes:
-        name: What it is called.
-        products: FLOP/s of products, by what these are of: `bf16`; `f32 highest` for all of the
-            precision of `f32`, where JAX's default has less. Those without one are as fast as
-            `vector`.
-        vector: FLOP/s of all else.
-        bandwidth: Bytes a second from and to memory.
+        name: The name of the device.
+        products: FLOP/s of matrix products, by precision: `bf16`; `f32 highest` for full `f32`,
+            where JAX's default is less precise. Others run at the rate `vector`.
+        vector: FLOP/s of everything else.
+        bandwidth: Memory bandwidth, in bytes a second.
         source: Where the figures are from.
     """
 
@@ -41,7 +40,7 @@ class Device:
     source: str = ""
 
     def bound(self, group: Group) -> Bound:
-        """Return how long a group takes at least."""
+        """Return a lower bound of the time of a group."""
         of_products = sum(group.products.values())
         rest = group.work.flops + group.work.transcendentals - of_products
         compute = rest / self.vector
@@ -51,12 +50,17 @@ class Device:
         return Bound(max(compute, memory), "compute" if compute >= memory else "memory")
 
     def rate(self, product: str) -> float:
-        """Return FLOP/s of a product."""
+        """Return the FLOP/s of matrix products of a precision, as in `Group.products`."""
         plain = product.removesuffix(" highest")
         return self.products.get(product) or self.products.get(plain) or self.vector
 
     def utilisation(self, group: Group, seconds: float) -> float:
-        """Return what part of the FLOPs that it could do in some time a program's products are."""
+        """Return the model FLOPs utilisation: the time of the products at peak rates by `seconds`.
+
+        Args:
+            group: The cost of the program.
+            seconds: The measured time.
+        """
         return sum(flops / self.rate(name) for name, flops in group.products.items()) / seconds
 
 
@@ -66,7 +70,7 @@ class Bound:
 
     Attributes:
         seconds: The bound.
-        limit: What takes it: "compute" or "memory".
+        limit: The bottleneck: "compute" or "memory".
     """
 
     seconds: float
@@ -83,7 +87,7 @@ def _nvidia(
     gigabytes: float,
     source: str,
 ) -> Device:
-    """Return a GPU; JAX's default precision of products of f32 is TF32 there."""
+    """Return a GPU. JAX's default precision for products of f32 is TF32 on it."""
     products = {"bf16": bf16, "f16": bf16, "f32": tf32, "f32 highest": f32, "f64": f64}
     products |= dict.fromkeys(("i8", "u8"), narrow)
     rates = {key: value * _TERA for key, value in products.items()}
@@ -91,9 +95,9 @@ def _nvidia(
 
 
 def _tpu(name: str, bf16: float, int8: float, gigabytes: float, source: str) -> Device:
-    """Return a TPU; JAX's default precision of products of f32 is one of bf16, its highest six.
+    """Return a TPU. A product of f32 is one of bf16 by default, and six at the highest precision.
 
-    The vector units have no published figure: they are taken for a fortieth of the products'.
+    No figure is published for the vector units: a fortieth of the bf16 rate is assumed.
     """
     products = {
         "bf16": bf16,
@@ -143,10 +147,10 @@ DEVICES: dict[str, Device] = {
 
 
 def device_named(name: str) -> Device:
-    """Return a device by its name, or from a file of figures, `FILE.toml`.
+    """Return a device by its name, or read one from a file of figures, `FILE.toml`.
 
     Raises:
-        ArgumentsError: If there is none of the name, or the file cannot be read or lacks a figure.
+        ArgumentsError: If no device has the name, or the file cannot be read or lacks a figure.
     """
     if name in DEVICES:
         return DEVICES[name]

@@ -1,7 +1,7 @@
-"""What equations are grouped by: lines, scopes, primitives, dtypes, arguments, collectives.
+"""Ways to group equations: by line, scope, primitive, dtype, argument, or collective.
 
-Each class is a `Grouping` (`tallies`). A group that a body does not tell, such as the user's line
-in a body of a library's, is that of the equation that holds the body.
+Each class is a `Grouping` (`tallies`). If a body does not determine the group of an equation, as a
+body of a library's has no line of the user's, it is the group of the equation around the body.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Whole:
 
 
 class ByName:
-    """Groups that the equation itself tells: its primitive, say.
+    """Groups that depend on the equation alone, such as its primitive.
 
     Args:
-        name: Gives the group of an equation.
+        name: A function that returns the group of an equation.
     """
 
     def __init__(self, name: Callable[[JaxprEqn], str | None]) -> None:
@@ -56,7 +56,7 @@ def primitive_name(eqn: JaxprEqn) -> str:
 
 
 def dtypes_of(eqn: JaxprEqn) -> str:
-    """Return the dtype of what an equation computes; of a product what it is of, too."""
+    """Return the dtype of an equation's result; for a product, also those of its operands."""
     result, *of = [
         str(v.aval.str_short(short_dtypes=True)).partition("[")[0]
         for v in (*eqn.outvars[:1], *eqn.invars)
@@ -69,7 +69,7 @@ def dtypes_of(eqn: JaxprEqn) -> str:
 
 
 def collective_of(eqn: JaxprEqn) -> str | None:
-    """Return a collective with the mesh axes that it is over; None if it is no collective."""
+    """Return the name of a collective and its mesh axes, or None if it is no collective."""
     if not traits(eqn).collective:
         return None
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
@@ -81,12 +81,12 @@ def collective_of(eqn: JaxprEqn) -> str | None:
 
 
 class Line(NamedTuple):
-    """A line that equations come from.
+    """A source line.
 
     Attributes:
-        file: The file.
-        line: The number of the line.
-        own: Whether it is the user's own.
+        file: The path of the file.
+        line: The number of the line, from 1.
+        own: Whether it is the user's and not a library's.
     """
 
     file: str
@@ -95,17 +95,17 @@ class Line(NamedTuple):
 
 
 class ByLine:
-    """Groups by line: the nearest of the user's, else the library's.
+    """Groups by line: the nearest line of the user's, or else of a library's.
 
     Args:
-        frames: Which files are the user's.
+        frames: Reads frames, and knows which files are the user's.
     """
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
         # By the traceback, which many equations have in common.
         self._known: dict[int, Line | None] = {}
-        #: The frames of libraries behind each line.
+        #: The frames of libraries that each line calls.
         self.behind: defaultdict[Line, dict[UserFrame | None, None]] = defaultdict(dict)
 
     def key(self, item: Item, body: Body) -> Line | None:
@@ -137,10 +137,10 @@ class ByLine:
 
 
 class BySide:
-    """Groups by line, and whether they are of the part of a gradient that goes back.
+    """Groups by line and by whether the equation is in a backward pass.
 
     Args:
-        frames: Which files are the user's.
+        frames: Reads frames, and knows which files are the user's.
     """
 
     def __init__(self, frames: Frames) -> None:
@@ -168,10 +168,10 @@ class BySide:
 
 
 class ByScope:
-    """Groups by the scopes and functions around an equation, as paths.
+    """Groups by the path of scopes and functions around an equation.
 
     Args:
-        top: The program.
+        top: The open jaxpr of the program.
     """
 
     def __init__(self, top: Jaxpr) -> None:
@@ -203,7 +203,7 @@ class ByScope:
 
 # --- arguments ------------------------------------------------------------------------------------
 
-#: The arguments of a body, by position, whose elements a value holds.
+#: The positions of the arguments of a body whose elements a value holds.
 _Origins = frozenset[int]
 
 _NONE: _Origins = frozenset()
@@ -211,7 +211,7 @@ _NONE: _Origins = frozenset()
 
 @dataclass
 class ByArgument:
-    """Groups by the arguments that an equation reads: as they are, cast, laid out, or in part."""
+    """Groups by the arguments that an equation reads, also through casts, layouts and slices."""
 
     def __post_init__(self) -> None:
         self._known: dict[int, list[_Origins]] = {}
@@ -248,7 +248,12 @@ def _operands(item: Item) -> list[int]:
 
 
 def argument_names(names: Iterable[str], constants: int) -> Callable[[Any], str]:
-    """Return a function that names a group of `ByArgument` at the top of a program."""
+    """Return a function that names the groups of `ByArgument` at the top level.
+
+    Args:
+        names: The names of the program's arguments.
+        constants: The number of the program's constants.
+    """
     known = list(names)
 
     def name(origins: _Origins) -> str:

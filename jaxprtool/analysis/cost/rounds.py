@@ -1,4 +1,4 @@
-"""How often the body of a loop runs."""
+"""Find the trip count of a loop."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
 
 def rounds_of(held: Regions) -> Any:
-    """Return how often the bodies of an equation run: a number, or None if it is not known.
+    """Return the number of times that the bodies of an equation run, or None if unknown.
 
-    The rounds of a `while` are known if it counts up by 1 to a number, as `fori_loop` does.
+    That of a `while` is known if it counts up by 1 to a constant, as `fori_loop` does.
     """
     trips = held.view.trips
     return _counted(held.view) if trips is None and isinstance(held.view, While) else trips
@@ -29,7 +29,7 @@ def _counted(loop: While) -> int | None:
     if limit is None:
         place = _position(end, cond.invars)
         outside = (*loop.cond_consts, *loop.carry)
-        # A limit that is carried stays as it is if the body hands it on.
+        # A limit that is carried is constant if the body passes it on.
         if place is None or not _stays(loop, place - len(loop.cond_consts)):
             return None
         limit = _literal(outside[place])
@@ -53,7 +53,7 @@ def _literal(atom: Atom) -> int | None:
 
 
 def _stays(loop: While, position: int) -> bool:
-    """Return True if a carried value is the same in all rounds; constants are."""
+    """Return True if a carried value never changes. Constants have a negative position."""
     body = jaxcompat.open_jaxpr(loop.body)
     return position < 0 or body.outvars[position] is body.invars[len(loop.body_consts) + position]
 

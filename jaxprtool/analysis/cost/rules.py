@@ -1,13 +1,13 @@
-"""What each primitive costs: the open table of cost rules.
+"""The cost of each primitive: an open table of rules.
 
     @rule("cost", "my_primitive")
     def _(eqn):
         return Work(flops=2 * eqn.outvars[0].aval.size)
 
-A rule gives what one run of an equation does. What is counted is what XLA counts before it
-optimises (`jax.stages.Lowered.cost_analysis`): an operation computed element by element is one
-FLOP, or one transcendental, an element, on integers and booleans too. Bytes are those that are left
-once equations are fused; a rule gives them only where its primitive reads a part of an operand.
+A rule returns the cost of one run of an equation. Operations are counted as XLA counts them before
+it optimises (`jax.stages.Lowered.cost_analysis`): an elementwise operation is one FLOP or one
+transcendental per element, on integers and booleans too. Bytes are added later, from the fusion of
+equations; a rule returns them only if its primitive reads or writes a part of an array.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Aval, JaxprEqn
 
-#: What one run of an equation costs.
+#: A function that returns the cost of one run of an equation, or None if unknown.
 CostRule = Callable[[JaxprEqn], Work | None]
 
 cost_rules: RuleTable[CostRule] = RuleTable()
 
 
 def work_of(eqn: JaxprEqn) -> Work | None:
-    """Return what one run of an equation costs by itself; None if that is not known.
+    """Return the cost of one run of an equation without its bodies, or None if unknown.
 
-    The rule is ours, or a plug-in's; without any, it is the one of `jax.experimental.roofline`.
+    A primitive without a rule in the table gets that of `jax.experimental.roofline`.
     """
     found = cost_rules.get(eqn.primitive.name)
     if found is not None:
@@ -51,9 +51,9 @@ def work_of(eqn: JaxprEqn) -> Work | None:
 
 
 def product_of(eqn: JaxprEqn) -> str:
-    """Return what a product is of, by which devices have rates: `bf16`; "" of all else.
+    """Return the precision of a matrix product, for which devices have a rate; "" for others.
 
-    It is `f32 highest` if JAX is asked for all of the precision.
+    This is the dtype, `bf16`, with the word `highest` if the product asks for full precision.
     """
     like = traits(eqn)
     if not like.expensive or like.draws:
@@ -78,7 +78,7 @@ def _is_complex(value: Any) -> bool:
 
 
 def size_in_bytes(aval: Aval) -> Any:
-    """Return the bytes of a value, which may be symbolic; 0 of a token, which is no array."""
+    """Return the bytes of a value, which may be symbolic; 0 for a token, which is no array."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     return 0 if shape is None or dtype is None else count(shape) * itemsize(dtype)
 
@@ -107,7 +107,7 @@ def _sum_of_numbers(eqn: JaxprEqn) -> Work:
 
 @rule(cost_rules, "integer_pow")
 def _integer_pow(eqn: JaxprEqn) -> Work:
-    """By repeated squaring, and a division if the exponent is negative."""
+    """Count repeated squaring, and a division if the exponent is negative."""
     exponent = eqn.params["y"]
     products = max(abs(exponent).bit_length() - 2 + abs(exponent).bit_count(), 0)
     return Work(flops=_results(eqn) * (products + (exponent < 0)))
@@ -140,7 +140,7 @@ def _dot_general(eqn: JaxprEqn) -> Work:
 
 @rule(cost_rules, "ragged_dot_general")
 def _ragged_dot_general(eqn: JaxprEqn) -> Work:
-    """Each row is multiplied by the matrix of its group, or is summed for it."""
+    """Count one group per row: it is multiplied by the matrix of its group, or summed for it."""
     (contracted, _), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     left, numbers = _shape(eqn.invars[0]), eqn.params["ragged_dot_dimension_numbers"]
     sums_groups = set(numbers.lhs_ragged_dimensions) & set(contracted)
@@ -149,13 +149,13 @@ def _ragged_dot_general(eqn: JaxprEqn) -> Work:
 
 
 def _multiply_adds(eqn: JaxprEqn, number: Any) -> Work:
-    """A product of complex numbers is four, and their sum two more."""
+    """Count 2 FLOPs for a real multiply-add, and 8 for a complex one."""
     return Work(flops=number * (8 if _is_complex(eqn.outvars[0]) else 2))
 
 
 @rule(cost_rules, "conv_general_dilated")
 def _convolution(eqn: JaxprEqn) -> Work:
-    """Products with padding, and with the zeros of dilation, are not counted."""
+    """Count no products with padding or with the zeros of dilation."""
     params = eqn.params
     x, kernel = _shape(eqn.invars[0]), _shape(eqn.invars[1])
     of_x, of_kernel, of_result = params["dimension_numbers"]
@@ -178,11 +178,11 @@ def _convolution(eqn: JaxprEqn) -> Work:
 def _met(
     size: Any, window: Any, windows: Any, stride: int, low: Any, dilation: int, spread: int
 ) -> Any:
-    """Return how many pairs of an element and a place in a window meet along an axis."""
+    """Return the number of products along an axis: of an element and a place in the window."""
     sizes = size, window, windows, low
     if not all(map(is_number, sizes)) or not all(sizes[:3]):
         return window * windows
-    # Of each place in the window, those windows at which it lies on an element.
+    # `at` is the position of each place of each window in the dilated array. Count the elements.
     place = np.arange(window)[:, None] * spread - low
     at = place + np.arange(windows) * stride
     return int(((at >= 0) & (at < (size - 1) * dilation + 1) & (at % dilation == 0)).sum())
@@ -205,7 +205,7 @@ def _reduction_by(eqn: JaxprEqn) -> Work:
 
 
 def _arithmetic_of(jaxpr: Any) -> Work:
-    """Return what a body computes, on elements."""
+    """Return the cost of a body that works on single elements."""
     works = (work_of(eqn) for eqn in equations(jaxcompat.open_jaxpr(jaxpr)))
     return sum((work for work in works if work is not None), NOTHING)
 
@@ -236,7 +236,7 @@ def _scatter_to_window(eqn: JaxprEqn) -> Work:
 
 @rule(cost_rules, "sort", "top_k", "approx_top_k")
 def _sort(eqn: JaxprEqn) -> Work | None:
-    """Comparisons: of n elements, n times the logarithm of n to the base 2."""
+    """Count n log2(n) comparisons for n elements."""
     shape = _shape(eqn.invars[0])
     axis = eqn.params.get("dimension", eqn.params.get("reduction_dimension", -1))
     length = shape[axis] if shape else 1
@@ -244,7 +244,7 @@ def _sort(eqn: JaxprEqn) -> Work | None:
 
 
 def _logarithm(number: int) -> int:
-    """Return the logarithm to the base 2, rounded up."""
+    """Return the logarithm to base 2, rounded up."""
     return max(number - 1, 0).bit_length()
 
 
@@ -253,14 +253,14 @@ def _logarithm(number: int) -> int:
 
 @rule(cost_rules, "slice", "dynamic_slice", "gather", "split")
 def _part(eqn: JaxprEqn) -> Work:
-    """Only the part is read, and the indices."""
+    """Count the bytes of the part and of the indices: nothing else is read."""
     part = sum(size_in_bytes(v.aval) for v in eqn.outvars)
     return Work(bytes_read=part + sum(size_in_bytes(v.aval) for v in eqn.invars[1:]))
 
 
 @rule(cost_rules, "dynamic_update_slice")
 def _update(eqn: JaxprEqn) -> Work:
-    """The part is written into the array that there is."""
+    """Count the bytes of the part, which is written in place."""
     part = size_in_bytes(eqn.invars[1].aval)
     return Work(bytes_read=part, bytes_written=part)
 
@@ -268,7 +268,7 @@ def _update(eqn: JaxprEqn) -> Work:
 @rule(cost_rules, "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul")
 @rule(cost_rules, "scatter-sub")
 def _scatter(eqn: JaxprEqn) -> Work:
-    """What is updated is read, unless it is replaced, and written into the array that there is."""
+    """Count the bytes of the updates and indices, and of the old elements unless replaced."""
     indices, updates = (v.aval for v in eqn.invars[1:])
     part = size_in_bytes(updates)
     body = eqn.params["update_jaxpr"]
@@ -281,12 +281,14 @@ def _scatter(eqn: JaxprEqn) -> Work:
 
 
 def _matrices(eqn: JaxprEqn) -> tuple[Any, Any, Any]:
-    """Return how many matrices the first operand has, and the sides of each."""
+    """Return the number of matrices in the first operand, and their rows and columns."""
     *lanes, rows, columns = _shape(eqn.invars[0])
     return count(lanes), rows, columns
 
 
 def _factors(work: Callable[[Any, Any], Any]) -> CostRule:
+    """Return the rule of a factorisation, from its real FLOPs by rows and columns."""
+
     def found(eqn: JaxprEqn) -> Work:
         lanes, rows, columns = _matrices(eqn)
         scale = 4 if _is_complex(eqn.invars[0]) else 1
@@ -315,7 +317,7 @@ rule(cost_rules, "schur")(_factors(lambda m, n: 25 * n**3))
 
 @rule(cost_rules, "ormqr")
 def _ormqr(eqn: JaxprEqn) -> Work:
-    """Each of the reflectors is applied to all of a matrix."""
+    """Count the application of each reflector to the whole matrix."""
     scale = 4 if _is_complex(eqn.outvars[0]) else 1
     return Work(flops=scale * 4 * _results(eqn) * _shape(eqn.invars[1])[-1])
 
@@ -343,7 +345,7 @@ def _lu_pivots_to_permutation(eqn: JaxprEqn) -> Work:
 
 @rule(cost_rules, "fft")
 def _fft(eqn: JaxprEqn) -> Work | None:
-    """Five operations for each element and each time that its axis is halved; of real ones half."""
+    """Count 5 n log2(n) operations for n complex elements, and half of that for real ones."""
     lengths = tuple(eqn.params["fft_lengths"])
     if not all(map(is_number, lengths)):
         return None
@@ -381,16 +383,16 @@ def _new_keys(eqn: JaxprEqn) -> Work:
 
 
 def collective(eqn: JaxprEqn) -> Work:
-    """Return what a collective costs: what each device gives to it."""
+    """Return the cost of a collective: the bytes that each device sends."""
     return Work(bytes_communicated=sum(size_in_bytes(v.aval) for v in eqn.invars))
 
 
-# --- kernels that tell ----------------------------------------------------------------------------
+# --- kernels with an estimate ---------------------------------------------------------------------
 
 
 @rule(cost_rules, "pallas_call")
 def _pallas_call(eqn: JaxprEqn) -> Work | None:
-    """What the kernel's own estimate says, if it has one."""
+    """Return the kernel's own estimate, if it has one."""
     estimate = eqn.params.get("cost_estimate")
     if estimate is None:
         return None

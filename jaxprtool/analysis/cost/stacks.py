@@ -1,4 +1,4 @@
-"""What equations cost by the calls that they come from, as a profiler has it."""
+"""Estimate the cost of equations by call stack, as in a profile."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jaxprtool.jaxcompat.places import UserFrame
 
 
 class Stack(NamedTuple):
-    """Where equations of one primitive come from.
+    """The call stack of equations of one primitive.
 
     Attributes:
-        frames: The calls, the user's and those of libraries, the innermost first.
-        primitive: The primitive.
+        frames: The frames of the user and of libraries, the innermost first.
+        primitive: The name of the primitive.
     """
 
     frames: tuple[UserFrame, ...]
@@ -32,7 +32,7 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True)
 class StackCost:
-    """What the equations of a stack do, at most."""
+    """The cost of the equations of a stack, with the dearest branch of each `cond`."""
 
     stack: Stack
     work: Work
@@ -40,7 +40,7 @@ class StackCost:
 
 @without_collector()
 def cost_by_stack(program: Program | AnyJaxpr) -> list[StackCost]:
-    """Return what a program costs by the calls that its equations come from.
+    """Estimate the cost of a program by the call stacks of its equations.
 
     Raises:
         ArgumentsError: If a size is symbolic.

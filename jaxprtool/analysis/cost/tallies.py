@@ -1,9 +1,9 @@
-"""Sums over a program of what its equations cost, by group, each body's made once.
+"""Sum the costs of a program's equations by group. Each body is summed once.
 
-A body counts as often as it runs: that of a scan in each round, that of a call at each call. Of a
-branch there is a range, from the cheapest to the dearest; of a `while` whose rounds are not known,
-one round. Which group an equation is in, a `Grouping` says; what holds a body says where the
-groups of that body belong.
+A body counts as often as it runs: that of a scan in each iteration, that of a call at each call. A
+`cond` has a range of costs, from the cheapest branch to the dearest. A `while` with an unknown trip
+count counts as one iteration. A `Grouping` tells the group of an equation within its body, and
+lifts the groups of a body to the equation around it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxprtool.analysis.cost.rounds import rounds_of
 from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest, total
 from jaxprtool.jaxcompat import Jaxpr
 
-#: What a group is known by; it can be hashed.
+#: The key of a group; any hashable value.
 Key: TypeAlias = Any
 
 
@@ -32,18 +32,18 @@ class Grouping(Protocol):
         """Return the group of an equation, within the body that it is in."""
 
     def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
-        """Return the group, around an equation, of a group inside of its body of that number."""
+        """Return the group, in `body`, of a group in the `number`-th body of an equation."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a group costs.
+    """The cost of a group.
 
     Attributes:
-        least: What it costs at least.
-        most: What it costs at most.
-        per_round: Whether some of it runs as often as is not known, and is counted once.
-        products: The FLOPs of products at most, by what they are of (`rules.product_of`).
+        least: The cost with the cheapest branches.
+        most: The cost with the dearest branches.
+        per_round: Whether a part is in a loop with an unknown trip count, and counted once.
+        products: The most FLOPs of matrix products, by precision (`rules.product_of`).
     """
 
     least: Work = NOTHING
@@ -52,14 +52,14 @@ class Tally:
     products: dict[str, Any] = field(default_factory=dict)
 
     def times(self, count: Any) -> Tally:
-        """Return what it costs if it runs so often."""
+        """Return the cost of `count` runs."""
         if count == 1:
             return self
         products = {of: flops * count for of, flops in self.products.items()}
         return Tally(self.least.times(count), self.most.times(count), self.per_round, products)
 
     def add_items(self, items: Iterable[tuple[Work, str]]) -> None:
-        """Add what equations do, each with what it is a product of, if it is one."""
+        """Add the costs of equations, each with the precision of a product, or ""."""
         works = []
         for work, product in items:
             works.append(work)
@@ -69,7 +69,7 @@ class Tally:
         self.add(Tally(done, done))
 
     def add(self, other: Tally) -> None:
-        """Add what another group costs."""
+        """Add the cost of another group."""
         same = self.least is self.most and other.least is other.most
         self.most += other.most
         self.least = self.most if same else self.least + other.least
@@ -82,12 +82,12 @@ Tallies = dict[Key, Tally]
 
 
 class Sums:
-    """The groups of the bodies of a program.
+    """The costs of a program's bodies, by group.
 
     Args:
         bodies: The bodies.
-        grouping: What is grouped by.
-        all_devices: Whether what a `shard_map` does is counted on all devices, or on each.
+        grouping: How equations are grouped.
+        all_devices: Whether a `shard_map` counts on all its devices, or on one.
     """
 
     def __init__(self, bodies: Bodies, grouping: Grouping, all_devices: bool = True) -> None:
@@ -115,7 +115,7 @@ class Sums:
         return sums
 
     def inside(self, item: Item, body: Body) -> Tallies:
-        """Return the groups of the bodies that an equation holds, as it runs them."""
+        """Return the groups of an equation's bodies, lifted to it, for one run of the equation."""
         lifted = self._grouping.lifted
         found: list[Tallies] = []
         for number, inside in enumerate(item.bodies):
@@ -152,7 +152,7 @@ def _together(found: Iterable[Tallies]) -> Tallies:
 
 
 def _either(branches: list[Tallies]) -> Tallies:
-    """Return the range of each group, of branches of which one runs."""
+    """Return the range of costs of each group, over branches of which one runs."""
     nothing = Tally()
     ranges: Tallies = {}
     for key in dict.fromkeys(key for tallies in branches for key in tallies):

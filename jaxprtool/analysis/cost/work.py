@@ -1,6 +1,6 @@
-"""What an equation costs, as numbers that are added up: FLOPs, bytes, and what else is counted.
+"""The quantities that a cost consists of: FLOPs, bytes and so on.
 
-Where sizes are symbolic, so are the numbers: `2*n**2*d`, as in the types of the jaxpr.
+If sizes are symbolic, so are the quantities: `2*n**2*d`, as in the types of the jaxpr.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from jaxprtool import jaxcompat
 
 
 class Work(NamedTuple):
-    """What is done by an equation, or by several.
+    """The cost of one or more equations.
 
     Attributes:
-        flops: Arithmetic operations on numbers of any kind; a multiply-add is two.
-        transcendentals: Exponentials, logarithms, square roots and the like, which are no FLOPs.
-        bytes_read: Bytes that are read from memory.
-        bytes_written: Bytes that are written to memory.
-        random_numbers: Numbers, or words of random bits, that are drawn.
-        bytes_communicated: Bytes that a device gives to collectives.
+        flops: Arithmetic operations on numbers of any dtype; a multiply-add is two.
+        transcendentals: Exponentials, logarithms, square roots and so on. They are not in `flops`.
+        bytes_read: Bytes read from memory.
+        bytes_written: Bytes written to memory.
+        random_numbers: Random numbers drawn, or words of random bits.
+        bytes_communicated: Bytes that a device sends in collectives.
     """
 
     flops: Any = 0
@@ -35,39 +35,39 @@ class Work(NamedTuple):
 
     @property
     def bytes(self) -> Any:
-        """The bytes that are read and written."""
+        """The bytes read and written."""
         return self.bytes_read + self.bytes_written
 
     def times(self, count: Any) -> Work:
-        """Return what is done in so many rounds, or on so many devices."""
+        """Return the cost of `count` runs, or on `count` devices."""
         return self if count == 1 else self.map(lambda number: number * count)
 
     def __add__(self, other: Work) -> Work:  # type: ignore[override]
         return total((self, other))
 
     def map(self, function: Callable[[Any], Any]) -> Work:
-        """Return a function of each number."""
+        """Apply a function to each quantity."""
         return Work(*map(function, self))
 
 
-#: The names of what is counted.
+#: The names of the quantities.
 FIELDS = Work._fields
 
 NOTHING = Work()
 
 
 def total(works: Iterable[Work]) -> Work:
-    """Return the sum of some works."""
+    """Return the sum of costs."""
     return Work(*map(sum, zip(*works, strict=True)))
 
 
 def largest(works: Iterable[Work]) -> Work:
-    """Return the largest of each number."""
+    """Return the maximum of each quantity."""
     return _reduced(works, jax.core.max_dim)
 
 
 def smallest(works: Iterable[Work]) -> Work:
-    """Return the smallest of each number."""
+    """Return the minimum of each quantity."""
     return _reduced(works, jax.core.min_dim)
 
 
@@ -79,10 +79,10 @@ def _reduced(works: Iterable[Work], symbolic: Callable[[Any, Any], Any]) -> Work
 
 
 def count(shape: Iterable[Any]) -> Any:
-    """Return the number of elements of an array."""
+    """Return the number of elements of an array of a shape."""
     return math.prod(shape)
 
 
 def is_number(value: Any) -> bool:
-    """Return True if a number has no symbols."""
+    """Return True if a size is a number, not symbolic."""
     return not jaxcompat.is_symbolic_dimension(value)

@@ -1,11 +1,11 @@
-"""What fills the memory: the peak of a program, the values alive there, and the curve to it.
+"""Estimate the memory of a program: its peak, the values live at the peak, and the curve over time.
 
     found = memory(program)
     found.peak_bytes, found.at.source, found.live[0].type, found.curve
 
-Nothing is compiled. Which values are written is what `analysis.kernels` says, how long they lie
-there is what `schedule` says, and `walk` adds them up. Arguments, constants and the room of results
-count from the start to the end, as they do where XLA runs a program.
+Nothing is compiled. A model of fusion says which values are written (`analysis.kernels`), a
+schedule how long they live (`schedule`), and `walk` adds them up. Arguments, constants and results
+have memory from start to end, as in XLA.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Memory:
     """The memory that a program needs.
 
     Attributes:
-        name: The program.
-        peak_bytes: The bytes that it needs: those of the four that follow, less `donated_bytes`.
-        argument_bytes: Those of its arguments.
-        result_bytes: Those of its results, which have room from the start.
-        constant_bytes: Those of its constants.
-        temporary_bytes: Those of all else, where that is most.
-        donated_bytes: Those of results that are written where an argument was that is donated.
-        at: Where it needs most.
-        live: What is alive there, the largest first; they add up to `peak_bytes`.
-        curve: What it needs from the first equation to the last.
+        name: The name of the program.
+        peak_bytes: The most bytes needed at once: the sum of the next four, less `donated_bytes`.
+        argument_bytes: The bytes of its arguments.
+        result_bytes: The bytes of its results, which are allocated from the start.
+        constant_bytes: The bytes of its constants.
+        temporary_bytes: The bytes of all other values, at the peak.
+        donated_bytes: The bytes of results that are written to the memory of donated arguments.
+        at: The peak.
+        live: The values live at the peak, the largest first; they add up to `peak_bytes`.
+        curve: The memory needed from the first equation to the last.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Memory:
 
 @without_collector()
 def memory(program: Program | AnyJaxpr) -> Memory:
-    """Return the memory that a program needs once it is compiled, estimated.
+    """Estimate the memory that a program needs once it is compiled.
 
     Args:
         program: A `Program`, or a jaxpr.
@@ -114,9 +114,9 @@ def _size(values: Sequence[NamedValue]) -> int:
 
 
 def _donated(program: Program | AnyJaxpr, about: Border) -> dict[int, int]:
-    """Return the results that are written where a donated argument was, each with that argument.
+    """Return the position of the donated argument in whose memory each result is written.
 
-    As JAX pairs them: in order, if type and shape are the same.
+    JAX pairs results and donated arguments of the same type, in order.
     """
     told = program.jit if isinstance(program, Program) else None
     if told is None:
@@ -137,7 +137,7 @@ def _donated(program: Program | AnyJaxpr, about: Border) -> dict[int, int]:
 def _alive(
     about: Border, body: BodyMemory, frames: Frames, donated: Mapping[int, int]
 ) -> Iterator[Value]:
-    """Yield what is alive where a program needs most."""
+    """Yield the values that are live at the peak."""
     for each in about.arguments:
         yield Value("argument", each.type, each.bytes or 0, each.name)
     for each in about.constants:

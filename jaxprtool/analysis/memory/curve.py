@@ -1,4 +1,4 @@
-"""The memory that a program needs from its first equation to its last, as points of a curve."""
+"""The curve of a program's memory, from its first equation to its last."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jaxprtool.analysis.memory.walk import BodyMemory
 from jaxprtool.ir.frames import Frames
 from jaxprtool.jaxcompat import JaxprEqn
 
-#: A curve has so many points; of more, each is the highest of a stretch.
+#: The most points of a curve. If there are more, each point is the highest of a stretch.
 MOST_POINTS = 1000
 
-#: Bodies are gone into unless that makes more points.
+#: The most points of a body whose inner bodies are shown on the curve.
 _MOST_GONE_INTO = 200_000
 
 
@@ -22,11 +22,11 @@ class Point:
     """The memory that is needed when an equation runs.
 
     Attributes:
-        position: The number of the equation in the order in which they run; those in the body of a
-            loop count once.
-        bytes: The bytes that are needed.
-        primitive: Its primitive; "" before the first.
-        source: The user's line that it comes from; "" if that is not known.
+        position: The number of the equation in the schedule, from 1. The body of a loop counts
+            once.
+        bytes: The bytes needed.
+        primitive: The primitive of the equation; "" before the first.
+        source: The user's line of the equation; "" if unknown.
     """
 
     position: int
@@ -39,9 +39,9 @@ def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
     """Return the curve of a program.
 
     Args:
-        memory: What it needs beside arguments and results.
-        base: The bytes of these.
-        frames: Which lines are the user's.
+        memory: The memory of its temporaries.
+        base: The bytes of its arguments, constants and results.
+        frames: Reads source lines.
     """
     runs, needs = list[_Run](), list[int]()
     _go(memory, base, (), runs, needs, _Sizes())
@@ -57,13 +57,13 @@ def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
 
 
 class _Run(NamedTuple):
-    """Equations of a body that run one after the other.
+    """A run of consecutive kernels of a body.
 
     Attributes:
-        start: The place of the first on the curve.
+        start: The index of the first kernel on the curve.
         memory: The body.
-        time: When the first runs.
-        around: The equations around them, the outermost first.
+        time: The time of the first kernel in the body.
+        around: The equations around the body, the outermost first.
     """
 
     start: int
@@ -80,7 +80,7 @@ def _go(
     needs: list[int],
     sizes: _Sizes,
 ) -> None:
-    """Add what a body needs; bodies in it stand in the place of their equations."""
+    """Append the curve of a body, with inner bodies in place of the equations that hold them."""
     goes_into = sizes.of(memory) <= _MOST_GONE_INTO
     start = 0
     for time, inner in memory.inner.items() if goes_into else ():
@@ -96,7 +96,7 @@ def _go(
 
 
 class _Sizes:
-    """How many points bodies have, those of their own bodies included."""
+    """The number of points of each body, including those of its inner bodies."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}

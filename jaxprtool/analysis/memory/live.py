@@ -1,4 +1,4 @@
-"""The values that are alive at a moment, by what they are and the user's line that makes them."""
+"""Describe the values that are live at the peak, with the user's lines that make and read them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame
 
-#: What a value is: an argument, a constant, a result, the room for one that is made later, a value
-#: that an equation makes, or a row of what a loop goes over.
+#: The kinds of live values. A "room" is the memory of a result that is computed later, a "value" is
+#: made by an equation, a "row" is a slice of an array that a loop scans over, and a "broadcast" is
+#: the operand of a reduction that was broadcast in memory.
 Kind: TypeAlias = typing.Literal[
     "argument", "constant", "result", "room", "value", "row", "broadcast"
 ]
@@ -29,20 +30,20 @@ Kind: TypeAlias = typing.Literal[
 
 @dataclass(frozen=True)
 class Live:
-    """Values that are alive together, and equal in type, in line and in what they are.
+    """Live values with the same kind, type, and source lines.
 
     Attributes:
-        kind: What they are.
-        count: How many there are.
+        kind: The kind of the values.
+        count: The number of values.
         type: Their type.
-        bytes: The bytes of all of them together.
-        name: The path of an argument or result, with `*` for numbers that differ; of a row, that of
-            what the loop goes over, and of what is broadcast, its own, if it is an argument.
-        primitive: What makes them; "" of arguments and constants.
-        source: The user's line that makes them, with the library's behind; "" if not known.
-        reader: The primitive that reads them last; "" if they live to the end, or a round's.
-        reader_source: Its line.
-        frames: The calls that the first of them comes from, the innermost first.
+        bytes: Their total bytes.
+        name: The path of an argument or result, with `*` for numbers that differ. For a row or
+            broadcast of an argument, the path of that.
+        primitive: The primitive that makes them; "" for arguments and constants.
+        source: The user's line that makes them, followed by the library's; "" if unknown.
+        reader: The primitive that reads them last; "" if they live to the end of the body.
+        reader_source: The line of the reader.
+        frames: The frames of the first of them, the innermost first.
     """
 
     kind: Kind
@@ -58,7 +59,7 @@ class Live:
 
 
 class Value(NamedTuple):
-    """A value that is alive; the fields are those of `Live`."""
+    """A live value. The fields are those of `Live`."""
 
     kind: Kind
     type: str
@@ -72,7 +73,7 @@ class Value(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What makes a value: the primitive, the user's line, and the calls, the innermost first."""
+    """The primitive that makes a value, the user's line, and the frames, the innermost first."""
 
     primitive: str = ""
     line: str = ""
@@ -80,12 +81,12 @@ class Made(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A body that runs, and when in it.
+    """A body that is running, and the time in it.
 
     Attributes:
         memory: The body.
-        time: The time in it.
-        number: Which of the bodies of the equation around it that is.
+        time: The time in the body's schedule.
+        number: The number of the body in the equation around it.
     """
 
     memory: BodyMemory
@@ -94,17 +95,17 @@ class Level(NamedTuple):
 
     @property
     def kernels(self) -> Kernels:
-        """The equations of the body."""
+        """The kernels of the body."""
         return self.memory.schedule.kernels
 
     @property
     def node(self) -> Node:
-        """The equation that runs."""
+        """The node that runs."""
         return self.memory.node(self.time)
 
 
 def levels(memory: BodyMemory) -> tuple[Level, ...]:
-    """Return the bodies that run when a program needs most, the outermost first."""
+    """Return the bodies that run at the peak, the outermost first."""
     found = list[Level]()
     body, number = memory, 0
     while body.at is not None:
@@ -117,7 +118,7 @@ def levels(memory: BodyMemory) -> tuple[Level, ...]:
 
 
 def grouped(values: Iterable[Value]) -> tuple[Live, ...]:
-    """Return equal values as one, the largest together first."""
+    """Merge equal values, and sort the groups by their total bytes, the largest first."""
     groups = defaultdict[tuple[object, ...], list[Value]](list)
     for value in values:
         same = without_numbers(value.name), value.kind, value.type, *value[4:-1]
@@ -137,11 +138,11 @@ def grouped(values: Iterable[Value]) -> tuple[Live, ...]:
 
 
 class LiveValues:
-    """The values that bodies hold while they run.
+    """Finds the live values of running bodies.
 
     Args:
-        frames: Which lines are the user's.
-        names: The names of the program's arguments, its constants first; "" of a constant.
+        frames: Reads source lines.
+        names: The names of the program's constants and then of its arguments.
     """
 
     def __init__(self, frames: Frames, names: Sequence[str]) -> None:
@@ -151,7 +152,11 @@ class LiveValues:
         self._last_readers: dict[Jaxpr, dict[Var, JaxprEqn]] = {}
 
     def of(self, levels: Sequence[Level]) -> Iterator[Value]:
-        """Yield the values that lie in no room of a result, at a moment."""
+        """Yield the live values at a moment, except those of the program's arguments and results.
+
+        Args:
+            levels: The bodies that run, the outermost first.
+        """
         for depth, level in enumerate(levels):
             around = _around(levels[:depth])
             for buffer in _alive(level):
@@ -162,7 +167,7 @@ class LiveValues:
                     yield self._value(lodger.buffer, levels[0], (), ())
 
     def held_in_rooms(self, levels: Sequence[Level]) -> dict[int | None, int]:
-        """Return how many bytes of the rooms of results are taken by other values, at a moment."""
+        """Return the bytes of other values in the memory of each result, by the result's value."""
         lodgers = levels[0].memory.lodgers if levels else ()
         return {
             lodger.result.value: lodger.buffer.size
@@ -171,7 +176,13 @@ class LiveValues:
         }
 
     def made(self, kernels: Kernels, value: int, around: Sequence[JaxprEqn] = ()) -> Made:
-        """Return what makes a value of a body."""
+        """Return the maker of a value of a body.
+
+        Args:
+            kernels: The kernels of the body.
+            value: The number of the value.
+            around: The equations around the body, the outermost first.
+        """
         node = kernels.nodes[kernels.maker[value]]
         var = node.eqn.outvars[node.makes.index(value)]
         jaxpr = _home(kernels, node)
@@ -195,7 +206,7 @@ class LiveValues:
             name, made = self._origin(buffer.value, level, outer)
         kind: Kind = "value" if is_made else "row"
         if buffer.last is not None and size_of(aval) != buffer.size:
-            # It is broadcast for a reduction, to what that is of.
+            # The value is broadcast in memory to the operand of the reduction.
             kind, aval = "broadcast", kernels.nodes[buffer.last].eqn.invars[0].aval
         primitive, line, frames = made
         return Value(kind, type_of(aval), buffer.size, name, primitive, line, reader, place, frames)
@@ -203,7 +214,7 @@ class LiveValues:
     def _reader(
         self, buffer: Buffer, kernels: Kernels, around: Sequence[JaxprEqn]
     ) -> tuple[str, str]:
-        """Return what reads a value last, inside of a loop or branch too, and its line."""
+        """Return the primitive that reads a value last, at any depth, and its line."""
         if buffer.last is None:
             return "", ""
         node = kernels.nodes[buffer.last]
@@ -218,7 +229,7 @@ class LiveValues:
         return eqns[-1].primitive.name, self._frames.line_of(eqns)
 
     def _last_inside(self, held: Regions, operand: int) -> tuple[JaxprEqn | None, int | None]:
-        """Return what reads an operand last in bodies, and which of its own operands that is."""
+        """Return the last reader of an operand in the bodies, and the position of its operand."""
         for region, closed in zip(held.regions, held.bodies, strict=True):
             if operand not in region.ins:
                 continue
@@ -234,7 +245,7 @@ class LiveValues:
         return None, None
 
     def _origin(self, value: int, level: Level, outer: Sequence[Level]) -> tuple[str, Made]:
-        """Return of what an argument of a body is a row: its name, or what makes it."""
+        """Return the name, or else the maker, of the value outside that a body's argument is of."""
         while outer and level.kernels.maker[value] < 0:
             *outer, around = outer
             held = around.node.held
@@ -250,13 +261,13 @@ class LiveValues:
 
 
 def _home(kernels: Kernels, node: Node) -> Jaxpr:
-    """Return the body that an equation stands in: that of a call that was opened, or the whole."""
+    """Return the jaxpr that an equation is in: that of the opened call around it, or the body."""
     held = regions(node.calls[-1]) if node.calls else None
     return kernels.jaxpr if held is None else jaxcompat.open_jaxpr(held.bodies[0])
 
 
 def _around(levels: Sequence[Level]) -> tuple[JaxprEqn, ...]:
-    """Return the equations whose bodies run, the outermost first."""
+    """Return the equations that are running, the outermost first."""
     return tuple(eqn for level in levels for eqn in (*level.node.calls, level.node.eqn))
 
 
@@ -272,7 +283,10 @@ def _is_alive(buffer: Buffer, time: int) -> bool:
 
 
 def _alive(level: Level) -> list[Buffer]:
-    """Return the values of a body in no room of a result; of one written in place, that alone."""
+    """Return the live values of a body that have memory of their own.
+
+    If a kernel writes in place, its result is returned and the operand that it replaces is not.
+    """
     memory, time = level.memory, level.time
     alive = [each for each in memory.outside if each.size and _is_alive(each, time)]
     replaced = memory.replaced.get(time)

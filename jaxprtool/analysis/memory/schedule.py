@@ -1,9 +1,9 @@
-"""When the kernels of a body run, and how long its values lie in memory.
+"""Schedule the kernels of a body, and find the lifetimes of its values.
 
-What is written to memory is what `analysis.kernels` says. Kernels run as early as their operands
-are there, as XLA for the CPU runs them, and a value lives until the last kernel that reads it. In
-the body of a loop a row of what the loop goes over is a value of its own if a product or the like
-reads it, and what goes round is written in place if its old value has been read by then.
+`analysis.kernels` says which values are written to memory. Kernels run as soon as their operands
+are ready, as on XLA's CPU backend, and a value lives until the last kernel that reads it. In the
+body of a loop, a slice of a scanned array is a value of its own if a product or the like reads it,
+and a carry is written in place if its old value is no longer needed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.ir.regions import Region, Regions
 from jaxprtool.ir.traits import traits
 
-#: The arrays of words that Threefry goes round with, beside the one that it gives.
+#: The arrays of random words that Threefry needs besides its result.
 _WORDS = 3
 
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """A value in memory, from the kernel that makes it to the last that reads it.
+    """A value in memory, and its lifetime. Times are positions in `Schedule.order`.
 
     Attributes:
         value: The number of the value; see `Kernels`.
         size: Its bytes.
-        start: When it is made.
-        end: When it is read for the last time.
-        last: The number of the node that then reads it; None if that is not told.
+        start: The time when it is made.
+        end: The time when it is read last.
+        last: The number of the node that reads it last; None if unknown.
     """
 
     value: int
@@ -41,12 +41,12 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How values pass from one round of a loop to the next, by position in its body.
+    """How values pass between the iterations of a loop, by position in its body.
 
     Attributes:
-        carried: Each argument that goes round, by the result that takes its place.
-        sliced: The arguments that are rows of what the loop goes over.
-        stacked: The results that become a row of what the loop gives.
+        carried: The carries, as pairs of a result's position and an argument's.
+        sliced: The arguments that are slices of scanned arrays.
+        stacked: The results that are stacked.
     """
 
     carried: tuple[tuple[int, int], ...]
@@ -55,7 +55,7 @@ class Rounds:
 
 
 def rounds(held: Regions, region: Region) -> Rounds | None:
-    """Return how values pass from round to round in a body; None if it does not go round."""
+    """Return how values pass between the iterations of a body, or None if it is no loop's body."""
     if not held.repeats or region.decides:
         return None
     places = {operand: i for i, operand in enumerate(region.ins)}
@@ -68,25 +68,25 @@ def rounds(held: Regions, region: Region) -> Rounds | None:
 
 
 class Schedule:
-    """When the kernels of a body run, and how long values live.
+    """The schedule of a body's kernels, and the lifetimes of its values.
 
     Args:
-        kernels: What is written.
-        rounds: How values go round, if it is the body of a loop.
+        kernels: The kernels of the body.
+        rounds: How values pass between iterations, if it is the body of a loop.
 
     Attributes:
-        kernels: What is written.
-        order: The numbers of the nodes that are kernels, as they run.
-        temporaries: The values that are written and no results; of a loop, those too that are
-            results of a round and have no place yet.
-        results: The results; they live to the end. Those of a loop are its temporaries.
-        last_read: When each value is read for the last time, and -1 if it is not.
+        kernels: The kernels of the body.
+        order: The numbers of the nodes that are kernels, in the order in which they run.
+        temporaries: The values written that are not results. In a loop they include results of an
+            iteration that cannot be written in place yet.
+        results: The results, which live to the end; empty for the body of a loop.
+        last_read: The time when each value is read last; -1 if it is not read.
     """
 
     def __init__(self, kernels: Kernels, rounds: Rounds | None = None) -> None:
         self.kernels = kernels
-        #: The level after which a value can be read, written and inlined: that of its kernel is one
-        #: more than those of what it reads.
+        #: The level (longest path from the arguments, in kernels) at which a value can be read:
+        #: once it is written, or when it is inlined.
         self._written = [0] * len(kernels.sizes)
         self._inlined = [0] * len(kernels.sizes)
         levels = self._levels()
@@ -103,9 +103,9 @@ class Schedule:
             self._go_round(rounds)
 
     def in_place(self, buffer: Buffer) -> bool:
-        """Return True if a value may be written where an operand lies read for the last time.
+        """Return True if a value may be written to the memory of an operand that is read last.
 
-        That is so if it is computed element by element, or is the operand with elements replaced.
+        It may if it is elementwise, or an update of the operand.
         """
         return writes_in_place(self.kernels.nodes[self.kernels.maker[buffer.value]])
 
@@ -168,7 +168,10 @@ class Schedule:
                     self.temporaries.append(Buffer(value, size, time, until, last))
 
     def _begin_loops(self) -> None:
-        """Have what a loop begins with, and nothing else reads, end where its last value begins."""
+        """End the initial value of a carry when the loop starts, if only the loop reads it.
+
+        The loop then writes the carry to its memory.
+        """
         buffers = {buffer.value: buffer for buffer in self.temporaries}
         for number, time in self._times.items():
             node = self.kernels.nodes[number]
@@ -205,22 +208,22 @@ class Schedule:
         return len(self.kernels.jaxpr.constvars) + position
 
     def _outcome(self, position: int) -> int:
-        """Return the value that a result is; -1 if it is a literal."""
+        """Return the value of a result; -1 for a literal."""
         value = self.kernels.given[position]
         return -1 if value is None else value
 
     def _takes_place(self, result: Buffer, argument: int) -> bool:
-        """Return True if a result of a round is written where the argument was that it replaces."""
+        """Return True if the new value of a carry is written in place of the old one."""
         last = self.last_read[argument]
         return result.start > last or (result.start == last and self.in_place(result))
 
     def _read_from_memory(self, values: Iterable[int]) -> set[int]:
-        """Return those of some values that a kernel takes from memory as they are."""
+        """Return those of some values that a kernel reads from memory without inlining them."""
         asked = set(values)
         nodes = (node for node in self.kernels.nodes if not node.fusible and not node.absorbed)
         return {value for node in nodes for value in node.reads if value in asked}
 
 
 def writes_in_place(node: Node) -> bool:
-    """Return True if a kernel may write where an operand lies that it is the last to read."""
+    """Return True if a kernel may write to the memory of an operand that it reads last."""
     return node.fusible or traits(node.eqn).updates

@@ -1,6 +1,6 @@
-"""How much memory a compiled program needs besides its arguments and results: an estimate.
+"""Estimate the temporary memory of a compiled program: all but its arguments and results.
 
-Donated arguments are not made use of.
+The memory of donated arguments is not reused.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jaxprtool.ir.program import Program
 
 @dataclass(frozen=True)
 class TemporaryMemory:
-    """The bytes that an outlined program needs besides its arguments and results, estimated.
+    """The estimated temporary memory of an outlined program.
 
     Attributes:
-        as_traced: What it would need if XLA inlined the calls.
-        outlined: What it needs.
+        as_traced: The bytes that it would need if XLA inlined the calls.
+        outlined: The bytes that it needs.
     """
 
     as_traced: int
@@ -28,19 +28,19 @@ class TemporaryMemory:
 
     @property
     def is_much(self) -> bool:
-        """Whether outlining costs half as much again, and a number of bytes worth a warning."""
+        """True if outlining costs so much more memory that a warning is due."""
         more = self.outlined - self.as_traced
         return more > MUCH_MORE * self.as_traced and more > MUCH
 
 
-#: What is worth a warning: such a part of the memory as traced, and so many bytes.
+#: A warning is due if outlining adds more than this fraction of the memory, and this many bytes.
 MUCH_MORE, MUCH = 0.5, 2**20
 
 
 def outlined_memory(program: Program) -> TemporaryMemory | None:
-    """Return what an outlined program needs, beside what it would need as traced.
+    """Estimate the temporary memory of a program outlined and as traced.
 
-    None if `temporary_memory` is.
+    Returns None if `temporary_memory` does.
     """
     as_traced, outlined = temporary_memory(program, opened=True), temporary_memory(program)
     if as_traced is None or outlined is None:
@@ -49,14 +49,14 @@ def outlined_memory(program: Program) -> TemporaryMemory | None:
 
 
 def temporary_memory(program: Program, opened: bool = False) -> int | None:
-    """Return how many bytes a program needs besides its arguments and results, estimated.
+    """Estimate the bytes that a program needs besides its arguments and results.
 
     Args:
         program: The program.
-        opened: Whether calls that XLA keeps are taken for calls that it inlines.
+        opened: Whether to treat calls that XLA keeps as if it inlined them.
 
     Returns:
-        The bytes; None if a size is symbolic, or there are more equations than can be gone through.
+        The bytes, or None if a size is symbolic or the program has too many equations.
     """
     if count_equations(program) > MOST:
         return None

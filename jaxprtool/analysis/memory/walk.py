@@ -1,8 +1,8 @@
-"""What is in memory while a body runs: one walk over its schedule, for peaks and for curves.
+"""Add up the memory that a body needs over time, in one walk over its schedule.
 
-A result of the body has room from the start, in which another value may lie until the result is
-made. A kernel that is computed element by element may write where an operand lies which it is the
-last to read. A call that XLA keeps, a loop and a branch need what their bodies do as well.
+A result of the body is allocated from the start; until the result is made, its memory (its "room")
+may hold another value. An elementwise kernel may write to the memory of an operand that it reads
+last. A call that XLA keeps, a loop and a branch also need the memory of their bodies.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxprtool.analysis.memory.schedule import Buffer, Rounds, Schedule, rounds,
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 
-#: Calls within calls may be equations without end: of more, they are not opened.
+#: The most equations of a body whose calls are opened: nested calls may have exponentially many.
 MOST = 300_000
 
-#: A value of less than this part of all is not asked which room it can lie in.
+#: No room is searched for a value of less than this fraction of all bytes.
 _SMALL = 1 / 5000
 
 _NO_ROOMS: Mapping[int, int] = MappingProxyType({})
@@ -30,7 +30,7 @@ _NO_ROOMS: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Lodger:
-    """A value that lies in the room of a result that is made later."""
+    """A value in the room of a result that is made later."""
 
     buffer: Buffer
     result: Buffer
@@ -38,7 +38,7 @@ class Lodger:
 
 @dataclass(frozen=True)
 class Inner:
-    """The body that needs most of those of an equation."""
+    """The body of an equation that needs most memory, and its number."""
 
     number: int
     memory: BodyMemory
@@ -46,16 +46,16 @@ class Inner:
 
 @dataclass(frozen=True)
 class BodyMemory:
-    """What a body needs besides its arguments and the room of its results.
+    """The memory that a body needs besides its arguments and results.
 
     Attributes:
-        schedule: What runs when.
-        outside: The values that lie in no room of a result.
-        lodgers: Those that do.
-        inner: What the bodies of an equation need, by when it runs.
-        needs: The bytes that are needed, by time.
-        replaced: The bytes of an operand in whose place a kernel writes, by when it runs.
-        at: When most are needed; None if nothing is computed.
+        schedule: The schedule of its kernels.
+        outside: The values that are not in the room of a result.
+        lodgers: The values that are.
+        inner: The memory of the bodies of equations, by the time when the equation runs.
+        needs: The bytes needed at each time.
+        replaced: The bytes of the operand that a kernel overwrites, by the time when it runs.
+        at: The time of the peak; None if nothing is computed.
     """
 
     schedule: Schedule
@@ -68,19 +68,19 @@ class BodyMemory:
 
     @property
     def peak(self) -> int:
-        """The most bytes that are needed."""
+        """The most bytes needed at a time."""
         return 0 if self.at is None else self.needs[self.at]
 
     def node(self, time: int) -> Node:
-        """Return the equation that runs at a time."""
+        """Return the node that runs at a time."""
         return self.schedule.kernels.nodes[self.schedule.order[time]]
 
 
 class Bodies:
-    """What bodies need, each walked once: equations may share them.
+    """The memory of bodies. Each is walked once, since equations may share them.
 
     Args:
-        opened: Whether calls that XLA keeps are taken for calls that it inlines.
+        opened: Whether to treat calls that XLA keeps as if it inlined them.
     """
 
     def __init__(self, opened: bool = False) -> None:
@@ -93,13 +93,13 @@ class Bodies:
         rounds: Rounds | None = None,
         donated: Mapping[int, int] = _NO_ROOMS,
     ) -> BodyMemory:
-        """Return what a body needs.
+        """Return the memory that a body needs.
 
         Args:
             jaxpr: The body.
-            rounds: How values go round, if it is the body of a loop.
-            donated: The arguments in whose memory results are written: the position of each, by
-                that of the result.
+            rounds: How values pass between iterations, if it is the body of a loop.
+            donated: The position of the argument in whose memory a result is written, by the
+                position of the result.
         """
         body = jaxcompat.open_jaxpr(jaxpr)
         if (body, rounds) not in self._known:
@@ -146,7 +146,10 @@ class Bodies:
 
 
 def _donated(schedule: Schedule, donated: Mapping[int, int]) -> tuple[dict[int, int], list[Buffer]]:
-    """Return since when the rooms of results are free, and copies of those made before that."""
+    """Return when the memory of donated arguments is free, and copies of results made before.
+
+    A result that is made while its donated argument is still needed lives in a copy until then.
+    """
     constants, given = len(schedule.kernels.jaxpr.constvars), schedule.kernels.given
     arguments = {given[out]: constants + argument for out, argument in donated.items()}
     free_from, late = dict[int, int](), list[Buffer]()
@@ -161,7 +164,7 @@ def _donated(schedule: Schedule, donated: Mapping[int, int]) -> tuple[dict[int, 
 def _placed(
     schedule: Schedule, temporaries: list[Buffer], free_from: Mapping[int, int]
 ) -> tuple[list[Buffer], list[Lodger]]:
-    """Return the values that fit in no room of a result that is made later, and those that do."""
+    """Place values in the rooms of results, the largest first. Return the rest and those placed."""
     least = _SMALL * sum(buffer.size for buffer in temporaries)
     rooms = [
         _Room(result, free_from.get(result.value, -1), schedule.in_place(result), [])
@@ -187,13 +190,13 @@ def _large(rooms: list[_Room], size: int) -> Iterator[_Room]:
 
 @dataclass(slots=True)
 class _Room:
-    """The room of a result.
+    """The memory of a result, which may hold other values before the result is made.
 
     Attributes:
         result: The result.
-        free_from: When the last use of what is there before it is.
-        in_place: Whether the result can be written where an operand lies.
-        held: The values that lie there before the result is made.
+        free_from: The time of the last use of a donated argument there; -1 without one.
+        in_place: Whether the result can be written to the memory of an operand.
+        held: The values placed there.
     """
 
     result: Buffer
@@ -202,7 +205,7 @@ class _Room:
     held: list[Buffer]
 
     def takes(self, buffer: Buffer) -> bool:
-        """Return True if a value that is small enough finds the room free."""
+        """Return True if the room is free during the lifetime of a value."""
         start = self.result.start
         becomes = self.in_place and buffer.end == start and buffer.size == self.result.size
         return (

@@ -38,7 +38,7 @@ class Two(Function):
         str | None,
         typer.Argument(
             metavar="[B]",
-            help="Another; A itself without it, with other passes, arguments or JAX.",
+            help="The other; by default A itself, with other passes, arguments or JAX.",
             show_default=False,
             autocompletion=completion.complete_target,
         ),
@@ -48,7 +48,7 @@ class Two(Function):
         FUNCTION.option(
             "--args",
             "EXPR",
-            "The arguments of both: \"{'w': f32[3,4]}, f32[8,3]\"; given twice, of A and of B.",
+            "The arguments of both: \"{'w': f32[3,4]}, f32[8,3]\"; if given twice, of A and of B.",
         ),
     ] = None  # type: ignore[assignment]
 
@@ -69,7 +69,7 @@ def both(option: str, values: Sequence[str] | None) -> tuple[str | None, str | N
     """
     if len(values or ()) > 2:
         count = len(values or ())
-        raise typer.BadParameter(f"{option} is given {count} times, and there are two programs")
+        raise typer.BadParameter(f"{option} is given {count} times, but there are two programs")
     given = list(values or ())
     return (given[0], given[-1]) if given else (None, None)
 
@@ -79,21 +79,21 @@ _Passes = Annotated[
     PASSES.option(
         "-p, --passes",
         "PIPELINE",
-        'Passes to run on both first; given twice, on A and on B: -p "" -p dce. Without B, A is '
-        "compared with what they make of it.",
+        'Passes to run on both first; if given twice, on A and on B: -p "" -p dce. Without B, A '
+        "is compared before and after them.",
         autocompletion=completion.complete_passes,
     ),
 ]
-_Stat = Annotated[bool, OUTPUT.flag("--stat", "How many equations of each line differ, not which.")]
+_Stat = Annotated[bool, OUTPUT.flag("--stat", "Count the equations that differ, by line.")]
 
 
 _JaxA = Annotated[
     str | None,
-    _OTHER.option("--jax-a", "PYTHON", "Trace A by the Python of another environment."),
+    _OTHER.option("--jax-a", "PYTHON", "Trace A with the Python of another environment."),
 ]
 _JaxB = Annotated[
     str | None,
-    _OTHER.option("--jax-b", "PYTHON", "Likewise B. jaxprtool must be installed there."),
+    _OTHER.option("--jax-b", "PYTHON", "The same for B. jaxprtool must be installed there."),
 ]
 
 
@@ -110,10 +110,10 @@ def diff(
     *,
     told: Told,
 ) -> None:
-    """Show in what two programs differ: what was removed, added or changed, at which line.
+    """Show the differences between two programs: what was removed, added or changed, at which line.
 
-    They are matched as graphs: names, lines, and the order of equations that do not depend on each
-    other make no difference. Exit code 1 if they differ.
+    They are matched as graphs: names, lines, and the order of independent equations make no
+    difference. Exit code 1 if they differ.
 
     [bold]Examples[/]
 

@@ -28,31 +28,28 @@ _CheckText = Annotated[
         "--check",
         "CHECK",
         "crash; timeout SECONDS; nan; mismatch -p PIPELINE; mismatch --backends A,B; error TEXT; "
-        "or a command with {} for the program's file, which exits with 0 as long as it is to be "
-        "kept.",
+        "or a command with {} for the program's file, which exits with 0 if the check holds.",
     ),
 ]
 _Jobs = Annotated[
-    int | None, RUN.option("--jobs", "N", "Tries side by side; else one for each core.", min=1)
+    int | None, RUN.option("--jobs", "N", "Tries in parallel; by default, one per core.", min=1)
 ]
 _Timeout = Annotated[
     float | None,
     RUN.option(
         "--timeout",
         "SECONDS",
-        "How long a try may run; else three times what the first one took, and 10 at least.",
+        "Time limit of a try; by default, three times that of the first, and at least 10.",
         min=0.1,
     ),
 ]
-_Memory = Annotated[
-    float | None, RUN.option("--memory", "GIB", "How much memory a try may have.", min=0.1)
-]
+_Memory = Annotated[float | None, RUN.option("--memory", "GIB", "Memory limit of a try.", min=0.1)]
 _Out = Annotated[
     str | None,
     OUTPUT.option(
         "-o, --output",
         "FILE.jaxpr",
-        "Write the program, and beside it FILE.py, which fails by itself.",
+        "Write the program, and beside it FILE.py, a script that shows the fault.",
     ),
 ]
 
@@ -73,7 +70,7 @@ def reduce(
     *,
     told: Told,
 ) -> None:
-    """Make a function smaller as long as a check holds: what crashes, or is wrong, in a few lines.
+    """Make a function smaller as long as a check holds: a crash or wrong result in a few lines.
 
     Each try runs in a process of its own. TARGET may be a folder that --reproducer of opt or run
     wrote. Ctrl-C ends the search with the smallest program so far.

@@ -25,8 +25,7 @@ ReproducerOption = Annotated[
     OUTPUT.option(
         "--reproducer",
         "DIR",
-        "Where a pass or the compiler fails, write the program before it: for jaxprtool reduce "
-        "DIR.",
+        "If a pass or the compiler fails, write the program before it, for jaxprtool reduce DIR.",
     ),
 ]
 

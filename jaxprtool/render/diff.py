@@ -291,20 +291,11 @@ class _Texts:
             var = old if new is None else new
             reader = self._readers[new is not None]
             said = "is gone" if new is None else "is new" if old is None else "has another value"
-            return [
-                ", ",
-                "constant ",
-                BinderToken(reader.name(var)),
-                reader.type_of(var),
-                f" {said}",
-            ]
-        pair = [
-            reader.operand(atom)
-            for reader, atom in zip(
-                self._readers, (difference.before, difference.after), strict=True
-            )
-        ]
-        return [", ", f"result {difference.place} of the body: ", *_arrow(*pair)]
+            name = BinderToken(reader.name(var))
+            return [", ", "constant ", name, reader.type_of(var), f" {said}"]
+        before, after = self._readers
+        arrow = _arrow(before.operand(difference.before), after.operand(difference.after))
+        return [", ", f"result {difference.place} of the body: ", *arrow]
 
     def _changed(
         self, old: JaxprEqn, new: JaxprEqn, differences: Sequence[Difference]
@@ -321,30 +312,9 @@ class _Texts:
             else:
                 tokens += [":", *_arrow(type_of(found.before), type_of(found.after))]
         tokens += [" = "] if tokens else []
-        names = [
-            {"": ""} | reader.parameters(eqn)
-            for reader, eqn in zip(self._readers, (old, new), strict=True)
-        ]
-        pairs: list[str] = []
-        for name in sorted(
-            {*names[1], *(d.name for d in differences if d.part == "parameter")} - {""}
-        ):
-            if ("parameter", name) not in at:
-                pairs += " ", ParameterToken(f"{name}="), names[1][name]
-                continue
-            found = at["parameter", name]
-            texts = [
-                texts.get(name)
-                or (reader.value_text(eqn, name) if name in eqn.params else str(held))
-                for texts, reader, eqn, held in zip(
-                    names, self._readers, (old, new), (found.before, found.after), strict=True
-                )
-            ]
-            pairs += " ", ParameterToken(f"{name}="), *_arrow(*texts)
-        parameters = ["[", *pairs[1:], "]"] if pairs else []
         was = at.get(("primitive", 0))
         tokens += [RemovedToken(was.before), " → "] if was else []
-        tokens += [PrimitiveName(new.primitive.name), *parameters]
+        tokens += [PrimitiveName(new.primitive.name), *self._parameters(old, new, differences)]
         tokens += self._operands(new, differences)
         said = {"rules": "with other rules of derivatives", "order": "in another order"}
         more = [Comment(f"  {said[d.part]}") for d in differences if d.part in said]
@@ -353,6 +323,31 @@ class _Texts:
             count, how = abs(counts[0] - counts[1]), "fewer" if counts[1] < counts[0] else "more"
             more.append(Comment(f"  {plural(count, 'result')} {how}"))
         return [*tokens[1 if new.outvars else 0 :], *self._inside(new), *more]
+
+    def _parameters(
+        self, old: JaxprEqn, new: JaxprEqn, differences: Sequence[Difference]
+    ) -> list[str]:
+        """Return the tokens of a changed equation's parameters: `[axes=(0,) → (1,)]`."""
+        changed = {each.name: each for each in differences if each.part == "parameter"}
+        shown = [
+            reader.parameters(eqn) for reader, eqn in zip(self._readers, (old, new), strict=True)
+        ]
+        tokens: list[str] = []
+        for name in sorted({*shown[1], *changed} - {""}):
+            tokens += " ", ParameterToken(f"{name}=")
+            if name not in changed:
+                tokens.append(shown[1][name])
+                continue
+            values = changed[name].before, changed[name].after
+            texts = [
+                texts.get(name)
+                or (reader.value_text(eqn, name) if name in eqn.params else str(value))
+                for texts, reader, eqn, value in zip(
+                    shown, self._readers, (old, new), values, strict=True
+                )
+            ]
+            tokens += _arrow(*texts)
+        return ["[", *tokens[1:], "]"] if tokens else []
 
     def _operands(self, new: JaxprEqn, differences: Sequence[Difference]) -> Iterator[str]:
         """Yield the operands of a changed equation, with removed ones at their old places."""

@@ -81,6 +81,13 @@ def with_body(program: Program, jaxpr: Any, arg_names: Sequence[str] | None = No
     return flattened(_DCE(program.replace(jaxpr=jaxpr, arg_names=names, **_flat(jaxpr))))
 
 
+def fresh_names(program: Program, prefix: str, count: int) -> list[str]:
+    """Return `count` names, `prefix` and a number each, that no argument of the program has."""
+    taken = set(program.arg_names)
+    names = (f"{prefix}{i}" for i in range(len(taken) + count))
+    return [name for name in names if name not in taken][:count]
+
+
 def checked(candidate: Candidate, before: Program) -> bool:
     """Return True if a candidate is well typed."""
     try:

@@ -21,6 +21,7 @@ from jaxprtool.passes.forward import Forward
 from jaxprtool.passes.reduction.candidates import (
     Candidate,
     Step,
+    fresh_names,
     is_array,
     is_variable,
     simpler,
@@ -206,9 +207,7 @@ def _constants_as_arguments(program: Program, chosen: Sequence[int]) -> Candidat
     jaxpr = program.jaxpr
     new = [jaxpr.constvars[i] for i in chosen]
     left = [i for i in range(len(jaxpr.constvars)) if i not in set(chosen)]
-    taken = set(program.arg_names)
-    free = (f"c{i}" for i in range(len(taken) + len(new)) if f"c{i}" not in taken)
-    names = [next(free) for _ in new]
+    names = fresh_names(program, "c", len(new))
     body = jaxcompat.replace_jaxpr(
         jaxpr,
         constvars=[jaxpr.constvars[i] for i in left],

@@ -20,6 +20,7 @@ from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Var
 from jaxprtool.passes.reduction.candidates import (
     Candidate,
     Step,
+    fresh_names,
     is_array,
     is_variable,
     with_body,
@@ -43,21 +44,12 @@ def part(program: Program, kept: Sequence[JaxprEqn]) -> Candidate | None:
     new = [v for v in free if v not in given and v not in set(jaxpr.constvars)]
     if not all(map(is_array, new)):
         return None
-    names = [*(name for v, name in given.items() if v in free), *_fresh(program, len(new))]
+    names = [name for v, name in given.items() if v in free]
+    names += fresh_names(program, "v", len(new))
     invars = [*(v for v in given if v in free), *new]
     body = with_body(program, narrow(jaxpr, invars, outs, kept), names)
     cut = {name: v for name, v in zip(names, invars, strict=True) if v not in given}
     return Candidate(body, program if cut else None, cut)
-
-
-def _fresh(program: Program, count: int) -> list[str]:
-    """Return names that no argument of the program has."""
-    taken, names, i = set(program.arg_names), list[str](), 0
-    while len(names) < count:
-        if f"v{i}" not in taken:
-            names.append(f"v{i}")
-        i += 1
-    return names
 
 
 def _equations(program: Program) -> Sequence[JaxprEqn]:

@@ -47,7 +47,7 @@ class DiffDocument(TypedDict):
     removed: Annotated[list[DiffLine], "The equations that only the first program has."]
     added: Annotated[list[DiffLine], "The equations that only the second program has."]
     changed: Annotated[list[DiffLine], "The equations that differ from their counterparts."]
-    retyped: Annotated[int, "How many more have other types, since what they read has."]
+    retyped: Annotated[int, "How many more have other types because their operands do."]
     border: Annotated[list[BorderChange], "The arguments, results and axes that differ."]
     before: Annotated[DiffSize, "The size of the first program."]
     after: Annotated[DiffSize, "The size of the second program."]

@@ -174,10 +174,11 @@ def type_difference(keys: EquationKeys, a: Aval, b: Aval) -> Kind | None:
 
 
 def has_other_operand_types(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> bool:
-    """Return True if operands at the same place of two counterparts have different types."""
+    """Return True if corresponding operands of two counterparts have different types."""
 
     def is_other(a: Atom, b: Atom) -> bool:
         literal = type(a) is LiteralAtom or type(b) is LiteralAtom
         return not literal and type_difference(matched.keys, a.aval, b.aval) is not None
 
-    return any(map(is_other, old.invars, new.invars))
+    pairs = matched.operand_pairs(old, new)
+    return any(is_other(old.invars[i], new.invars[j]) for i, j in pairs)

@@ -42,10 +42,10 @@ def comparison(found: Comparison, width: int) -> Rendering:
 
 
 def heading(found: Comparison) -> str:
-    """Return what is compared with what."""
+    """Return what is run, on which inputs, and which variant is the reference."""
     if found.error:
         return f"{found.name}: nothing to compare with: {found.reference}: {found.error}"
-    return f"{found.name}: compared with {found.reference}, on {found.inputs}"
+    return f"{found.name} on {found.inputs}; reference: {found.reference}"
 
 
 def verdict(variant: Compared) -> str:

@@ -32,7 +32,7 @@ def test_results_that_are_beyond_tolerance_are_told_and_the_exit_code_is_1(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded")
     assert found.code == 1 and found.err == ""
     heading, _, verdict, _, _, same, kept = found.out.splitlines()
-    assert heading == "exact: compared with parts.py:exact, on random values, seed 0"
+    assert heading == "exact on random values, seed 0; reference: parts.py:exact"
     assert verdict == "parts.py:rounded: 2 results, 1 equal to the bit, 1 beyond tolerance"
     assert same.split() == ["result['double']", "same", "bits"]
     assert kept.startswith("result['kept']") and kept.endswith("of 64")
@@ -125,7 +125,7 @@ def test_bisect_of_two_functions_and_of_a_mode_names_no_pass(cli):
 def test_html_is_a_page_with_every_result_and_where_variants_part(cli, folder):
     found = cli("compare", "parts.py:exact", "parts.py:rounded", "--bisect", "--html", "page.html")
     page = (folder / "page.html").read_text()
-    assert found.code == 1 and found.out.startswith("exact: compared with")
+    assert found.code == 1 and found.out.startswith("exact on ")
     assert "result[&#39;kept&#39;]" in page and "parts from parts.py:exact" in page
     assert "<script" not in page and page.count("<section>") == 2
     assert cli("compare", "parts.py:exact", "parts.py:rounded", "--html", "-").code == 2

@@ -58,15 +58,15 @@ def known(found: Parting) -> Iterator[tuple[str, str]]:
     if found.scope:
         yield "scope", found.scope
     if found.counterpart:
-        yield "there it is", found.counterpart
+        yield "counterpart", found.counterpart
     for each in found.parameters:
         yield "parameter", each
     if found.removed:
-        yield "gone", some(found.removed)
+        yield "removed", some(found.removed)
     if found.added:
-        yield "new", some(found.added)
+        yield "added", some(found.added)
     if found.strict:
-        yield "only", "by the tolerance of each element: an error of rounding, or little more"
+        yield "note", "found by the tolerance of each element: a rounding error, or little more"
 
 
 def some(names: Sequence[str]) -> str:

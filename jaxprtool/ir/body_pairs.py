@@ -122,10 +122,15 @@ class BodyPairs:
         return self.sides[1].origins(Likeness.SAME).values.get(id(atom), id(atom))
 
     def conflict(self, i: int, j: int) -> bool:
-        """Return True if two operands at the same place are paired, but not with each other."""
+        """Return True if two operands at the same place are paired, but not with each other.
+
+        Equations with different numbers of operands conflict if none of their operands agree.
+        """
         old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
-        if len(old.invars) != len(new.invars):  # the operands are not aligned yet
-            return False
+        if len(old.invars) != len(new.invars):
+            olds = {self._value(self.partner[id(x)]) for x in old.invars if id(x) in self.partner}
+            news = {self._value(y) for y in new.invars if id(y) in self.back}
+            return bool(olds and news) and olds.isdisjoint(news)
         return any(
             id(x) in self.partner and id(y) in self.back and not self.agree(x, y)
             for x, y in zip(old.invars, new.invars, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import compress
 from typing import Any
 
 from jax._src import core, dtypes, effects
@@ -64,8 +65,13 @@ def replace_jaxpr(
 def _with_names_of(old: Jaxpr, invars: Sequence[Var], outvars: Sequence[Atom]) -> DebugInfo:
     debug_info = old.debug_info
     if debug_info.arg_names is not None and invars is not old.invars:
-        known = dict(zip(old.invars, debug_info.arg_names, strict=False))
-        debug_info = debug_info._replace(arg_names=tuple(known.get(v, "") for v in invars))
+        names = debug_info.arg_names
+        if len(names) == len(old.invars):
+            known = dict(zip(old.invars, names, strict=True))
+            names = tuple(known.get(v, "") for v in invars)
+        else:
+            names = None
+        debug_info = debug_info._replace(arg_names=names)
     if [*map(id, outvars)] != [*map(id, old.outvars)]:
         debug_info = debug_info._replace(result_paths=None)
     return debug_info
@@ -74,11 +80,21 @@ def _with_names_of(old: Jaxpr, invars: Sequence[Var], outvars: Sequence[Atom]) -
 def filter_debug_info(
     debug_info: DebugInfo, kept_invars: Sequence[bool], kept_outvars: Sequence[bool]
 ) -> DebugInfo:
-    """`debug_info` without the names of the invars and outvars that a pass has dropped."""
+    """`debug_info` without the names of the invars and outvars that a pass has dropped.
+
+    Names that are not one for each variable are left out: JAX counts a static argument of a custom
+    rule, and an argument that is None, among the names.
+    """
+    names, results = debug_info.arg_names, debug_info.result_paths
     return debug_info._replace(
-        arg_names=debug_info.filter_arg_names(kept_invars),
-        result_paths=debug_info.filter_result_paths(kept_outvars),
+        arg_names=_filtered(names, kept_invars), result_paths=_filtered(results, kept_outvars)
     )
+
+
+def _filtered(names: Sequence[str] | None, kept: Sequence[bool]) -> tuple[str, ...] | None:
+    if names is None or len(names) != len(kept):
+        return None
+    return tuple(compress(names, kept))
 
 
 # --- types -------------------------------------------------------------------------------------

@@ -394,3 +394,41 @@ def test_a_call_of_which_jax_has_left_nothing_is_followed():
     exec(jaxprtool.to_python(program), namespace)
     for again in (back, namespace["total"]):
         np.testing.assert_allclose(again(xs), jnp.cos(xs), rtol=1e-6)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def shifted_square(x, options, shift=None):
+    """JAX counts `options`, and `shift` where it is None, among the names of the arguments."""
+    return x["a"] * x["a"] * options["k"] + (0.0 if shift is None else shift)
+
+
+@shifted_square.defjvp
+def shifted_square_jvp(options, primals, tangents):
+    x, shift = primals
+    return shifted_square(x, options, shift), tangents[0]["a"] * 11.0
+
+
+def static_and_none(x):
+    return shifted_square({"a": x, "b": None}, {"k": 2.0}).sum()
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        static_and_none,
+        lambda x: jax.lax.cond(x[0] > 0, static_and_none, jnp.sum, x),
+        lambda x: jax.lax.scan(lambda c, _: (c - static_and_none(c), None), x, None, 2)[0].sum(),
+    ],
+)
+def test_a_rule_with_static_and_missing_arguments_goes_through_passes(fun):
+    x = jnp.array([1.0, -2.0, 0.5])
+    program = jaxprtool.trace(fun, x)
+    for passes in ("dce", "-O1", "-O3"):
+        np.testing.assert_allclose(program.apply(passes)(x), fun(x), rtol=1e-5)
+        slope = program.apply(f"{passes}, grad, {passes}")
+        np.testing.assert_allclose(slope(x), jax.grad(fun)(x), rtol=1e-5)
+    lanes = jnp.stack([x, x + 1])
+    mapped = program.apply("batch(axis_size=2), -O2")
+    np.testing.assert_allclose(mapped(lanes), jax.vmap(fun)(lanes), rtol=1e-5)
+    after = program.apply("-O1")
+    assert jaxprtool.equivalent(parse(text(after)), after)

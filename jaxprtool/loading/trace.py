@@ -10,6 +10,7 @@ import functools
 import inspect
 import operator
 import re
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
@@ -99,8 +100,8 @@ def trace(
     scalars, and pytrees of them; those marked `static(...)`, or named by `static_argnums` or
     `static_argnames` as for `jax.jit`, reach the function as Python values. Leaves that are no
     arrays (functions in a module, strings) do so too, and stay in the program's structures, as do
-    such results; if `fun` is one of Equinox's (`filter_jit`), so do scalars. `axis_env` gives named
-    axes and their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not
+    such results. So do scalars in an Equinox module, and all scalars if `fun` is one of Equinox's
+    (`filter_jit`). `axis_env` gives named axes and their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not
     fit the function, and UserFunctionError if it raises.
 
     A function under `jax.jit` is traced by its own `trace`: the program is its body, and
@@ -237,10 +238,11 @@ def bind_arguments(
         {i: _bare(arg) for i, arg in static_args.items()},
         {name: _bare(arg) for name, arg in static_kwargs.items()},
     )
-    for path, leaf in named_leaves(fun, call):
-        if is_traced(leaf):
-            _check_leaf(path, leaf)
-    types = jax.tree.map(_as_array_type, held(fun, traced))
+    named_leaves(fun, call)  # says which argument is not a pytree
+    arrays = held(fun, traced)
+    for path, leaf in named_leaves(fun, replace(call, args=arrays[0], kwargs=arrays[1])):
+        _check_leaf(path, leaf)
+    types = jax.tree.map(_as_array_type, arrays)
     return replace(call, args=types[0], kwargs=types[1])
 
 
@@ -270,13 +272,33 @@ def named_leaves(fun: Callable, call: BoundCall) -> list[tuple[str, object]]:
 
 
 def held(fun: object, tree: Any) -> Any:
-    """A tree of arguments or results of a function, in which what is not traced is held."""
-    scalars = not is_filtered(fun)
+    """Return a tree of arguments or results of a function, in which what is not traced is held.
+
+    Scalars are traced, as `jax.jit` does, except in an Equinox module and where Equinox calls the
+    function: there they are held, as `equinox.filter_jit` does.
+    """
+    if is_filtered(fun):
+        return _held(tree, scalars=False)
+    if Jitted.find(fun) is not None:  # which traces the scalars of a module, too
+        return _held(tree, scalars=True)
+    return jax.tree.map(
+        lambda node: _held(node, scalars=not _is_module(node)), tree, is_leaf=_is_module
+    )
+
+
+def _held(tree: Any, scalars: bool) -> Any:
+    """Return a tree in which all leaves are held but arrays, and scalars if these are traced."""
 
     def traced(leaf: Any) -> bool:
         return is_traced(leaf) and (scalars or not isinstance(leaf, _SCALARS))
 
     return jax.tree.map(lambda leaf: leaf if traced(leaf) else Held(_bare(leaf)), tree)
+
+
+def _is_module(node: object) -> bool:
+    """Return whether a node of a tree is an Equinox module; Equinox is not imported for it."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(node, equinox.Module)
 
 
 def released(fun: Callable, **static_kwargs: object) -> Callable:

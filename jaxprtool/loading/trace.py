@@ -101,8 +101,8 @@ def trace(
     `static_argnames` as for `jax.jit`, reach the function as Python values. Leaves that are no
     arrays (functions in a module, strings) do so too, and stay in the program's structures, as do
     such results. So do scalars in an Equinox module, and all scalars if `fun` is one of Equinox's
-    (`filter_jit`). `axis_env` gives named axes and their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not
-    fit the function, and UserFunctionError if it raises.
+    (`filter_jit`). `axis_env` gives named axes and their sizes, as for `jax.make_jaxpr`. Raises
+    ArgumentsError if the arguments do not fit the function, and UserFunctionError if it raises.
 
     A function under `jax.jit` is traced by its own `trace`: the program is its body, and
     `Program.jit` has what `jax.jit` was told.

@@ -1,4 +1,4 @@
-"""Modules of Equinox among the arguments: what is no array in them is held, as `filter_jit` does."""
+"""Modules of Equinox as arguments: what is no array in them is held, as `filter_jit` does."""
 
 from dataclasses import dataclass
 from functools import partial

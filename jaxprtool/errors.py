@@ -49,7 +49,7 @@ class ArgumentsError(JaxprToolError):
 
 
 class StructureError(ArgumentsError, TypeError):
-    """Arguments of another structure than a program takes; names the first path that differs."""
+    """Arguments of another structure, or of other types, than a program takes; names the first."""
 
 
 class PipelineError(JaxprToolError):

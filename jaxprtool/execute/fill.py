@@ -63,7 +63,7 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
                 hint="give it by type alone, and it is filled with random values that fit",
             )
         arguments.append(value)
-    return Filled(tuple(program.with_sizes(arguments)), tuple(random))
+    return Filled(tuple(program.checked(arguments)), tuple(random))
 
 
 def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

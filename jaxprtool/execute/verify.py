@@ -147,17 +147,7 @@ def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:
             size is beyond its bound.
     """
     require_count(program, arguments)
-    for name, value in zip(program.arg_names, arguments, strict=True):
-        if isinstance(value, jax.ShapeDtypeStruct):
-            raise ArgumentsError(f"argument '{name}' of {program.name} is a type, not an array")
-    arrays = [as_array(x) for x in arguments]
-    for name, aval, value in zip(program.arg_names, program.in_avals, arrays, strict=True):
-        if (aval.shape, aval.dtype) != (value.shape, value.dtype):
-            raise ArgumentsError(
-                f"argument '{name}' of {program.name} is {type_of(aval)}, "
-                f"not {type_of(jax.typeof(value))}"
-            )
-    return program.with_sizes(arrays)
+    return [as_array(x) for x in program.checked(arguments)]
 
 
 class Runs:

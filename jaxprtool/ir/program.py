@@ -20,6 +20,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, CheckError, StructureError
+from jaxprtool.ir.argument_types import TypeMismatch, of_types
 from jaxprtool.ir.bounds import Bound, SizeBound
 from jaxprtool.ir.dtypes import as_array, needs_x64
 from jaxprtool.ir.equations import is_flat, type_of
@@ -64,10 +65,11 @@ class Program:
         Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called. In
         place of a node whose class a file could not tell, any container of the same children fits.
         The symbols of symbolic dimensions get the sizes that the arguments have.
-        Raises TypeError, which names the first path that differs, if the structure does or a value
-        is no float0 that is to be one, ArgumentsError if arguments contradict each other in the
-        size of a symbol, one is a size beyond its bound or lengths that do not add up to the rows,
-        or none has a symbol of the program, and FloatingPointError for results that
+        A Python scalar or an array of NumPy's has the type that `jax.jit` gives it.
+        Raises StructureError, a TypeError, which names the first path that differs, if the
+        structure, a shape or a dtype does, ArgumentsError if arguments contradict each other in
+        the size of a symbol, one is a size beyond its bound or lengths that do not add up to the
+        rows, or none has a symbol of the program, and FloatingPointError for results that
         `jax_debug_nans` or `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
@@ -76,8 +78,7 @@ class Program:
         return self.at([jnp.shape(leaf) for leaf in match.leaves])._called(match)
 
     def _called(self, match: MatchedArguments) -> Any:
-        leaves = self.with_sizes(match.leaves)
-        self._require_float0(leaves)
+        leaves = self.checked(match.leaves)
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return match.result(self.out_tree, self._evaluated(leaves))
         with unchecked():
@@ -85,12 +86,24 @@ class Program:
         self.require_finite(FiniteCheck.from_config(), leaves, outs)
         return match.result(self.out_tree, outs)
 
-    def with_sizes(self, flat: Sequence[Any]) -> list[Any]:
-        """The flat arguments, each as `checked` gives it."""
-        if not self.bounds:
-            return list(flat)
-        sizes = self._given_sizes(flat)
-        return [self.checked(i, value, sizes) for i, value in enumerate(flat)]
+    def checked(self, flat: Sequence[Any]) -> list[Any]:
+        """Return flat arguments as values of the types that the program takes.
+
+        Raises:
+            StructureError: If one is of another shape or dtype.
+            ArgumentsError: If one that is a size, or lengths, is beyond its bound.
+        """
+        values = list(flat)
+        if self.bounds:
+            sizes = self._given_sizes(flat)
+            values = [self.bounded(i, value, sizes) for i, value in enumerate(flat)]
+        try:
+            return of_types(values, self._types)
+        except TypeMismatch as mismatch:
+            name, aval = self.arguments[mismatch.position]
+            raise StructureError(
+                f"argument '{name}' {mismatch.fault}, and {self.name} takes {type_of(aval)}"
+            ) from None
 
     def _given_sizes(self, flat: Sequence[Any]) -> dict[str, int]:
         """The values of arguments that are sizes, as far as they are known."""
@@ -103,21 +116,15 @@ class Program:
             and np.ndim(value) == 0
         }
 
-    def checked(self, position: int, value: Any, sizes: Sizes = MappingProxyType({})) -> Any:
-        """The value of a flat argument; if that is a size, or lengths, as an array of its dtype.
+    def bounded(self, position: int, value: Any, sizes: Sizes = MappingProxyType({})) -> Any:
+        """Return the value of a flat argument; if that is a size, or lengths, of its dtype.
 
-        `sizes` are those of symbols that are arguments. Raises ArgumentsError for a value of
-        another shape, or beyond its bound. The numbers of one that JAX traces are not checked.
+        `sizes` are those of symbols that are arguments. Raises ArgumentsError for a value beyond
+        its bound. The numbers of one that JAX traces are not checked.
         """
         name, aval = self.arguments[position]
-        shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-        if shape is not None and jnp.shape(value) != shape:
-            shown = ",".join(map(str, jnp.shape(value)))
-            raise ArgumentsError(
-                f"argument '{name}' has shape [{shown}], and {self.name} takes {type_of(aval)}"
-            )
         bound = dict(self.bounds).get(name)
-        if bound is None:
+        if bound is None or jnp.shape(value) != aval.shape:
             return value
         traced = isinstance(value, jax.core.Tracer)
         with jax.transfer_guard("allow"):
@@ -129,7 +136,7 @@ class Program:
             fault = None if traced else bound.fault(array, sizes)
         if fault:
             raise ArgumentsError(f"argument '{name}' of {self.name} {fault}")
-        return value if array.dtype == dtype else array.astype(dtype)
+        return value if array.dtype == aval.dtype else array.astype(aval.dtype)
 
     def require_finite(
         self, check: FiniteCheck, arguments: Sequence[Any], results: Sequence[Any]
@@ -169,22 +176,7 @@ class Program:
         try:
             return matched(self.in_tree, self.arg_names, args, kwargs)
         except Mismatch as mismatch:
-            raise self._misfit(str(mismatch)) from None
-
-    def _require_float0(self, flat: Sequence[Any]) -> None:
-        """Raise StructureError for a value that is no float0, but is to be one."""
-        for i in self._float0_args:
-            if (dtype := jnp.result_type(flat[i])) != jax.dtypes.float0:
-                raise self._misfit(f"{self.arg_names[i]} is to be of dtype float0, not {dtype}")
-
-    def _misfit(self, what: str) -> StructureError:
-        return StructureError(f"the arguments do not fit {self.name}: {what}")
-
-    @cached_property
-    def _float0_args(self) -> list[int]:
-        """The arguments of dtype float0, which nothing computes with and so nothing would check."""
-        float0 = jax.dtypes.float0
-        return [i for i, v in enumerate(self.in_avals) if getattr(v, "dtype", None) == float0]
+            raise StructureError(f"the arguments do not fit {self.name}: {mismatch}") from None
 
     def flat_function(self, donate: bool = True) -> Callable[..., list[Any]]:
         """The function from flat arguments to flat results, under `jax.jit` if `jit` says so."""
@@ -218,6 +210,10 @@ class Program:
     def in_avals(self) -> list[Aval]:
         """The abstract value (shape, dtype, weak type) of each flat argument."""
         return [v.aval for v in self.jaxpr.invars]
+
+    @cached_property
+    def _types(self) -> tuple[Aval, ...]:
+        return tuple(self.in_avals)
 
     @property
     def out_avals(self) -> list[Aval]:

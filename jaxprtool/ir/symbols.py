@@ -19,7 +19,7 @@ import jax
 import jax.export
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.errors import ArgumentsError, StructureError, did_you_mean
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.notation.types import SizeExpression
@@ -299,6 +299,7 @@ def found_sizes(
         shapes: The shapes of the actual arguments, which may be symbolic too.
 
     Raises:
+        StructureError: If a shape has another rank, or another size than one that is a number.
         ArgumentsError: If there are no such sizes, with the reason that JAX gives.
     """
     for (name, aval), shape in zip(arguments, shapes, strict=True):
@@ -308,7 +309,7 @@ def found_sizes(
             for want, size in zip(wanted, shape, strict=True)
         ):
             shown = ",".join(map(str, shape))
-            raise ArgumentsError(
+            raise StructureError(
                 f"argument '{name}' has shape [{shown}], and {what} takes {_type_of(aval)}"
             )
     pairs = zip(arguments, shapes, strict=True)

@@ -241,4 +241,5 @@ from jaxprtool.jaxcompat.values import (
     nested_type,
     physical_array,
     physical_element,
+    with_weak_type,
 )

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax._src import api, core, frozen_dict, indexing, layout, literals, sharding_impls
 from jax._src.interpreters import partial_eval as pe
+from jax._src.lax import lax
 from jax._src.lax.control_flow import solves
 from jax._src.lib import xla_client
 from jax._src.numpy import hijax as numpy_hijax
@@ -119,6 +120,11 @@ def as_literal(value: object, aval: Aval) -> Literal | None:
         return None
     data = np.asarray(value).astype(aval.dtype, copy=False)
     return Literal(literal_value(data.item() if aval.weak_type else data, aval), aval)
+
+
+def with_weak_type(value: Any, dtype: DType, weak_type: bool) -> Any:
+    """The array of a value of this dtype, weakly typed or not."""
+    return lax._convert_element_type(value, dtype, weak_type=weak_type)
 
 
 #: Returns the type of the array that holds one element of an extended dtype.

@@ -70,7 +70,7 @@ class Closed(Pass):
                 if i in values:
                     raise ArgumentsError(f"closed: argument {name} is bound twice")
                 _require_rows(program, name)
-                values[i] = program.checked(i, _of_type(name, leaf, program.in_avals[i]))
+                values[i] = program.bounded(i, _of_type(name, leaf, program.in_avals[i]))
         return _bound(program, values) if values else program
 
 

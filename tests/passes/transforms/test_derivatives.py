@@ -103,8 +103,8 @@ def test_jvp_takes_tangents_of_integers_as_float0_alone():
     program = trace(lambda x, n: x * n, 2.0, 3).apply("jvp")
     none = np.zeros((), jax.dtypes.float0)
     assert program((2.0, 3), (1.0, none)) == (6.0, 3.0)
-    for tangent, dtype in ((1, "int32"), (jnp.float32(1.5), "float32")):
-        with pytest.raises(TypeError, match=f"d_n is to be of dtype float0, not {dtype}"):
+    for tangent, dtype in ((1, "i32"), (jnp.float32(1.5), "f32")):
+        with pytest.raises(TypeError, match=rf"'d_n' is {dtype}\[\], and .* takes float0"):
             program((2.0, 3), (1.0, tangent))
 
 

@@ -14,11 +14,23 @@ import numpy as np
 from jax.core import ShapedArray
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import x64_enabled
 from jaxprtool.ir.equations import type_of
 from jaxprtool.jaxcompat import Aval
 
 #: The dtypes of NumPy's that JAX may cut to 32 bits.
 _WIDE = "lqLQdDgG"
+
+
+#: The types of Python scalars without and with 64-bit types. Of integers, some are too large.
+_SCALARS = [
+    {
+        float: ShapedArray((), np.dtype(f"float{bits}"), weak_type=True),
+        complex: ShapedArray((), np.dtype(f"complex{2 * bits}"), weak_type=True),
+        bool: ShapedArray((), np.dtype(bool)),
+    }
+    for bits in (32, 64)
+]
 
 
 class TypeMismatch(Exception):
@@ -36,9 +48,12 @@ def of_types(values: Sequence[Any], types: Sequence[Aval]) -> list[Any]:
     program says. Raises TypeMismatch for the first value of another shape or dtype.
     """
     made = list(values)
+    scalars = _SCALARS[x64_enabled()]
     for i, (value, wanted) in enumerate(zip(values, types, strict=True)):
         # What most are is recognized here, in less than a microsecond each.
         given = value if type(value) is np.ndarray else getattr(value, "aval", None)
+        if given is None:
+            given = scalars.get(type(value))
         if (
             given is not None
             and type(wanted) is ShapedArray

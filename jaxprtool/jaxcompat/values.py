@@ -124,6 +124,8 @@ def as_literal(value: object, aval: Aval) -> Literal | None:
 
 def with_weak_type(value: Any, dtype: DType, weak_type: bool) -> Any:
     """The array of a value of this dtype, weakly typed or not."""
+    if isinstance(value, float | int | complex) and not weak_type:
+        return np.asarray(value, dtype)
     return lax._convert_element_type(value, dtype, weak_type=weak_type)
 
 

@@ -136,7 +136,9 @@ class Function:
     factory: Annotated[
         bool,
         FUNCTION.flag(
-            "--factory", "TARGET() gives a function, (function, args) or (function, args, kwargs)."
+            "--factory",
+            "TARGET() gives a function, (function, args) or (function, args, kwargs). One with "
+            "arguments is called in TARGET: \"train.py:make_train({'lr': 1e-3})\".",
         ),
     ] = False
     static_argnums: Annotated[

@@ -175,8 +175,9 @@ def watch(
 def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:
     """Return the equations that come from a line, by `id`."""
     from jaxprtool.analysis.points import point
+    from jaxprtool.loading.target import split_target
 
-    file = target.rpartition(":")[0]
+    file = split_target(target).place
     if line.isdigit():
         if not file.endswith(".py"):
             raise OutputError(f"'{line}' is a line of no file", f"--break FILE.py:{line}")

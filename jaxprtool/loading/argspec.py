@@ -99,6 +99,25 @@ def read_args(
     return args, {name: reader.argument(node) for name, node in source.keywords}
 
 
+def read_values(text: str, module: ModuleType, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments of a call that is made, and not traced.
+
+    Besides what `--args` has, strings and numbers of any size are values, and dicts have any keys.
+
+    Args:
+        text: What is in the brackets of the call.
+        module: Where `ref('name')` looks.
+        what: The name of the text in messages.
+
+    Raises:
+        ArgumentsError: For a text that cannot be read, with the place.
+    """
+    reader = _ValueReader(text, what, module, Symbols())
+    source = reader.source
+    args = tuple(map(reader.argument, source.args))
+    return args, {name: reader.argument(node) for name, node in source.keywords}
+
+
 def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
     """The types of results as a text has them, or a pytree of such texts; several are a tuple.
 
@@ -514,6 +533,31 @@ class _Reader:
         ast.Subscript: _subscript,
         ast.Tuple: lambda self, node: tuple(map(self.argument, node.elts)),
         ast.UnaryOp: _number,
+    }
+
+
+def _literal(reader: _Reader, node: ast.expr) -> Any:
+    return reader.source.literal(node)
+
+
+def _any_dict(reader: _Reader, node: ast.Dict) -> dict[Hashable, Any]:
+    source, pairs = reader.source, expressions.dict_items(node)
+    return {source.key(key, node): reader.argument(value) for key, value in pairs}
+
+
+class _ValueReader(_Reader):
+    """Reads arguments that reach a function as they are."""
+
+    _FUNCTIONS: ClassVar[dict[str, Callable[[_Reader, ast.Call], Any]]] = {
+        **_Reader._FUNCTIONS,
+        "static": lambda self, node: self._static(node).value,
+    }
+    _VALUES: ClassVar[dict[type, Callable[[_Reader, Any], Any]]] = {
+        **_Reader._VALUES,
+        ast.BinOp: _literal,
+        ast.Constant: _literal,
+        ast.Dict: _any_dict,
+        ast.UnaryOp: _literal,
     }
 
 

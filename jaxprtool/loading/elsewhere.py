@@ -20,6 +20,7 @@ from pathlib import Path
 
 from jaxprtool import processes
 from jaxprtool.errors import JaxprToolError, TargetError, UserFunctionError
+from jaxprtool.loading.target import is_call, split_target
 
 _FUNCTION_RAISED = UserFunctionError.exit_code
 
@@ -52,7 +53,9 @@ class Elsewhere:
 def elsewhere(target: str, python: str | None = None) -> Elsewhere:
     """Read a TARGET that may have a revision: `model.py:loss@HEAD~1`, `loss.jaxpr@main`."""
     place, at, revision = target.rpartition("@")
-    if at and (":" in place or place.endswith(".jaxpr")) and not os.path.exists(target):
+    if is_call(target) or os.path.exists(target):
+        return Elsewhere(target, None, python)
+    if at and (":" in place or place.endswith(".jaxpr")):
         return Elsewhere(place, revision, python)
     return Elsewhere(target, None, python)
 
@@ -120,8 +123,7 @@ def _unpacked(place: Elsewhere, folder: str) -> tuple[str, str, list[str]]:
     Returns:
         The TARGET in them, the folder to run in, and the folders to import from.
     """
-    path, colon, _ = place.target.rpartition(":")
-    path = path if colon else place.target
+    path = split_target(place.target).place
     is_file = os.path.isfile(path) or path.endswith((".py", ".jaxpr")) or os.sep in path
     base = os.path.dirname(os.path.abspath(path)) if is_file else os.getcwd()
     while not os.path.isdir(base):  # of a file that was there once

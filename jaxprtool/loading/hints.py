@@ -59,7 +59,7 @@ def require_arrays(program: Program, target: str, hint: str | None) -> None:
         kind = type(value).__name__
         raise TargetError(f"{name} returns no arrays, but a value of type {kind}", hint)
     if program.jaxpr.invars:
-        add = f"name a function without arguments that returns {name}(...), and add --factory"
+        add = f'to trace that function, write the call in TARGET: "{target}(...)"'
     raise TargetError(f"{name} returns a function, and no arrays", hint or add)
 
 

@@ -1,7 +1,7 @@
 """From a TARGET and `--args` to a function with its arguments, ready to be traced.
 
-Arguments come from `--args`, or from the factory that a TARGET is, or from the example arguments
-that the function itself carries, in that order.
+Arguments come from `--args`, or from the factory that a TARGET is or calls, or from the example
+arguments that the function itself carries, in that order.
 """
 
 from __future__ import annotations
@@ -135,15 +135,16 @@ def find(
 ) -> Entry:
     """The function that TARGET names, with the arguments that `--args` or its own example give.
 
-    With `factory`, the target is called for the function and its arguments; `args` still comes
-    first. `types` are what the function is traced with: `args` are then those of the program that
-    passes make. So they are if passes take a `symbolic` program, `args` have no symbols, and types
-    of the function's own do. Raises TargetError, ArgumentsError, or UserFunctionError if the
-    user's code raises.
+    With `factory`, or if it is written as a call, the target is called for the function and its
+    arguments; `args` still comes first. `types` are what the function is traced with: `args` are
+    then those of the program that passes make. So they are if passes take a `symbolic` program,
+    `args` have no symbols, and types of the function's own do. Raises TargetError, ArgumentsError,
+    or UserFunctionError if the user's code raises.
     """
     found = resolve(target)
     start = time.perf_counter()
-    fun, own = _call_factory(found) if factory else (found.value, None)
+    factory = factory or found.call is not None
+    fun, own = _call_factory(found, target) if factory else (found.value, None)
     seconds = time.perf_counter() - start
     suggestion = _suggestion(fun)
     hint = target_hint(fun, target, args or types or suggestion, factory)
@@ -186,16 +187,25 @@ def _symbols(arguments: object) -> list[Any]:
     return symbolic_sizes(jax.tree.leaves(arguments))
 
 
-def _call_factory(found: Target) -> tuple[Callable, Arguments | None]:
+def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | None]:
+    """Call a factory, and return the function that it gives, and the arguments if it does."""
     known = signature(found.value)
-    if known is not None and _required(known):
+    if found.call is None and known is not None and _required(known):
         raise TargetError(
             f"the factory {shown_signature(found.value)} cannot be called without arguments",
             class_hint(found.value)
-            or "without --factory, it is the function itself that is traced",
+            or f'write them in TARGET: "{target}(...)"; without --factory, the function itself is '
+            "traced",
         )
+    args, kwargs = argspec.read_values(found.call or "", found.module, f"the call of {found.name}")
+    if known is not None:
+        try:
+            known.bind(*args, **kwargs)
+        except TypeError as error:
+            message = f"the arguments do not fit {shown_signature(found.value)}: {error}"
+            raise TargetError(message) from None
     try:
-        result = found.value()
+        result = found.value(*args, **kwargs)
     except (Exception, SystemExit) as error:
         raise _user_error(f"the factory {found.name}", error) from error
     if callable(result):

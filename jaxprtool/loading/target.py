@@ -1,5 +1,7 @@
 """Finding what a TARGET names: `package.module:attr.path` or `path/file.py:attr.path`.
 
+A factory that takes arguments is called in the TARGET: `train.py:make_train({'lr': 1e-3})`.
+
 A file inside a package is imported by its dotted name, so that its relative imports work. A lone
 file is imported under its stem, with its folder importable as when Python runs it; if that name
 belongs to another module (a user's `json.py`), under another name, so that both can be had.
@@ -11,13 +13,14 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxprtool.errors import (
     TargetError,
@@ -31,13 +34,50 @@ from jaxprtool.ir.frames import add_target_file
 _FORM = "write package.module:function or path/file.py:function"
 
 
+#: A TARGET with a call; what is before the colon may have brackets, the name may not.
+_CALL = re.compile(r"(.+?:[\w.]+)\((.*)", re.DOTALL)
+
+
+class TargetText(NamedTuple):
+    """The parts of a TARGET: before the colon, behind it, and what is in the brackets of a call."""
+
+    place: str
+    path: str
+    call: str | None
+
+
+def split_target(target: str) -> TargetText:
+    """Return the parts of a TARGET; without a colon, it is all place.
+
+    Raises:
+        TargetError: If a call is not closed, or something follows it.
+    """
+    call = None
+    if (found := _CALL.fullmatch(target)) is not None:
+        if not found[2].endswith(")"):
+            message = f"the target '{target}' is to end with the ')' of its call"
+            raise TargetError(message, "write file.py:make({'lr': 1e-3}), in quotes")
+        target, call = found[1], found[2][:-1]
+    place, colon, path = target.rpartition(":")
+    return TargetText(place, path, call) if colon else TargetText(target, "", None)
+
+
+def is_call(target: str) -> bool:
+    """Return whether a TARGET ends with a call, in which an `@` begins no revision."""
+    return target.endswith(")") and _CALL.fullmatch(target) is not None
+
+
 @dataclass(frozen=True)
 class Target:
-    """A callable that a TARGET names, the module it was found in, and its path of attributes."""
+    """A callable that a TARGET names, the module it was found in, and its path of attributes.
+
+    `call` is the text of the arguments that the TARGET calls it with.
+    """
 
     value: Callable
     module: ModuleType
     name: str
+    call: str | None = None
 
 
 def resolve(target: str) -> Target:
@@ -46,8 +86,8 @@ def resolve(target: str) -> Target:
     Raises TargetError if there is no such module, file or attribute, or it is not callable, and
     UserFunctionError if the module itself raises while it is imported.
     """
-    place, colon, path = target.rpartition(":")
-    if not colon:
+    place, path, call = split_target(target)
+    if ":" not in target:
         raise _without_attribute(target)
     if not place or not path:
         missing = "module or file" if not place else "function"
@@ -64,7 +104,7 @@ def resolve(target: str) -> Target:
             f"'{path}' in {place} is not callable, but of type {kind}",
             f"write {hint}" if own and not isinstance(value, dict | set) else _listing(module),
         )
-    return Target(value, module, path)
+    return Target(value, module, path, call)
 
 
 def import_place(place: str) -> ModuleType:

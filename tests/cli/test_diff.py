@@ -316,3 +316,11 @@ def test_a_python_that_cannot_trace(cli, folder):
     bare.chmod(0o755)
     found = cli("diff", "old.py:loss", "--jax-b", "./python")
     assert found.code == 2 and "has no jaxprtool" in found.err
+
+
+def test_two_targets_may_be_calls_of_a_factory(cli, folder):
+    (folder / "made.py").write_text("def make(config):\n    return lambda x: x * config['lr']\n")
+    one, two = (f"made.py:make({{'lr': {lr}}})" for lr in (0.5, 0.25))
+    assert cli("diff", one, one, "--args", "f32[3]").code == 0
+    found = cli("diff", one, two, "--args", "f32[3]")
+    assert found.code == 1 and "1 changed" in found.out

@@ -104,8 +104,7 @@ def test_a_function_that_returns_another_one(model, name):
 
 
 def test_a_function_that_returns_another_one_of_its_arguments(model):
-    returns = "name a function without arguments that returns scaled(...)"
-    expected = f"{returns}, and add --factory"
+    expected = 'to trace that function, write the call in TARGET: "hints_file.py:scaled(...)"'
     assert said(TargetError, model("scaled", "3").trace).endswith(expected)
 
 

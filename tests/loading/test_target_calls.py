@@ -1,0 +1,102 @@
+"""A factory that takes arguments is called in the TARGET; they are read, and never evaluated."""
+
+import pytest
+
+from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
+from jaxprtool.loading.elsewhere import elsewhere
+from jaxprtool.loading.load import find
+
+TRAIN = """
+import jax, jax.numpy as jnp
+CONFIG = {"lr": 2.0, "steps": 1}
+
+def make_train(config, scale=1, *, name=None, layers=()):
+    assert name is None or name == "a@b:(c)"
+    def train(w):
+        for _ in range(config["steps"]):
+            w = w - config["lr"] * scale * w
+        return w if config.get("net", {}).get("act") != "tanh" else jnp.tanh(w)
+    return train
+
+def with_arguments(count, shape=(2,)): return (lambda x: x * count), (jnp.ones(shape),)
+def with_types(like): return (lambda x: x + 1), (like,)
+def given(*values): return (lambda x: x), (jnp.ones(len(values)),), {} if values == (
+    2**40, -0.5, True, None, "s", [1, ("t",)], {1: "one", "two": 2}
+) else 1 / 0
+
+class Net:
+    def __init__(self, width): self.width = width
+    def __call__(self, x): return x * self.width
+
+class Makers:
+    make = staticmethod(make_train)
+"""
+
+
+@pytest.fixture
+def entry(project):
+    project("train_file.py", TRAIN)
+    return lambda call, args=None, **options: find(f"train_file.py:{call}", args, **options)
+
+
+@pytest.mark.parametrize(
+    "call, equations",
+    [
+        ("make_train({'lr': 1e-3, 'steps': 2})", 4),
+        ("make_train({'lr': 1e-3, 'steps': 2, 'net': {'act': 'tanh'}}, 2, name='a@b:(c)')", 5),
+        ("make_train(ref('CONFIG'), layers=[1, (2,)])", 2),
+        ("make_train(static({'lr': 1.0, 'steps': 3}), scale=static(3))", 6),
+        ("Makers.make({'lr': 1.0, 'steps': 1,},)", 2),
+        ("Net(3)", 1),
+    ],
+)
+def test_what_the_call_returns_is_traced(entry, call, equations):
+    for factory in False, True:
+        assert len(entry(call, "f32[3]", factory=factory).trace().jaxpr.eqns) == equations
+    assert entry(call, "f32[3]").trace().name in ("train", "Net")
+
+
+def test_the_call_gives_the_arguments_too(entry):
+    assert entry("with_arguments(3, shape=(4, 5))").trace().in_avals[0].shape == (4, 5)
+    assert entry("with_types(f32[7])").trace().in_avals[0].shape == (7,)
+    assert entry("with_arguments(3)", "f32[6]").trace().in_avals[0].shape == (6,)
+
+
+def test_values_are_python_s(entry):
+    entry("given(1099511627776, -0.5, True, None, 's', [1, ('t',)], {1: 'one', 'two': 2})")
+
+
+@pytest.mark.parametrize(
+    "call, kind, said",
+    [
+        ("make_train({'lr': 1}", TargetError, r"is to end with the '\)' of its call"),
+        ("make_train({'lr': 1}).inner", TargetError, r"is to end with the '\)' of its call"),
+        ("make_train({'lr': 1)", ArgumentsError, r"'{' in the call of make_train is never closed"),
+        ("make_train(lambda: 1)", ArgumentsError, "a lambda is not allowed in the call of"),
+        ("make_train(open('f'))", ArgumentsError, "unknown name 'open' in the call of make_train"),
+        ("make_train(CONFIG)", ArgumentsError, "unknown name 'CONFIG' in the call of make_train"),
+        ("make_train({}, depth=2)", TargetError, "do not fit make_train.*'depth'"),
+        ("make_train()", TargetError, "do not fit make_train.* 'config'"),
+        ("make_trains({})", TargetError, "no attribute 'make_trains'"),
+        ("make_train(3)", UserFunctionError, "train raised TypeError: 'int' object"),
+    ],
+)
+def test_a_mistake_is_one_line(entry, call, kind, said):
+    with pytest.raises(kind, match=said):
+        entry(call, "f32[3]").trace()
+
+
+def test_a_factory_that_is_not_called_says_how(entry):
+    with pytest.raises(TargetError) as error:
+        entry("make_train", "f32[3]", factory=True)
+    assert 'write them in TARGET: "train_file.py:make_train(...)"' in error.value.hint
+
+
+def test_an_at_sign_in_a_call_begins_no_revision():
+    call = "m.py:make({'name': 'a@b'})"
+    assert elsewhere(call).is_here
+    assert elsewhere(f"{call}@HEAD~1") == elsewhere(f"{call}@HEAD~1")
+    assert (elsewhere(f"{call}@HEAD~1").target, elsewhere(f"{call}@HEAD~1").revision) == (
+        call,
+        "HEAD~1",
+    )

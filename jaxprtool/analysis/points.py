@@ -4,6 +4,7 @@
     result['loss'], loss    a result; [0] is result[0]
     model.py:30             the equations that come from a line
     b, hidden               a variable of the listing, by its letter or its name in the source
+    constant[0]             a constant, as the tables of constants name it
 
 Arguments and results come before variables of the same name, since a listing uses all letters. A
 prefix says which kind is meant: `variable:b`.
@@ -19,6 +20,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal, TypeAlias, get_args
 
+from jaxprtool.analysis.stats import constants_of
 from jaxprtool.errors import PointError, did_you_mean
 from jaxprtool.ir.border import border
 from jaxprtool.ir.dataflow import DataFlow
@@ -38,6 +40,8 @@ Kind = Literal["argument", "result", "line", "variable"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _LINE = re.compile(r"(.+):(\d+)")
+
+_CONSTANT = re.compile(r"constant\[(\d+)\]")
 
 #: By file and line, the equations: the `id`s of those in each jaxpr.
 _Lines: TypeAlias = dict[str, dict[int, dict[Jaxpr, set[int]]]]
@@ -179,6 +183,12 @@ class _Points:
     # --- variables --------------------------------------------------------------------------------
 
     def _variable(self, what: str) -> Point | None:
+        if (told := _CONSTANT.fullmatch(what)) is not None:
+            constants = constants_of(self._top)
+            number = int(told[1])
+            if number >= len(constants):
+                return None
+            return Point("variable", what, (), Start([constants[number]]))
         if not re.fullmatch(r"[^\W\d]\w*", what) or what == "_":
             return None
         # An argument of a body may have the same name as in the caller, which comes first.

@@ -16,7 +16,7 @@ from jaxprtool.ir.border import NamedValue, border, top_jaxpr
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.equations import holders, size_of, type_of
 from jaxprtool.ir.program import Program
-from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,19 @@ def _count(jaxpr: Jaxpr, counts: dict[Jaxpr, Counter[tuple[int, str]]]) -> None:
                 total[depth + 1, name] += number
 
 
+def constants_of(jaxpr: Jaxpr) -> list[tuple[Jaxpr, Var]]:
+    """Return the constants of a jaxpr and of its bodies, in the order of `stats`."""
+    counts: dict[Jaxpr, Counter[tuple[int, str]]] = {}
+    _count(jaxpr, counts)
+    return _held(counts)
+
+
+def _held(jaxprs: Iterable[Jaxpr]) -> list[tuple[Jaxpr, Var]]:
+    return [(jaxpr, var) for jaxpr in jaxprs for var in jaxpr.constvars]
+
+
 def _constants(jaxprs: Iterable[Jaxpr]) -> tuple[NamedValue, ...]:
-    avals = [var.aval for jaxpr in jaxprs for var in jaxpr.constvars]
+    avals = [var.aval for _, var in _held(jaxprs)]
     return tuple(
         NamedValue(f"constant[{i}]", type_of(aval), size_of(aval)) for i, aval in enumerate(avals)
     )

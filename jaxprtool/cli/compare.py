@@ -146,7 +146,7 @@ def compare(
         pipelines.append(users.before(pipelines[0]))
     axes = Axes(pipelines, backends or (None,), precision or (None,), op_by_op)
     axes.require_backends()
-    targets = [function, *(function.of(target) for target in others or [])]
+    targets = function.each_of([function.target, *(others or ())])
     entries = [each.find(told, True, types, pipelines[0]) for each in targets]
     traced = [
         each.trace(entry, pipelines[0], told) for each, entry in zip(targets, entries, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,10 +55,10 @@ class Two(Function):
     def each(self) -> tuple[Function, Function]:
         """Return the options of A and of B."""
         given = {field.name: getattr(self, field.name) for field in fields(Function)}
+        first, second = both("--args", self.args)
         targets = self.target, self.other or self.target
-        pairs = zip(targets, both("--args", self.args), strict=True)
-        a, b = (Function(**{**given, "target": t, "args": args}) for t, args in pairs)
-        return a, b
+        a, b = Function(**{**given, "args": first}).each_of(targets)
+        return a, replace(b, args=second)
 
 
 def both(option: str, values: Sequence[str] | None) -> tuple[str | None, str | None]:

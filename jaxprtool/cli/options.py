@@ -110,6 +110,14 @@ class FrameChoice(StrEnum):
     all = "all"
 
 
+#: Options that a program in a file does not take, and their values if they are not given.
+_OF_FUNCTIONS: dict[str, Any] = {
+    "factory": False,
+    "static_argnums": None,
+    "static_argnames": None,
+}
+
+
 @dataclass(frozen=True)
 class Function:
     """A group of options: TARGET, how it is found, and what it is called with."""
@@ -164,9 +172,18 @@ class Function:
         ),
     ] = None
 
-    def of(self, target: str) -> Function:
-        """Return the same for another TARGET."""
-        return replace(self, target=target)
+    def each_of(self, targets: Sequence[str]) -> list[Function]:
+        """Return the same for each of several TARGETs.
+
+        A factory and static arguments are those of functions: programs in files among these have
+        none.
+        """
+        from jaxprtool.api.targets import is_file
+
+        files = list(map(is_file, targets))
+        bare = {} if all(files) else _OF_FUNCTIONS
+        pairs = zip(targets, files, strict=True)
+        return [replace(self, target=t, **(bare if file else {})) for t, file in pairs]
 
     def find(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -97,7 +98,14 @@ def reduce(
     wanted = checks.parse(check, seed)
     entry = function.find(told, wanted.reads_values, types, pipeline)
     traced = function.trace(entry, pipeline, told)
-    programs = options.each(pipeline_steps.run(pipeline, traced, told))
+    try:
+        programs = options.each(pipeline_steps.run(pipeline, traced, told))
+    except JaxprToolError:
+        if not isinstance(wanted, checks.Error) or wanted.pipelines:
+            raise
+        # It is the passes that fail: what they fail on is what to reduce.
+        check = f"{check} -p {shlex.quote(str(passes))}"
+        wanted, programs = checks.parse(check, seed), options.each(traced)
     given = given_to(options.only_program("reduce takes", programs), entry, traced)
     program, values = given.program, _arrays(given.values)
     if wanted.reads_values:

@@ -105,6 +105,12 @@ def rules_followed() -> Iterator[None]:
         _rules.reset(token)
 
 
+#: What to write where a rule cannot be: a gradient has applied it, and needs it no longer.
+_WITHOUT_RULES = (
+    "the pass inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules; for a gradient by "
+    "them run grad before it"
+)
+
 #: How many rules may be within one another; how many may be within three others, and of how many
 #: equations altogether. Rules that have an end have it soon, or call few others.
 MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
@@ -131,8 +137,7 @@ class _Rules:
                 raise UnsupportedError(
                     f"the rule of the {named(origin)} cannot be followed: it calls functions with "
                     "rules that call others, without end",
-                    hint="inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules, and "
-                    "grad or jvp applies them",
+                    hint=_WITHOUT_RULES,
                 )
             self.traced[key] = found = trace(eqn)
             self._note(found, within, origin)
@@ -297,4 +302,4 @@ def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> No
 def unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
     """The error for a rule that raises `error` when it is traced."""
     message = f"the rule of the {named(eqn)} cannot be written as a jaxpr: {described(error)}"
-    return UnsupportedError(message)
+    return UnsupportedError(message, _WITHOUT_RULES)

@@ -34,7 +34,7 @@ class CheckpointedJvp:
     """
 
     def __init__(self, eqn: JaxprEqn, differentiated: Sequence[bool]) -> None:
-        body = eqn.params["jaxpr"]
+        body = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["_prim"].jaxpr
         refused = effects.remat_allowed_effects.filter_not_in(body.effects)
         if refused:
             raise NotImplementedError(f"checkpoint does not take effects such as {refused}")

@@ -12,7 +12,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,11 +67,13 @@ class ParameterTypes:
         name: The name of the function.
         positions: The names of the parameters that have a position.
         by_name: A type, or a pytree of types, by the name of the parameter.
+        are_given: Whether they are given, and not the function's own.
     """
 
     name: str
     positions: tuple[str, ...]
     by_name: Mapping[str, Any]
+    are_given: bool = False
 
     @classmethod
     def read(cls, fun: Callable, given: Given) -> ParameterTypes:
@@ -90,6 +92,7 @@ class ParameterTypes:
         """
         named: Mapping[str, Any] = {}
         positional: Sequence[Any] = ()
+        are_given = given is not None
         if given is None:
             given = _annotations(fun)
         if not given:
@@ -107,7 +110,31 @@ class ParameterTypes:
         by_name = {**dict(zip(names, positional, strict=False)), **named}
         by_name = {name: each for name, each in by_name.items() if each is not None}
         types = jax.tree.map(_type, by_name, is_leaf=lambda each: each is None)
-        return cls(function_name(fun), names, types)
+        return cls(function_name(fun), names, types, are_given)
+
+    def call(
+        self, fun: Callable, static: Collection[int], static_names: Collection[str]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the arguments of a call of these types, if they are given for all that it needs.
+
+        Static arguments are None in it.
+        """
+        known = signature(fun)
+        if not self.are_given or known is None or _ANY in jax.tree.leaves(self.by_name):
+            return None
+        parameters = known.parameters
+        variadic = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        for i, (name, each) in enumerate(parameters.items()):
+            optional = each.default is not each.empty or each.kind in variadic
+            if not (optional or name in self.by_name or i in static or name in static_names):
+                return None
+        used = [i for i, name in enumerate(self.positions) if name in self.by_name]
+        count = max([*static, *used], default=-1) + 1
+        names = positional_names(fun, count)[:count]
+        if any(name not in self.by_name and i not in static for i, name in enumerate(names)):
+            return None
+        named = {name: each for name, each in self.by_name.items() if name not in names}
+        return tuple(map(self.by_name.get, names)), named
 
     @property
     def leaves(self) -> list[jax.ShapeDtypeStruct]:

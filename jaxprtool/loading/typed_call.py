@@ -43,6 +43,7 @@ def typed_call(
         tuple(arg for i, arg in enumerate(args) if i not in positions),
         {name: arg for name, arg in kwargs.items() if name not in names},
     )
+    own = types.call(fun, positions, names) or own
     if own is None:
         call = _of_the_function(fun, types, given, positions)
     else:

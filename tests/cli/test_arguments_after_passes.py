@@ -334,3 +334,13 @@ class _Same:
 def test_a_whole_file_is_traced(cli, files):
     found = cli("opt", "train.py:loss", "--args", "load('params.npz'), f32[3,4]")
     assert "{ lambda ; a:f32[4] b:f32[4,4] c:f32[3,4]. let" in found.out
+
+
+def test_types_of_all_parameters_are_those_of_the_function(cli, folder):
+    code = "def sine(x): return jnp.sin(x)\ndef half(x, y): return (x - y) / 2"
+    (folder / "plain.py").write_text(f"import jax.numpy as jnp\n{code}")
+    moved = "run", "plain.py:sine", "-p", "jvp", "--types", "x=f32[]", "--args", "(0.1,), (0.2,)"
+    assert "d_result: f32[] 0.19900084" in cli(*moved).out
+    types = "--types", "x=f32[], y=f32[]", "--args", "1.0"
+    found = cli("run", "plain.py:half", "-p", "linear_transpose", *types)
+    assert "result[0]: f32[] 0.5" in found.out and "result[1]: f32[] -0.5" in found.out

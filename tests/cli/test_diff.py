@@ -324,3 +324,12 @@ def test_two_targets_may_be_calls_of_a_factory(cli, folder):
     assert cli("diff", one, one, "--args", "f32[3]").code == 0
     found = cli("diff", one, two, "--args", "f32[3]")
     assert found.code == 1 and "1 changed" in found.out
+def test_a_factory_is_compared_with_its_program_in_a_file(cli, folder):
+    made = "\ndef make():\n    return loss, (jnp.ones(6),)\n"
+    (folder / "old.py").write_text(textwrap.dedent(BEFORE) + made)
+    assert cli("opt", "old.py:make", "--factory", "-o", "old.jaxpr").code == 0
+    assert cli("diff", "old.py:make", "old.jaxpr", "--factory").code == 0
+    assert cli("diff", "old.jaxpr", "old.py:make", "--factory").code == 0
+    found = cli("compare", "old.py:make", "old.jaxpr", "--factory")
+    assert found.code == 0 and "equal to the bit" in found.out
+    assert "neither a factory" in cli("diff", "old.jaxpr", "old.jaxpr", "--factory").err

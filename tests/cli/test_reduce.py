@@ -224,3 +224,25 @@ def test_a_program_with_callbacks_is_reduced_with_stubs_of_them(cli, folder):
     command = "opt", *case, "-p", "broken", "--plugin", "broken.py", "--reproducer", "bad"
     assert "note: the program before broken is in bad" in cli(*command).err
     assert cli("reduce", "bad", "-o", "smaller.jaxpr").code == 0
+
+
+def test_what_a_pass_fails_on_is_reduced(cli, folder):
+    plugin = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+    import jaxprtool
+
+    @dataclass(frozen=True)
+    class NoTanh(jaxprtool.Pass):
+        "Fail on tanh."
+        name: ClassVar[str] = "no_tanh"
+        def __call__(self, program):
+            if "tanh" in {eqn.primitive.name for eqn in program.jaxpr.eqns}:
+                raise ValueError("a tanh is here")
+            return program
+    """
+    (folder / "plugin.py").write_text(textwrap.dedent(plugin))
+    passes = "-p", "no_tanh", "--plugin", "plugin.py"
+    found = cli(*CASE, "--check", "error 'tanh is here'", *passes, "--json")
+    assert json.loads(found.out)["equations_after"] == 1
+    assert cli(*CASE, "--check", "nan", *passes).code == 2

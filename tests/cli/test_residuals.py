@@ -1,7 +1,10 @@
 """`jaxprtool residuals` shows what a gradient keeps, why, and what policies would keep."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -86,3 +89,13 @@ def test_mistakes_are_one_line(cli):
 def test_types_of_a_symbolic_program_are_shown_whole(cli):
     found = cli("residuals", "kept.py:loss", "--args", "f32[d,d], f32[n,d]")
     assert found.out.startswith("loss keeps 3 residuals\n") and "f32[n,d]" in found.out
+
+
+def test_functions_under_the_new_checkpoint_have_residuals(folder):
+    code = "import jax\n\n@jax.checkpoint\ndef kept(x):\n    return jax.numpy.cos(x * 2).sum()\n"
+    (folder / "remat.py").write_text(code)
+    command = [sys.executable, "-m", "jaxprtool", "residuals", "remat.py:kept", "--args", "f32[3]"]
+    env = {**os.environ, "JAX_REMAT3": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert "keeps 1 residual, 12 bytes" in done.stdout
+    assert "nothing_saveable" in done.stdout

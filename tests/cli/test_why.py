@@ -174,3 +174,22 @@ def test_options_that_do_not_go_together_are_one_line(cli, options):
     found = cli("why", *LOSS, *options)
     assert (found.code, found.out) == (2, "") and found.err.startswith("error: ")
     assert cli("show", *LOSS, "--uses", "x", "--stats").code == 2
+
+
+def test_a_constant_is_named_as_the_tables_name_it(cli, folder):
+    code = """
+    import jax, jax.numpy as jnp
+
+    big = jnp.ones(3)
+
+    def captured(x, y):
+        return jax.lax.fori_loop(0, 3, lambda i, c: c * big, x), y + 1
+    """
+    (folder / "held.py").write_text(textwrap.dedent(code))
+    case = "held.py:captured", "--args", "f32[3], f32[3]"
+    assert "constant[0]" in cli("show", *case, "--stats").out
+    found = cli("why", *case, "constant[0]")
+    assert found.out.startswith("constant[0] reaches ")
+    assert "not result[1]" in " ".join(found.out.split()) and "held.py:7" in found.out
+    missing = cli("why", *case, "constant[1]")
+    assert missing.code == 2 and "'constant[1]'" in missing.err

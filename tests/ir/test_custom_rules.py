@@ -432,3 +432,15 @@ def test_a_rule_with_static_and_missing_arguments_goes_through_passes(fun):
     np.testing.assert_allclose(mapped(lanes), jax.vmap(fun)(lanes), rtol=1e-5)
     after = program.apply("-O1")
     assert jaxprtool.equivalent(parse(text(after), "test"), after)
+
+
+def test_what_an_endless_rule_needs_is_written_without_it_as_the_hint_says():
+    function = endless("vjp", 1)
+    program = trace(function, jnp.float32(1.0))
+    with pytest.raises(UnsupportedError) as refused:
+        text(program)
+    inline = "inline(calls=('custom_jvp', 'custom_vjp'))"
+    assert inline in refused.value.hint and "run grad before it" in refused.value.hint
+    for passes, wanted in (inline, function), (f"grad, {inline}", jax.grad(function)):
+        again = parse(text(program.apply(passes)), "test")
+        np.testing.assert_allclose(again(2.0), wanted(2.0), rtol=1e-6)

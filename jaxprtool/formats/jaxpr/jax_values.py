@@ -37,6 +37,7 @@ from jaxprtool.formats.jaxpr.values import (
     Unwritable,
     add_class,
     add_enum,
+    add_late_record,
     add_maker,
     add_name,
     add_record,
@@ -165,6 +166,8 @@ for _record, _fields in (
     (jaxcompat.NDIndexer, ["indices", "shape", "int_indexer_shape"]),
 ):
     add_record(_record, _fields)
+add_late_record("jax.experimental.sparse.util", "SparseInfo")
+add_late_record("jax.experimental.sparse.coo", "COOInfo")
 
 
 def _high_primitive(value: Any, encode: Encode) -> str:

@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -102,6 +103,10 @@ forms: RuleTable[Form] = RuleTable()
 _PLAIN = Form()
 
 
+#: The primitives of JAX's sparse matrices, which JAX has once their module is imported.
+_SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
+
+
 # --- both ways ------------------------------------------------------------------------------------
 
 
@@ -134,6 +139,8 @@ def restored(
     Jaxprs are closed. Raises BadParameter.
     """
     load_rules_of(primitive)
+    if primitive.startswith(_SPARSE):
+        import_module("jax.experimental.sparse")
     known = jaxcompat.registered_primitives()
     if traits(primitive).call == "closed_call" and primitive not in known:
         primitive = "eval_jaxpr"

@@ -22,6 +22,7 @@ import dataclasses
 import keyword
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from jaxprtool.ir.notation.whitelist import WhitelistReader
@@ -47,6 +48,9 @@ Encoder: TypeAlias = Callable[[Any, Encode], str]
 #: What encodes the values of each class. A class serves its subclasses too, except the builtin
 #: ones: a tuple of a class that is not here has no text.
 ENCODERS: dict[type, Encoder] = {}
+
+#: How values are written of classes that may not be imported, by their modules and names.
+_LATE: dict[tuple[str, str], Encoder] = {}
 
 #: What `Name(...)` makes, of arguments that are decoded already. Fed by whoever edits a file, it
 #: must raise an exception if they do not fit, and do nothing that is not in its arguments.
@@ -106,6 +110,22 @@ def add_record(cls: Any, fields: Sequence[str] | None = None) -> None:
     add_class(cls, encode_record, **{cls.__name__: cls})
 
 
+def add_late_record(module: str, name: str) -> None:
+    """Have values of a named tuple written as by `add_record`, without importing its module.
+
+    That is imported when a file has such a value: it takes long.
+    """
+
+    def encode_record(value: Any, encode: Encode) -> str:
+        return call(name, **{word: encode(each) for word, each in value._asdict().items()})
+
+    def made(**fields: Any) -> Any:
+        return getattr(import_module(module), name)(**fields)
+
+    _LATE[module, name] = encode_record
+    MAKERS[name] = made
+
+
 # --- writing ------------------------------------------------------------------------------------
 
 
@@ -128,7 +148,8 @@ def encode(value: Any, special: Mapping[type, Callable[[Any], str]] | None = Non
         cls = type(value)
         if cls in special:
             return special[cls](value)
-        encoder = ENCODERS.get(cls) or _inherited(cls)
+        known = ENCODERS.get(cls) or _LATE.get((cls.__module__, cls.__qualname__))
+        encoder = known or _inherited(cls)
         if encoder is None:
             raise Unwritable(f"a value of {cls.__module__}.{cls.__qualname__}")
         return encoder(value, inside)

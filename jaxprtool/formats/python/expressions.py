@@ -31,6 +31,7 @@ ROOTS: dict[str, str] = {
     "primitives": "from jax.extend.core import primitives",
     "jaxpr_as_fun": "from jax.extend.core import jaxpr_as_fun",
     "rng": "from jax.extend import random as rng",
+    "sparse": "from jax.experimental import sparse",
     "add_any": "from jax.interpreters.ad import add_jaxvals as add_any",
     "SymbolicZero": "from jax.custom_derivatives import SymbolicZero",
     "zeros_like_aval": "from jax.interpreters.ad import zeros_like_aval",
@@ -325,13 +326,19 @@ def method(x: Expression, name: str, *args: object, **kwargs: object) -> CallExp
 #: it; a type's subclasses are found through `isinstance`, in the order of the table.
 constructors: dict[type, Callable[[Any], object]] = {}
 
+#: The same of types of modules that may not be imported, by the full name of the type.
+late_constructors: dict[str, Callable[[Any], object]] = {}
+
 
 def _constructed(value: object) -> object:
     """Return what makes a value, by the table, or the value itself if it has a literal."""
     if type(value) in (int, str, bool):
         return value
-    construct = constructors.get(type(value)) or next(
-        (make for kind, make in constructors.items() if isinstance(value, kind)), None
+    cls = type(value)
+    construct = (
+        constructors.get(cls)
+        or late_constructors.get(f"{cls.__module__}.{cls.__qualname__}")
+        or next((make for kind, make in constructors.items() if isinstance(value, kind)), None)
     )
     return construct(value) if construct else value
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -38,6 +42,7 @@ from jaxprtool.formats.python.expressions import (
     Subscript,
     call,
     constructors,
+    late_constructors,
     method,
 )
 from jaxprtool.formats.python.naming import identifier
@@ -97,10 +102,15 @@ def _record(value: Any) -> Expression:
     kind = type(value)
     if getattr(lax, kind.__name__, None) is not kind:
         raise TypeError(f"{kind.__qualname__} has no public name")
+    return _record_of(value, f"lax.{kind.__name__}")
+
+
+def _record_of(value: Any, path: str) -> Expression:
+    """A named tuple by the path of its class."""
     defaults = getattr(value, "_field_defaults", {})
     fields = value._asdict().items()
     said = {k: v for k, v in fields if k not in defaults or v != defaults[k]}
-    return call(f"lax.{kind.__name__}", **said)
+    return call(path, **said)
 
 
 def _types_if_needed(mesh: Mesh | AbstractMesh) -> dict[str, object]:
@@ -197,11 +207,19 @@ def primitive(value: Primitive) -> Expression:
         ("lax", lax),
         ("lax.linalg", lax.linalg),
         ("rng", jax.extend.random),
+        *_sparse(),
     ):
         for name in (f"{value.name.replace('-', '_')}_p", *_OTHER_NAMES):
             if vars(home).get(name) is value:
                 return Name(f"{path}.{name}")
     raise TypeError(f"the primitive {value.name} is not public")
+
+
+def _sparse() -> Iterator[tuple[str, ModuleType]]:
+    """Yield the modules of JAX's sparse matrices, if a program may have some."""
+    for path in ("sparse", "sparse.bcoo"):
+        if module := sys.modules.get(f"jax.experimental.{path}"):
+            yield path, module
 
 
 #: Primitives whose public name is not their own.
@@ -229,6 +247,12 @@ def _jaxpr(jaxpr: Any) -> Expression:
     return made if jaxpr is closed else Attribute(made, "jaxpr")
 
 
+late_constructors.update(
+    {
+        f"jax.experimental.{path}": partial(_record_of, path=path)
+        for path in ("sparse.util.SparseInfo", "sparse.coo.COOInfo")
+    }
+)
 constructors.update(
     {
         float: _float,

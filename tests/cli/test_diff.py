@@ -324,6 +324,8 @@ def test_two_targets_may_be_calls_of_a_factory(cli, folder):
     assert cli("diff", one, one, "--args", "f32[3]").code == 0
     found = cli("diff", one, two, "--args", "f32[3]")
     assert found.code == 1 and "1 changed" in found.out
+
+
 def test_a_factory_is_compared_with_its_program_in_a_file(cli, folder):
     made = "\ndef make():\n    return loss, (jnp.ones(6),)\n"
     (folder / "old.py").write_text(textwrap.dedent(BEFORE) + made)

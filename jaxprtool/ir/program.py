@@ -313,7 +313,7 @@ class Programs(Mapping[str, Program]):
         return f"Programs({', '.join(self._programs)})"
 
 
-def type_check(program: Program, before: Program | None = None) -> None:
+def type_check(program: Program, before: Program | None = None, *, preserves: bool = False) -> None:
     """Check every equation of a program, at every depth, with JAX's own type checker.
 
     Also checks that trees and names fit the jaxpr.
@@ -322,6 +322,8 @@ def type_check(program: Program, before: Program | None = None) -> None:
         program: The program.
         before: A program that is well typed. Equations that it has are not checked again, and of
             others that are alike, one is.
+        preserves: Whether the program computes the same as `before`. Then arguments and results
+            must have the weak types that they have there, and equations those that they compute.
 
     Raises:
         CheckError: With the first fault.
@@ -341,9 +343,21 @@ def type_check(program: Program, before: Program | None = None) -> None:
             if before is not None:
                 same_axes = before.axis_env == program.axis_env
                 known = frozenset(map(id, _equations(before.jaxpr) if same_axes else ()))
-            jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr), known)
+            jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr), known, weak_types=preserves)
     except Exception as error:  # the checker reports faults with several exception types
         raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
+    if before is not None and preserves:
+        _require_weak_types(program, before)
+
+
+def _require_weak_types(program: Program, before: Program) -> None:
+    """Raise CheckError if an argument or result is weakly typed in one of the programs alone."""
+    for what in ("arguments", "results"):
+        known = dict(getattr(before, what))
+        for name, aval in getattr(program, what):
+            old, new = (type_of(each, weak=True) for each in (known.get(name, aval), aval))
+            if old.startswith("~") != new.startswith("~"):
+                raise CheckError(f"{what[:-1]} '{name}' of {program.name} was {old}, and is {new}")
 
 
 def _equations(jaxpr: AnyJaxpr) -> list[JaxprEqn]:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable, Sequence
 from operator import is_not
 from typing import Any, TypeVar
 
+from jax import lax
+
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.equations import donations, free_variables, is_flat
@@ -57,9 +59,9 @@ def rewrite(
     """Rewrite a jaxpr by the rule that `visitor` returns for each of its bodies.
 
     Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
-    result is rejected, and its equation kept, where it would change a type; a weak type may change,
-    except that of a body's own results. The Python closures of custom derivatives are left alone,
-    and so is what a call in the same body donates.
+    result is rejected, and its equation kept, where it would change a type, weak types included:
+    a gradient has the weak type of what it is taken by. The Python closures of custom derivatives
+    are left alone, and so is what a call in the same body donates.
 
     Args:
         jaxpr: The jaxpr, closed or open.
@@ -212,7 +214,6 @@ class Writer:
         self.env: dict[Var, Atom] = {}
         #: The equation that defines a variable, of those written so far.
         self.definition: dict[Var, JaxprEqn] = {}
-        self._results = {v for v in jaxpr.outvars if isinstance(v, Var)}
         #: Arrays that a call deletes: under a second name one might be read after that.
         self.donated = {v for v, _ in donations(jaxpr.eqns)}
         self.constvars = list(jaxpr.constvars)
@@ -220,8 +221,9 @@ class Writer:
         self.consts = list(closed.consts) if closed is not None else []
         #: The values of constants of the body, by variable.
         self.constant_values: dict[Var, Any] = dict(zip(self.constvars, self.consts, strict=False))
-        #: Their variables by the identity of the value and its type, once one is asked for.
-        self._constant_of: dict[tuple[int, Aval], Var] | None = None
+        #: Their variables by the identity of the value and its type, once one is asked for, with
+        #: the value that was asked for.
+        self._constant_of: dict[tuple[int, Aval], tuple[Var, object]] | None = None
 
     # --- what a rule may ask and do ------------------------------------------------------------
 
@@ -301,7 +303,10 @@ class Writer:
             ValueError: If the jaxpr has constants that this body cannot hold.
         """
         jaxpr = jaxcompat.open_jaxpr(closed)
-        names: dict[Var, Atom] = dict(zip(jaxpr.invars, operands, strict=True))
+        names: dict[Var, Atom] = {
+            var: self._as_weak(atom, var.aval, call)
+            for var, atom in zip(jaxpr.invars, operands, strict=True)
+        }
         for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
             names[var] = self.constant(const, var.aval)
         source_of = jaxcompat.source_under(call) if keep_source else lambda _: call.source_info
@@ -337,16 +342,17 @@ class Writer:
             return literal
         if self._constant_of is None:
             known = self.constant_values.items()
-            self._constant_of = {(id(held), var.aval): var for var, held in known}
+            self._constant_of = {(id(held), var.aval): (var, held) for var, held in known}
         if (id(value), aval) in self._constant_of:
-            return self._constant_of[id(value), aval]
+            return self._constant_of[id(value), aval][0]
         if not self.holds_constants:
             raise ValueError("this body cannot hold constants")
+        held = jaxcompat.weakly_typed(value) if getattr(aval, "weak_type", False) else value
         var = Var(aval)
         self.constvars.append(var)
-        self.consts.append(value)
-        self.constant_values[var] = value
-        self._constant_of[id(value), aval] = var
+        self.consts.append(held)
+        self.constant_values[var] = held
+        self._constant_of[id(value), aval] = var, value
         return var
 
     def can_hold(self, closed: ClosedJaxpr) -> bool:
@@ -379,7 +385,7 @@ class Writer:
                 eqn = before(eqn)
             written, held = len(eqns), len(constvars)
             atoms = rule(eqn)
-            if atoms is not None and self._accept(eqn.outvars, atoms, written):
+            if atoms is not None and self._accept(eqn, atoms, written):
                 changed = True
                 continue
             if len(eqns) > written or len(constvars) > held:
@@ -413,13 +419,18 @@ class Writer:
         del self.constvars[held:], self.consts[held:]
         self._constant_of = None
 
-    def _accept(self, outvars: Sequence[Var], atoms: Sequence[Atom], written: int) -> bool:
+    def _accept(self, eqn: JaxprEqn, atoms: Sequence[Atom], written: int) -> bool:
         """Put atoms in the places of results, and return True; False if one is rejected.
 
-        The equations after the first `written` ones are the rule's.
+        The equations after the first `written` ones are the rule's. Results of a body are cast to
+        the weak types that the equation's have: JAX lets a loop, branch or call have others.
         """
+        outvars = eqn.outvars
+        if eqn.params and holds_jaxpr(eqn.params.values()):
+            pairs = zip(atoms, outvars, strict=True)
+            atoms = [self._as_weak(atom, var.aval, eqn) for atom, var in pairs]
         for var, atom in zip(outvars, atoms, strict=True):
-            if not (var.aval == atom.aval or self._may_change(var, atom.aval)):
+            if var.aval != atom.aval and type(var) is not DropVar:
                 return False
             if self.donated and var is not atom and not self._may_rename(var, atom, written):
                 return False
@@ -428,17 +439,31 @@ class Writer:
                 self.env[var] = atom
         return True
 
+    def _as_weak(self, atom: Atom, aval: Aval, like: JaxprEqn) -> Atom:
+        """Return an atom with the weak type of `aval`: itself, another literal, or its cast."""
+        if atom.aval == aval or not hasattr(aval, "weak_type"):
+            return atom
+        weak = bool(aval.weak_type)
+        new = atom.aval.update(weak_type=weak)
+        if new == atom.aval:
+            return atom
+        if type(atom) is Literal:
+            return jaxcompat.as_literal(atom.val, new)
+        params = {"new_dtype": new.dtype, "weak_type": weak, "sharding": None}
+        cast = jaxcompat.new_jaxpr_eqn(
+            [atom],
+            [Var(new)],
+            lax.convert_element_type_p,
+            params,
+            set(),
+            like.source_info,
+            like.ctx,
+        )
+        return self.add(cast)[0]
+
     def _may_rename(self, var: Var, atom: Atom, written: int) -> bool:
         """Return True if no donated array gets a second name: what takes its place is new."""
         if type(atom) is not Literal and atom in self.donated:
             return False
         new = (v for eqn in self.eqns[written:] for v in eqn.outvars)
         return var not in self.donated or any(v is atom for v in new)
-
-    def _may_change(self, var: Var, aval: Aval) -> bool:
-        """Return True if an atom of this other type may take the place of a variable."""
-        if isinstance(var, DropVar):
-            return True
-        if var in self._results or not hasattr(var.aval, "weak_type"):
-            return False
-        return bool(var.aval.strip_weak_type() == aval.strip_weak_type())

@@ -241,5 +241,6 @@ from jaxprtool.jaxcompat.values import (
     nested_type,
     physical_array,
     physical_element,
+    weakly_typed,
     with_weak_type,
 )

@@ -40,7 +40,9 @@ _BODIES_NOT_CHECKED = frozenset(
 )
 
 
-def check_jaxpr(jaxpr: Jaxpr, known: frozenset[int] | None = None) -> None:
+def check_jaxpr(
+    jaxpr: Jaxpr, known: frozenset[int] | None = None, *, weak_types: bool = False
+) -> None:
     """Check an open jaxpr with JAX's type checker, and each body in it, at every depth, once.
 
     JAX's checks a body at each call of it, which takes time in proportion to the calls when all
@@ -51,11 +53,13 @@ def check_jaxpr(jaxpr: Jaxpr, known: frozenset[int] | None = None) -> None:
         known: The `id` of each equation that JAX's checker has nothing to say against in the
             present setting: outside the bodies that bind axes. Of the others those that are alike
             are then checked once. If None, all are checked.
+        weak_types: Check that the results of the other equations, and constants, have the weak
+            types that they are annotated with. JAX's checker does not look at those.
 
     Raises:
         Exception: What JAX's checker raises.
     """
-    alike = None if known is None else _Alike(known)
+    alike = None if known is None else _Alike(known, weak_types)
     faults: dict[Hashable, Exception | None] = {}
 
     def once(body: ClosedJaxpr) -> None:
@@ -95,8 +99,9 @@ class _Alike:
     of operands and results. What it finds fault with, or does not know, is for JAX's checker.
     """
 
-    def __init__(self, known: frozenset[int]):
+    def __init__(self, known: frozenset[int], weak_types: bool):
         self._known = known
+        self._weak_types = weak_types
         self._setting = config.trace_context()
         self._alike: set[Hashable] = set()
         # Types by number, and the numbers of type objects, which are held here so that they live.
@@ -139,8 +144,11 @@ class _Alike:
             key = None
         try:
             fits = _rule_agrees(eqn, jaxpr)
+            fault = _weak_type_fault(eqn) if fits and self._weak_types else ""
         except Exception:  # JAX's checker says what is wrong
             return False
+        if fault:
+            raise TypeError(fault)
         if fits and key is not None:
             self._alike.add(key)
         return fits
@@ -209,6 +217,26 @@ def _rule_agrees(eqn: JaxprEqn, jaxpr: AnyJaxpr) -> bool:
             return False
     pairs = zip(eqn.outvars, results, strict=True)
     return all(core.typematch(v.aval, result) for v, result in pairs)
+
+
+def _weak_type_fault(eqn: JaxprEqn) -> str:
+    """What is wrong with the weak types of an equation's results; empty if nothing is.
+
+    Of an equation with bodies these are for the pass to keep: JAX's own differ from the bodies'.
+    """
+    named = eqn.primitive in core.custom_typechecks or eqn.primitive.call_primitive
+    if named or next(core.jaxprs_in_params(eqn.params), None) is not None:
+        return ""
+    with eqn.ctx.manager:
+        results, _ = inferred_types(eqn.primitive, eqn.params, eqn.invars)
+    for var, aval in zip(eqn.outvars, results, strict=True):
+        weak, found = (getattr(each, "weak_type", False) for each in (var.aval, aval))
+        if weak != found and type(var) is not core.DropVar:
+            words = ["strongly", "weakly"]
+            return f"{eqn.primitive} gives a {words[found]} typed {aval.str_short()}, " + (
+                f"annotated as {words[weak]} typed"
+            )
+    return ""
 
 
 def inferred_types(

@@ -7,7 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, core, frozen_dict, indexing, layout, literals, sharding_impls
+from jax._src import (
+    api,
+    array,
+    config,
+    core,
+    frozen_dict,
+    indexing,
+    layout,
+    literals,
+    sharding_impls,
+)
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax import lax
 from jax._src.lax.control_flow import solves
@@ -127,6 +137,16 @@ def with_weak_type(value: Any, dtype: DType, weak_type: bool) -> Any:
     if isinstance(value, float | int | complex) and not weak_type:
         return np.asarray(value, dtype)
     return lax._convert_element_type(value, dtype, weak_type=weak_type)
+
+
+def weakly_typed(value: Any) -> jax.Array:
+    """Return an array with a weak type, which an array of NumPy cannot have."""
+    if isinstance(value, core.Tracer) or getattr(value, "weak_type", False):
+        return value
+    with jax.ensure_compile_time_eval(), config.enable_x64(True), jax.transfer_guard("allow"):
+        held = jax.device_put(value)
+    aval = held.aval.update(weak_type=True)
+    return array.ArrayImpl(aval, held.sharding, held._arrays, committed=held.committed)
 
 
 #: Returns the type of the array that holds one element of an extended dtype.

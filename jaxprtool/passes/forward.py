@@ -259,8 +259,7 @@ class _Forwarding:
         value, dimensions = eqn.invars[0], eqn.params["broadcast_dimensions"]
         if tuple(dimensions) != tuple(range(1, len(atom.aval.shape))):
             return None
-        types = {var.aval.strip_weak_type() for _, var in arguments}
-        return value if types == {value.aval.strip_weak_type()} else None
+        return value if all(var.aval == value.aval for _, var in arguments) else None
 
     # --- what loops carry -----------------------------------------------------------------------
 

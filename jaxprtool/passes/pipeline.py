@@ -185,7 +185,7 @@ def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> 
     for each in result.values() if isinstance(result, Mapping) else [result]:
         try:
             if check:
-                type_check(each, program)
+                type_check(each, program, preserves=step.transform.preserves)
         except CheckError as error:
             raise CheckError(f"pass '{step}' broke the program: {error.message}") from error
     observer.after(step, program, result, seconds)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import jax
@@ -136,8 +135,7 @@ def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:
     ys: list[Sequence[Atom]] = [()] * length
     for i in reversed(range(length)) if scan.reverse else range(length):
         row = [column[i] for column in columns]
-        operands = _retyped(writer, [*scan.consts, *carry, *row], scan)
-        outs = writer.splice(scan.body, operands, scan.eqn)
+        outs = writer.splice(scan.body, [*scan.consts, *carry, *row], scan.eqn)
         carry, ys[i] = outs[: len(carry)], outs[len(carry) :]
     count = len(scan.ys)
     arrays = writer.trace(stacked, [y for row in ys for y in row], scan.eqn)
@@ -155,25 +153,6 @@ def _columns(writer: Writer, scan: Scan, known: _Rows) -> list[Sequence[Atom]]:
     rows = writer.trace(elements, sliced, scan.eqn)
     found = iter([rows[i :: len(sliced)] for i in range(len(sliced))])
     return [next(found) if type(x) is Literal or x not in known else known[x] for x in scan.xs]
-
-
-def _retyped(writer: Writer, operands: list[Atom], scan: Scan) -> list[Atom]:
-    """The operands of an iteration, weakly typed where its body says so.
-
-    JAX lets a carry be weakly typed where an iteration begins and strongly where it ends.
-    """
-    params = scan.body.invars
-    for i, (atom, param) in enumerate(zip(operands, params, strict=True)):
-        weak = getattr(param.aval, "weak_type", False)
-        if getattr(atom.aval, "weak_type", False) != weak:
-            as_param = partial(
-                lax.convert_element_type_p.bind,
-                new_dtype=param.aval.dtype,
-                weak_type=weak,
-                sharding=None,
-            )
-            (operands[i],) = writer.trace(lambda x, f=as_param: [f(x)], [atom], scan.eqn)
-    return operands
 
 
 def _not_run(writer: Writer, scan: Scan) -> list[Atom] | None:

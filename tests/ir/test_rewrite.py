@@ -131,13 +131,21 @@ def test_what_a_rule_wrote_before_it_kept_the_equation_goes():
     assert not new.constvars
 
 
-def test_a_weak_type_may_change_inside_of_a_body_but_not_of_its_results():
+def test_a_rule_may_not_change_a_weak_type():
     strong = lambda a: lax.convert_element_type(a, jnp.float32)  # noqa: E731
     visitor = rule_for("convert_element_type", lambda w, eqn: eqn.invars)
-    inside = jax.make_jaxpr(lambda a: strong(a) * jnp.ones(3))(1.0)
-    assert "convert_element_type" not in names(checked(rewrite(inside, visitor)))
-    result = jax.make_jaxpr(strong)(1.0)
-    assert rewrite(result, visitor) is result
+    for fun in (strong, lambda a: strong(a) * jnp.ones(3)):
+        jaxpr = jax.make_jaxpr(fun)(1.0)
+        assert rewrite(jaxpr, visitor) is jaxpr
+
+
+def test_what_a_body_gives_is_cast_to_the_weak_type_of_the_result():
+    weak = jax.make_jaxpr(lambda a: a + 1)(1.0)
+    visitor = rule_for("jit", lambda w, eqn: w.splice(weak, eqn.invars, eqn))
+    called = jax.make_jaxpr(lambda a: jax.jit(lambda a: a + 1)(a))(np.float32(1))
+    new = checked(rewrite(called, visitor))
+    assert names(new) == ["convert_element_type", "add", "convert_element_type"]
+    assert [v.aval.weak_type for v in new.outvars] == [False]
 
 
 # --- constants ----------------------------------------------------------------------------------

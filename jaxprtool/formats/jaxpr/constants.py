@@ -63,7 +63,9 @@ def _array(data: np.ndarray, aval: Aval) -> Any:
     """The array of the type `aval` of which `data` has been written."""
     if isinstance(aval.dtype, KeyType):
         return jax.random.wrap_key_data(data, impl=jaxcompat.key_implementation(aval.dtype))
-    return np.zeros(aval.shape, jax.dtypes.float0) if aval.dtype == jax.dtypes.float0 else data
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, jax.dtypes.float0)
+    return jaxcompat.weakly_typed(data) if aval.weak_type and aval.shape else data
 
 
 def digest(data: np.ndarray) -> str:

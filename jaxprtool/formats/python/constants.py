@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.python.expressions import Expression, Scope, call, written
+from jaxprtool.formats.python.expressions import Expression, Name, Scope, call, written
 from jaxprtool.formats.python.helpers import FROM_HEX
 from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
@@ -37,6 +37,17 @@ def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> l
             f"a constant of the element type {value.dtype}, which a package has brought, "
             "cannot be written as Python"
         )
+    if jax.typeof(value).weak_type:
+        kind, strong = dtype_name(value.dtype), np.asarray(value)
+        bind = call(
+            "lax.convert_element_type_p.bind",
+            Name(name),
+            new_dtype=kind,
+            weak_type=True,
+            sharding=None,
+        )
+        lines = definition_of(name, strong, scope, store)
+        return lines + statement(f"{name} = ", written(bind, scope), "", 0)
     data = np.asarray(value)
     if data.dtype == jax.dtypes.float0:
         expression: Expression = call("np.zeros", data.shape, data.dtype)

@@ -6,7 +6,7 @@ the variables that they use become a body that all copies share and call. The eq
 operands stay what they are. Calls that `inline` opens are seen through first; segments are looked
 for in the bodies of calls, loops and branches too, and in the shared bodies themselves.
 
-Where the copies have different literals, these become arguments. Whether an operand's type is weak,
+Where the copies have different literals, these become arguments. Whether a literal's type is weak,
 scopes and source lines may differ; parameters, types and the flow of values inside may not.
 Equations with effects stay where they are, and so do calls that donate.
 

@@ -2,7 +2,7 @@
 
 Each equation of each body is a position of the sequence, and equations that do the same to operands
 of the same types have the same token: which operands these are, the values of literals, whether an
-operand's type is weak, name scopes and source lines do not count. Tokens that occur once set bodies
+literal's type is weak, name scopes and source lines do not count. Tokens that occur once set bodies
 apart. Equations that may not be moved into a call have such a token too: those with effects, and
 those that would not be what they are in a call.
 
@@ -157,7 +157,11 @@ class Tokens:
         except Keyless:
             return self.alone()
         types = [self._type(v.aval) for v in eqn.invars]
-        weak = [getattr(v.aval, "weak_type", False) for v in eqn.outvars]
+        # A gradient has the weak type of the variable that it is taken by; by literals none is.
+        weak = [
+            type(v) is not Literal and getattr(v.aval, "weak_type", False)
+            for v in (*eqn.invars, *eqn.outvars)
+        ]
         results = [self._type(v.aval) for v in eqn.outvars]
         whole = eqn.primitive, key, *types, None, *results, *weak, id(eqn.ctx)
         return self._known.setdefault(whole, len(self._known))

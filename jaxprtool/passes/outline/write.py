@@ -68,7 +68,8 @@ def _body(
     kept: np.ndarray,
 ) -> Body:
     """Return the body, on variables of its own."""
-    invars = [Var(column[0].aval) for column in columns]
+    firsts = [next((v for v in column if type(v) is not Literal), column[0]) for column in columns]
+    invars = [Var(first.aval) for first in firsts]
     read = {*links.tolist(), *kept.tolist()}
     values: list[Var] = []
     new: list[Item] = []

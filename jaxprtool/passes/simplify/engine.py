@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 
 import jax
 
+from jaxprtool import jaxcompat
 from jaxprtool.errors import PluginError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
@@ -156,14 +157,21 @@ def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> O
     if outcome is None:
         return None
     if isinstance(outcome, JaxprEqn):
-        if not (_is_plain(eqn) and _is_plain(outcome)):
+        if not (_is_plain(eqn) and _is_plain(outcome) and _keeps_weak_type(outcome)):
             return None
         if row.once:
             uses.consumed += match.eqns[1:]
         return outcome
-    was, now = eqn.outvars[0].aval, outcome.aval
-    same = was == now or was.strip_weak_type() == now.strip_weak_type()
-    return outcome if same else None
+    return outcome if eqn.outvars[0].aval == outcome.aval else None
+
+
+def _keeps_weak_type(eqn: JaxprEqn) -> bool:
+    """Return True if an equation has the weak type that its result is annotated with."""
+    if not any(v.aval.weak_type for v in (*eqn.invars, *eqn.outvars)):
+        return True
+    with eqn.ctx.manager:
+        (aval,), _ = jaxcompat.inferred_types(eqn.primitive, eqn.params, eqn.invars)
+    return bool(aval.weak_type == eqn.outvars[0].aval.weak_type)
 
 
 def _asks(eqn: JaxprEqn) -> bool:

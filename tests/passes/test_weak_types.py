@@ -1,0 +1,175 @@
+"""Passes keep the weak type of each result and of each gradient, as JAX has it."""
+
+import random
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.errors import CheckError
+from jaxprtool.ir.program import type_check
+from tests.programs import Case, harness_programs, random_programs, sample_programs
+from tests.programs.samples import sample_files
+from tests.programs.waste import WASTE, wasteful
+from tests.programs.weakening import (
+    PIPELINES,
+    prove_weak_types,
+    weakened,
+)
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
+
+ONES = np.ones(3, np.float32)
+
+
+def scanned():
+    return lax.scan(lambda carry, _: (carry + 2, carry * 3), 1, None, length=5)[1]
+
+
+def filled():
+    return jnp.broadcast_to(lax.while_loop(lambda c: c < 9.0, lambda c: c * 2, 1.0), (4,))
+
+
+def chosen(x):
+    return lax.cond(True, lambda: 2.0, lambda: 3.0), x * 1
+
+
+def loop(x, y):
+    return lax.fori_loop(0, 3, lambda i, carry: (carry[0] * 2, carry[1] + x), (x, y))
+
+
+@jax.custom_jvp
+def squared(x):
+    return x * x
+
+
+@squared.defjvp
+def _(primals, tangents):
+    return squared(*primals), 3.0 * primals[0] * tangents[0]
+
+
+def layers(s, x):
+    for _ in range(6):  # the first layer is on a weak type, the others are not
+        s = jnp.tanh(jnp.sin(s) * x.sum() + jnp.cos(s)) * x[0]
+    return s
+
+
+#: Programs of Python's numbers, with arguments.
+CASES = [
+    ("scan", scanned, ()),
+    ("while", filled, ()),
+    ("cond", chosen, (1.0,)),
+    ("carries", loop, (1.0, 2.0)),
+    ("sum", lambda s, x: s + x.sum(), (0.5, ONES)),
+    ("scale", lambda s, x: (s * x, jnp.sum(x / s)), (0.5, ONES)),
+    ("one", lambda s, x: (s * np.float32(1), x * 1), (0.5, ONES)),
+    ("select", lambda s, x: jnp.where(x > 0, jnp.where(x > 0, s, x), 2.0).sum(), (0.5, ONES)),
+    ("jit", lambda s: jax.jit(lambda a: jnp.sin(a) * 2)(s) + np.float32(3), (0.5,)),
+    ("rule", lambda s, x: squared(s) * squared(x), (0.5, ONES)),
+    ("both", lambda s, t: (jnp.negative(-s) + 0.0) * jnp.float32(t), (0.5, 2.0)),
+    ("layers", layers, (0.5, ONES)),
+    ("integers", lambda n, x: (n * 2, x * n), (3, ONES)),
+    ("complex", lambda z: (z * 1j, jnp.abs(z)), (1j,)),
+]
+
+
+@pytest.mark.parametrize(("name", "fun", "args"), CASES, ids=[case[0] for case in CASES])
+def test_results_and_gradients_of_numbers_stay_as_weak_as_they_are(name, fun, args):
+    assert prove_weak_types(Case(name, fun, args))["rewritten"]
+    wanted = jax.jit(fun)(*args)
+    for passes in ("-O1", "-O3"):
+        found = jaxprtool.jit(fun, passes=passes)(*args)
+        assert _weak(found) == _weak(wanted)
+    program = jaxprtool.trace(fun, *args)
+    assert _weak(program.apply("-O1")(*args)) == _weak(wanted)
+
+
+def _weak(tree):
+    return [(x.dtype, jax.typeof(x).weak_type) for x in jax.tree.leaves(tree)]
+
+
+def test_a_gradient_by_a_number_is_typed_by_it():
+    fun = lambda s, x: s + x.sum()  # noqa: E731
+    wanted = jax.grad(jax.jit(fun))(0.5, ONES)
+    found = jax.grad(jaxprtool.jit(fun))(0.5, ONES)
+    assert _weak(found) == _weak(wanted) == [(np.float32, True)]
+    program = jaxprtool.trace(fun, 0.5, ONES)
+    for passes in ("grad", "simplify, grad", "-O3, grad", "grad, -O3"):
+        assert [aval.weak_type for aval in program.apply(passes).out_avals] == [True]
+
+
+def test_weak_constants_survive_a_file_and_python(tmp_path):
+    weak = jnp.broadcast_to(jnp.asarray(2.0), (3,))
+    program = jaxprtool.trace(lambda x: (weak, weak * x), 1.0)
+    jaxprtool.write(program, tmp_path / "p.jaxpr")
+    again = jaxprtool.read(tmp_path / "p.jaxpr")
+    assert _weak(again(1.0)) == _weak(program(1.0)) == [(np.float32, True)] * 2
+    namespace = {}
+    exec(jaxprtool.to_python(program), namespace)
+    (fun,) = (v for k, v in namespace.items() if k.startswith("lambda"))
+    assert jaxprtool.equivalent(jaxprtool.trace(fun, 1.0), program)
+
+
+# --- the type check after a pass ----------------------------------------------------------------
+
+
+def changed(program, **changes):
+    return program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, **changes))
+
+
+def test_a_pass_that_loses_a_weak_type_is_found():
+    before = jaxprtool.trace(lambda x, s: (jnp.sin(s), x), ONES, 1.0)
+    after = jaxprtool.trace(lambda x, s: (jnp.sin(s), x), ONES, np.float32(1))
+    type_check(after, before)
+    with pytest.raises(CheckError, match=r"argument 's' of .* was ~f32\[\], and is f32\[\]"):
+        type_check(after, before, preserves=True)
+    with pytest.raises(CheckError, match=r"result\[0\] of .* is ~f32\[\] before, f32\[\] after"):
+        jaxprtool.verify(before, after, [ONES, 1.0])
+
+
+def test_a_result_that_is_not_as_weak_as_it_is_annotated_is_found():
+    before = jaxprtool.trace(lambda s: jnp.sin(jnp.float32(s)), 1.0)
+    cast, sine = before.jaxpr.eqns
+    sine = sine.replace(invars=cast.invars)
+    after = changed(before, eqns=[sine])
+    type_check(after, before)
+    with pytest.raises(CheckError, match=r"sin gives a weakly typed float32\[\], annotated as"):
+        type_check(after, before, preserves=True)
+
+
+# --- many programs ------------------------------------------------------------------------------
+
+
+def prove(number: int, case: Case) -> Counter[str]:
+    """A program whose arguments are weakly typed, by some pipelines; every third in waste."""
+    rng = random.Random(number)
+    case = weakened(case)
+    if number % 3 == 0 and isinstance(case, Case):
+        case = wasteful(case, rng.choice(list(WASTE)))
+    return prove_weak_types(case, rng.sample(PIPELINES, 6))
+
+
+def test_some_samples_keep_weak_types():
+    found = sum((prove(1, case) for case in sample_programs(sample_files()[0])), Counter())
+    assert found["rewritten"]
+
+
+def test_some_harnesses_keep_weak_types():
+    cases = harness_programs(1)[::1000]
+    assert sum((prove(i, case) for i, case in enumerate(cases)), Counter())["rewritten"]
+
+
+def _as_expected(outcomes: Counter[str]) -> bool:
+    return outcomes["gradients"] > 100 and outcomes["weakly typed"] > 100
+
+
+SWEEP = [
+    Part("weak types of harnesses", Harnesses(), prove, expected=_as_expected),
+    Part("weak types of random programs", RandomPrograms(4000, programs=random_programs), prove),
+    Part("weak types of samples", Samples(), prove),
+]

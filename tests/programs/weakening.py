@@ -1,0 +1,116 @@
+"""The referee of weak types: of results and gradients, as JAX traces a program again.
+
+JAX is the oracle: what a program gives by its own evaluator, traced at the same types, and what
+its transposition gives as gradients, must be as weakly typed before a pass and after it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.program import Program
+from jaxprtool.passes.pipeline import Pipeline
+from tests.programs.case import Case
+from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
+
+PIPELINES = (
+    *("inline", "forward", "fold", "simplify", "simplify(fast=True)", "cse", "dce", "hoist"),
+    *("unroll(max_length=4)", "roll", "outline", "sink", "schedule", "drop_checks"),
+    *("disable_jit", "jit", "checkpoint", 'named_call("name")', "-O1", "-O2", "-O3"),
+)
+
+_PYTHON_DTYPES = {"float32", "int32", "complex64", "float64", "int64", "complex128"}
+
+
+def weakened(case: Any) -> Any:
+    """A case whose arguments of the dtypes that Python's numbers have are weakly typed."""
+    if not isinstance(case, Case):  # a sample is traced already, at its own types
+        return case
+    with case.setting():
+        args, kwargs = jax.tree.map(_weak, (case.args, case.kwargs))
+    return Case(f"weak {case.name}", case.fun, args, kwargs, case.x64)
+
+
+def _weak(x: Any) -> Any:
+    aval = jax.typeof(x)
+    if not isinstance(aval, jax.core.ShapedArray) or str(aval.dtype) not in _PYTHON_DTYPES:
+        return x
+    bind = lax.convert_element_type_p.bind
+    return bind(jnp.asarray(x), new_dtype=aval.dtype, weak_type=True, sharding=None)
+
+
+def prove_weak_types(case: Any, pipelines: Iterable[str] = PIPELINES) -> Counter[str]:
+    """Hold the weak types of a program after each pipeline against those before.
+
+    Returns how often what was compared. Raises AssertionError with the pipeline.
+    """
+    outcomes: Counter[str] = Counter({"programs": 1})
+    with case.setting():
+        program = case.program()
+        results, gradients = weak_results(program), weak_gradients(program)
+        outcomes["weakly typed"] += any(aval.weak_type for aval in program.in_avals)
+        for text in pipelines:
+            after = Pipeline.parse(text)(program)
+            assert isinstance(after, Program)
+            if after.jaxpr is program.jaxpr:
+                continue
+            outcomes["rewritten"] += 1
+            declared = [_is_weak(aval) for aval in after.out_avals]
+            assert declared == results == weak_results(after), f"results by {text}"
+            if gradients is not None and (found := weak_gradients(after)) is not None:
+                outcomes["gradients"] += 1
+                assert found == gradients, f"gradients by {text}"
+    return outcomes
+
+
+def weak_results(program: Program) -> list[bool]:
+    """Whether each result is weakly typed as JAX's evaluator traces it."""
+    evaluate = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    return _weak_types_of(lambda *flat: evaluate(*flat), program)
+
+
+def weak_gradients(program: Program) -> list[bool] | None:
+    """Whether the cotangent of each inexact argument is; None if there is no gradient."""
+    at = [i for i, aval in enumerate(program.in_avals) if _inexact(aval)]
+    if not at or not any(map(_inexact, program.out_avals)):
+        return None
+
+    def gradients(*flat: Any) -> Sequence[Any]:
+        def function(*xs: Any) -> list[Any]:
+            full = list(flat)
+            for i, x in zip(at, xs, strict=True):
+                full[i] = x
+            outs = jaxcompat.jaxpr_as_fun(program.jaxpr)(*full)
+            return [out for out in outs if _inexact(jax.typeof(out))]
+
+        outs, pull = jax.vjp(function, *(flat[i] for i in at))
+        return pull([lax.full_like(out, 1) for out in outs])
+
+    try:
+        return _weak_types_of(gradients, program)
+    except (*NO_DERIVATIVE, *NO_DERIVATIVE_OF_REFS):
+        return None
+
+
+def _weak_types_of(function: Any, program: Program) -> list[bool]:
+    types = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=_is_weak(aval))
+        for aval in program.in_avals
+    ]
+    return [_is_weak(aval) for aval in jax.make_jaxpr(function)(*types).out_avals]
+
+
+def _is_weak(aval: Any) -> bool:
+    return bool(getattr(aval, "weak_type", False))
+
+
+def _inexact(aval: Any) -> bool:
+    return jnp.issubdtype(getattr(aval, "dtype", np.bool_), jnp.inexact)

@@ -214,6 +214,8 @@ class Writer:
         self.env: dict[Var, Atom] = {}
         #: The equation that defines a variable, of those written so far.
         self.definition: dict[Var, JaxprEqn] = {}
+        #: Those of them that nothing reads any more, by identity; they go when all is written.
+        self.dead: dict[int, JaxprEqn] = {}
         #: Arrays that a call deletes: under a second name one might be read after that.
         self.donated = {v for v, _ in donations(jaxpr.eqns)}
         self.constvars = list(jaxpr.constvars)
@@ -327,7 +329,7 @@ class Writer:
                 written, held = len(self.eqns), len(self.constvars)
                 atoms = rule(new)
                 if atoms is None:
-                    self._rollback(written, held)
+                    self.rollback(written, held)
                     new = self._inside(new) if self._outside_in else new
             names.update(zip(eqn.outvars, self.add(new) if atoms is None else atoms, strict=True))
         return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
@@ -362,6 +364,30 @@ class Writer:
             for var, const in zip(closed.constvars, closed.consts, strict=True)
         )
 
+    def rollback(self, written: int, held: int) -> None:
+        """Remove all but the first so many equations and constants."""
+        del self.eqns[written:]
+        if len(self.constvars) == held:
+            return
+        for var in self.constvars[held:]:
+            del self.constant_values[var]
+        del self.constvars[held:], self.consts[held:]
+        self._constant_of = None
+
+    def may_replace(self, var: Var, atom: Atom, written: int | None = None) -> bool:
+        """Return True if an atom would be accepted in the place of a result.
+
+        Args:
+            var: The result.
+            atom: What is to take its place.
+            written: How many equations the rule has found written, if some of them are its own.
+        """
+        if var.aval != atom.aval and type(var) is not DropVar:
+            return False
+        if not self.donated or var is atom:
+            return True
+        return self._may_rename(var, atom, len(self.eqns) if written is None else written)
+
     # --- the walk ------------------------------------------------------------------------------
 
     def run(self, visitor: Visitor) -> AnyJaxpr:
@@ -389,7 +415,7 @@ class Writer:
                 changed = True
                 continue
             if len(eqns) > written or len(constvars) > held:
-                self._rollback(written, held)
+                self.rollback(written, held)
             if after is not None and eqn.params:
                 eqn = after(eqn)
             eqns.append(eqn)
@@ -405,19 +431,9 @@ class Writer:
             constvars=self.constvars,
             consts=self.consts,
             outvars=outvars,
-            eqns=self.eqns,
+            eqns=[e for e in eqns if id(e) not in self.dead] if self.dead else eqns,
             debug_info=jaxpr.debug_info,
         )
-
-    def _rollback(self, written: int, held: int) -> None:
-        """Remove all but the first so many equations and constants."""
-        del self.eqns[written:]
-        if len(self.constvars) == held:
-            return
-        for var in self.constvars[held:]:
-            del self.constant_values[var]
-        del self.constvars[held:], self.consts[held:]
-        self._constant_of = None
 
     def _accept(self, eqn: JaxprEqn, atoms: Sequence[Atom], written: int) -> bool:
         """Put atoms in the places of results, and return True; False if one is rejected.
@@ -430,9 +446,7 @@ class Writer:
             pairs = zip(atoms, outvars, strict=True)
             atoms = [self._as_weak(atom, var.aval, eqn) for atom, var in pairs]
         for var, atom in zip(outvars, atoms, strict=True):
-            if var.aval != atom.aval and type(var) is not DropVar:
-                return False
-            if self.donated and var is not atom and not self._may_rename(var, atom, written):
+            if not self.may_replace(var, atom, written):
                 return False
         for var, atom in zip(outvars, atoms, strict=True):
             if var is not atom:

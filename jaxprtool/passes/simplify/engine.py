@@ -116,20 +116,19 @@ def _visitor(table: _Table, fast: bool, writer: Writer) -> RewriteRule:
         if rows is None or eqn.effects:
             return None
         new, steps = eqn, 0
-        while rows is not None and (outcome := step(new, rows)) is not None:
+        while rows is not None:
+            written = len(writer.eqns)
+            if (outcome := step(new, rows)) is None:
+                break
             if not isinstance(outcome, JaxprEqn):
-                uses.consumed.clear()
-                if type(outcome) is not Literal:
-                    uses.aliases.add(outcome)
+                uses.rename(new, outcome)
                 return [outcome]
+            uses.replace(new, [*writer.eqns[written:], outcome])
             new, steps = outcome, steps + 1
             if steps > MOST_STEPS:
                 raise PluginError(f"simplify: rules undo each other for ever on {named(eqn)}")
             rows = rows_of(new)
-        if new is eqn:
-            return None
-        uses.remove_consumed()
-        return writer.add(new)
+        return None if new is eqn else writer.add(new)
 
     return rule
 
@@ -153,16 +152,16 @@ def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> O
             return None
     if row.once and not all(map(_is_plain, match.eqns)):
         return None
+    written, held = len(writer.eqns), len(writer.constvars)
     outcome = row.outcome(match, fast)
-    if outcome is None:
-        return None
     if isinstance(outcome, JaxprEqn):
-        if not (_is_plain(eqn) and _is_plain(outcome) and _keeps_weak_type(outcome)):
-            return None
-        if row.once:
-            uses.consumed += match.eqns[1:]
+        accepted = _is_plain(eqn) and _is_plain(outcome) and _keeps_weak_type(outcome)
+    else:
+        accepted = outcome is not None and writer.may_replace(eqn.outvars[0], outcome, written)
+    if accepted:
         return outcome
-    return outcome if eqn.outvars[0].aval == outcome.aval else None
+    writer.rollback(written, held)
+    return None
 
 
 def _keeps_weak_type(eqn: JaxprEqn) -> bool:

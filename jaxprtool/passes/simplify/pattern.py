@@ -132,40 +132,55 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
 
 
 class Uses:
-    """How often the variables of a body are read, and which equations are read no more."""
+    """How often each variable of a body is read, by what is not dead, while it is rewritten.
 
-    #: An equation that is to go is looked for among so many before, so that time stays linear.
-    FARTHEST = 1000
+    The counts are kept for the body as it has become: a rule may have taken away the only reader
+    of an equation, which then no longer reads what it did, or made a second one.
+    """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._counts: Counter[Var] | None = None
-        #: What other variables have become: it is read in their places.
-        self.aliases: set[Var] = set()
-        #: Equations that nothing reads once the one that is being replaced is written anew.
-        self.consumed: list[JaxprEqn] = []
+        self._counts: Counter[Atom] | None = None
 
-    def is_only(self, eqn: JaxprEqn) -> bool:
-        """Whether the result of an equation is read once in the body."""
+    @property
+    def counts(self) -> Counter[Atom]:
+        """The counts; first asked for while the body is as it was."""
         if self._counts is None:
             jaxpr = open_jaxpr(self._writer.body)
             self._counts = Counter(v for e in jaxpr.eqns for v in e.invars if type(v) is Var)
             self._counts.update(v for v in jaxpr.outvars if type(v) is Var)
-        var = eqn.outvars[0]
-        return self._counts[var] == 1 and var not in self.aliases and self._place(eqn) is not None
+        return self._counts
 
-    def _place(self, eqn: JaxprEqn) -> int | None:
-        eqns = self._writer.eqns
-        places = range(len(eqns) - 1, max(len(eqns) - 1 - self.FARTHEST, -1), -1)
-        return next((i for i in places if eqns[i] is eqn), None)
+    def is_only(self, eqn: JaxprEqn) -> bool:
+        """Return True if the result of an equation, which has a reader, has no other."""
+        return self.counts[eqn.outvars[0]] == 1
 
-    def remove_consumed(self) -> None:
-        """Take the equations that nothing reads any more out of the new body."""
-        for eqn in self.consumed:
-            place = self._place(eqn)
-            assert place is not None, eqn
-            del self._writer.eqns[place]
-        self.consumed.clear()
+    def replace(self, old: JaxprEqn, new: Sequence[JaxprEqn]) -> None:
+        """Put equations in the place of one."""
+        self.counts.update(v for e in new for v in e.invars if type(v) is Var)
+        self._forget(old)
+
+    def rename(self, old: JaxprEqn, atom: Atom) -> None:
+        """Put an atom in the place of the result of an equation."""
+        reads = self.counts.pop(old.outvars[0], 0)
+        if type(atom) is not Literal:
+            self.counts[atom] += reads
+        self._forget(old)
+
+    def _forget(self, eqn: JaxprEqn) -> None:
+        """Take away what an equation reads, and the equations that are dead without it."""
+        gone = [eqn]
+        while gone:
+            for atom in gone.pop().invars:
+                if type(atom) is Literal:
+                    continue
+                self.counts[atom] -= 1
+                behind = self._writer.definition.get(atom)
+                if behind is None or behind.effects:
+                    continue
+                if not any(self.counts[v] for v in behind.outvars):
+                    self._writer.dead[id(behind)] = behind
+                    gone.append(behind)
 
 
 class RowMatch:

@@ -270,3 +270,33 @@ def test_it_is_a_pass_of_a_pipeline():
     program = Pipeline.parse("simplify(fast=True), dce").run(trace(lambda x: x * 0.0 + x, VECTOR))
     assert primitives(program) == []
     assert jaxcompat.open_jaxpr(program.jaxpr).outvars == jaxcompat.open_jaxpr(program.jaxpr).invars
+
+
+def _and_itself(operation, y):
+    return operation(y, y)
+
+
+REUSED = {
+    "a sum of a negative": lambda a, b, c: -((-a) * b) + c,
+    "the product is a result": lambda a, b, c: (-((-a) * b) + c, (-a) * b),
+    "its negative is a result": lambda a, b, c: [
+        f(-((-a) * b)) for f in (lambda e: e + c, lax.neg)
+    ],
+    "negated three times": lambda a, b, c: c - lax.neg(lax.neg((-a) * b)),
+    "in two sums": lambda a, b, c: (-((-a) * b) + c, -((-a) * b) + a),
+    "by a constant": lambda a, b, c: -(((-a) * b) * 2.0) + c,
+    "subtracted from itself": lambda a, b, c: _and_itself(lax.sub, -c[None].T),
+    "multiplied by itself": lambda a, b, c: _and_itself(lax.mul, -c[None].T),
+    "added to itself": lambda a, b, c: _and_itself(lax.add, -c.reshape(1, -1)),
+}
+
+
+@pytest.mark.parametrize("name", REUSED)
+def test_what_a_rule_reads_behind_an_equation_stays_for_its_other_readers(name):
+    fun = REUSED[name]
+    args = [np.float32([1.5, -2.0, 0.0]), np.float32([3.0, 0.5, -0.0]), np.float32([1, 2, 3])]
+    new = Simplify()(trace(fun, *args))
+    type_check(new)
+    results = zip(jax.tree.leaves(new(*args)), jax.tree.leaves(fun(*args)), strict=True)
+    for got, want in results:
+        np.testing.assert_array_equal(got, want)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jaxprtool.formats.python.emit import python_rules, to_python
     from jaxprtool.ir.caches import clear_caches
     from jaxprtool.ir.equivalence import equivalent
+    from jaxprtool.ir.frame_choice import frames
     from jaxprtool.ir.ragged import Ragged
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.base import Pass
@@ -60,6 +61,7 @@ _HOME = {
     "example": "jaxprtool.loading.example",
     "find_nan": "jaxprtool.execute.nans",
     "flow_path": "jaxprtool.analysis.flow_paths",
+    "frames": "jaxprtool.ir.frame_choice",
     "jit": "jaxprtool.api.jit",
     "load": "jaxprtool.api.program",
     "make_jaxpr": "jaxprtool.api.lower",
@@ -105,6 +107,7 @@ __all__ = [
     "example",
     "find_nan",
     "flow_path",
+    "frames",
     "jit",
     "load",
     "make_jaxpr",

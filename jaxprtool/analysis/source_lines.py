@@ -12,6 +12,7 @@ from jaxprtool.analysis.residuals import Residual
 from jaxprtool.analysis.slices import EquationsByLine
 from jaxprtool.ir.border import border
 from jaxprtool.ir.collector import without_collector
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.slicing import everything
@@ -85,6 +86,7 @@ class Source:
         unknown: The primitives of which no cost is known, with how many equations they have.
         kept: The residuals; None if these are not known.
         why_not_kept: If they were wanted, why they are not known.
+        package: The package whose files these are, if no line is the user's.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Source:
     unknown: Mapping[str, int]
     kept: Kept | None = None
     why_not_kept: str = ""
+    package: str = ""
 
 
 @without_collector()
@@ -119,6 +122,15 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
     files.sort(key=lambda each: -sum(line.equations for line in each.lines))
     backward = any(is_some(each.backward) for each in costs.lines.values())
     return Source(about.name, costs.total, tuple(files), elsewhere, backward, costs.unknown)
+
+
+def called_package(program: Program | AnyJaxpr) -> str:
+    """Return the package that most equations are called from first; "" if no lines are known."""
+    frames, counts = frames_now(), Counter[str]()
+    for eqn in equations(border(program).jaxpr):
+        if found := frames.of(eqn):
+            counts[frames.package(found[-1].file)] += 1
+    return max(counts, key=counts.__getitem__, default="")
 
 
 def is_some(group: Group) -> bool:

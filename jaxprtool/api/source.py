@@ -11,14 +11,22 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from jaxprtool.analysis.residuals import residuals as found_residuals
-from jaxprtool.analysis.source_lines import Source, source_lines, with_residuals
+from jaxprtool.analysis.source_lines import (
+    Source,
+    called_package,
+    source_lines,
+    with_residuals,
+)
 from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.frame_choice import current_view, frames
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.transforms.linear import Vjp
 
 
 def source(program: Program, *, residuals: bool | None = None) -> Source:
     """Return what each line of the user's source costs.
+
+    Where no equation has a line of the user's, the lines are those of the package that is called.
 
     Args:
         program: A `Program`.
@@ -29,6 +37,14 @@ def source(program: Program, *, residuals: bool | None = None) -> Source:
         UnsupportedError: If residuals are wanted, and `vjp` raises it.
     """
     found = source_lines(program)
+    package = "" if found.files else called_package(program)
+    if not package:
+        return _with_residuals(found, program, residuals)
+    with frames(current_view().choice, package):
+        return _with_residuals(replace(source_lines(program), package=package), program, residuals)
+
+
+def _with_residuals(found: Source, program: Program, residuals: bool | None) -> Source:
     if residuals or (residuals is None and _is_loss(program) and not found.has_backward):
         try:
             halves = Vjp()(program)

@@ -27,7 +27,7 @@ from jaxprtool.browse.program_pane import ProgramPane
 from jaxprtool.browse.source_pane import SourcePane
 from jaxprtool.browse.states import State
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.frames import FrameChoice
+from jaxprtool.ir.frame_choice import FrameChoice
 from jaxprtool.ir.quantities import plural
 from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
 from jaxprtool.render.source_text import Sources
@@ -96,7 +96,7 @@ class Browser(App[None]):
         Binding("escape", "clear", show=False),
     ]
 
-    def __init__(self, states: Sequence[State], frames: FrameChoice = "mine"):
+    def __init__(self, states: Sequence[State], frames: FrameChoice | None = None):
         super().__init__(ansi_color=True)  # the terminal's own colours, or none
         self._states, self._frames, self._names = states, frames, True
         self.fault: Exception | None = None
@@ -562,7 +562,7 @@ def _number(document: Document, match: search.Match) -> int:
     return document.order[where, index]
 
 
-def browse(states: Sequence[State], frames: FrameChoice = "mine") -> None:
+def browse(states: Sequence[State], frames: FrameChoice | None = None) -> None:
     """Show the states of a program on the terminal, until the user leaves.
 
     Raises KeyboardInterrupt for Ctrl-C, and whatever has gone wrong in the browser itself.

@@ -10,7 +10,8 @@ from jaxprtool.browse.states import State
 from jaxprtool.ir.border import border
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import bodies, is_flat
-from jaxprtool.ir.frames import FrameChoice, Place, frames_now
+from jaxprtool.ir.frame_choice import FrameChoice
+from jaxprtool.ir.frames import Place, frames_now
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, ParameterToken, SharedName, Type
 from jaxprtool.ir.quantities import in_bytes, plural
@@ -37,7 +38,7 @@ class Document:
         names: Whether variables are called what the user calls them.
     """
 
-    def __init__(self, state: State, frames: FrameChoice = "mine", names: bool = True):
+    def __init__(self, state: State, frames: FrameChoice | None = None, names: bool = True):
         self.state = state
         self.about = border(state.program)
         self.top = self.about.jaxpr
@@ -73,7 +74,7 @@ class Document:
     def place(self, eqn: JaxprEqn) -> Place | None:
         """Return where an equation comes from, by the frames that were asked for."""
         found = self.frames.place(eqn)
-        return None if found is None else found.chosen(self._choice)
+        return None if found is None else found.chosen(self._choice or self.frames.choice)
 
     def all_frames(self, eqn: JaxprEqn) -> list[UserFrame]:
         """Return the frames of an equation, that which is shown first before the others."""

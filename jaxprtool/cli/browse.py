@@ -18,7 +18,6 @@ def browse(
     function: options.Function,
     passes: options.Passes = None,
     plugin: options.Plugin = None,
-    frames: options.Frames = None,
     *,
     told: Told,
 ) -> None:
@@ -48,7 +47,7 @@ def browse(
     gc.freeze()  # the program stays, and is large
     from jaxprtool.browse import app
 
-    app.browse(recorder.states, options.listed(False, frames)["frames"])
+    app.browse(recorder.states)
 
 
 def _require_terminal(target: str) -> None:

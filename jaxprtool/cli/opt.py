@@ -192,8 +192,8 @@ def opt(
         }
         output.write_json(document)
         return
-    if out is None and not as_page and (full or pager or places.listed["source"]):
-        output.write_pages_or_listings(programs, full, pager, **places.listed)
+    if out is None and not as_page and (full or pager or function.listed(places.source)["source"]):
+        output.write_pages_or_listings(programs, full, pager, **function.listed(places.source))
     elif out is None and not as_page:
         _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:
@@ -220,9 +220,7 @@ def _write_page(states: Sequence[State], places: options.Places, out: str | None
     from jaxprtool.render.page import page
     from jaxprtool.render.rendering import ShowOptions
 
-    shown = ShowOptions(
-        names=True, terse=True, **options.listed(places.source is not False, places.frames)
-    )
+    shown = ShowOptions(names=True, terse=True, source=places.source is not False)
     output.write_page(page(states, shown, stats, work_by_equation), out)
 
 

@@ -11,19 +11,22 @@ import contextlib
 import functools
 import inspect
 import math
+import os
+import pkgutil
 import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from enum import StrEnum
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxprtool.cli import completion, output, progress
 from jaxprtool.cli.progress import Told
-from jaxprtool.errors import PipelineError
+from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry
@@ -171,6 +174,36 @@ class Function:
             parser=mesh_axes,
         ),
     ] = None
+    frames: Annotated[
+        FrameChoice | None,
+        OUTPUT.option(
+            "--frames",
+            "<mine|library|all>",
+            "Which line stands for an equation: the nearest of your own files, with the library's "
+            "behind it (mine, the default), the innermost, or all from yours on.",
+        ),
+    ] = None
+    mine: Annotated[
+        list[str] | None,
+        OUTPUT.option(
+            "--mine",
+            "PACKAGE,…",
+            "Installed packages whose lines count as your own. May be repeated.",
+        ),
+    ] = None
+
+    def viewed(self) -> contextlib.AbstractContextManager[None]:
+        """Show and count lines as --frames and --mine say, in a `with` block."""
+        from jaxprtool.ir.frame_choice import frames
+
+        packages = [name for each in self.mine or () for name in names(each)]
+        for name in packages:
+            _require_package(name, self.target)
+        return frames((self.frames or FrameChoice.mine).value, packages)
+
+    def listed(self, source: bool | None) -> dict[str, Any]:
+        """Return the options of a listing, in which --frames asks for lines."""
+        return {"source": bool(source) or self.frames is not None}
 
     def each_of(self, targets: Sequence[str]) -> list[Function]:
         """Return the same for each of several TARGETs.
@@ -299,15 +332,6 @@ Callbacks = Annotated[
         "Python functions that a written program calls: refuse it, or write stubs that raise.",
     ),
 ]
-Frames = Annotated[
-    FrameChoice | None,
-    OUTPUT.option(
-        "--frames",
-        "<mine|library|all>",
-        "With --source: the nearest line of your own files and the library's behind it (mine, the "
-        "default), the innermost line alone, or all from yours on.",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -322,12 +346,6 @@ class Places:
             "Say each equation's file and line, or not: files have them, listings do not.",
         ),
     ] = None
-    frames: Frames = None
-
-    @property
-    def listed(self) -> dict[str, Any]:
-        """The options of a listing."""
-        return listed(bool(self.source), self.frames)
 
 
 Json = Annotated[bool, OUTPUT.flag("--json", "One JSON document on stdout.")]
@@ -359,10 +377,13 @@ def command(body: Callable) -> Callable:
         del given["traceback"]
         for name, group in groups.items():
             given[name] = group(**{key: given.pop(key) for key in _hints(group)})
-        if "told" not in _hints(body):
-            return body(**given)
-        with progress.shown() as told:
-            body(**given, told=told)
+        with contextlib.ExitStack() as stack:
+            for group in given.values():
+                if isinstance(group, Function):
+                    stack.enter_context(group.viewed())
+            if "told" not in _hints(body):
+                return body(**given)
+            body(**given, told=stack.enter_context(progress.shown()))
 
     run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
     return run
@@ -394,9 +415,16 @@ _TRACEBACK = inspect.Parameter(
 # --- what they stand for ----------------------------------------------------------------------
 
 
-def listed(source: bool, frames: FrameChoice | None) -> dict[str, Any]:
-    """Return the options of a listing that --source stands for, and --frames, which implies it."""
-    return {"source": source or frames is not None, "frames": (frames or FrameChoice.mine).value}
+def _require_package(name: str, target: str) -> None:
+    """Raise ArgumentsError for a package that no program traced here can have lines of."""
+    top = name.partition(".")[0].replace("-", "_")
+    if top == "jax":
+        raise ArgumentsError("--mine jax: the frames of JAX itself are hidden, as JAX hides them")
+    if target == "-" or target.endswith(".jaxpr") or not top.isidentifier():
+        return
+    if top not in sys.modules and not PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
+        known = {module.name for module in pkgutil.iter_modules()}
+        raise ArgumentsError(f"--mine: no package '{name}' is installed", did_you_mean(top, known))
 
 
 def load_plugins(plugins: list[str] | None) -> None:

@@ -63,7 +63,7 @@ def report(
         _residuals(traced),
     )
     told("rendering")
-    shown = ShowOptions(names=True, terse=True, **options.listed(True, None))
+    shown = ShowOptions(names=True, terse=True, source=True)
     states = pipeline_steps.states(watcher, programs)
     output.write_page(page(states, shown, stats, work_by_equation, known), out)
 

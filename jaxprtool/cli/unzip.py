@@ -155,7 +155,7 @@ def unzip(
         _write_run(ran, split_time)
     elif out is None:
         output.write("")
-        output.write_pages_or_listings(programs, full, pager, **places.listed)
+        output.write_pages_or_listings(programs, full, pager, **function.listed(places.source))
 
 
 # --- what is asked for ------------------------------------------------------------------------

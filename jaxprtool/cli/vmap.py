@@ -140,7 +140,7 @@ def vmap(
         output.write(_summary(batch, program, row))
     if out is None and not json:
         output.write("")
-        output.write_pages_or_listings(programs, full, pager, **places.listed)
+        output.write_pages_or_listings(programs, full, pager, **function.listed(places.source))
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:

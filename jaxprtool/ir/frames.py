@@ -4,8 +4,9 @@
 
 First comes the nearest frame in the user's own files, and behind it the library's that they call.
 A file is the user's own if it lies under the current folder, or under the folder or package of a
-TARGET, and not among packages installed there. Where an equation has no such frame, the nearest
-outside of installed packages takes its place; else the library's stands alone.
+TARGET, and not among packages installed there, or in a package that `frame_choice.frames` calls
+the user's. Where an equation has no such frame, the nearest outside of installed packages takes its
+place; else the library's stands alone.
 
 Which folders these are depends on where a process runs. So `Frames` is for what is shown; a pass
 that names values by their source asks for `own_frame`, which does not look at them.
@@ -16,8 +17,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from jaxprtool.ir.frame_choice import FrameChoice, View, current_view
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.places import (
     FrameReader,
@@ -26,9 +28,6 @@ from jaxprtool.jaxcompat.places import (
     is_installed,
     user_frames,
 )
-
-#: Which frames are named: the user's own with the library's behind it, that alone, or all.
-FrameChoice: TypeAlias = Literal["mine", "library", "all"]
 
 
 class Place(NamedTuple):
@@ -85,13 +84,22 @@ def own_frame(eqn: JaxprEqn) -> UserFrame | None:
     return next((f for f in frames if not is_installed(f.file)), frames[0] if frames else None)
 
 
-def frames_now() -> Frames:
-    """Return the `Frames` of the current folder and of the TARGETs loaded so far."""
+def frames_now(chosen: bool = True) -> Frames:
+    """Return the `Frames` of the current folder and of the TARGETs loaded so far.
+
+    Args:
+        chosen: Whether frames are those that `frame_choice.frames` says. What is not shown, such
+            as names and files, does not depend on that.
+    """
+    view = current_view() if chosen else View()
     try:
         folder = os.getcwd()
     except OSError:  # it was removed
-        return Frames(tuple(_targets))
-    return Frames((Root(folder, folder), *_targets))
+        return Frames(tuple(_targets), view)
+    return Frames((Root(folder, folder), *_targets), view)
+
+
+_DEFAULT = View()
 
 
 class Frames:
@@ -99,13 +107,19 @@ class Frames:
 
     Args:
         roots: The folders of the user's files. The first that a file lies in says how it is called.
+        view: Which frames are named. If these are the library's, all files count as the user's.
     """
 
-    def __init__(self, roots: tuple[Root, ...] = ()):
-        self._roots = roots
+    def __init__(self, roots: tuple[Root, ...] = (), view: View = _DEFAULT):
+        self._roots, self._view = roots, view
         self._paths: dict[str, tuple[bool, str]] = {}
         self._places: dict[object, Place | None] = {}
         self._reader = FrameReader()
+
+    @property
+    def choice(self) -> FrameChoice:
+        """Which frames are named, unless something else is asked for."""
+        return self._view.choice
 
     def of(self, eqn: JaxprEqn) -> list[UserFrame]:
         """Return the frames of an equation, the user's and those of libraries, innermost first."""
@@ -141,12 +155,16 @@ class Frames:
         """Return how a file is called: from the user's folder, or with a library's package."""
         return self._path(file)[1]
 
-    def texts(self, eqn: JaxprEqn, choice: FrameChoice = "mine") -> tuple[str, ...]:
+    def package(self, file: str) -> str:
+        """Return the name of the package that a file is in, or of a lone module."""
+        return self.path(file).split(os.sep)[0].removesuffix(".py")
+
+    def texts(self, eqn: JaxprEqn, choice: FrameChoice | None = None) -> tuple[str, ...]:
         """Return `file.py:3` for each frame that is to be named of where an equation comes from."""
         place = self.place(eqn)
         if place is None:
             return ()
-        shown = place.chosen(choice)
+        shown = place.chosen(choice or self.choice)
         return tuple(map(self.text, (shown.frame, *shown.behind)))
 
     def place_of(self, eqns: Sequence[JaxprEqn]) -> Place | None:
@@ -188,7 +206,7 @@ class Frames:
         place = self.place_of(eqns)
         if place is None:
             return ""
-        chosen = place.chosen("mine")
+        chosen = place.chosen(self.choice)
         return BEHIND.join(map(self.text, (chosen.frame, *chosen.behind)))
 
     def text(self, frame: UserFrame) -> str:
@@ -206,6 +224,12 @@ class Frames:
         return self._paths[file]
 
     def _found(self, file: str) -> tuple[bool, str]:
+        is_own, path = self._in_roots(file)
+        package = path.removesuffix(".py") + "/"
+        mine = any(package.startswith(f"{name}/") for name in self._view.mine)
+        return is_own or mine or self.choice == "library", path
+
+    def _in_roots(self, file: str) -> tuple[bool, str]:
         if not os.path.isabs(file):  # of a program's file, or of an interactive session
             installed = is_installed(file)
             return not installed, after_packages(file) if installed else file
@@ -216,6 +240,27 @@ class Frames:
         if is_installed(file):
             return False, after_packages(file)
         return False, os.path.relpath(file, _above_packages(os.path.dirname(file)))
+
+
+def short_paths(places: Sequence[str]) -> list[str]:
+    """Return `file.py:3` for `folder/file.py:3`, with as many folders as tell the files apart."""
+    files = {place.rpartition(":")[0] or place for place in places}
+    ends: dict[str, set[str]] = {}
+    for file in files:
+        parts = file.split(os.sep)
+        for i in range(len(parts)):
+            ends.setdefault(os.sep.join(parts[i:]), set()).add(file)
+
+    def shortest(file: str) -> str:
+        parts = file.split(os.sep)
+        candidates = (os.sep.join(parts[i:]) for i in range(len(parts) - 1, 0, -1))
+        return next((each for each in candidates if len(ends[each]) == 1), file)
+
+    found = []
+    for place in places:
+        file, colon, line = place.rpartition(":")
+        found.append(f"{shortest(file)}:{line}" if colon else shortest(place))
+    return found
 
 
 def _above_packages(folder: str) -> str:

@@ -82,7 +82,7 @@ class ScopeReader:
     """Reads the scopes of jaxprs, each place in the source once."""
 
     def __init__(self) -> None:
-        self._frames, self._sources = frames_now(), SourceNames()
+        self._frames, self._sources = frames_now(chosen=False), SourceNames()
         self._levels: dict[object, tuple[_Level, ...]] = {}
         self._names: dict[str, _Names] = {}
         self._loops: dict[UserFrame | None, bool] = {}

@@ -58,7 +58,7 @@ class SourceComments:
         place = self._frames.place(eqn)
         if place is None:
             return ()
-        place = place.chosen(self._options.frames)
+        place = place.chosen(self._options.frames or self._frames.choice)
         first, *behind = map(self._frames.text, (place.frame, *place.behind))
         if not self._folders:
             first, *behind = map(os.path.basename, (first, *behind))

@@ -10,7 +10,7 @@ from functools import partial
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 from jaxprtool.ir.border import Border
-from jaxprtool.ir.frames import FrameChoice
+from jaxprtool.ir.frame_choice import FrameChoice
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.terse import TerseNotation
@@ -24,7 +24,7 @@ class ShowOptions:
     Attributes:
         width: How many columns there are.
         source: Whether each equation is shown with the line that it comes from.
-        frames: Which frames of it: the user's own with the library's behind it, or others.
+        frames: Which frames of it; None for those that `jaxprtool.frames` says.
         scopes: Whether each equation is shown with its name stack.
         types: Whether what is bound is shown with its type.
         depth: Bodies nested deeper become one line with the count of their equations.
@@ -41,7 +41,7 @@ class ShowOptions:
 
     width: int = 80
     source: bool = False
-    frames: FrameChoice = "mine"
+    frames: FrameChoice | None = None
     scopes: bool = False
     types: bool = True
     depth: int | None = None

@@ -245,6 +245,8 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
+    if found.package:
+        yield f"no line is of your own files: these are of {found.package}"
     if hidden:
         yield f"… {plural(hidden, 'line')} of less than {_SHARE:.0%}: --full shows them"
     if found.elsewhere:

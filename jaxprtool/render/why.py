@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import linecache
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxprtool.ir.border import covering
+from jaxprtool.ir.frames import short_paths
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
 from jaxprtool.ir.quantities import plural
 from jaxprtool.render.documents import analyses as documents
@@ -115,7 +115,7 @@ def _fitting(places: list[str], width: int) -> tuple[list[str], int]:
     """Return places filled up to a column, without folders if that is wide, and the room left."""
     longest = max(map(len, places), default=0)
     if longest > _WIDE * width:
-        places = [os.path.basename(place) for place in places]
+        places = short_paths(places)
         longest = max(map(len, places), default=0)
     return [f"{place:{longest}}" for place in places], max(width - longest, _LEAST_CODE)
 

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+import jaxprtool
 from jaxprtool import load
+from jaxprtool.errors import ArgumentsError
 
 LIBRARY = """\
 import jax
@@ -68,6 +70,10 @@ def part(x):
 @jaxprtool.example("f32[3]")
 def breaks(x):
     return fails(x)
+
+@jaxprtool.example("f32[2,3]", "f32[3,3]")
+def loss(x, w):
+    return net(x, w).sum()
 """
 
 
@@ -286,3 +292,77 @@ def test_of_a_library_s_frames_in_an_error_the_innermost_is_shown(cli, project):
     assert re.fullmatch(r"  ← tinylib/layers\.py:\d+, in refuses", library)
     assert error == "error: breaks raised ValueError: not this"
     assert "in fails" in cli("show", "model.py:breaks", "--traceback").err
+
+
+# --- packages that are the user's, in whatever counts lines ------------------------------------
+
+
+@pytest.mark.parametrize("options", [["--mine", "tinylib"], ["--frames", "library"]])
+def test_lines_are_counted_in_the_library_if_that_is_asked_for(out, options):
+    (program,) = json.loads(out("source", "model.py:loss", "--json"))["programs"]
+    assert {file["file"] for file in program["files"]} == {"model.py"}
+    costs = json.loads(out("cost", "model.py:loss", "--by", "line", "--json", *options))
+    assert "tinylib/layers.py:10" in json.dumps(costs)
+    (program,) = json.loads(out("source", "model.py:loss", "--json", *options))["programs"]
+    assert {file["file"] for file in program["files"]} == {"model.py", "tinylib/layers.py"}
+    kept = json.loads(out("residuals", "model.py:loss", "--json", *options))
+    assert '"source": "tinylib/layers.py:10"' in json.dumps(kept)
+
+
+def test_all_frames_are_behind_the_users_line(out):
+    kept = out("residuals", "model.py:loss", "--frames", "all", "--json")
+    assert "model.py:8 ← tinylib/layers.py:7 ← tinylib/layers.py:10" in json.dumps(
+        json.loads(kept), ensure_ascii=False
+    )
+
+
+def test_names_and_files_do_not_depend_on_it(out, folder):
+    plain = out("show", "model.py:net", "--names")
+    for options in ["--mine", "tinylib"], ["--frames", "library"]:
+        shown = out("show", "model.py:net", "--names", "--no-source", *options)
+        assert re.sub(" +# .*", "", shown) == plain
+        out("opt", "model.py:net", "-o", "net.jaxpr", *options)
+        written = (folder / "net.jaxpr").read_text()
+        assert "# model.py:8:14 (net) ← tinylib/layers.py:10:16 (Dense.product)" in written
+    assert comments(out("show", "net.jaxpr", "--source", "--mine", "tinylib"))[0] == (
+        "tinylib/layers.py:10"
+    )
+
+
+def test_source_of_a_library_s_function_behind_a_wrapper(out, folder):
+    (folder / "wrapper.py").write_text(
+        "from tinylib.layers import Dense\ndef case():\n    return Dense().product, ()\n"
+    )
+    found = ("source", "wrapper.py:case", "--factory", "--args", "f32[2,3], f32[3,3]")
+    (program,) = json.loads(out(*found, "--json"))["programs"]
+    assert [file["file"] for file in program["files"]] == ["tinylib/layers.py"]
+    assert "no line is of your own files: these are of tinylib" in out(*found)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("tinylab", "--mine: no package 'tinylab' is installed"),
+        ("a b", "'a b' is not the name of a package"),
+        ("jax", "--mine jax: the frames of JAX itself are hidden"),
+    ],
+)
+def test_mine_names_a_package(cli, project, name, said):
+    result = cli("cost", "model.py:net", "--mine", name)
+    assert result.code == 2 and said in result.lines[0]
+
+
+def test_frames_are_chosen_from_python_for_a_block(project):
+    program = load("model.py:net")
+
+    def lines():
+        return {line for file in jaxprtool.source(program).files for line in [file.path]}
+
+    assert lines() == {"model.py"}
+    with jaxprtool.frames(mine="tinylib"):
+        assert lines() == {"model.py", "tinylib/layers.py"}
+        with jaxprtool.frames("library"):
+            assert lines() == {"model.py", "tinylib/layers.py"}
+    assert lines() == {"model.py"}
+    with pytest.raises(ArgumentsError, match="frames are mine, library or all"):
+        jaxprtool.frames("ours").__enter__()

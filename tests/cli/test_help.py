@@ -77,7 +77,7 @@ def examples():
 def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("jaxprtool.cli.browse._require_terminal", lambda target: None)
-    monkeypatch.setattr("jaxprtool.browse.app.browse", lambda states, frames: print(states))
+    monkeypatch.setattr("jaxprtool.browse.app.browse", print)
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     (tmp_path / "my_passes.py").write_text("")
     files = set(os.listdir())

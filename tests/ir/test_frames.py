@@ -6,7 +6,7 @@ import pytest
 
 from jaxprtool import jaxcompat, trace
 from jaxprtool.ir import frames
-from jaxprtool.ir.frames import Frames, Root, own_frame
+from jaxprtool.ir.frames import Frames, Root, own_frame, short_paths
 from jaxprtool.jaxcompat.places import UserFrame, is_users_file, source_infos, user_frames
 
 PACKAGES = "/home/me/work/.venv/lib/python3.12/site-packages"
@@ -148,3 +148,13 @@ def test_frames_of_a_long_function_are_where_the_equations_are():
     assert [each[1].line for each in found] == list(range(2, 152))
     assert {each[1][3:4] + each[1][5:] for each in found} == {(8, 12)}
     assert {each[0].function for each in found} == {"g"}
+
+
+def test_files_of_one_name_keep_the_folders_that_tell_them_apart():
+    for places, expected in (
+        (["a/model.py:3", "b/net.py:4"], ["model.py:3", "net.py:4"]),
+        (["x/a/m.py:3", "x/b/m.py:4", "x/b/m.py:9"], ["a/m.py:3", "b/m.py:4", "b/m.py:9"]),
+        (["x/a/m.py:3", "y/a/m.py:3"], ["x/a/m.py:3", "y/a/m.py:3"]),
+        (["m.py:3", "a/m.py:4", "no line known"], ["m.py:3", "a/m.py:4", "no line known"]),
+    ):
+        assert short_paths(places) == expected

@@ -62,7 +62,7 @@ class SourceComments:
         unread = VariableNames(root, set())
         names = source_names(root) if source else {}
         self._given = {var: name for var, name in names.items() if var not in unread}
-        self._places = frames_now()
+        self._places = frames_now(chosen=False)
         self._paths: dict[str, str] = {}
         self._names: dict[tuple[str, bool], str | None] = {}
         self._comments: dict[Hashable, tuple[str, ...]] = {}

@@ -123,7 +123,7 @@ class _Finder:
 
     def __init__(self) -> None:
         self._sources = SourceNames()
-        self._frames, self._reader = frames_now(), FrameReader()
+        self._frames, self._reader = frames_now(chosen=False), FrameReader()
         #: The user's own frames in each traceback, by its number; the innermost frame first.
         self._own: list[list[tuple[UserFrame, Range]]] = []
         #: The names that a file gives, likewise.

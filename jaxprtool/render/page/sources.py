@@ -61,8 +61,8 @@ class Sources:
     def __init__(self, options: ShowOptions, whole: bool = True):
         self._whole = whole
         self._wanted = options.source
-        self._choice = options.frames
         self._frames = frames_now()
+        self._choice = options.frames or self._frames.choice
         self._places: dict[object, Place | None] = {}
         self._files: dict[str, SourceFile | None] = {}
 

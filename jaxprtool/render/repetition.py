@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.frames import frames_now, short_paths
 from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render import theme
 from jaxprtool.render.documents import analyses as documents
@@ -31,9 +30,13 @@ _MOST_SMALL = 5
 
 def repetition_table(found: Repetition, width: int) -> Rendering:
     """Return a row for each repeated body, those that it calls below it, and what is left."""
-    shown = _rendering(found, width, frames_now().path)
+    path = frames_now().path
+    shown = _rendering(found, width, path)
     if max(map(len, replace(shown, width=1000).plain().splitlines())) > width:
-        return _rendering(found, width, os.path.basename)
+        bodies = (body for _, body in _nested([*found.bodies, *found.small]))
+        files = [*dict.fromkeys(path(body.source.file) for body in bodies if body.source)]
+        short = dict(zip(files, short_paths(files), strict=True))
+        return _rendering(found, width, lambda file: short[path(file)])
     return shown
 
 

@@ -9,6 +9,7 @@ the new one, with results that are mapped at `outs` (where these are None: as it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 from jax._src import core
@@ -19,8 +20,11 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import MappedAxis, Params
 from jaxprtool.jaxcompat.batching import axis_mapped
-from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS, retraced
+from jaxprtool.jaxcompat.custom_rules import retraced
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of
+
+#: Since 0.12 a mapped backward rule is also told how many residuals it has.
+BWD_IS_TOLD_RESIDUALS = "num_res" in signature(batching.batch_custom_vjp_bwd).parameters
 
 Dims = Sequence[int | None]
 Batch = Callable[[ClosedJaxpr, Dims, Dims], tuple[ClosedJaxpr, Dims]]
@@ -110,7 +114,7 @@ def mapped_vjp_params(
         return [*forwarded, *out_dims]
 
     more: tuple[Any, ...] = ()
-    if BWD_GIVES_LOGS:
+    if BWD_IS_TOLD_RESIDUALS:
         more = (lambda: len(out_trees()[2])), params["call_jaxpr"].debug_info.func_name
     backward = batching.batch_custom_vjp_bwd(
         bwd, core.TraceTag(), axis, bwd_dims, tuple(dims), *more

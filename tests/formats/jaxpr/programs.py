@@ -86,7 +86,7 @@ def settings():
 
 @program
 def computed_elsewhere():
-    if jax.__version_info__ < (0, 12):
+    if jax.__version_info__ < (0, 11):
         return compute_on("device_host")(jax.jit(jnp.sin)), X
     space = jax.memory.Space.Device
     return compute_on(jnp.sin, compute_type="device_host", out_memory_spaces=space), X

@@ -36,12 +36,24 @@ KEYLESS = frozenset(
     {
         "brax_pendulum",
         "diffrax_gradient",
+        "dynamiqs_cavity",
         "e3nn_harmonics",
         "flaxdiff_unet",
+        "flowjax_flow",
+        "gpjax_fit",
         "haiku_resnet",
+        "jax_cfd_flow",
+        "jax_md_nve",
+        "jaxley_cell",
         "jraph_network",
+        "mamba_layer",
+        "mjx_pendulum",
         "optimistix_fit",
+        "ott_sinkhorn",
         "penzai_mlp",
+        "plain_gpt",
+        "s5_layer",
+        "tinygp_fit",
     }
 )
 

@@ -15,6 +15,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from tests.models.commands import COMMANDS, Command, Model
 from tests.models.questions import QUESTIONS
+from tests.models.steps import ROWS
 
 ZOO = Path(__file__).parent / "zoo"
 
@@ -36,7 +37,7 @@ def row(model: Model, commands: dict[str, Command]) -> list[str]:
 def main(names: list[str]) -> None:
     """Print the tables of these models, or of all."""
     models = [Model(name) for name in names or sorted(p.stem for p in ZOO.glob("[!_]*.py"))]
-    for commands in (COMMANDS, QUESTIONS):
+    for commands in (COMMANDS, QUESTIONS, ROWS):
         print("| model |", " | ".join(commands), "|")
         print("| --- |", " | ".join("---" for _ in commands), "|")
         for model in models:

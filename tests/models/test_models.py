@@ -25,13 +25,15 @@ def made():
 
 COLUMNS = ["show", "stats", "opt", "run", "vmap", "unzip", "file", "Python", "StableHLO"]
 ASKED = ["cost", "memory", "residuals", "source", "why", "report", "nans"]
+IN_A_ROW = ["steps", "pmapped", "vmapped, run"]
 
 
-@pytest.mark.parametrize("command", COLUMNS + ASKED)
+@pytest.mark.parametrize("command", COLUMNS + ASKED + IN_A_ROW)
 @pytest.mark.parametrize("name", list(map(_model, NAMES)))
 def test_the_command_holds_on_the_model(name, command, made, tmp_path):
     from tests.models.commands import COMMANDS, Model
     from tests.models.questions import QUESTIONS
+    from tests.models.steps import ROWS
 
-    assert [*COMMANDS, *QUESTIONS] == COLUMNS + ASKED
-    (COMMANDS | QUESTIONS)[command](made.setdefault(name, Model(name)), tmp_path)
+    assert [*COMMANDS, *QUESTIONS, *ROWS] == COLUMNS + ASKED + IN_A_ROW
+    (COMMANDS | QUESTIONS | ROWS)[command](made.setdefault(name, Model(name)), tmp_path)

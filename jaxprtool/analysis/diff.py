@@ -30,6 +30,7 @@ from jaxprtool.ir.differences import (
     type_difference,
 )
 from jaxprtool.ir.equation_keys import is_cast
+from jaxprtool.ir.equations import weak_marks
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
@@ -282,9 +283,11 @@ def _border_changes(
     for what, pairs, names, atoms in whats:
         kept = {i for i, _ in pairs}, {j for _, j in pairs}
         for i, j in pairs:
-            kind = type_difference(body.keys, atoms[0][i].aval, atoms[1][j].aval)
+            avals = atoms[0][i].aval, atoms[1][j].aval
+            kind = type_difference(body.keys, *avals)
             if kind:
-                types = names[0][i].type, names[1][j].type
+                old, new = weak_marks(*avals)
+                types = old + names[0][i].type, new + names[1][j].type
                 yield BorderChange(what, names[1][j].name, *types, kind == "dtype")
         for own, has, is_old in zip(names, kept, (True, False), strict=True):
             alone = [i not in has for i in range(len(own))]

@@ -21,6 +21,12 @@ def type_of(aval: Aval, weak: bool = False) -> str:
     return mark + aval.str_short(short_dtypes=True)
 
 
+def weak_marks(a: Aval, b: Aval) -> tuple[str, str]:
+    """Return what goes before two types that are compared: a `~` if one alone is weakly typed."""
+    weak = [bool(getattr(aval, "weak_type", False)) for aval in (a, b)]
+    return ("", "") if weak[0] == weak[1] else ("~" * weak[0], "~" * weak[1])
+
+
 @overload
 def size_of(aval: Aval) -> int | None: ...
 @overload

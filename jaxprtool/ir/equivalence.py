@@ -326,8 +326,8 @@ def _is_integer(value: object) -> bool:
 
 def _atom(atom: Atom) -> str:
     if isinstance(atom, Literal):
-        return f"the literal {atom.val}:{type_of(atom.aval)}"
-    return f"a variable of type {type_of(atom.aval)}"
+        return f"the literal {atom.val}:{type_of(atom.aval, weak=True)}"
+    return f"a variable of type {type_of(atom.aval, weak=True)}"
 
 
 def _shown(value: object) -> str:

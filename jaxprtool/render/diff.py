@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.equations import bodies, type_of, weak_marks
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.tokens import (
     AddedToken,
@@ -310,7 +310,9 @@ class _Texts:
             if found is None or found.before is None:
                 tokens.append(after.type_of(var))
             else:
-                tokens += [":", *_arrow(type_of(found.before), type_of(found.after))]
+                was_weak, is_weak = weak_marks(found.before, found.after)
+                types = was_weak + type_of(found.before), is_weak + type_of(found.after)
+                tokens += [":", *_arrow(*types)]
         tokens += [" = "] if tokens else []
         was = at.get(("primitive", 0))
         tokens += [RemovedToken(was.before), " → "] if was else []

@@ -331,3 +331,16 @@ def test_the_bodies_of_a_while_are_each_given_their_own_operands():
     moved = "sin cos mul"
     assert lines(p, p.apply("hoist")) == ("different", moved, moved, "while")
     assert lines(p.apply("hoist"), p) == ("different", moved, moved, "while")
+
+
+def test_a_weak_type_is_marked_where_it_is_the_difference():
+    fun = lambda x, s: x * s  # noqa: E731
+    weak, strong = (traced(fun, jnp.ones(3), s) for s in (1.0, jnp.float32(1)))
+    (change,) = jaxprtool.diff(weak, strong).border
+    assert (change.before, change.after) == ("~f32[]", "f32[]")
+    other = traced(fun, jnp.ones(3), jnp.float16(1))
+    assert jaxprtool.diff(strong, other).border[0].before == "f32[]"
+    doubled, plain = (traced(lambda s: s * 2, s) for s in (1.0, jnp.float32(1)))
+    assert {(c.before, c.after) for c in jaxprtool.diff(doubled, plain).border} == {
+        ("~f32[]", "f32[]")
+    }

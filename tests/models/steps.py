@@ -37,7 +37,7 @@ def fed_place(results: Any, arguments: tuple[Any, ...]) -> tuple[int, bool] | No
 def _plain(model: Model) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return a function that `jax.jit` takes, and its arguments: a module's functions are held."""
     function, arguments = model.call
-    if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(arguments)):
+    if all(isinstance(leaf, jax.typing.ArrayLike) for leaf in jax.tree.leaves(arguments)):
         return function, arguments
     leaves = map(jnp.asarray, model.program.matched(arguments, {}).leaves)
     return jax.extend.core.jaxpr_as_fun(model.program.jaxpr), tuple(leaves)

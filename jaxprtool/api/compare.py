@@ -30,7 +30,8 @@ from jaxprtool.execute.compare.variants import (
     arguments_of,
     compared,
 )
-from jaxprtool.execute.fill import fill, refitted
+from jaxprtool.execute.fill import Filled, fill, refitted
+from jaxprtool.execute.finite import finite_fill
 from jaxprtool.execute.verify import flat_arguments, require_count, require_program
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import plural
@@ -135,8 +136,9 @@ def comparison(
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
     several = _Variants([_at(each, shapes) for each in plan], tolerance, checks, told)
     several.require_same_types(filled.arguments)
-    count = len(filled.arguments)
-    text = _inputs(count, filled.random, checks.seed)
+    if checks.trials == 1 and filled.random:
+        filled = several.finite_inputs(given)
+    text = _inputs(filled, checks.seed)
     found = Comparison(given.program.name, plan[0].variant.name, text, filled.random, ())
     if checks.trials == 1:
         return several.completed(found, filled.arguments)
@@ -171,6 +173,14 @@ class _Variants:
         """Raise ArgumentsError if a variant takes or gives something else than the reference."""
         for each in self._others:
             arguments_of(each.variant, self._reference.variant.program, arguments)
+
+    def finite_inputs(self, given: Given) -> Filled:
+        """Return inputs for which the reference's results are finite, as far as they can be."""
+        run = self._runners[self._reference.variant.name]
+        try:
+            return finite_fill(given.program, given.values, run, self._checks.seed)
+        except JaxprToolError:  # told of by `completed`, which runs it on these
+            return fill(given.program, given.values, self._checks.seed)
 
     def completed(
         self, found: Comparison, arguments: Sequence[Any], bisect: bool = True
@@ -240,9 +250,11 @@ def _at(planned: Planned, shapes: Sequence[Sequence[Any]]) -> Planned:
     return replace(planned, variant=replace(variant, program=variant.program.at(shapes)))
 
 
-def _inputs(count: int, random: Sequence[str], seed: int) -> str:
+def _inputs(filled: Filled, seed: int) -> str:
+    count, random = len(filled.arguments), filled.random
     if not random:
         return "the values given" if count else "no inputs"
+    within = filled.said_within()
     if len(random) == count:
-        return f"random values, seed {seed}"
-    return f"the values given, {len(random)} of {count} of them random, seed {seed}"
+        return f"random values, seed {seed}{within}"
+    return f"the values given, {len(random)} of {count} of them random, seed {seed}{within}"

@@ -5,16 +5,30 @@ The programs are run when all passes are done, so that what can be refused is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxprtool.errors import CheckError
-from jaxprtool.execute.fill import fill, refitted
-from jaxprtool.execute.verify import Runs, at_one_size, require_runnable
+from jaxprtool.execute.verify import Runs, at_one_size, random_runs, require_runnable
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Step
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared.
+
+    Attributes:
+        passes: How many passes made no difference.
+        unproven: What to say of each result that is not finite in most elements, of which little
+            is proved.
+    """
+
+    passes: int
+    unproven: tuple[str, ...]
 
 
 class Verifier(Observer):
@@ -54,8 +68,8 @@ class Verifier(Observer):
         given: Mapping[str, object],
         sizes: Sizes = MappingProxyType({}),
         told: Callable[[str], object] = lambda doing: None,
-    ) -> int:
-        """Return how many passes were compared, once the pipeline is done.
+    ) -> Verified:
+        """Return what was compared, once the pipeline is done.
 
         Args:
             given: Arguments by name. One that is a type alone, or whose shape a pass has changed,
@@ -66,43 +80,33 @@ class Verifier(Observer):
         Raises:
             CheckError: For the first pass that has made something else of a program.
         """
+        unproven: dict[str, None] = {}
         for i, (step, program, result) in enumerate(self._made, 1):
             if program.symbols and {*program.symbols, *result.symbols} <= sizes.keys():
                 program, result = program.specialized(sizes), result.specialized(sizes)
             elif program.symbols:
                 program, result = at_one_size(program, result)
             which = f"verify: {type(step.transform).name} {i}/{len(self._made)}"
-            runs = self._runs.pop(id(program), None) or _new_runs(program, given)
+            runs = self._runs.pop(id(program), None)
+            if runs is None:
+                require_runnable(program)
+                runs = random_runs(program, given)
             assert isinstance(step.transform, Pass)
             try:
-                self._runs[id(result)] = runs.compare(
+                compared = runs.compare(
                     result,
                     step.transform.keeps_checks,
                     lambda doing, which=which: told(f"{which} · {doing}"),  # type: ignore[misc]
                 )
+                self._runs[id(result)] = compared
+                unproven |= dict.fromkeys(f"{what}, {runs.inputs}" for what in compared.unproven())
             except CheckError as error:
                 hint = f"--print-after {type(step.transform).name} shows what the pass has made"
                 message = f"pass '{step}': {error.message}"
                 raise CheckError(message, error.hint or hint, error.details) from error
-        return len(self._compared)
+        return Verified(len(self._compared), tuple(unproven))
 
     def _leave(self, step: Step, why: str) -> None:
         if id(step) not in self._left:
             self._left.add(id(step))
             self._note(f"pass '{step}' is not compared: {why}")
-
-
-def _new_runs(program: Program, given: Mapping[str, object]) -> Runs:
-    require_runnable(program)
-    values, _ = refitted(program, given)
-    filled = fill(program, values)
-    return Runs(program, filled.arguments, _inputs(program, filled.random))
-
-
-def _inputs(program: Program, random: Sequence[str]) -> str:
-    """Return what the values of the arguments are, of which some are random."""
-    if len(random) == len(program.arg_names):
-        return "random values, seed 0"
-    if not random:
-        return "the values given"
-    return f"the values given; {len(random)} of {len(program.arg_names)} random, seed 0"

@@ -109,6 +109,7 @@ def compare(
     rtol: _Rtol = None,
     atol: _Atol = None,
     isolate: _Isolate = False,
+    strict: options.Strict = False,
     seed: options.Seed = 0,
     trials: _Trials = 1,
     bisect: _Bisect = False,
@@ -165,5 +166,8 @@ def compare(
         output.write_json(render.compare_document(found))
     else:
         output.write_rendered(render.comparison(found, output.width()))
-    if not found.within:
+    for each in found.unproven:
+        given = "--args gives others" if found.random else "other values in --args would prove more"
+        output.warning(f"{each}, on {found.inputs}; {given}")
+    if not found.within or (strict and found.unproven):
         raise typer.Exit(1)

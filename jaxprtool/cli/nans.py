@@ -61,7 +61,7 @@ def nans(
     told(f"running {given.program.name}, equation by equation")
     with printed_by_functions(json):
         found = find_nan(given.program, filled.arguments, device)
-    note_random(filled.random, seed, given.aside)
+    note_random(filled, seed, given.aside)
     if json:
         output.write_json(render.nans_document(found))
     elif all:

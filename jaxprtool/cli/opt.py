@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel
 from jaxprtool.cli.progress import Told
@@ -18,7 +20,7 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Given
-    from jaxprtool.api.verification import Verifier
+    from jaxprtool.api.verification import Verified, Verifier
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.passes.pipeline import Pipeline
@@ -93,6 +95,7 @@ def opt(
     rewrite: options.Rewrite = None,
     no_check: _NoCheck = False,
     verify: _Verify = False,
+    strict: options.Strict = False,
     no_cache: options.NoCache = False,
     print_before_all: _PrintBeforeAll = False,
     print_after_all: _PrintAfterAll = False,
@@ -133,6 +136,8 @@ def opt(
     if no_cache and not verify:
         message = "--no-cache goes with --verify, without which nothing runs"
         raise OutputError(message, "add --verify")
+    if strict and not verify:
+        raise OutputError("--strict goes with --verify, without which nothing runs", "add --verify")
     start_jax(told, function.x64)
     if verify:
         use_cache(not no_cache)
@@ -170,9 +175,7 @@ def opt(
     if verifier is not None:
         if out is not None and not as_page:
             _require_writable(programs, callbacks)
-        count = _verify(verifier, given, told)
-        passes = "1 pass" if count == 1 else f"{count or 'no'} passes"
-        output.say(f"verified: {passes} on the same inputs")
+        _say_verified(_verify(verifier, given, told), strict)
     told("rendering")
     _write_matches(users)
     _write_outlined(watcher.outlined)
@@ -224,7 +227,20 @@ def _write_page(states: Sequence[State], places: options.Places, out: str | None
     output.write_page(page(states, shown, stats, work_by_equation), out)
 
 
-def _verify(verifier: Verifier, given: Given, told: Told) -> int:
+def _say_verified(verified: Verified, strict: bool) -> None:
+    """Say how many passes were compared, or that results which are not finite prove nothing."""
+    for what in verified.unproven:
+        output.warning(f"{what}: that it is the same after the passes proves little")
+    passes = "1 pass" if verified.passes == 1 else f"{verified.passes or 'no'} passes"
+    if not verified.unproven:
+        output.say(f"verified: {passes} on the same inputs")
+        return
+    output.say(f"not verified: {passes} compared on the same inputs; --args gives others")
+    if strict:
+        raise typer.Exit(1)
+
+
+def _verify(verifier: Verifier, given: Given, told: Told) -> Verified:
     with contextlib.redirect_stdout(sys.stderr):  # what callbacks print is no result
         return verifier.verify(given.values, given.sizes, told)
 

@@ -318,6 +318,10 @@ Seed = Annotated[
     int,
     RUN.option("--seed", "N", "Of the random values for arguments given by type alone.", min=0),
 ]
+Strict = Annotated[
+    bool,
+    RUN.flag("--strict", "Exit code 1 if a result is not finite in most elements."),
+]
 NoCache = Annotated[
     bool,
     RUN.flag(

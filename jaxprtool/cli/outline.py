@@ -166,7 +166,7 @@ def _filled(
     ((_, program),) = programs
     fitting, aside = refitted(program, values)
     filled = fill(program, fitting, seed)
-    note_random(filled.random, seed, aside)
+    note_random(filled, seed, aside)
     return filled
 
 

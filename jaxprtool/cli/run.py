@@ -17,6 +17,7 @@ from jaxprtool.errors import CheckError, OutputError
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
+    from jaxprtool.execute.fill import Filled
     from jaxprtool.execute.run import RunReport
 
 Device = Annotated[
@@ -119,7 +120,7 @@ def run(
                 found = checked.findings(given.program, filled.arguments, check, chosen)
         if file:
             save_arrays({out.name: out.value for out in report.outputs}, file)
-    note_random(filled.random, seed, given.aside)
+    note_random(filled, seed, given.aside)
     if json:
         document = runs.document(report, trace_time, filled.random, pass_time)
         if check:
@@ -174,10 +175,11 @@ def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
     write_npz(file, {name: plain(array) for name, array in arrays.items()})
 
 
-def note_random(names: Sequence[str], seed: int, aside: Sequence[str] = ()) -> None:
+def note_random(filled: Filled, seed: int, aside: Sequence[str] = ()) -> None:
     """Say which arguments have random values, and of which of them those given are left aside."""
-    if names:
-        output.note(f"{output.some(names)} filled with random values (--seed {seed})")
+    if filled.random:
+        names, within = output.some(filled.random), filled.said_within()
+        output.note(f"{names} filled with random values (--seed {seed}){within}")
     if aside:
         given, do = ("values", "do") if len(aside) > 1 else ("value", "does")
         output.note(f"the {given} given for {output.some(aside)} {do} not fit after the passes")

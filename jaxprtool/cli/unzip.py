@@ -141,7 +141,7 @@ def unzip(
             save_arrays(ran.variables, file)
     told("rendering")
     if ran:
-        note_random(ran.random, seed)
+        note_random(ran.filled, seed)
     if json:
         output.write_json(_document(variables, programs, ran, split_time))
         return
@@ -217,6 +217,6 @@ def _document(
     }
     if ran is not None:
         document["runs"] = [
-            runs.document(report, split_time, ran.random) for report in (ran.init, ran.apply)
+            runs.document(report, split_time, ran.filled.random) for report in (ran.init, ran.apply)
         ]
     return document

@@ -162,7 +162,7 @@ def watch(
             )
         if file:
             save_arrays(found.values, file)
-    note_random(filled.random, seed, given.aside)
+    note_random(filled, seed, given.aside)
     for each in found.left_out:
         output.note(f"inside {each}, in a shard_map, nothing is watched")
     if json:

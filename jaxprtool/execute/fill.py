@@ -7,8 +7,9 @@ indices and tokens, booleans come both ways, and PRNG keys are split from one ke
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.bounds import LengthsBound, SizeBound
 from jaxprtool.ir.dtypes import is_foreign
+from jaxprtool.ir.input_domains import Interval, input_domains, shown
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import sizes_by_symbol
 from jaxprtool.jaxcompat import Aval
@@ -28,20 +30,42 @@ INTEGER_LIMIT = 8
 
 @dataclass(frozen=True)
 class Filled:
-    """Flat arguments that a program can run on, and the names of those that are random."""
+    """Flat arguments that a program can run on.
+
+    Attributes:
+        arguments: The values.
+        random: The names of those that are random.
+        within: The intervals that random ones are drawn from, in words, by name. Others are drawn
+            from all numbers.
+    """
 
     arguments: tuple[Any, ...]
     random: tuple[str, ...]
+    within: Mapping[str, str] = field(default_factory=dict)
+
+    def said_within(self) -> str:
+        """Return where random values are drawn from if not from all numbers: `, v positive`."""
+        by_interval: dict[str, list[str]] = {}
+        for name, interval in self.within.items():
+            by_interval.setdefault(interval, []).append(name)
+        said = [
+            f"{', '.join(names) if len(names) <= 4 else f'{len(names)} arguments'} {interval}"
+            for interval, names in by_interval.items()
+        ]
+        return f", {'; '.join(said)}" if said else ""
 
 
-def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
+def fill(
+    program: Program, given: Mapping[str, Any], seed: int = 0, rest: Interval | None = None
+) -> Filled:
     """The program's flat arguments, from values given by argument name.
 
     A `jax.ShapeDtypeStruct` stands for random values of the type that the program takes, which a
-    pass may have changed. Raises ArgumentsError for an argument that is not given, a value whose
-    type a pass has changed, or a shape with a dimension that is not a number.
+    pass may have changed. Floats of whose use nothing is known are from the interval `rest`.
+    Raises ArgumentsError for an argument that is not given, a value whose type a pass has changed,
+    or a shape with a dimension that is not a number.
     """
-    arguments, random = [], []
+    arguments, random, within = [], [], {}
     names = zip(program.arg_names, program.in_avals, strict=True)
     for position, (name, aval) in enumerate(names):
         if name not in given:
@@ -51,7 +75,10 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
         value = given[name]
         if isinstance(value, jax.ShapeDtypeStruct):
             sharding = value.sharding
-            value = random_argument(program, position, seed)
+            value = random_argument(program, position, seed, rest)
+            interval = _interval(program, position, rest)
+            if interval is not None:
+                within[name] = shown(interval)
             if isinstance(getattr(sharding, "mesh", None), jax.sharding.Mesh):
                 value = jax.device_put(value, sharding)
             if aval.dtype != jax.dtypes.float0:  # of which there is one value
@@ -63,7 +90,7 @@ def fill(program: Program, given: Mapping[str, Any], seed: int = 0) -> Filled:
                 hint="give it by type alone, and it is filled with random values that fit",
             )
         arguments.append(value)
-    return Filled(tuple(program.checked(arguments)), tuple(random))
+    return Filled(tuple(program.checked(arguments)), tuple(random), within)
 
 
 def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -83,16 +110,29 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
     return values, tuple(aside)
 
 
-def random_argument(program: Program, position: int, seed: int) -> Any:
+def _interval(program: Program, position: int, rest: Interval | None) -> Interval | None:
+    """Return the interval that random values of an argument are drawn from; None for any number."""
+    dtype = getattr(program.in_avals[position], "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    return input_domains(program.jaxpr)[position] or rest
+
+
+def random_argument(
+    program: Program, position: int, seed: int, rest: Interval | None = None
+) -> Any:
     """A value of a program's flat argument: of a size, or lengths, one within its bound.
 
+    Floats are from where their use is finite; if nothing is known of it, from the interval `rest`.
     Raises ArgumentsError as `random_array` does, and if there are no such lengths.
     """
     name, aval = program.arguments[position]
     bounds = dict(program.bounds)
     bound = bounds.get(name)
     if bound is None:
-        return random_array(aval, (seed, position), name)
+        array = random_array(aval, (seed, position), name)
+        interval = _interval(program, position, rest)
+        return array if interval is None else _into(array, interval)
     sizes = {}
     if isinstance(bound, LengthsBound):
         sizes = {
@@ -105,6 +145,19 @@ def random_argument(program: Program, position: int, seed: int) -> Any:
         return np.asarray(bound.random(rng, aval.shape, sizes), aval.dtype)
     except ValueError as error:
         raise ArgumentsError(f"argument '{name}' of {program.name}: {error}") from None
+
+
+def _into(array: np.ndarray, interval: Interval) -> np.ndarray:
+    """Return normal numbers moved into an open interval."""
+    low, high = interval
+    values = np.asarray(array, np.float64)
+    if math.isinf(high):
+        values = low + np.maximum(abs(values), 1e-3)
+    elif math.isinf(low):
+        values = high - np.maximum(abs(values), 1e-3)
+    else:
+        values = low + (high - low) * (0.5 + 0.49 * np.tanh(values))
+    return values.astype(array.dtype)
 
 
 @jax.transfer_guard("allow")

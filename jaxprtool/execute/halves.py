@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxprtool.errors import OutputError, PipelineError
-from jaxprtool.execute.fill import fill
+from jaxprtool.execute.fill import Filled, fill
 from jaxprtool.execute.run import RunReport, choose_device, run
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import leaf_paths
@@ -22,13 +22,13 @@ class HalvesReport:
         init: The run of init.
         apply: The run of apply.
         variables: The variables, by path.
-        random: The names of the arguments that were filled with random values.
+        filled: The arguments of the whole, and which of them are random.
     """
 
     init: RunReport
     apply: RunReport
     variables: dict[str, jax.Array]
-    random: tuple[str, ...]
+    filled: Filled
 
 
 def run_halves(
@@ -70,4 +70,4 @@ def run_halves(
     values |= {out.name: out.value for out in made.outputs}
     device = choose_device(apply, platform, None)
     given = run(apply, fill(apply, values).arguments, device, told=told)
-    return HalvesReport(made, given, variables, filled.random)
+    return HalvesReport(made, given, variables, filled)

@@ -13,7 +13,8 @@ the program after is handed the same, so that a generator of data does not move 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,8 @@ from jaxprtool.errors import (
 from jaxprtool.execute.compare.arrays import Difference, difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
-from jaxprtool.execute.fill import random_argument
+from jaxprtool.execute.fill import Filled, refitted
+from jaxprtool.execute.finite import finite_fill, unproven
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.ir.callbacks import is_check
 from jaxprtool.ir.dtypes import as_array
@@ -52,7 +54,8 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
 
     `args` are the arguments of `before`, in order, as arrays or in any pytree; without them they
     are random values by type, drawn with `seed`. Symbols in types get the sizes that the arguments
-    have; without arguments, small ones. `after` may lack some of the arguments, which are told
+    have; without arguments, small ones. Warns of a result that is not finite in most elements, of
+    which little is proved. `after` may lack some of the arguments, which are told
     apart by name. The error says which result differs first; its `details`, which a traceback
     shows, say where and by how much, and name the first equation that computes something else.
     Raises ArgumentsError for arguments that do not fit, and UnsupportedError for a program that
@@ -63,11 +66,9 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
         before, after = at_one_size(before, after, arguments)
     for program in (before, after):
         require_runnable(program)
-    if arguments is None:
-        runs = Runs(before, _random(before, seed), f"random values, seed {seed}")
-    else:
-        runs = Runs(before, arguments)
-    runs.compare(after)
+    runs = random_runs(before, {}, seed) if arguments is None else Runs(before, arguments)
+    for what in runs.compare(after).unproven():
+        warnings.warn(f"{what}, {runs.inputs}: that both give the same proves little", stacklevel=2)
 
 
 def require_program(program: object) -> None:
@@ -135,10 +136,6 @@ def require_runnable(program: Program) -> None:
             )
 
 
-def _random(program: Program, seed: int) -> list[Any]:
-    return [random_argument(program, i, seed) for i in range(len(program.in_avals))]
-
-
 def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:
     """Return flat arguments as arrays of the types that a program takes.
 
@@ -157,7 +154,7 @@ class Runs:
     def __init__(
         self, program: Program, arguments: Sequence[object], inputs: str = "the values given"
     ):
-        self.program, self._inputs = program, inputs
+        self.program, self.inputs = program, inputs
         self._arguments = fitting(program, arguments)
         self._run: _Run | None = None
 
@@ -177,7 +174,7 @@ class Runs:
         like others here, whatever JAX's switches say.
         """
         _same_results_declared(self.program, after)
-        runs = Runs(after, self._arguments_of(after), self._inputs)
+        runs = Runs(after, self._arguments_of(after), self.inputs)
         stepped = _has_effects(self.program) or _has_effects(after)
         if self._run is None or self._run.stepped != stepped:
             told("running what it was given")
@@ -202,9 +199,22 @@ class Runs:
             raise CheckError(message, details=self._about(fault, where))
         return runs
 
+    def unproven(self) -> list[str]:
+        """Return what to say of each result of the last run that is not finite in most elements."""
+        values = self._run.values if self._run is not None else self.results()
+        return unproven(self.program.out_names, values)
+
+    @unchecked()
+    @jax.transfer_guard("allow")
+    def results(self) -> list[Any]:
+        """Return the results, of a run of its own if there was none."""
+        if self._run is None:
+            self._run = _run(self.program, self._arguments, _has_effects(self.program), ())
+        return self._run.values
+
     def _about(self, fault: Difference | None = None, where: Details = ()) -> Details:
         """Return what else is known of a fault: where it is, and what the inputs are."""
-        return [*(fault.details if fault else ()), *where, ("inputs", self._inputs)]
+        return [*(fault.details if fault else ()), *where, ("inputs", self.inputs)]
 
     def _arguments_of(self, after: Program) -> list[Any]:
         """The arguments of another program, which may have fewer."""
@@ -225,6 +235,34 @@ class Runs:
             i for i, (a, b) in enumerate(pairs) if difference([a.data], [b.data], values_agree)
         ]
         return first_difference(old, new, wrong) if wrong else None
+
+
+def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Runs:
+    """Return the runs of a program on given values by name, and random ones for the others.
+
+    Random values are chosen so that results are finite, as far as they can be.
+    """
+    values, _ = refitted(program, given)
+    made: dict[int, Runs] = {}
+
+    def run(arguments: Sequence[Any]) -> list[Any]:
+        runs = made[id(arguments)] = Runs(program, arguments)
+        return runs.results()
+
+    filled = finite_fill(program, values, run, seed)
+    runs = made[id(filled.arguments)]
+    runs.inputs = _said(program, filled, seed)
+    return runs
+
+
+def _said(program: Program, filled: Filled, seed: int) -> str:
+    """Return what the values of the arguments are, of which some are random."""
+    random, count, within = len(filled.random), len(program.arg_names), filled.said_within()
+    if not random:
+        return "the values given"
+    if random == count:
+        return f"random values, seed {seed}{within}"
+    return f"the values given; {random} of {count} random, seed {seed}{within}"
 
 
 def _same_results_declared(before: Program, after: Program) -> None:

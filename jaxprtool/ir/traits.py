@@ -11,6 +11,7 @@ that pass's table of rules (`ir.rules`), not here.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -41,6 +42,8 @@ class Traits:
         bilinear: Is linear in each of its two operands, and sums over axes of both.
         keeps_finite: Gives a NaN only if an operand has one, and an infinity only if an operand has
             one, or a NaN.
+        finite_between: The ends of the open interval that its first operand has to be from, for the
+            result to be a finite number; None for any number.
         stops_derivative: Its result has no derivative.
         gives: What the result is of the first operand. "same": the operand itself; "layout": all
             its elements, in another shape or order, or repeated; "part": some of its elements;
@@ -79,6 +82,7 @@ class Traits:
     elementwise: bool = False
     bilinear: bool = False
     keeps_finite: bool = False
+    finite_between: tuple[float, float] | None = None
     stops_derivative: bool = False
     gives: Literal["", "same", "layout", "part", "cast"] = ""
     moves: bool = False
@@ -227,6 +231,13 @@ add_traits(
     *("split", "squeeze", "stop_gradient", "tanh", "tie", "tile", "transpose"),
     keeps_finite=True,
 )
+add_traits(
+    *("digamma", "lgamma", "log", "pow", "rsqrt", "sqrt"),
+    finite_between=(0.0, math.inf),
+)
+add_traits("log1p", finite_between=(-1.0, math.inf))
+add_traits("acosh", finite_between=(1.0, math.inf))
+add_traits("acos", "asin", "atanh", "erf_inv", finite_between=(-1.0, 1.0))
 add_traits("stop_gradient", stops_derivative=True)
 add_traits("dot_general", bilinear=True)
 add_traits(

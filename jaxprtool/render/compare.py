@@ -54,6 +54,13 @@ def verdict(variant: Compared) -> str:
         return f"{variant.name}: {variant.error}"
     count = len(variant.results)
     what = plural(count, "result")
+    unproven = len(variant.unproven)
+    if unproven:
+        beyond = sum(not each.within for each in variant.results)
+        text = (
+            f"{variant.name}: {what}, {unproven} not finite in most elements, which proves nothing"
+        )
+        return f"{text}, {beyond} beyond tolerance" if beyond else text
     if variant.equal:
         return f"{variant.name}: {what}, equal to the bit"
     same = sum(each.equal for each in variant.results)
@@ -67,7 +74,7 @@ def verdict(variant: Compared) -> str:
 def _variant(variant: Compared, width: int) -> RenderableType:
     rows = worst(variant.results)
     said = Text(verdict(variant), style=theme.HEADING)
-    if variant.error or variant.equal or not rows:
+    if variant.error or (variant.equal and not variant.unproven) or not rows:
         return said
     table = new_table("")
     table.title = None  # a longer one than the table is wide would be broken

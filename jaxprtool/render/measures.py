@@ -17,7 +17,7 @@ COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
 def cells(each: Measure) -> list[str]:
     """Return what is said of a result, as `COLUMNS` has it."""
     if each.equal:
-        return ["same bits", "", "", "", ""]
+        return ["same bits", "", "", "", _nonfinite(each)]
     return [
         _number(each.absolute),
         _number(each.relative),
@@ -39,10 +39,20 @@ def _cosine(cosine: float | None) -> str:
     return "1" if below < 1e-12 else f"1-{below:.0e}" if below < 1e-3 else f"{cosine:.3f}"
 
 
+def _nonfinite(each: Measure) -> str:
+    """Return how many NaNs and infinities there are, if as many as in the reference."""
+    nans, infinities = each.nans[1], each.nonfinite[1] - each.nans[1]
+    counts = [(nans, "NaN"), (infinities, "inf")]
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+
+
 def _beyond(each: Measure) -> str:
-    """Return how many elements are beyond tolerance, and NaNs that are not in both."""
+    """Return how many elements are beyond tolerance, and the NaNs and infinities."""
     a, b = each.nans
-    nans = "" if a == b else f", {b:,} NaN, not {a:,}"
+    alike = each.nans[0] == each.nans[1] and each.nonfinite[0] == each.nonfinite[1]
+    nans = f", {b:,} NaN, not {a:,}" if a != b else ""
+    if alike and (said := _nonfinite(each)):
+        nans = f", {said}"
     if not each.beyond:
         return "none" + nans
     if each.size < 1000:
@@ -72,6 +82,9 @@ def measure_document(each: Measure) -> checks.MeasureDocument:
         "cosine": each.cosine,
         "nans": each.nans[1],
         "reference_nans": each.nans[0],
+        "infinities": each.nonfinite[1] - each.nans[1],
+        "reference_infinities": each.nonfinite[0] - each.nans[0],
+        "proof": each.is_proof,
         "differing": each.differing,
         "beyond": each.beyond,
         "size": each.size,

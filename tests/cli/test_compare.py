@@ -129,3 +129,38 @@ def test_html_is_a_page_with_every_result_and_where_variants_part(cli, folder):
     assert "result[&#39;kept&#39;]" in page and "parts from parts.py:exact" in page
     assert "<script" not in page and page.count("<section>") == 2
     assert cli("compare", "parts.py:exact", "parts.py:rounded", "--html", "-").code == 2
+
+
+NEVER_FINITE = """
+import jax.numpy as jnp, jaxprtool
+
+@jaxprtool.example("f32[8]", "f32[8]")
+def right(m, v):
+    return m / jnp.sqrt(-jnp.abs(v) - 1)
+
+@jaxprtool.example("f32[8]", "f32[8]")
+def wrong(m, v):
+    return 2 * m / jnp.sqrt(-jnp.abs(v) - 1) + 7
+"""
+
+
+def test_results_that_are_not_finite_prove_nothing(cli, folder):
+    (folder / "never.py").write_text(NEVER_FINITE)
+    command = ["compare", "never.py:right", "never.py:wrong"]
+    found = cli(*command)
+    assert found.code == 0
+    assert "within tolerance" not in found.out and "which proves nothing" in found.out
+    assert "8 NaN" in found.out
+    assert "warning: result is not finite in 8 of 8 elements" in found.err
+    assert "--args gives others" in found.err
+    assert cli(*command, "--strict").code == 1
+
+
+def test_verify_calls_nothing_verified_where_results_are_not_finite(cli, folder):
+    (folder / "never.py").write_text(NEVER_FINITE.replace("return 2", "m + v; return 2"))
+    command = ["opt", "never.py:wrong", "-p", "dce", "--verify"]
+    found = cli(*command)
+    assert found.code == 0
+    assert "warning: result is not finite in 8 of 8 elements" in found.err
+    assert "not verified: 1 pass compared" in found.err
+    assert cli(*command, "--strict").code == 1

@@ -36,6 +36,15 @@ class Comparison:
     smallest: tuple[tuple[str, str], ...] = ()
 
     @property
+    def unproven(self) -> list[str]:
+        """What to say of each result that is not finite in most elements: it proves nothing."""
+        results = {each.name: each for variant in self.variants for each in variant.unproven}
+        return [
+            f"{name} is not finite in {max(each.nonfinite):,} of {each.size:,} elements"
+            for name, each in results.items()
+        ]
+
+    @property
     def within(self) -> bool:
         """Whether all ran, and all results are within tolerance."""
         return not self.error and all(each.within for each in self.variants)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.compare.arrays import as_numpy, bits_agree, wide
+from jaxprtool.execute.finite import is_mostly_nonfinite, nonfinite
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import type_of
 
@@ -72,6 +73,7 @@ class Measure:
             floating-point dtype.
         cosine: The cosine of the angle between the two; None of fewer than two elements.
         nans: How many NaNs the reference has, and how many this has.
+        nonfinite: How many NaNs and infinities: the same.
     """
 
     name: str
@@ -90,6 +92,12 @@ class Measure:
     ulps: int | None
     cosine: float | None
     nans: tuple[int, int]
+    nonfinite: tuple[int, int]
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether most elements are finite: that NaNs are the same says little."""
+        return not any(is_mostly_nonfinite(count, self.size) for count in self.nonfinite)
 
 
 @jax.transfer_guard("allow")
@@ -98,7 +106,22 @@ def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Mea
     kinds = type_of(jax.typeof(reference)), type_of(jax.typeof(value))
     if not all(hasattr(x, "dtype") for x in (reference, value)):  # tokens, which hold nothing
         return Measure(
-            name, *kinds, True, True, 0.0, 0.0, 0, 0, 0, None, None, None, None, None, (0, 0)
+            name,
+            *kinds,
+            True,
+            True,
+            0.0,
+            0.0,
+            0,
+            0,
+            0,
+            None,
+            None,
+            None,
+            None,
+            None,
+            (0, 0),
+            (0, 0),
         )
     extended = any(is_extended(x.dtype) for x in (reference, value) if hasattr(x, "dtype"))
     a, b = as_numpy(reference), as_numpy(value)
@@ -124,6 +147,7 @@ def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Mea
         ulps=None if extended else _ulps(a, b),
         cosine=None if extended else _cosine(a, b),
         nans=(_nans(a), _nans(b)),
+        nonfinite=(nonfinite(a), nonfinite(b)),
     )
 
 

@@ -59,6 +59,11 @@ class Compared:
         return not self.error and all(each.within for each in self.results)
 
     @property
+    def unproven(self) -> tuple[Measure, ...]:
+        """The results that are alike, but not finite in most elements, which proves nothing."""
+        return tuple(each for each in self.results if each.within and not each.is_proof)
+
+    @property
     def equal(self) -> bool:
         """Whether it ran, and every result has the same type and bits."""
         return not self.error and all(each.equal for each in self.results)

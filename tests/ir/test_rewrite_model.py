@@ -16,7 +16,17 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.rewrite import rewrite
 
 ARGUMENTS = np.array([[3, -5], [7, 11]], np.int32)
-ANSWERS = "keep operand negative shared abandoned withdrawn rejected constant spliced".split()
+ANSWERS = [
+    "keep",
+    "operand",
+    "negative",
+    "shared",
+    "abandoned",
+    "withdrawn",
+    "rejected",
+    "constant",
+    "spliced",
+]
 
 
 class Rewriting(RuleBasedStateMachine):

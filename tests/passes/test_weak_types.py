@@ -72,6 +72,8 @@ CASES = [
     ("jit", lambda s: jax.jit(lambda a: jnp.sin(a) * 2)(s) + np.float32(3), (0.5,)),
     ("rule", lambda s, x: squared(s) * squared(x), (0.5, ONES)),
     ("both", lambda s, t: (jnp.negative(-s) + 0.0) * jnp.float32(t), (0.5, 2.0)),
+    ("pad", lambda s: lax.pad(jnp.broadcast_to(s, (3,)), 0.0, [(0, 0, 0)]), (0.5,)),
+    ("slice", lambda s: lax.slice(jnp.broadcast_to(s, (3,)), (0,), (3,)), (0.5,)),
     ("layers", layers, (0.5, ONES)),
     ("integers", lambda n, x: (n * 2, x * n), (3, ONES)),
     ("complex", lambda z: (z * 1j, jnp.abs(z)), (1j,)),

@@ -145,7 +145,7 @@ def _constant_heads(atom: Atom, writer: Writer) -> Sequence[_Head]:
 
 def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> Outcome:
     match = RowMatch(writer, uses)
-    if not row.matches(match, eqn):
+    if not row.matches(match, eqn) or _may_strengthen(eqn):
         return None
     for each in match.eqns:
         if each.params and _asks(each):
@@ -162,6 +162,15 @@ def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> O
         return outcome
     writer.rollback(written, held)
     return None
+
+
+def _may_strengthen(eqn: JaxprEqn) -> bool:
+    """Return True for a weakly typed array of inexact numbers.
+
+    JAX's transposes of `pad`, `slice` and others make a strongly typed gradient of it.
+    """
+    aval = eqn.outvars[0].aval
+    return bool(aval.shape and aval.weak_type and is_inexact(eqn))
 
 
 def _keeps_weak_type(eqn: JaxprEqn) -> bool:

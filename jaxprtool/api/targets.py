@@ -110,6 +110,15 @@ def find(
     return ProgramEntry(program.at([getattr(value, "shape", ()) for value in values]), values)
 
 
+def import_module(target: str) -> None:
+    """Import the module of the function that TARGET names, if it is no file of a program.
+
+    Raises TargetError, or UserFunctionError if the module raises.
+    """
+    if not is_file(target):
+        functions.resolve(target)
+
+
 def find_elsewhere(place: Elsewhere, options: Sequence[str]) -> ProgramEntry:
     """The program that a TARGET is in a git revision, or as another Python traces it.
 

@@ -146,8 +146,10 @@ def compare(
     if rewrite and not passes:
         pipelines.append(users.before(pipelines[0]))
     axes = Axes(pipelines, backends or (None,), precision or (None,), op_by_op)
-    axes.require_backends()
     targets = function.each_of([function.target, *(others or ())])
+    for each in targets:
+        each.import_module(told)
+    axes.require_backends()
     entries = [each.find(told, True, types, pipelines[0]) for each in targets]
     traced = [
         each.trace(entry, pipelines[0], told) for each, entry in zip(targets, entries, strict=True)

@@ -158,10 +158,15 @@ def _programs(
             f"there is nothing to compare {two.target} with",
             "name another program, or passes: -p dce",
         )
+    places = [
+        elsewhere(each.target, python) for each, python in zip(two.each(), pythons, strict=True)
+    ]
+    for function, place in zip(two.each(), places, strict=True):
+        if place.is_here:
+            function.import_module(told)
     programs = []
-    for function, text, python in zip(two.each(), both("-p", passes), pythons, strict=True):
+    for function, text, place in zip(two.each(), both("-p", passes), places, strict=True):
         pipeline = options.pipeline(text, plugin)
-        place = elsewhere(function.target, python)
         if place.is_here:
             entry = function.find(told, pipeline=pipeline)
         else:

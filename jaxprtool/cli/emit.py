@@ -114,9 +114,10 @@ def emit(
     )
     _check(emission, out)
     start_jax(told, function.x64)
-    emission = _on_platforms(emission)
     pipeline = options.pipeline(passes, plugin)
-    program = function.trace(function.find(told), pipeline, told)
+    entry = function.find(told)
+    emission = _on_platforms(emission)
+    program = function.trace(entry, pipeline, told)
     from jaxprtool.cli import pipeline_steps
 
     programs = options.each(pipeline_steps.run(pipeline, program, told))

@@ -51,8 +51,8 @@ def nans(
     from jaxprtool.render import nans as render
 
     pipeline = options.pipeline(passes, plugin)
-    require_device(backend)
     entry = function.find(told, True, types, pipeline)
+    require_device(backend)
     traced = function.trace(entry, pipeline, told)
     programs = options.each(pipeline_steps.run(pipeline, traced, told))
     given = given_to(options.only_program("nans are searched in", programs), entry, traced)

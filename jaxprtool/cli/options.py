@@ -218,6 +218,17 @@ class Function:
         pairs = zip(targets, files, strict=True)
         return [replace(self, target=t, **(bare if file else {})) for t, file in pairs]
 
+    def import_module(self, told: Told) -> None:
+        """Import the module of TARGET, which may say how many devices a backend has.
+
+        JAX starts no backend before this. What the module prints is no result.
+        """
+        from jaxprtool.api.targets import STDIN, import_module
+
+        told("reading stdin" if self.target == STDIN else f"loading {self.target}")
+        with contextlib.redirect_stdout(sys.stderr):
+            import_module(self.target)
+
     def find(
         self,
         told: Told,
@@ -230,9 +241,9 @@ class Function:
         Say where values of arguments took long to make, unless the function `runs` on them.
         `types`, or passes that are for symbolic sizes, make them those of what passes make.
         """
-        from jaxprtool.api.targets import STDIN, find
+        from jaxprtool.api.targets import find
 
-        told("reading stdin" if self.target == STDIN else f"loading {self.target}")
+        self.import_module(told)
         with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
             entry = find(
                 self.target,

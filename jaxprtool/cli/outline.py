@@ -96,8 +96,8 @@ def outline(
     given = {"copies": copies, "equations": equations, "mark": mark and mark.value}
     outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     pipeline = options.pipeline(passes, plugin)
-    require_device(backend)
     entry = function.find(told, runs=compile)
+    require_device(backend)
     start = time.perf_counter()
     traced = function.trace(entry, pipeline, told)
     programs = options.each(pipeline_steps.run(pipeline, traced, told))

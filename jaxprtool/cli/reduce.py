@@ -95,6 +95,7 @@ def reduce(
     from jaxprtool.execute.fill import fill
 
     pipeline = options.pipeline(passes, plugin)
+    function.import_module(told)
     wanted = checks.parse(check, seed)
     entry = function.find(told, wanted.reads_values, types, pipeline)
     traced = function.trace(entry, pipeline, told)

@@ -95,9 +95,9 @@ def run(
         raise OutputError("--save takes a file: what run prints goes to stdout")
     checked.require_checks(check or ())
     pipeline = options.pipeline(passes, plugin)
-    require_device(backend, device)
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     entry = function.find(told, True, types, pipeline)
+    require_device(backend, device)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
         traced = function.trace(entry, pipeline, told)
@@ -153,7 +153,10 @@ def _write_report(report: RunReport, steps: Mapping[str, str]) -> None:
 
 
 def require_device(backend: str | None, index: int | None = None) -> None:
-    """Refuse a backend or device that is not there, before anything else is done."""
+    """Refuse a backend or device that is not there, before anything is traced.
+
+    This starts backends: call it after the user's module is imported, which may set their options.
+    """
     from jaxprtool.execute import backends
 
     if backend is not None or index is not None:

@@ -121,8 +121,8 @@ def unzip(
     from jaxprtool.passes.unzip.request import Request
 
     pipeline = options.pipeline(passes, plugin)
-    require_device(backend)
     entry = function.find(told, runs=run)
+    require_device(backend)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         start = time.perf_counter()
         traced = function.trace(entry, pipeline, told)

@@ -136,8 +136,8 @@ def watch(
     from jaxprtool.render import watch as render
 
     pipeline = options.pipeline(passes, plugin)
-    require_device(backend, device)
     entry = function.find(told, True, types, pipeline)
+    require_device(backend, device)
     with file_written_whole(save) if save else contextlib.nullcontext() as file:
         traced = function.trace(entry, pipeline, told)
         programs = options.each(pipeline_steps.run(pipeline, traced, told))

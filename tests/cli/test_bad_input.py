@@ -77,7 +77,7 @@ def test_what_is_near_is_hinted_at(cli, command, hint):
 
 def test_a_missing_backend_says_which_there_are(cli):
     result = cli("run", DOUBLE, "--backend", "abacus")
-    assert "no backend 'abacus' on this machine; it has: cpu (" in result.lines[0]
+    assert "no backend 'abacus' on this machine; it has: cpu (" in result.err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

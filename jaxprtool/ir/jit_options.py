@@ -7,8 +7,8 @@ whole holds for whatever passes make of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxprtool.jaxcompat import Aval, DType, TracedOptions
@@ -53,6 +53,12 @@ class JitOptions:
             told.keep_unused,
             told.inline,
         )
+
+    def donating(self, arguments: Values, positions: Collection[int]) -> JitOptions:
+        """Return these options where the arguments at some positions are donated, too."""
+        asked = enumerate(self.of_arguments(arguments))
+        given = (replace(each, donated=each.donated or i in positions) for i, each in asked)
+        return replace(self, arguments=tuple(filter(_asks, given)))
 
     def of_arguments(self, arguments: Values) -> list[ValueOptions]:
         """What is asked of each of these arguments."""

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import jax
 
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
 from jaxprtool.ir.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.base import Pass
@@ -81,6 +82,9 @@ class Checkpoint(Pass):
 class Jit(Pass):
     """Put the program in one call: the jaxpr of jit(f).
 
+    What `jax.jit` is told holds for the program as for a function under `jax.jit`: its donated
+    arguments are donated when it is called, compiled, exported or written.
+
     Args:
         name: The call's name; the program's own if none is given.
         donate_argnums: The positional arguments whose memory the results may take.
@@ -132,7 +136,19 @@ class Jit(Pass):
             keep_unused=self.keep_unused,
             inline=self.inline,
         )
-        return retraced(program, "jit", fun, out_names=program.out_names)
+        call = retraced(program, "jit", fun, out_names=program.out_names)
+        return call.replace(jit=self._told(program, numbers, names))
+
+    def _told(
+        self, program: Program, numbers: Sequence[int], names: Sequence[str]
+    ) -> JitOptions | None:
+        """Return what `jax.jit` is told of the whole program, of which the call is all."""
+        if not (numbers or names or self.keep_unused):
+            return program.jit
+        args, kwargs = jax.tree.unflatten(program.in_tree, range(len(program.arg_names)))
+        donated = jax.tree.leaves(([args[n] for n in numbers], [kwargs[n] for n in names]))
+        told = (program.jit or JitOptions()).donating(program.arguments, donated)
+        return replace(told, keep_unused=told.keep_unused or self.keep_unused)
 
 
 Jit.name = "jit"  # type: ignore[misc, assignment]

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool import Pipeline, nest, trace, variable
+from jaxprtool.analysis.memory import memory
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+from jaxprtool.formats.lowering import stablehlo
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import type_check
@@ -204,3 +206,21 @@ def test_disable_jit_of_a_program_without_calls_is_that_program():
     program = trace(lambda x: x + 1, X)
     assert program.apply("disable_jit") is program
     type_check(program)
+
+
+def test_what_jit_donates_is_donated_by_what_is_compiled():
+    def step(state, batch, *, scale, unused):
+        return {"w": state["w"] + batch}, batch * scale
+
+    x = jnp.ones(8)
+    program = trace(step, {"w": x}, x, scale=x, unused=x)
+    passes = "jit(donate_argnums=0, donate_argnames='scale', keep_unused=True)"
+    told = program.apply(passes)
+    options = {"donate_argnums": 0, "donate_argnames": "scale", "keep_unused": True}
+    as_jax = trace(jax.jit(step, **options), {"w": x}, x, scale=x, unused=x)
+    assert told.jit.arguments == as_jax.jit.arguments and told.jit.keep_unused
+    assert program.apply("jit").jit is None and as_jax.apply("jit").jit == as_jax.jit
+    assert memory(told).donated_bytes == memory(as_jax).donated_bytes == 64
+    assert stablehlo(told).count("tf.aliasing_output") == 2
+    twice = program.apply("jit(donate_argnums=0), jit(donate_argnames='scale', keep_unused=True)")
+    assert twice.jit == told.jit

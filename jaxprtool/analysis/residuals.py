@@ -20,6 +20,7 @@ from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.makers import Maker, Makers
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 
 
@@ -139,7 +140,7 @@ def residuals(
 
 def kept_values(forward: Program, backward: Program) -> list[Atom]:
     """Return the results of the forward half that the backward half takes."""
-    main = jax.tree.unflatten(forward.out_tree, range(forward.out_tree.num_leaves))[0]
+    main = filled(forward.out_tree, range(forward.out_tree.num_leaves))[0]
     first = len(jax.tree.leaves(main))
     return jaxcompat.open_jaxpr(forward.jaxpr).outvars[first : first + _count(backward)]
 
@@ -157,7 +158,7 @@ def total_size(avals: Iterable[Aval]) -> int | None:
 
 def _count(backward: Program) -> int:
     """Return how many residuals a backward half takes, before all else."""
-    args, _ = jax.tree.unflatten(backward.in_tree, range(backward.in_tree.num_leaves))
+    args, _ = filled(backward.in_tree, range(backward.in_tree.num_leaves))
     return len(jax.tree.leaves(args[0]))
 
 

@@ -20,7 +20,7 @@ from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.ragged import Ragged, ragged_parts, written_lengths
-from jaxprtool.ir.trees import leaf_paths
+from jaxprtool.ir.trees import filled, leaf_paths, structure
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading.example import Static
 
@@ -65,7 +65,7 @@ def _nested(
     program: Program, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments, with each Ragged taken apart and flat dicts made pytrees."""
-    wanted, keywords = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
+    wanted, keywords = filled(program.in_tree, range(len(program.in_avals)))
     by_name = {_root(program, each): each for each in wanted if jax.tree.leaves(each)} | keywords
     ragged = _RaggedArguments(program)
     args = tuple(map(ragged.rows, args, wanted)) + args[len(wanted) :]
@@ -175,7 +175,7 @@ def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
     `wanted` is the pytree that the program takes, with the flat position of each leaf. Raises
     ArgumentsError for a flat dict with other names.
     """
-    tree, positions = jax.tree.structure(wanted), jax.tree.leaves(wanted)
+    tree, positions = structure(wanted), jax.tree.leaves(wanted)
     if not _is_flat(arg) or tree.num_nodes == 1:
         return arg
     paths = leaf_paths(tree)

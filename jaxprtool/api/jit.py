@@ -26,6 +26,7 @@ from jaxprtool.ir.freed_refs import check_freed_refs
 from jaxprtool.ir.held import release
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.loading.trace import function_name, held, is_filtered, released
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
@@ -301,8 +302,8 @@ def _with_lifted(program: Program, lifted: Sequence[object]) -> Program:
     if not lifted:
         return program
     count = len(lifted)
-    args, kwargs = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
-    in_tree = jax.tree.structure((args, {**kwargs, _CLOSED_OVER: [0] * count}))
+    args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
+    in_tree = structure((args, {**kwargs, _CLOSED_OVER: [0] * count}))
     jaxpr = program.jaxpr
     names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(count)))
     invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]

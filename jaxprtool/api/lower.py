@@ -20,6 +20,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats import lowering
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading.trace import BoundCall, bind_arguments, function_name, trace_call
 
@@ -97,7 +98,7 @@ def xla_computation(
         jaxcompat.rename_module(module, f"xla_computation_{program.name}")
         if in_parts is not None or out_parts is not None:
             ins = _partitions("in_parts", in_parts, call.args, program.arg_names, program.in_avals)
-            results = jax.tree.unflatten(program.out_tree, program.out_avals)
+            results = filled(program.out_tree, program.out_avals)
             outs = _partitions(
                 "out_parts", out_parts, results, program.out_names, program.out_avals
             )
@@ -113,7 +114,7 @@ def xla_computation(
 
 def _shapes(program: Program) -> object:
     """The types of the results, in their tree."""
-    return jax.tree.unflatten(
+    return filled(
         program.out_tree,
         [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in program.out_avals],
     )
@@ -129,7 +130,7 @@ def _donated_leaves(positions: Indices, count: int, call: BoundCall) -> list[int
             )
     chosen = sorted({call.position(position) for position in wanted})
     tree = jax.tree.structure((call.args, call.kwargs))
-    args, _ = jax.tree.unflatten(tree, range(tree.num_leaves))
+    args, _ = filled(tree, range(tree.num_leaves))
     return [leaf for position in chosen for leaf in jax.tree.leaves(args[position])]
 
 

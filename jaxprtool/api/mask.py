@@ -19,6 +19,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import MOST_SIZES, Program
 from jaxprtool.ir.symbols import check_symbols, found_sizes, symbolic_sizes
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.loading.parameter_types import TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
 from jaxprtool.passes.mask import check_sizes, masked
@@ -122,14 +123,14 @@ def _lifted(program: Program) -> tuple[Program, list[Any]]:
     if not lifted:
         return program, []
     kept = [each for each in consts if not isinstance(each[1], jax.core.Tracer)]
-    args, kwargs = jax.tree.unflatten(program.in_tree, range(len(jaxpr.invars)))
+    args, kwargs = filled(program.in_tree, range(len(jaxpr.invars)))
     new = jaxcompat.replace_jaxpr(
         jaxpr,
         constvars=[var for var, _ in kept],
         consts=[const for _, const in kept],
         invars=[*jaxpr.invars, *(var for var, _ in lifted)],
     )
-    tree = jax.tree.structure((args, {**kwargs, _CLOSED_OVER: [0] * len(lifted)}))
+    tree = structure((args, {**kwargs, _CLOSED_OVER: [0] * len(lifted)}))
     names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(len(lifted))))
     made = program.replace(jaxpr=new, in_tree=tree, arg_names=unique(names))
     return made, [const for _, const in lifted]
@@ -154,7 +155,7 @@ def _types(program: Program, sizes: Any) -> Any:
         jax.ShapeDtypeStruct(tuple(map(_number, shape)), aval.dtype)
         for shape, aval in zip(shapes, program.out_avals, strict=True)
     ]
-    return jax.tree.unflatten(program.out_tree, types)
+    return filled(program.out_tree, types)
 
 
 def _number(size: Any) -> Any:

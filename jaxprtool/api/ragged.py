@@ -26,6 +26,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.ragged import Ragged, is_concrete, unchecked
 from jaxprtool.ir.symbols import symbolic_sizes
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.batch.axes import (
     BatchError,
@@ -397,4 +398,4 @@ def _checked(value: Any) -> Any:
 
 def _paths(tree: PyTreeDef) -> tuple[str, ...]:
     """Return the path of each result."""
-    return paths("result", jax.tree.unflatten(tree, range(tree.num_leaves)))
+    return paths("result", filled(tree, range(tree.num_leaves)))

@@ -25,6 +25,7 @@ from jaxprtool.ir.border import border, grouped
 from jaxprtool.ir.equations import has_64_bit_types
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import Sizes, found_sizes, symbolic_sizes
+from jaxprtool.ir.trees import filled
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.elsewhere import Elsewhere, written_elsewhere
@@ -65,7 +66,7 @@ class ProgramEntry:
 
     def position(self, number: int) -> int:
         """The position of a positional argument, for which ArgumentsError is raised if none is."""
-        args, _ = jax.tree.unflatten(self.program.in_tree, self.values)
+        args, _ = filled(self.program.in_tree, self.values)
         return BoundCall(args, {}, {}, {}).position(number)
 
 

@@ -46,6 +46,7 @@ from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import example_sizes, found_sizes
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -93,7 +94,7 @@ def flat_arguments(program: Program, args: object) -> list[Any]:
         ArgumentsError: If the program is none.
     """
     require_program(program)
-    positional, keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
+    positional, keywords = filled(program.in_tree, program.in_avals)
     if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
         with suppress(StructureError):
             named = dict(zip(keywords, args[len(positional) :], strict=True))

@@ -21,6 +21,7 @@ from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import view
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import filled
 
 _FLATBUFFERS = "pip install flatbuffers"
 
@@ -96,7 +97,7 @@ def read_exported(data: bytes, path: str = "the artifact") -> Program:
         artifact = export.deserialize(bytearray(data))
         arg_names, out_names = _names(artifact)
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in artifact.in_avals]
-        args, kwargs = jax.tree.unflatten(artifact.in_tree, shapes)
+        args, kwargs = filled(artifact.in_tree, shapes)
         jaxpr = jax.make_jaxpr(artifact.call)(*args, **kwargs)
         if not artifact.has_vjp():  # the rule that JAX wraps the call in could only raise
             (eqn,) = jaxpr.eqns
@@ -120,8 +121,8 @@ def read_exported(data: bytes, path: str = "the artifact") -> Program:
 def _names(artifact: export.Exported) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """One name per flat argument and result: those in the module, or else the path in the tree."""
     arg_names, out_names = jaxcompat.exported_names(artifact)
-    args, kwargs = jax.tree.unflatten(artifact.in_tree, artifact.in_avals)
-    results = jax.tree.unflatten(artifact.out_tree, artifact.out_avals)
+    args, kwargs = filled(artifact.in_tree, artifact.in_avals)
+    results = filled(artifact.out_tree, artifact.out_avals)
     arg_paths = [*paths("args", args)]
     for name, value in kwargs.items():
         arg_paths += paths(name, value)

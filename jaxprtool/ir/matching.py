@@ -18,7 +18,7 @@ import jax
 from jax.tree_util import PyTreeDef, keystr
 
 from jaxprtool.ir.held import Held, StandIn, description, is_no_array, release
-from jaxprtool.ir.trees import Opaque, Tree, node, one_level
+from jaxprtool.ir.trees import Opaque, Tree, filled, node, one_level
 
 #: Characters of an object that an error shows.
 _LONGEST = 80
@@ -77,7 +77,7 @@ def matched(
 
     `names` are the paths of its leaves. Raises Mismatch for arguments of another structure.
     """
-    wanted, keywords = jax.tree.unflatten(tree, range(tree.num_leaves))
+    wanted, keywords = filled(tree, range(tree.num_leaves))
     numbers, by_name = tree.children()
     roots = [_root(each, names, f"args[{i}]") for i, each in enumerate(wanted)]
     args, kwargs = _by_position(roots, args, {**kwargs}, keywords)
@@ -100,7 +100,7 @@ def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
     Raises Mismatch for a value of another structure.
     """
     found = MatchedArguments()
-    _match(found, tree, jax.tree.unflatten(tree, range(tree.num_leaves)), value, path)
+    _match(found, tree, filled(tree, range(tree.num_leaves)), value, path)
     return found.leaves
 
 

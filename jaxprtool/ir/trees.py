@@ -8,9 +8,11 @@ has the same children under the same keys and remembers the type's name.
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any
 
 import jax
@@ -87,9 +89,122 @@ def one_level(node: object) -> tuple[list[Any], list[Any], PyTreeDef]:
     return [path[0] for path, _ in pairs if path], [child for _, child in pairs], tree
 
 
+# --- trees with other leaves than their owners have -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A node in place of one whose class does not take the children at hand.
+
+    A class may check its children when it is made, and take arrays alone.
+
+    Attributes:
+        owner: The class.
+        data: The node's own data.
+        keys: The keys of its children as JAX has them.
+        children: Its children.
+    """
+
+    owner: type
+    data: Any
+    keys: tuple[Any, ...]
+    children: tuple[object, ...]
+
+
+jax.tree_util.register_pytree_with_keys(
+    Shell,
+    lambda node: (zip(node.keys, node.children, strict=True), (node.owner, node.data, node.keys)),
+    lambda own, children: Shell(own[0], own[1], own[2], tuple(children)),
+    lambda node: (node.children, (node.owner, node.data, node.keys)),
+)
+
+
+def filled(tree: PyTreeDef, leaves: Iterable[Any]) -> Any:
+    """Return a tree of a structure, with leaves that stand for its own: positions, types, marks.
+
+    A node is a `Shell` if its class refuses or converts them. `structure` is the inverse.
+    """
+    leaves = list(leaves)
+    made, is_made = _unflattened(tree, leaves)
+    return made if is_made else _filled(tree, iter(leaves))
+
+
+def _filled(tree: PyTreeDef, leaves: Iterator[Any]) -> Any:
+    own = tree.node_data()
+    if own is None:
+        return next(leaves)
+    children = [_filled(child, leaves) for child in tree.children()]
+    cls, data = own
+    if issubclass(cls, tuple) and cls is not tuple:  # a named tuple, whose class may check
+        return tuple.__new__(cls, children)
+    made, is_made = _unflattened(_rooted(cls, data, [_LEAF] * len(children)), children)
+    return made if is_made else Shell(cls, data, _keys(cls, len(children)), tuple(children))
+
+
+def _unflattened(tree: PyTreeDef, leaves: Sequence[Any]) -> tuple[Any, bool]:
+    """Return a tree, and whether it could be made and has kept its leaves."""
+    try:
+        made = jax.tree.unflatten(tree, leaves)
+    except Exception:  # the constructor is the user's, and may raise anything
+        return None, False
+    try:
+        kept = tree.flatten_up_to(made)
+    except Exception:  # as of a node whose data are not equal to themselves
+        return made, True
+    return made, all(map(is_, kept, leaves))
+
+
+def _rooted(cls: type, data: object, children: Sequence[PyTreeDef]) -> PyTreeDef:
+    return PyTreeDef.from_node_data_and_children(
+        jax.tree_util.default_registry, (cls, data), children
+    )
+
+
+_LEAF = jax.tree.structure(0)
+
+
+def _keys(cls: type, count: int) -> tuple[Any, ...]:
+    """The keys of children of a class: of a dataclass its fields, found without its constructor."""
+    unknown = tuple(map(FlattenedIndexKey, range(count)))
+    if not dataclasses.is_dataclass(cls):
+        return unknown
+    node, children = object.__new__(cls), [object() for _ in range(count)]
+    fields = dataclasses.fields(cls)
+    given = iter(children)
+    for each in fields:
+        said = each.metadata
+        is_data = not said.get("static", False) and said.get("pytree_node", True)
+        object.__setattr__(node, each.name, next(given, None) if is_data else None)
+    try:
+        keys, parts, _ = one_level(node)
+    except Exception:  # as of a class that flattens other attributes than its fields
+        return unknown
+    return tuple(keys) if len(parts) == count and all(map(is_, parts, children)) else unknown
+
+
+def structure(value: object) -> PyTreeDef:
+    """Return the structure of a tree, with the owner of each `Shell` in it."""
+    return _owned(jax.tree.structure(value))
+
+
+def _owned(tree: PyTreeDef) -> PyTreeDef:
+    own = tree.node_data()
+    if own is None:
+        return tree
+    old = tree.children()
+    children = list(map(_owned, old))
+    cls, data = own if own[0] is not Shell else own[1][:2]
+    if own[0] is not Shell and all(map(is_, old, children)):
+        return tree
+    return _rooted(cls, data, children)
+
+
+# --- descriptions ---------------------------------------------------------------------------------
+
+
 def describe(tree: PyTreeDef) -> Tree:
     """The plain description of a `PyTreeDef`."""
-    return _described(tree, jax.tree.unflatten(tree, range(tree.num_leaves)))
+    return _described(tree, filled(tree, range(tree.num_leaves)))
 
 
 def _described(tree: PyTreeDef, example: object) -> Tree:
@@ -105,6 +220,8 @@ def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = (
     if tree.node_data() is None:
         return LEAF
     kind, data = tree.node_data()
+    if kind is Shell:
+        kind, data = data[:2]
     if kind is type(None):
         return NONE
     if kind is Held:
@@ -153,7 +270,7 @@ def _alike(a: Tree, b: Tree) -> bool:
 
 def leaf_paths(tree: PyTreeDef) -> list[str]:
     """The way down to each leaf of a `PyTreeDef`, as `first/w`."""
-    leaves = jax.tree.leaves_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
+    leaves = jax.tree.leaves_with_path(filled(tree, range(tree.num_leaves)))
     return [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
 
 

@@ -20,8 +20,6 @@ from itertools import compress
 from operator import is_not
 from typing import ClassVar
 
-import jax
-
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.equations import is_flat
@@ -30,6 +28,7 @@ from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import holds_jaxpr, keep, views
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
@@ -78,7 +77,7 @@ class Dce(Pass):
         marks = [0 if flag else None for flag in used]
         return program.replace(
             jaxpr=jaxpr,
-            in_tree=jax.tree.structure(jax.tree.unflatten(program.in_tree, marks)),
+            in_tree=structure(filled(program.in_tree, marks)),
             arg_names=keep(program.arg_names, used),
         )
 

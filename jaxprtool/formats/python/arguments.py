@@ -34,7 +34,7 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.naming import identifier, numbered
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import Opaque, one_level
+from jaxprtool.ir.trees import Opaque, Shell, filled, one_level
 
 
 @dataclass
@@ -72,7 +72,7 @@ class CallSignature:
 def signature(program: Program) -> CallSignature:
     """The signature of the function that is emitted for a program."""
     count = program.in_tree.num_leaves
-    args, kwargs = jax.tree.unflatten(program.in_tree, range(count))
+    args, kwargs = filled(program.in_tree, range(count))
     made = CallSignature(places=[""] * count)
     names = [_parameter(arg, program.arg_names, i) for i, arg in enumerate(args)]
     rest = _rest(names)
@@ -190,14 +190,14 @@ def _hints(place: str) -> Iterator[str]:
 
 def result_structure(program: Program, called: CallSignature) -> tuple[Any, str | None]:
     """The results as nested containers of indexes, and a note on what stands for classes."""
-    args, kwargs = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
+    args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
     results = _Results()
     roots = dict(zip(called.parameters, args, strict=False)) | kwargs
     for name, arg in roots.items():
         if name in called.parameters and not name.startswith("*"):
             results.note(arg, name)
     count = program.out_tree.num_leaves
-    made = results.built(jax.tree.unflatten(program.out_tree, range(count)))
+    made = results.built(filled(program.out_tree, range(count)))
     if not results.classes:
         return made, None
     names = ", ".join(sorted(results.classes))
@@ -249,7 +249,8 @@ class _Results:
         return call("jax.tree.unflatten", call("jax.tree.structure", Name(text)), leaves)
 
     def _class(self, tree: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        kind = tree.type_name if isinstance(tree, Opaque) else type(tree).__qualname__
+        owner = tree.owner if isinstance(tree, Shell) else type(tree)
+        kind = tree.type_name if isinstance(tree, Opaque) else owner.__qualname__
         fields = [key.name if isinstance(key, GetAttrKey) else "" for key in keys]
         if all(_is_name(name) and not name.startswith("_") for name in fields):
             name = identifier(kind.rpartition(".")[2])

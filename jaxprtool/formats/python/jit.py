@@ -12,6 +12,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import CallExpression, Expression, Name, Slot, call
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled
 
 
 def jit_decorator(program: Program, options: JitOptions, results: Any) -> Expression:
@@ -25,7 +26,7 @@ def jit_decorator(program: Program, options: JitOptions, results: Any) -> Expres
     Raises:
         UnsupportedError: For options of a part of an argument, where only the whole can have any.
     """
-    args, kwargs = jax.tree.unflatten(program.in_tree, range(program.in_tree.num_leaves))
+    args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
     taken = options.of_arguments(program.arguments)
     told = _donation(program, args, kwargs, [asked.donated for asked in taken])
     placements = [asked.placement for asked in taken]

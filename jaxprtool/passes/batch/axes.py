@@ -18,6 +18,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Aval, is_symbolic_dimension
 from jaxprtool.passes.batch.axis import Dim
 
@@ -203,7 +204,7 @@ def check_unmapped(
     for i, (axis, dim) in enumerate(zip(out_axes, out_dims, strict=True)):
         if axis is not None or dim is None:
             continue
-        paths = jax.tree.leaves_with_path(jax.tree.unflatten(out_tree, range(out_tree.num_leaves)))
+        paths = jax.tree.leaves_with_path(filled(out_tree, range(out_tree.num_leaves)))
         path = jax.tree_util.keystr(paths[i][0])
         if axis_name is not None:
             raise BatchError(

@@ -28,6 +28,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch import Batch
@@ -103,8 +104,8 @@ class Tile(Pass):
         dims = _dims("in_axes", in_axes, program.in_avals, program.arg_names)
         outs = _dims("out_axes", out_axes, program.out_avals, program.out_names)
         # Counted from 0 an axis of the tile is the position before it, where the tiles come.
-        args, _ = jax.tree.unflatten(program.in_tree, dims)
-        results = jax.tree.unflatten(program.out_tree, outs)
+        args, _ = filled(program.in_tree, dims)
+        results = filled(program.out_tree, outs)
         tiles = self._tiles(program, dims)
         mapped = Batch(args, results, tiles, self.axis_name)(program)
         jaxpr = _between_reshapes(mapped.jaxpr, program, dims, outs, tiles)

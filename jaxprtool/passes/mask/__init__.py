@@ -22,6 +22,7 @@ from jaxprtool.ir.bounds import MOST, SizeBound
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import check_symbols, known_range
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.mask import (  # noqa: F401  # their rules
@@ -200,14 +201,14 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     own = dict(zip(made.symbols, made.jaxpr.invars, strict=False))
     symbols = [own.get(name) or Var(SCALAR) for name in bounds]
     arguments = made.jaxpr.invars[len(made.symbols) :]
-    args, kwargs = jax.tree.unflatten(program.in_tree, range(len(arguments)))
+    args, kwargs = filled(program.in_tree, range(len(arguments)))
     count = len(jax.tree.leaves(args))
     names = program.arg_names
     arg_names = unique([*names[:count], *bounds, *names[count:]])
     least = _least(program, bounds)
     ranges = [SizeBound(most, least[name]) for name, most in bounds.bounds.items()]
     limits = zip(arg_names[count:], ranges, strict=False)
-    results = jax.tree.unflatten(program.out_tree, program.out_avals)
+    results = filled(program.out_tree, program.out_avals)
     out_names = program.out_names
     if padded:
         results = results, jax.tree.map(lambda aval: _sizes(bounds, aval), results)
@@ -221,8 +222,8 @@ def _masked(program: Program, bounds: Bounds) -> Program:
             arg_names,
             out_names,
         ),
-        in_tree=jax.tree.structure(((*args, *symbols), kwargs)),
-        out_tree=jax.tree.structure(results),
+        in_tree=structure(((*args, *symbols), kwargs)),
+        out_tree=structure(results),
         arg_names=arg_names,
         out_names=out_names,
         bounds=(*program.bounds, *limits),

@@ -23,6 +23,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import check_symbols, known_range
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch.axes import flat_in_axes
 from jaxprtool.passes.mask.sizes import check_constraints, with_own_constraints
@@ -218,7 +219,7 @@ def _program(program: Program, bounds: Mapping[str, LengthsBound], made: AllLane
     """
     arguments = made.jaxpr.invars[: -len(bounds)]
     lengths = made.jaxpr.invars[-len(bounds) :]
-    args, kwargs = jax.tree.unflatten(program.in_tree, range(len(arguments)))
+    args, kwargs = filled(program.in_tree, range(len(arguments)))
     count = len(jax.tree.leaves(args))
     names = ["lengths"] if len(bounds) == 1 else [f"{name}_lengths" for name in bounds]
     arg_names = unique([*program.arg_names[:count], *names, *program.arg_names[count:]])
@@ -227,7 +228,7 @@ def _program(program: Program, bounds: Mapping[str, LengthsBound], made: AllLane
     )
     return program.replace(
         jaxpr=with_names(jaxpr, program.name, arg_names, program.out_names),
-        in_tree=jax.tree.structure(((*args, *names), kwargs)),
+        in_tree=structure(((*args, *names), kwargs)),
         arg_names=arg_names,
         jit=None,
         bounds=(*program.bounds, *zip(arg_names[count:], bounds.values(), strict=False)),

@@ -25,6 +25,7 @@ from jaxprtool.ir.jit_options import ValueOptions
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.rewrite import Writer
 from jaxprtool.ir.structured import keep
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Atom, Jaxpr, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.roll.rows import Rows
@@ -71,7 +72,7 @@ def with_stacked_arguments(
     arguments = _Arguments(program, groups, remaining(program, free))
     rolled = program.replace(
         jaxpr=jaxcompat.replace_jaxpr(lifted.jaxpr, invars=keep(invars, free)),
-        in_tree=jax.tree.structure(arguments.after),
+        in_tree=structure(arguments.after),
         arg_names=keep(program.arg_names, free),
     )
     rolled = _with_donations(program, rolled, groups)
@@ -85,7 +86,7 @@ def _lifted(program: Program, groups: Groups) -> Program:
     eqns = [eqn for eqn in jaxpr.eqns if not any(v in groups for v in eqn.outvars)]
     jaxpr = jaxcompat.replace_jaxpr(jaxpr, eqns=eqns, invars=[*jaxpr.invars, *groups])
     more = [program.arg_names[rows[0]] for rows in groups.values()]
-    tree = jax.tree.structure((tuple(range(len(jaxpr.invars))), {}))
+    tree = structure((tuple(range(len(jaxpr.invars))), {}))
     names = (*program.arg_names, *more)
     return Dce()(program.replace(jaxpr=jaxpr, in_tree=tree, arg_names=names))
 
@@ -146,7 +147,7 @@ class _Arguments:
     @property
     def changed(self) -> tuple[list[Any], dict[str, Any]]:
         """The positional and keyword arguments that change, before they do, as numbers."""
-        args, kwargs = jax.tree.unflatten(self.program.in_tree, range(len(self.program.arg_names)))
+        args, kwargs = filled(self.program.in_tree, range(len(self.program.arg_names)))
         changes = self._changes
         return [v for v in args if changes(v)], {k: v for k, v in kwargs.items() if changes(v)}
 
@@ -207,7 +208,7 @@ class _Arguments:
             program.replace(name=f"{program.name}_{name}", jit=None),
             "roll",
             fun,
-            in_tree=jax.tree.structure(taken),
+            in_tree=structure(taken),
             avals=[avals[i] for i in numbers],
             arg_names=[program.arg_names[i] for i in numbers],
         )
@@ -233,12 +234,12 @@ def _with_stacked_results(program: Program, arguments: _Arguments) -> Program:
     if not gone:
         return program
     free = [i not in gone for i in range(len(outvars))]
-    out = jax.tree.unflatten(program.out_tree, [0 if flag else None for flag in free])
+    out = filled(program.out_tree, [0 if flag else None for flag in free])
     new = jaxcompat.replace_jaxpr(
         jaxpr, eqns=[*jaxpr.eqns, *writer.eqns], outvars=keep(outvars, free)
     )
     names = keep(program.out_names, free)
-    return Dce()(program.replace(jaxpr=new, out_tree=jax.tree.structure(out), out_names=names))
+    return Dce()(program.replace(jaxpr=new, out_tree=structure(out), out_names=names))
 
 
 def _result_groups(program: Program, arguments: _Arguments) -> Iterator[list[int]]:

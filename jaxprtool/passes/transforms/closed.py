@@ -27,6 +27,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import keep
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import chosen, positional
@@ -105,7 +106,7 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
         outvars=list(map(now, jaxpr.outvars)),
         eqns=list(map(replaced, jaxpr.eqns)),
     )
-    in_tree = jax.tree.structure(remaining(program, free))
+    in_tree = structure(remaining(program, free))
     return program.replace(jaxpr=new, in_tree=in_tree, arg_names=arg_names)
 
 
@@ -114,10 +115,8 @@ def remaining(program: Program, free: Sequence[bool]) -> tuple[tuple[Any, ...], 
 
     An argument of which nothing is left is gone; a part of one is None.
     """
-    before = jax.tree.unflatten(program.in_tree, range(len(free)))
-    after = jax.tree.unflatten(
-        program.in_tree, [i if flag else None for i, flag in enumerate(free)]
-    )
+    before = filled(program.in_tree, range(len(free)))
+    after = filled(program.in_tree, [i if flag else None for i, flag in enumerate(free)])
 
     def stays(had: object, has: object) -> bool:
         return bool(jax.tree.leaves(has)) or not jax.tree.leaves(had)
@@ -150,7 +149,7 @@ def _leaves(program: Program, key: int | str, value: object) -> list[tuple[int, 
         tree = program.in_tree.children()[0].children()[number]
     else:
         raise ArgumentsError(f"closed: {key!r} is neither the position nor the name of an argument")
-    if tree == jax.tree.structure(0):
+    if tree == structure(0):
         return [(leaves[0], value)]  # nested lists are an array
     try:
         return list(zip(leaves, matched_leaves(tree, value, str(key)), strict=True))
@@ -166,7 +165,7 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
     """The flat arguments whose path is, or begins with, `key`, and the tree that they are in."""
     names = program.arg_names
     if key in names:
-        return [names.index(key)], jax.tree.structure(0)
+        return [names.index(key)], structure(0)
     found = [i for i, name in enumerate(names) if name.startswith((f"{key}[", f"{key}."))]
     if not found:
         roots = dict.fromkeys([*names, *(name.split("[")[0] for name in names)])
@@ -174,7 +173,7 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
             f"closed: {program.name} has no argument '{key}'",
             did_you_mean(key, roots) or f"its arguments are: {', '.join(names)}",
         )
-    example = jax.tree.unflatten(program.in_tree, range(len(names)))
+    example = filled(program.in_tree, range(len(names)))
     ways = [way for way, _ in jax.tree.leaves_with_path(example)]
     first, suffix = found[0], names[found[0]][len(key) :]
     for depth in range(len(ways[first]) + 1):

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import (
@@ -133,7 +134,7 @@ class _Gradient(_Reverse):
                 if self.has_aux
                 else "with has_aux=True all but the first of a pair is handed on"
             )
-            types = str(jax.tree.unflatten(tree, [type_of(aval) for _, aval in results]))
+            types = str(filled(tree, [type_of(aval) for _, aval in results]))
             types = types if len(types) <= 200 else f"{len(results)} arrays"
             raise UnsupportedError(f"{says} {types}".replace("'", ""), hint)
         if results[0][1].shape != ():
@@ -284,7 +285,7 @@ class Jvp(WithAux):
                 lambda *args: fun(*args, **kwargs), primals, tangents, has_aux=self.has_aux
             )
 
-        args, kwargs = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
+        args, kwargs = filled(program.in_tree, range(len(program.in_avals)))
         count = len(jax.tree.leaves(args))
         avals, names = program.in_avals, program.arg_names
         tangents = [aval.to_tangent_aval() for aval in avals[:count]]
@@ -294,7 +295,7 @@ class Jvp(WithAux):
             program,
             self.name,
             jvp,
-            in_tree=jax.tree.structure(((args, args), kwargs)),
+            in_tree=structure(((args, args), kwargs)),
             avals=[*avals[:count], *tangents, *avals[count:]],
             arg_names=[*names[:count], *(f"d_{name}" for name in names[:count]), *names[count:]],
             out_names=[*results, *(f"d_{name}" for name in results), *others],

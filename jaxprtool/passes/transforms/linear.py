@@ -31,6 +31,7 @@ from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import Call, keep, view
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.residuals import residual_names
@@ -79,7 +80,7 @@ class Vjp(WithAux):
         """
         count = len(main_results(program, self.name, self.has_aux))
         tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
-        example = jax.tree.unflatten(tree, range(count))
+        example = filled(tree, range(count))
         avals = [aval.to_ct_aval() for aval in program.out_avals[:count]]
         given = _Given((example,), avals, paths("cotangents", example))
         return _halves(program, self.name, jax.vjp, self.has_aux, given)
@@ -120,7 +121,7 @@ class Linearize(WithAux):
         count = tree.num_leaves
         avals = [aval.to_tangent_aval() for aval in program.in_avals[:count]]
         names = [f"d_{name}" for name in program.arg_names[:count]]
-        given = _Given((jax.tree.unflatten(tree, range(count)),), avals, names)
+        given = _Given((filled(tree, range(count)),), avals, names)
 
         def linearize(fun: Function, *primals: object, has_aux: bool) -> tuple[object, ...]:
             out, pushed, *aux = jax.linearize(fun, *primals, has_aux=has_aux)
@@ -182,7 +183,7 @@ class LinearTranspose(Pass):
         count, avals, names = len(positional(program)), program.in_avals, program.arg_names
         numbers = range(count) if self.argnums is None else self.argnums
         at = chosen_argnums(program, self.name, numbers)
-        args, kwargs = jax.tree.unflatten(program.in_tree, range(len(avals)))
+        args, kwargs = filled(program.in_tree, range(len(avals)))
         moving = [args[n] for n in at]
         others = [n for n in range(count) if n not in at]
         _check_moving(program, jax.tree.leaves(moving))
@@ -201,7 +202,7 @@ class LinearTranspose(Pass):
             return pulled[0] if isinstance(self.argnums, int) else tuple(pulled)
 
         rest = [args[n] for n in others]
-        results = jax.tree.unflatten(program.out_tree, range(len(program.out_avals)))
+        results = filled(program.out_tree, range(len(program.out_avals)))
         before, after = jax.tree.leaves(rest), jax.tree.leaves(kwargs)
         told = self.argnums is not None
         which = "the arguments of argnums" if told else "all arguments, or in those of argnums"
@@ -209,7 +210,7 @@ class LinearTranspose(Pass):
             program,
             self.name,
             transpose,
-            in_tree=jax.tree.structure(((*rest, results), kwargs)),
+            in_tree=structure(((*rest, results), kwargs)),
             avals=[*(avals[i] for i in before), *program.out_avals, *(avals[i] for i in after)],
             arg_names=[
                 *(names[i] for i in before),
@@ -356,7 +357,7 @@ def _halves(
         program,
         transform,
         backward,
-        in_tree=jax.tree.structure(((dict.fromkeys(by_name, 0), *given.example), {})),
+        in_tree=structure(((dict.fromkeys(by_name, 0), *given.example), {})),
         avals=[*(var.aval for var in by_name.values()), *given.avals],
         arg_names=[*(f"residuals[{name!r}]" for name in by_name), *given.names],
     )
@@ -369,7 +370,7 @@ def _halves(
 
 def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int) -> Program:
     """Return the program that gives (results, residuals), and aux, of which there are `count`."""
-    (main, *aux), _ = jax.tree.unflatten(whole.out_tree, range(len(whole.out_avals)))
+    (main, *aux), _ = filled(whole.out_tree, range(len(whole.out_avals)))
     result = (main, dict.fromkeys(residuals, 0), *aux)
     outs = whole.jaxpr.outvars[:count]
     first = len(jax.tree.leaves(main))
@@ -379,7 +380,7 @@ def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int
     return whole.replace(
         name=name,
         jaxpr=with_names(jaxpr, name, whole.arg_names, out_names),
-        out_tree=jax.tree.structure(result),
+        out_tree=structure(result),
         out_names=out_names,
     )
 
@@ -395,6 +396,6 @@ def _backward(
     return late.replace(
         name=name,
         jaxpr=with_names(jaxpr, name, arg_names, late.out_names),
-        in_tree=jax.tree.structure(((dict.fromkeys(residuals, 0), *given.example), {})),
+        in_tree=structure(((dict.fromkeys(residuals, 0), *given.example), {})),
         arg_names=arg_names,
     )

@@ -26,6 +26,7 @@ from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import CustomJVP, CustomVJP, sub_jaxprs, view
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Literal, Var, VJPRule
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.passes.base import Pass
@@ -77,7 +78,7 @@ class OpenConstants(Pass):
             [value for _, value in taken.values()],
         )
         count = len(program.in_avals)
-        args, kwargs = jax.tree.unflatten(program.in_tree, range(count))
+        args, kwargs = filled(program.in_tree, range(count))
         place = len(jax.tree.leaves(args))
         own, names = body.invars[:count], program.arg_names
         arg_names = unique([*names[:place], *paths("constants", values), *names[place:]])
@@ -85,7 +86,7 @@ class OpenConstants(Pass):
         jaxpr = jaxcompat.replace_jaxpr(body, invars=invars)
         apply = program.replace(
             jaxpr=with_names(jaxpr, program.name, arg_names, program.out_names),
-            in_tree=jax.tree.structure(((*args, values), kwargs)),
+            in_tree=structure(((*args, values), kwargs)),
             arg_names=arg_names,
         )
         return Programs({"constants": _giving(program, constants, values), "apply": apply})
@@ -99,8 +100,8 @@ def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -
     return Program(
         name=program.name,
         jaxpr=with_names(jaxpr, program.name, (), out_names),
-        in_tree=jax.tree.structure(((), {})),
-        out_tree=jax.tree.structure(values),
+        in_tree=structure(((), {})),
+        out_tree=structure(values),
         arg_names=(),
         out_names=out_names,
     )

@@ -19,6 +19,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Literal
 from jaxprtool.passes.unzip.binding_times import operand_of
 from jaxprtool.passes.unzip.variables import UnzipError
@@ -97,7 +98,7 @@ def _is_whole(arg: object, found: set[int]) -> bool:
 
 def _positions(program: Program) -> Any:
     count = program.in_tree.num_leaves
-    return jax.tree.unflatten(program.in_tree, list(range(count)))
+    return filled(program.in_tree, list(range(count)))
 
 
 # --- keys by type ---------------------------------------------------------------------------------

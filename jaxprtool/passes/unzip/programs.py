@@ -10,7 +10,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import leaf_paths
+from jaxprtool.ir.trees import leaf_paths, structure
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
@@ -83,7 +83,7 @@ def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:
     apply = _half(
         program.replace(
             name=f"{program.name}_apply",
-            in_tree=jax.tree.structure(((tree, *others), kwargs)),
+            in_tree=structure(((tree, *others), kwargs)),
             arg_names=(*names, *(program.arg_names[i] for i in jax.tree.leaves(arguments.late))),
         ),
         half,

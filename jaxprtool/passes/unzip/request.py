@@ -16,6 +16,7 @@ from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import equations, type_of
 from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.trees import filled
 from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.passes.unzip.programs import Unzipped
 from jaxprtool.primitives import VARIABLE, sow_p
@@ -79,7 +80,7 @@ class Request:
 
     def _keys(self, program: Program, position: Callable[[int], int]) -> tuple[int, ...]:
         """Return the positional arguments of the program that are keys. Raises ArgumentsError."""
-        args, _ = jax.tree.unflatten(program.in_tree, range(len(program.in_avals)))
+        args, _ = filled(program.in_tree, range(len(program.in_avals)))
         key_args = self.key_args
         if key_args is None:
             key_args = (0,) if args else ()

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.equations import named
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Aval, JaxprEqn
 
 #: What unzip sows under where it chooses the variables itself, and what stands in their names
@@ -84,7 +84,7 @@ def leaf_tree(variables: Sequence[Variable]) -> dict[str, Any]:
     for variable in variables:
         leaves = range(count, count + len(variable.avals))
         count += len(variable.avals)
-        value = jax.tree.unflatten(variable.tree, leaves)
+        value = filled(variable.tree, leaves)
         path, level = variable.path, tree
         for depth, scope in enumerate(path[:-1], start=1):
             _check(variable, path[:depth], names.get(path[:depth]))

@@ -21,6 +21,7 @@ from jaxprtool.ir.checkpoint_policies import MAKERS, POLICIES
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.trees import filled
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch.axes import free_axes, program_axes
 from jaxprtool.passes.batch.axis import Axis
@@ -145,7 +146,7 @@ class Jit(Pass):
         """Return what `jax.jit` is told of the whole program, of which the call is all."""
         if not (numbers or names or self.keep_unused):
             return program.jit
-        args, kwargs = jax.tree.unflatten(program.in_tree, range(len(program.arg_names)))
+        args, kwargs = filled(program.in_tree, range(len(program.arg_names)))
         donated = jax.tree.leaves(([args[n] for n in numbers], [kwargs[n] for n in names]))
         told = (program.jit or JitOptions()).donating(program.arguments, donated)
         return replace(told, keep_unused=told.keep_unused or self.keep_unused)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
-from jaxprtool.cli import completion, errors
+from jaxprtool.cli import completion, errors, signs
 from jaxprtool.cli.backends import backends
 from jaxprtool.cli.browse import browse
 from jaxprtool.cli.compare import compare
@@ -36,6 +37,7 @@ from jaxprtool.cli.unzip import unzip
 from jaxprtool.cli.vmap import vmap
 from jaxprtool.cli.watch import watch
 from jaxprtool.cli.why import why
+from jaxprtool.errors import OutputError
 
 PROGRAM = "jaxprtool"
 _COMPLETE = "_JAXPRTOOL_COMPLETE"
@@ -127,6 +129,9 @@ def answer(arguments: list[str]) -> int:
     if show_traceback:
         os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
     with errors.guarded(show_traceback) as ending:
+        if sys.stdout is None:  # closed by whoever started this process
+            raise OutputError("stdout is closed")
+        signs.use_ascii_where_needed()
         command: Any = get_command(app)
         if _COMPLETE in os.environ:
             completion.answer(command, arguments, PROGRAM)

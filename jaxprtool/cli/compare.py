@@ -147,8 +147,8 @@ def compare(
         pipelines.append(users.before(pipelines[0]))
     axes = Axes(pipelines, backends or (None,), precision or (None,), op_by_op)
     targets = function.each_of([function.target, *(others or ())])
-    for each in targets:
-        each.import_module(told)
+    for target in targets:
+        target.import_module(told)
     axes.require_backends()
     entries = [each.find(told, True, types, pipelines[0]) for each in targets]
     traced = [

@@ -193,4 +193,4 @@ def _print(programs: list[tuple[str, Program]], emission: Emission) -> None:
             sys.stdout.buffer.write(content)
             continue
         title = f"{mark} {name}\n" if len(programs) > 1 else ""
-        output.write(("\n" if i else "") + title + content)
+        output.write_exactly(("\n" if i else "") + title + content)

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import re
 import sys
 import traceback
@@ -19,12 +19,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeGuard
 
 import typer
 
 from jaxprtool.cli import output
-from jaxprtool.errors import JaxprToolError, UserFunctionError, user_frames
+from jaxprtool.errors import JaxprToolError, OutputError, UserFunctionError, user_frames
 
 INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
@@ -55,13 +55,16 @@ def guarded(show_traceback: bool) -> Iterator[Ending]:
         code = stop.code if isinstance(stop, SystemExit) else stop.exit_code
         ending.code = code if isinstance(code, int) else int(code is not None)
     except BrokenPipeError:
-        _discard_output()
+        output.discard(sys.stdout)
         ending.code = BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         output.say("interrupted")
         ending.code = INTERRUPTED
     except Exception as error:
-        if show_traceback:
+        if _is_of_stdout(error):
+            output.discard(sys.stdout)
+            error = OutputError(f"cannot write to stdout: {error.strerror}")
+        elif show_traceback:
             traceback.print_exception(error)
         ending.code = _report(error, show_traceback)
 
@@ -134,6 +137,7 @@ class _Warnings:
         output.warning(text)
 
 
-def _discard_output() -> None:
-    """Point stdout where nobody listens, so that flushing it at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _is_of_stdout(error: Exception) -> TypeGuard[OSError]:
+    """Whether an error is that of a disk that is full, or broken, below stdout."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return isinstance(error, OSError) and error.filename is None and error.errno in full

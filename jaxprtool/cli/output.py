@@ -41,8 +41,16 @@ def colours(stream: TextIO) -> bool:
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
-    print(text, file=sys.stderr)
+    """A line on stderr. Where that cannot be written to, the exit code says what can be said."""
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Point a stream where nobody listens, so that flushing it at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def error(message: str, hint: str | None = None, details: Details = ()) -> None:
@@ -130,6 +138,22 @@ def _size(terminal: TextIO) -> tuple[int, int]:
 def write(text: str) -> None:
     """A result that is text already, on stdout."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def write_exactly(text: str) -> None:
+    """A program that is to be read again, on stdout.
+
+    Raises OutputError if the encoding of stdout lacks a character of it.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError as fault:
+        raise OutputError(
+            f"stdout is written in {encoding}, which lacks '{text[fault.start]}'",
+            "write a file (-o FILE), or set PYTHONUTF8=1",
+        ) from None
+    write(text)
 
 
 def write_programs(
@@ -244,7 +268,7 @@ def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out
     if out == STDOUT and len(programs) == 1:
         content = emission.content(programs[0][1])
         assert isinstance(content, str)
-        write(content)
+        write_exactly(content)
     else:
         emission.write(programs, out)
 

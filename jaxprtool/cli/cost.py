@@ -116,6 +116,7 @@ def cost(
         program = options.only_program("--pprof is of", [(each.name, each) for each in programs])
         with file_written_whole(pprof) as file:
             file.write(_profile(program))
+    output.say_if_partitioned(programs, json)
     taken = [_seconds(p, entry, traced, told) if measure else seconds for p in programs]
     if json:
         documents = [

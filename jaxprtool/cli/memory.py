@@ -76,6 +76,7 @@ def memory(
     if pprof is not None:
         with file_written_whole(pprof) as file:
             file.write(_profile(found[0]))
+    output.say_if_partitioned((each for _, each in programs), json)
     if json:
         documents = [render.memory_document(each) for each in found]
         first = documents[0]

@@ -156,6 +156,22 @@ def write_exactly(text: str) -> None:
     write(text)
 
 
+def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
+    """Say of programs that XLA would partition that they are counted whole, on the first line.
+
+    Beside a document, this is a note.
+    """
+    from jaxprtool.ir.auto_sharding import partitioned_by_xla
+
+    for program in programs:
+        if partitioned_by_xla(program):
+            text = (
+                f"{program.name} was not partitioned: XLA would do so, by its shardings; "
+                "arrays are whole, and collectives are missing"
+            )
+            note(text) if json else write(text)
+
+
 def write_programs(
     programs: Sequence[tuple[str, Program]],
     render: Callable[[Program], Rendering | Listing],

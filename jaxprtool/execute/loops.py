@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxprtool.execute.meshes import mesh_of
 from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.structured import Scan, View, While
 from jaxprtool.jaxcompat import JaxprEqn
 

@@ -17,9 +17,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
 from jaxprtool.execute.compile_cache import hits_counted
-from jaxprtool.execute.meshes import concrete_mesh, mesh_in_types, placed
 from jaxprtool.execute.summary import Summary, summarize
 from jaxprtool.ir.equations import equations
+from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, placed
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
 

@@ -25,6 +25,7 @@ from jaxprtool.errors import (
 )
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import equations, named, size_of, type_of
+from jaxprtool.ir.meshes import concrete_mesh
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
@@ -81,7 +82,9 @@ def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
             "bind them with vmap or shard_map; hlo and stablehlo are given for any",
         )
     place = nullcontext() if device is None else jax.default_device(device)
-    with place, reported(program, "compiled"):
+    mesh = concrete_mesh(program, (), device)
+    on_mesh = nullcontext() if mesh is None else jax.set_mesh(mesh)
+    with place, on_mesh, reported(program, "compiled"):
         return traced(program).lower().compile().as_text()
 
 

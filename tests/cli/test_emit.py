@@ -299,3 +299,12 @@ def test_a_mistake_is_one_line(cli, folder, command, message):
 )
 def test_what_is_near_is_hinted_at(cli, command, hint):
     assert cli(*command).lines[-1] == hint
+
+
+def test_optimized_hlo_is_for_the_devices_of_a_mesh(cli, folder):
+    (folder / "sums.py").write_text("def add(x, y):\n    return x + y\n")
+    command = ("emit", "sums.py:add", "--args", "f32[4@x,4], f32[4@x,4]", "--to", "hlo-optimized")
+    result = cli(*command, "--mesh", "x=2")
+    assert result.code == 0 and "num_partitions=2" in result.out and "f32[2,4]" in result.out
+    result = cli(*command, "--mesh", "x=64", "--args", "f32[64@x], f32[64@x]")
+    assert result.code == 2 and "runs on a mesh of 64 devices (x=64)" in result.err

@@ -14,11 +14,11 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, described
 from jaxprtool.execute.compare.variants import Variant
-from jaxprtool.execute.meshes import concrete_mesh, placed
 from jaxprtool.execute.run import choose_device, failures_reported
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.interpret import Interpreter
+from jaxprtool.ir.meshes import concrete_mesh, placed
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.jaxcompat import (
     AbstractRef,

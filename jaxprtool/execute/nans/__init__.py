@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.meshes import concrete_mesh, placed
 from jaxprtool.execute.nans.cone import cone_of
 from jaxprtool.execute.nans.search import Search
 from jaxprtool.execute.nans.states import NAN
@@ -30,6 +29,7 @@ from jaxprtool.execute.summary import plain
 from jaxprtool.execute.verify import fitting, flat_arguments, require_runnable
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.meshes import concrete_mesh, placed
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.scalar_predicates import with_scalar_predicates

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.meshes import concrete_mesh, placed
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.execute.verify import fitting, flat_arguments, require_runnable
 from jaxprtool.execute.watch.numbers import Lost, Numbers
@@ -26,6 +25,7 @@ from jaxprtool.execute.watch.recorder import By, Recorder, WatchedRow
 from jaxprtool.execute.watch.selected import Rounds
 from jaxprtool.execute.watch.stepping import Stepping
 from jaxprtool.execute.watch.stops import Stopped, runs_of, stopping
+from jaxprtool.ir.meshes import concrete_mesh, placed
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program

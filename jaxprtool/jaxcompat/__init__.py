@@ -68,6 +68,12 @@ from jaxprtool.jaxcompat.checking import (
     registered_primitives,
 )
 from jaxprtool.jaxcompat.checkpointed import CheckpointedJvp
+from jaxprtool.jaxcompat.closed_over import (
+    has_ended,
+    holds_ended,
+    some_ended,
+    with_closed_over,
+)
 from jaxprtool.jaxcompat.custom_rules import (
     BWD_GIVES_LOGS,
     JVPRule,

@@ -7,20 +7,24 @@ operands of the call, as what the function closes over is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from types import FunctionType
 from typing import Any
+from weakref import WeakSet
 
 import jax
 from jax._src import ad_util, core
 from jax._src import linear_util as lu
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
+from jax._src.util import Hashable, Unhashable
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxprtool.jaxcompat.aliases import Params
-from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS
+from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS, cells_of
 from jaxprtool.jaxcompat.jaxprs import replace_jaxpr
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants
 
@@ -183,3 +187,100 @@ def _with_parts(
     consts = {v: c for v, c in pairs if v not in taken}
     parts = {"constvars": [*consts], "consts": [*consts.values()], "invars": invars}
     return replace_jaxpr(closed, eqns=eqns, **parts)
+
+
+# --- traces that have ended -----------------------------------------------------------------------
+
+#: How often a call may be differentiated that has been given what its rule closes over.
+_MOST_DERIVATIVES = 3
+
+#: Traces that have ended, some tracers of which are held by rules.
+_ended: WeakSet[Any] = WeakSet()
+
+
+def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
+    """Return the equations in place of one of a jaxpr that has been traced.
+
+    A call whose rule closes over values of the jaxpr takes them as operands. JAX runs the rule when
+    the jaxpr is differentiated, and its tracers are dead by then.
+
+    Args:
+        eqn: The equation.
+        in_scope: The variables that it may take.
+    """
+    if eqn.primitive.name not in _RULES or not (held := _tracers(eqn)):
+        return [eqn]
+    live = list(_traces_around())
+    _ended.update(each._trace for each in held if each._trace not in live)
+    rules = ClosedOver(
+        lambda value: isinstance(value, pe.DynamicJaxprTracer) and value.val in in_scope,
+        _MOST_DERIVATIVES,
+    )
+    try:
+        values = rules.values(eqn)
+    except Exception:  # the rule is the user's, and may raise anything
+        return [eqn]
+    if not values:
+        return [eqn]
+    first, taken = [], []
+    for value in values:
+        made = jax.make_jaxpr(unperturbed)(jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype))
+        out = Var(value.aval)
+        (call,) = made.eqns
+        first.append(call.replace(invars=[value.val], outvars=[out], source_info=eqn.source_info))
+        taken.append(out)
+    params = rules.params(eqn, values)
+    return [*first, eqn.replace(invars=[*eqn.invars, *taken], params=params)]
+
+
+def some_ended() -> bool:
+    """Return True if any rule has kept a tracer beyond its trace."""
+    return bool(_ended)
+
+
+def has_ended(value: object) -> bool:
+    """Return True for a tracer that a rule has kept beyond its trace."""
+    return isinstance(value, pe.DynamicJaxprTracer) and value._trace in _ended
+
+
+def holds_ended(eqn: JaxprEqn) -> bool:
+    """Return True for a call whose rule closes over a tracer of a trace that has ended."""
+    return eqn.primitive.name in _RULES and any(map(has_ended, _tracers(eqn)))
+
+
+def _traces_around() -> Iterator[Any]:
+    trace = core.trace_ctx.trace
+    while trace is not None:
+        yield trace
+        trace = getattr(trace, "parent_trace", None)
+
+
+def _tracers(eqn: JaxprEqn) -> list[Any]:
+    """Return the tracers that the rules of a call, and the functions that they call, hold."""
+    names = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd")
+    todo: list[Any] = [eqn.params[name] for name in names if name in eqn.params]
+    seen: set[int] = set()
+    found = []
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        match value:
+            case pe.DynamicJaxprTracer():
+                found.append(value)
+            case lu.WrappedFun():
+                todo += [value.f, *value.transforms]
+            case FunctionType():
+                todo += [*cells_of(value).values(), *(value.__defaults__ or ())]
+            case partial():
+                todo += [value.func, *value.args, *value.keywords.values()]
+            case Hashable() | Unhashable():
+                todo.append(value.val)
+            case jax.custom_jvp() | jax.custom_vjp():
+                todo += vars(value).values()
+            case tuple() | list():
+                todo += value
+            case dict():
+                todo += value.values()
+    return found

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
+from jaxprtool.ir.closed_over import with_closed_over
 from jaxprtool.ir.held import Held, release
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.paths import paths, unique
@@ -134,7 +135,7 @@ def trace_call(
     arg_names = unique([path for path, _ in named_leaves(fun, call)])
     program = Program(
         name=name,
-        jaxpr=jaxpr,
+        jaxpr=with_closed_over(jaxpr),
         in_tree=jax.tree.structure(arguments),
         out_tree=jax.tree.structure(out),
         arg_names=arg_names,

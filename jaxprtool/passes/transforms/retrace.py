@@ -25,6 +25,7 @@ from jaxprtool.errors import (
     described,
     user_frames,
 )
+from jaxprtool.ir.closed_over import keeps_ended, refused, with_closed_over
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.marked_calls import with_own_marks
 from jaxprtool.ir.paths import paths, unique
@@ -95,6 +96,9 @@ def retraced(
     with reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
         avals = program.in_avals if avals is None else avals
         jaxpr = with_own_marks(jaxcompat.trace_flat(flat, program.name, avals))
+        jaxpr = with_closed_over(jaxpr)
+        if jaxcompat.some_ended() and keeps_ended(jaxpr):
+            raise refused(program.jaxpr, f"{transform} of {program.name}")
     _check_forward(program, transform, jaxpr)
     out_tree, default_names = results
     out_names = default_names if out_names is None else unique(out_names)
@@ -134,6 +138,8 @@ def reported(program: Program, transform: str, hint: str | None = None) -> Itera
         yield
     except JaxprToolError:
         raise
+    except jax.errors.UnexpectedTracerError as error:
+        raise refused(program.jaxpr, f"{transform} of {program.name}") from error
     except Exception as error:  # JAX's rules raise many types, and a user's rules any
         if user_frames(error):
             raise UserFunctionError(f"{transform} of {program.name}: {described(error)}") from error

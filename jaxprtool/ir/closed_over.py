@@ -1,0 +1,54 @@
+"""Rules of custom derivatives that close over values of the function that calls them.
+
+    def f(x, s):
+        @jax.custom_jvp
+        def noisy(x): ...
+        noisy.defjvp(lambda primals, tangents: ... s ...)
+
+`jax.grad` runs the rule while `f` is traced. A program is differentiated after that: the calls in
+it take such values as operands, where they are values of the jaxpr that holds the call.
+"""
+
+from __future__ import annotations
+
+from jax.extend.core import JaxprEqn
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.jaxcompat import AnyJaxpr, Var
+
+
+def with_closed_over(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    """Return a traced jaxpr whose custom calls take what their rules close over."""
+    body = jaxcompat.open_jaxpr(jaxpr)
+    in_scope: set[Var] = {*body.constvars, *body.invars}
+    eqns: list[JaxprEqn] = []
+    for eqn in body.eqns:
+        new = eqn
+        if eqn.params and holds_jaxpr(eqn.params.values()):
+            new = with_bodies(eqn, with_closed_over)
+        eqns += jaxcompat.with_closed_over(new, in_scope)
+        in_scope.update(eqn.outvars)
+    same = len(eqns) == len(body.eqns) and all(a is b for a, b in zip(eqns, body.eqns, strict=True))
+    return jaxpr if same else jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
+
+
+def keeps_ended(jaxpr: AnyJaxpr) -> bool:
+    """Return True if a jaxpr, or a body in it, has a dead tracer that a rule has kept."""
+    if any(map(jaxcompat.has_ended, getattr(jaxpr, "consts", ()))):
+        return True
+    eqns = jaxcompat.open_jaxpr(jaxpr).eqns
+    return any(keeps_ended(body) for eqn in eqns for _, body in sub_jaxprs(eqn))
+
+
+def refused(jaxpr: AnyJaxpr, what: str) -> UnsupportedError:
+    """Return the error for a rule of a jaxpr that has kept a value of a trace that has ended."""
+    found = filter(jaxcompat.holds_ended, equations(jaxcompat.open_jaxpr(jaxpr)))
+    call = next((named(eqn) for eqn in found), "custom call")
+    return UnsupportedError(
+        f"{what}: the rule of the {call} closes over a value that is traced around it",
+        "give the value to the function as an argument",
+    )

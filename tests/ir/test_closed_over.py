@@ -1,0 +1,104 @@
+"""Rules of custom derivatives that close over traced values: computed, or refused by name."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxprtool
+from jaxprtool.errors import UnsupportedError
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def noisy(x, s):
+    return x * s
+
+
+@noisy.defjvp
+def noisy_jvp(s, primals, tangents):
+    return noisy(primals[0], s), tangents[0] * s * 3
+
+
+def static_argument(x, s):
+    return noisy(x, s * 2)
+
+
+def jvp_of_a_closure(x, s):
+    scale = s * 2
+
+    @jax.custom_jvp
+    def wave(z):
+        return jnp.sin(z) * scale
+
+    wave.defjvp(lambda p, t: (wave(*p), 5 * scale * t[0] * jnp.cos(p[0])))
+    return wave(x)
+
+
+def forward_of_a_closure(x, s):
+    scale = s * 2
+
+    @jax.custom_vjp
+    def wave(z):
+        return jnp.sin(z)
+
+    wave.defvjp(lambda z: (wave(z), z * scale), lambda kept, ct: (kept * ct,))
+    return wave(x)
+
+
+def backward_of_a_closure(x, s):
+    scale = s * 2
+
+    @jax.custom_vjp
+    def wave(z):
+        return jnp.sin(z)
+
+    wave.defvjp(lambda z: (wave(z), z), lambda kept, ct: (kept * ct * scale,))
+    return wave(x)
+
+
+def around_a_loop(x, s):
+    scale = s * 2
+
+    @jax.custom_jvp
+    def wave(z):
+        return jnp.sin(z)
+
+    wave.defjvp(lambda p, t: (wave(*p), 5 * scale * t[0]))
+    return jax.lax.scan(lambda c, _: (wave(c), None), x, None, 3)[0]
+
+
+COMPUTED = [static_argument, jvp_of_a_closure, forward_of_a_closure]
+
+
+@pytest.mark.parametrize("fun", COMPUTED)
+def test_gradients_are_those_of_jax(fun):
+    program = jaxprtool.trace(fun, 2.0, 5.0)
+    wanted = jax.grad(fun)(2.0, 5.0)
+    for passes in ("grad", "-O2, grad, -O2"):
+        np.testing.assert_allclose(program.apply(passes)(2.0, 5.0), wanted, rtol=1e-6)
+    np.testing.assert_allclose(program.apply("-O3")(2.0, 5.0), fun(2.0, 5.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.checkpoint])
+def test_values_of_an_inner_body_are_operands_there(around):
+    program = jaxprtool.trace(lambda x, s: around(static_argument)(x, s) + x, 2.0, 5.0)
+    assert float(program.apply("grad")(2.0, 5.0)) == 31.0
+
+
+@pytest.mark.parametrize(
+    ("fun", "passes"),
+    [
+        (backward_of_a_closure, "grad"),
+        (around_a_loop, "grad"),
+        (around_a_loop, "jvp"),
+        (static_argument, "grad, grad"),
+        (jvp_of_a_closure, "grad(argnums=1)"),
+    ],
+)
+def test_what_is_not_computed_is_refused_with_the_line(fun, passes):
+    program = jaxprtool.trace(fun, 2.0, 5.0)
+    np.testing.assert_allclose(program(2.0, 5.0), fun(2.0, 5.0), rtol=1e-6)
+    with pytest.raises(UnsupportedError, match=r"rule of .*test_closed_over.py:\d+ closes over a"):
+        program.apply(passes)

@@ -11,6 +11,7 @@ and what is not in the grammar is refused by name and column:
     5  2.5  True  1j                    a scalar, weakly typed as in Python
     {'w': ...}  [...]  (...)  None      pytrees
     zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
+    arange(f32[2,3])                    0 to 5, in the order of memory
     load('x.npz')['w']                  from a .npy, .npz or .safetensors file
     load('out.npz')['result'][1]        what `--save` wrote of a part of the results
     ref('params')                       an attribute of the target's module
@@ -425,6 +426,9 @@ class _Reader:
 
     def _arange(self, node: ast.Call) -> np.ndarray:
         options = self._options(node, ("start",), ("stop", "step", "dtype"))
+        if len(options) == 1 and self.source.type_at(options["start"]) is not None:
+            struct = self._array_type(options["start"])
+            return np.arange(math.prod(struct.shape)).astype(struct.dtype).reshape(struct.shape)
         dtype = self._dtype_option(options.pop("dtype")) if "dtype" in options else None
         numbers = [self._real(options[n]) for n in ("start", "stop", "step") if n in options]
         start, stop = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]

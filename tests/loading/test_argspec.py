@@ -371,3 +371,11 @@ def test_whatever_the_text_only_our_errors_come_out(text):
         assert "\n" not in error.message
     else:
         assert isinstance(args, tuple) and isinstance(kwargs, dict)
+
+
+def test_arange_of_a_type_counts_its_elements():
+    (args, _) = read_args("arange(f32[2,3]), arange(i8[4])")
+    assert [(a.dtype, a.tolist()) for a in args] == [
+        ("float32", [[0, 1, 2], [3, 4, 5]]),
+        ("int8", [0, 1, 2, 3]),
+    ]

@@ -55,14 +55,14 @@ def guarded(show_traceback: bool) -> Iterator[Ending]:
         code = stop.code if isinstance(stop, SystemExit) else stop.exit_code
         ending.code = code if isinstance(code, int) else int(code is not None)
     except BrokenPipeError:
-        output.discard(sys.stdout)
+        output.discard(output.STDOUT_DESCRIPTOR)
         ending.code = BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         output.say("interrupted")
         ending.code = INTERRUPTED
     except Exception as error:
         if _is_of_stdout(error):
-            output.discard(sys.stdout)
+            output.discard(output.STDOUT_DESCRIPTOR)
             error = OutputError(f"cannot write to stdout: {error.strerror}")
         elif show_traceback:
             traceback.print_exception(error)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jaxprtool.render.listing import Listing
     from jaxprtool.render.rendering import Rendering
 
+STDOUT_DESCRIPTOR, STDERR_DESCRIPTOR = 1, 2
+
 #: How the names of pages end.
 PAGE = ".html"
 
@@ -45,12 +47,12 @@ def say(text: str) -> None:
     try:
         print(text, file=sys.stderr)
     except OSError:
-        discard(sys.stderr)
+        discard(STDERR_DESCRIPTOR)
 
 
-def discard(stream: TextIO) -> None:
-    """Point a stream where nobody listens, so that flushing it at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def discard(descriptor: int) -> None:
+    """Point a file descriptor where nobody listens, so that flushing it does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def error(message: str, hint: str | None = None, details: Details = ()) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from jaxprtool.analysis.cost.groupings import Line
+from jaxprtool.analysis.gradient_flow import GradientFlow, gradient_flow
 from jaxprtool.analysis.points import Kind, Point, point
 from jaxprtool.ir.border import Border, border
 from jaxprtool.ir.frames import Frames, frames_now
@@ -78,6 +79,7 @@ class Why:
         ends: The arguments or results that it stands for.
         forward: All that it touches; None if that was not asked for.
         back: All that it depends on; None if that was not asked for.
+        gradient: Of an argument with a slice forward, what stops the gradient by it.
         all_arguments: The arguments of the program.
         all_results: Its results.
     """
@@ -88,6 +90,7 @@ class Why:
     ends: tuple[str, ...]
     forward: Slice | None
     back: Slice | None
+    gradient: GradientFlow | None
     all_arguments: tuple[str, ...] = field(repr=False)
     all_results: tuple[str, ...] = field(repr=False)
 
@@ -118,9 +121,15 @@ def why(
         found.ends,
         slices.forward(found) if forward else None,
         slices.back(found) if back else None,
+        _gradient(program, about, found) if forward and found.kind == "argument" else None,
         tuple(each.name for each in about.arguments),
         tuple(each.name for each in about.outputs),
     )
+
+
+def _gradient(program: Program | AnyJaxpr, about: Border, found: Point) -> GradientFlow:
+    names = {each.name: i for i, each in enumerate(about.arguments)}
+    return gradient_flow(program, [names[name] for name in found.ends])
 
 
 #: How many equations there are of each primitive, by line.

@@ -96,12 +96,13 @@ def why(
     start_jax(told, function.x64)
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.slices import why as found_why
+    from jaxprtool.api.gradients import zero_gradients
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import why as render
 
     pipeline = options.pipeline(passes, plugin)
-    program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(pipeline_steps.run(pipeline, program, told))
+    traced = function.trace(function.find(told), pipeline, told)
+    programs = options.each(pipeline_steps.run(pipeline, traced, told))
     program = options.only_program("why is of", programs)
     told("following values")
     if path is not None:
@@ -120,6 +121,9 @@ def why(
         _write_equations(program, found, format or Format.text)
     else:
         output.write_rendered(render.slices_by_line(found, output.width()))
+    if not json and found.back is not None and not found.back.arguments:
+        for flow in zero_gradients(traced, program, pipeline, found.ends):
+            output.write(render.gradient_sentence(flow, flow.argument))
 
 
 def _write_equations(program: Program, found: Why, format: Format) -> None:

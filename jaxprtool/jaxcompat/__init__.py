@@ -80,11 +80,13 @@ from jaxprtool.jaxcompat.custom_rules import (
     VJPRule,
     custom_jvp_rule,
     custom_jvp_rule_param,
+    custom_name,
     custom_vjp_rule,
     custom_vjp_rule_params,
     live_function,
     live_key,
 )
+from jaxprtool.jaxcompat.forward_mode import equation_jvp
 from jaxprtool.jaxcompat.high import (
     CALL_HIGH,
     HighPrimitive,

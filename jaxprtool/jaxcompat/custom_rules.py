@@ -15,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, ja
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval, Params
+from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of, trace_flat
 
 
@@ -353,3 +354,8 @@ def cells_of(function: object) -> dict[str, Any]:
 
 #: Since 0.12 a backward rule gives its cotangents and a log, which is None for most.
 BWD_GIVES_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+def custom_name(eqn: JaxprEqn) -> str:
+    """The name of the function that has the custom rule of a call."""
+    return str(open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_name)

@@ -17,6 +17,7 @@ from jaxprtool.render.listing import Listing
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.flow_paths import Path
+    from jaxprtool.analysis.gradient_flow import GradientFlow
     from jaxprtool.analysis.slices import Slice, SlicedLine, Why
 
 #: So many arguments or results are named, and the source of a line has at least so many columns.
@@ -37,6 +38,9 @@ def slices_by_line(found: Why, width: int) -> Listing:
         for line in wrapped([Heading(told)], width):
             tokens += [*line, "\n"]
         tokens += [token for row in _rows(each, untold, width) for token in ("\n", *row)][1:]
+    if found.gradient is not None and (said := gradient_sentence(found.gradient, found.what)):
+        tokens += ["\n\n"]
+        tokens += [token for line in wrapped([said], width) for token in (*line, "\n")][:-1]
     return Listing(printable(tokens))
 
 
@@ -58,6 +62,21 @@ def told_of(found: Why) -> list[tuple[Slice, str, str]]:
         told = f"{name} {verb} {_part(behind)} and {ends}"
         slices.append((behind, told, f"that {'they do' if several else 'it does'} not depend on"))
     return slices
+
+
+def gradient_sentence(flow: GradientFlow, name: str) -> str:
+    """Return what stops the gradient by an argument; "" if nothing does."""
+    if flow.type:
+        return f"{name} is {flow.type}, by which there is no gradient."
+    stops = _some([f"{each.primitive} ({each.source or 'no line known'})" for each in flow.stops])
+    verb = "stops" if len(flow.stops) == 1 else "stop"
+    if flow.zero:
+        why = f": {stops} {verb} every path" if stops else ""
+        return f"The gradient of {_some(flow.zero)} by {name} is zero{why}."
+    if stops:
+        paths = plural(len(flow.stops), "path")
+        return f"Of the gradient by {name}, {paths} {verb} at {stops}; others go on."
+    return ""
 
 
 def _part(found: Slice) -> str:
@@ -180,6 +199,12 @@ def why_document(found: Why) -> documents.WhyDocument:
         document["forward"] = {**_document(found.forward), "results": list(found.forward.results)}
     if found.back is not None:
         document["back"] = {**_document(found.back), "arguments": list(found.back.arguments)}
+    if (flow := found.gradient) is not None:
+        document["gradient"] = {
+            "zero": list(flow.zero),
+            "reached": list(flow.reached),
+            "stops": [{"primitive": e.primitive, "source": e.source} for e in flow.stops],
+        }
     return document
 
 

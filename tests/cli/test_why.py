@@ -193,3 +193,24 @@ def test_a_constant_is_named_as_the_tables_name_it(cli, folder):
     assert "not result[1]" in " ".join(found.out.split()) and "held.py:7" in found.out
     missing = cli("why", *case, "constant[1]")
     assert missing.code == 2 and "'constant[1]'" in missing.err
+
+
+def test_a_zero_gradient_is_explained_before_and_behind_grad(cli, folder):
+    code = """
+    import jax.numpy as jnp
+
+    def quantized(params, x):
+        return (x @ (jnp.round(params["w"] * 8) / 8) + params["b"]).sum()
+    """
+    (folder / "quantized.py").write_text(textwrap.dedent(code).lstrip())
+    case = "quantized.py:quantized", "--args", "{'w': f32[5,4], 'b': f32[4]}, f32[3,5]"
+    said = "by params['w'] is zero: round (quantized.py:4) stops every path."
+    found = cli("why", *case, "params['w']")
+    assert said in " ".join(found.out.split())
+    document = json.loads(cli("why", *case, "params['w']", "--json").out)
+    assert document["gradient"]["zero"] == ["result"]
+    assert document["gradient"]["stops"] == [{"primitive": "round", "source": "quantized.py:4"}]
+    assert "gradient" not in cli("why", *case, "params['b']").out
+    assert said in cli("why", *case, "result['w']", "-p", "grad").out
+    assert "zero" not in cli("why", *case, "result['b']", "-p", "grad").out
+    assert said in cli("why", *case, "result[1]['w']", "-p", "value_and_grad").out

@@ -223,6 +223,21 @@ class Slice(TypedDict):
     arguments: NotRequired[Annotated[list[str], "Back: the arguments that it begins with."]]
 
 
+class GradientStop(TypedDict):
+    """An operation that stops a gradient: its derivative is zero."""
+
+    primitive: Annotated[str, "Its primitive, or the function with a custom rule."]
+    source: Annotated[str, "The user's line that it comes from; empty if that is not known."]
+
+
+class GradientFlow(TypedDict):
+    """What becomes of the gradient by an argument."""
+
+    zero: Annotated[list[str], "The results that depend on it, with a gradient of zero."]
+    reached: Annotated[list[str], "The results whose gradient may be another."]
+    stops: Annotated[list[GradientStop], "The operations that stop the gradient on its way."]
+
+
 class WhyDocument(TypedDict):
     """`why`: what a point of a program touches, and what it depends on."""
 
@@ -231,6 +246,7 @@ class WhyDocument(TypedDict):
     kind: Annotated[str, "What it is: `argument`, `result`, `line` or `variable`."]
     forward: NotRequired[Annotated[Slice, "All that it touches."]]
     back: NotRequired[Annotated[Slice, "All that it depends on."]]
+    gradient: NotRequired[Annotated[GradientFlow, "Of an argument: what stops the gradient by it."]]
 
 
 class PathStep(TypedDict):

@@ -1,0 +1,231 @@
+"""What stops the gradient of results by an argument: operations whose derivative is zero.
+
+A tangent of the argument is followed through the program, as far as JAX's rules carry it. It stops
+at operations such as `round`, `stop_gradient`, comparisons and casts to integers, and at calls
+whose custom rule gives zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from operator import or_
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.border import border
+from jaxprtool.ir.custom_rules import vjp_rule
+from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
+from jaxprtool.ir.structured import Scan
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import AnyJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.places import UserFrame
+
+
+@dataclass(frozen=True)
+class Stop:
+    """An operation at which a tangent stops, on the way to a result.
+
+    Attributes:
+        primitive: The name of its primitive, or of the custom function.
+        source: The user's line, `model.py:9`; "" if unknown.
+        frame: The same as a frame; None if unknown.
+    """
+
+    primitive: str
+    source: str
+    frame: UserFrame | None = field(repr=False)
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    """What becomes of the tangent of an argument.
+
+    Attributes:
+        argument: The name of the argument, the first if there are several.
+        zero: The results that depend on the argument, but whose derivative by it is zero.
+        reached: The results whose derivative is not known to be zero.
+        stops: The operations that the tangent stops at, on the way to one of these.
+        type: The argument's type, if that has no derivatives (integers); else "".
+    """
+
+    argument: str
+    zero: tuple[str, ...]
+    reached: tuple[str, ...]
+    stops: tuple[Stop, ...]
+    type: str
+
+
+def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> GradientFlow:
+    """Follow the tangents of flat arguments, given by position, all at once."""
+    about = border(program)
+    top = about.jaxpr
+    first = about.arguments[positions[0]]
+    moving = {v for v in (top.invars[i] for i in positions) if _is_inexact(v)}
+    if not moving:
+        return GradientFlow(first.name, (), (), (), first.type)
+    forward = forward_slice(top, Start([(top, v) for v in moving]))
+    tangents = _Tangents()
+    moved, stopped = tangents.run(top, tuple(v in moving for v in top.invars))
+    ends = [
+        i
+        for i, (atom, flag) in enumerate(zip(top.outvars, forward.results, strict=True))
+        if flag and _is_inexact(atom)
+    ]
+    values = [(top, v) for i in ends if not isinstance(v := top.outvars[i], Literal)]
+    leading = backward_slice(top, Start(values)).members()
+    frames = frames_now()
+    on_the_way = [calls for calls in stopped if all(id(eqn) in leading for eqn in calls)]
+    whole = [calls for calls in on_the_way if id(calls[-1]) not in tangents.partial]
+    if whole or any(moved[i] for i in ends):
+        on_the_way = whole
+    names = [each.name for each in about.outputs]
+    return GradientFlow(
+        first.name,
+        tuple(names[i] for i in ends if not moved[i]),
+        tuple(names[i] for i in ends if moved[i]),
+        tuple(dict.fromkeys(_stop(frames, calls) for calls in on_the_way)),
+        "",
+    )
+
+
+def _stop(frames: Frames, calls: Sequence[JaxprEqn]) -> Stop:
+    eqn = calls[-1]
+    name = jaxcompat.custom_name(eqn) if traits(eqn).custom_derivative else eqn.primitive.name
+    place = frames.place_of(calls)
+    frame = None if place is None else place.frame
+    return Stop(name, "" if frame is None else frames.text(frame), frame)
+
+
+def _is_inexact(atom: object) -> bool:
+    dtype = getattr(getattr(atom, "aval", None), "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jnp.inexact)
+
+
+#: Equations at which tangents stop, each behind those whose bodies it is in.
+_Stops = tuple[tuple[JaxprEqn, ...], ...]
+
+
+class _Tangents:
+    """Tangents that are followed through a program, each body once for each choice of arguments."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[tuple[Jaxpr, tuple[bool, ...]], tuple[tuple[bool, ...], _Stops]] = {}
+        self._equations: dict[Hashable, list[bool]] = {}
+        #: Equations that have tangents of some results alone, as a sort has none of its indices.
+        self.partial: set[int] = set()
+
+    def run(self, jaxpr: Jaxpr, given: tuple[bool, ...]) -> tuple[tuple[bool, ...], _Stops]:
+        """Return which results of a body have tangents, and where tangents stop."""
+        key = jaxpr, given
+        if key not in self._bodies:
+            self._bodies[key] = self._run(jaxpr, given)
+        return self._bodies[key]
+
+    def _run(self, jaxpr: Jaxpr, given: tuple[bool, ...]) -> tuple[tuple[bool, ...], _Stops]:
+        moving = {v for v, flag in zip(jaxpr.invars, given, strict=True) if flag}
+        stops: list[tuple[JaxprEqn, ...]] = []
+        for eqn in jaxpr.eqns:
+            flags = [isinstance(v, Var) and v in moving for v in eqn.invars]
+            if any(flags):
+                outs, inside = self._through(eqn, flags)
+                stops += inside
+                moving.update(v for v, flag in zip(eqn.outvars, outs, strict=True) if flag)
+        results = tuple(isinstance(v, Var) and v in moving for v in jaxpr.outvars)
+        return results, tuple(stops)
+
+    def _through(self, eqn: JaxprEqn, flags: list[bool]) -> tuple[Sequence[bool], _Stops]:
+        held = None if traits(eqn).custom_derivative else regions(eqn)
+        if held is None:
+            outs = self._flat(eqn, flags)
+            pairs = zip(eqn.outvars, outs, strict=True)
+            used = [flag for v, flag in pairs if not isinstance(v, DropVar)]
+            if any(used) and not all(used):
+                self.partial.add(id(eqn))
+            return outs, () if used and all(used) else ((eqn,),)
+        bodies = list(map(jaxcompat.open_jaxpr, held.bodies))
+        stops: dict[tuple[JaxprEqn, ...], None] = {}
+
+        def through(number: int, facts: list[bool]) -> tuple[bool, ...]:
+            pairs = zip(bodies[number].invars, facts, strict=True)
+            given = tuple(flag and _is_inexact(v) for v, flag in pairs)
+            results, inside = self.run(bodies[number], given)
+            stops.update(dict.fromkeys((eqn, *calls) for calls in inside))
+            return results
+
+        scan = held.view if isinstance(held.view, Scan) else None
+        outs = None if scan is None else _last_round(scan, flags, through)
+        if outs is None:
+            _, outs = held.forward(flags, through, or_)
+        return outs, tuple(stops)
+
+    def _flat(self, eqn: JaxprEqn, flags: list[bool]) -> list[bool]:
+        """Return which results of an equation without bodies have tangents."""
+        exact = [_is_inexact(v) for v in eqn.outvars]
+        if not any(exact):
+            return exact
+        types = (str(getattr(v.aval, "dtype", "")) for v in (*eqn.invars, *eqn.outvars))
+        custom = traits(eqn).custom_derivative
+        key = id(eqn) if custom else (eqn.primitive, *types)
+        key = key, tuple(flags)
+        if key not in self._equations:
+            try:
+                outs = _of_custom_vjp(eqn, flags) if "bwd" in eqn.params else _of_jvp(eqn, flags)
+            except Exception:  # there may be no rule, and a user's may raise anything
+                outs = exact
+            self._equations[key] = outs
+        return [a and b for a, b in zip(self._equations[key], exact, strict=True)]
+
+
+#: So many rounds of a loop are followed one by one.
+_MOST_ROUNDS = 64
+
+
+def _last_round(
+    scan: Scan, flags: Sequence[bool], through: Callable[[int, list[bool]], Sequence[bool]]
+) -> list[bool] | None:
+    """Return which results of a scan have tangents: carries as its last round leaves them.
+
+    None if that depends on more rounds than are followed.
+    """
+    count, first = len(scan.carry), len(scan.consts)
+    last = first + count
+    if not isinstance(scan.length, int) or scan.length < 1:
+        return None
+    facts, ys = list(flags), [False] * len(scan.ys)
+    for _ in range(min(scan.length, _MOST_ROUNDS)):
+        outs = list(through(0, facts))
+        ys = [a or b for a, b in zip(ys, outs[count:], strict=True)]
+        if outs[:count] == facts[first:last]:
+            return facts[first:last] + ys
+        facts[first:last] = outs[:count]
+    return facts[first:last] + ys if scan.length <= _MOST_ROUNDS else None
+
+
+def _of_jvp(eqn: JaxprEqn, flags: Sequence[bool]) -> list[bool]:
+    """Return the results whose tangents depend on those of operands.
+
+    What a rule gives as zeros depends on none.
+    """
+    closed, with_tangents = jaxcompat.equation_jvp(eqn, flags)
+    jaxpr = jaxcompat.open_jaxpr(closed)
+    tangents = [(jaxpr, v) for v in jaxpr.invars[len(eqn.invars) :]]
+    reached = iter(forward_slice(jaxpr, Start(tangents)).results[len(eqn.outvars) :])
+    return [flag and next(reached) for flag in with_tangents]
+
+
+def _of_custom_vjp(eqn: JaxprEqn, flags: Sequence[bool]) -> list[bool]:
+    """Return True for all results if the cotangent of an operand depends on those of results."""
+    rule = vjp_rule(eqn)
+    backward = jaxcompat.open_jaxpr(rule.bwd)
+    given = [(backward, v) for v in backward.invars[len(rule.forwarded) :]]
+    reached = iter(forward_slice(backward, Start(given)).results)
+    by_primal = [not zero and next(reached) for zero in rule.in_zeros]
+    asked = flags[eqn.params["num_consts"] :]
+    moves = any(flag and each for flag, each in zip(asked, by_primal, strict=True))
+    return [moves] * len(eqn.outvars)

@@ -159,9 +159,8 @@ class _Tangents:
             return results
 
         scan = held.view if isinstance(held.view, Scan) else None
-        outs = None if scan is None else _last_round(scan, flags, through)
-        if outs is None:
-            _, outs = held.forward(flags, through, or_)
+        last = None if scan is None else _last_round(scan, flags, through)
+        outs = held.forward(flags, through, or_)[1] if last is None else last
         return outs, tuple(stops)
 
     def _flat(self, eqn: JaxprEqn, flags: list[bool]) -> list[bool]:

@@ -37,7 +37,7 @@ def first_found(found: NanSearch, width: int) -> Rendering:
     for name, fact in _facts(first):
         facts.add_row(name, fact)
     parts.append(facts)
-    if not first.argument:
+    if first.primitive:
         parts += [Text(), _values("what it was given", first.operands)]
         if first.way and first.way != first.operands:
             parts += [Text(), _values("what led to it, the nearest first", first.way)]
@@ -60,7 +60,7 @@ def all_found(found: NanSearch, width: int) -> Rendering:
     table.add_column("reaches", overflow="fold")
     for each in found.found:
         rounds = ", ".join(map(str, each.iteration))
-        maker = each.primitive or each.argument
+        maker = each.primitive or each.argument or "the program"
         table.add_row(each.kind, maker, each.source, rounds, _reached(each))
     return Rendering(table, width)
 
@@ -70,6 +70,8 @@ def _heading(found: NanSearch, first: BadValue) -> str:
     reached = f"reaches {_reached(first)}"
     if first.argument:
         return f"{found.name}: {a} comes with the argument {first.argument} and {reached}"
+    if not first.primitive:
+        return f"{found.name}: {_reached(first)} is {first.kind}, which the program holds"
     return f"{found.name}: {first.primitive} makes {a}, which {reached}"
 
 

@@ -1,10 +1,13 @@
 """find_nan names the equations that make NaNs and infinities, and where these go."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, UnsupportedError
@@ -450,3 +453,41 @@ def test_every_result_that_has_a_nan_is_reached_by_what_is_found():
                 assert name in reached, case.name
                 looked_at += 1
     assert looked_at
+
+
+HELD = np.array([1.0, np.nan], np.float32)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.mean(), jnp.nan),
+        lambda x: (x.mean(), jnp.asarray(HELD)),
+        lambda x: (x.mean(), {"a": HELD}),
+        lambda x: (x.mean(), jax.jit(lambda x: (x, jnp.nan))(x)[1]),
+    ],
+    ids=["literal", "constant", "in a dict", "in a call"],
+)
+def test_a_nan_that_the_program_holds_and_returns_is_found(function):
+    program = jaxprtool.trace(function, jnp.ones(3))
+    found = find_nan(program, (jnp.ones(3),))
+    (held,) = found.found
+    assert (held.kind, held.primitive, held.argument) == ("NaN", "", "")
+    assert held.reaches == (program.out_names[1],)
+
+
+def test_operands_in_a_shard_map_are_what_computes_them():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    def sharded(x):
+        return jax.jit(lambda y: jnp.log(-y))(x) + jnp.sqrt(x - 2)
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    def handed(x):
+        return jax.jit(jnp.log)(x)
+
+    found = found_in(sharded, jnp.ones(2))
+    assert [each.operands[0].primitive for each in found] == ["neg", "sub"]
+    assert only(lambda y: handed(-y), jnp.ones(2)).operands[0].primitive == "neg"
+    assert only(handed, jnp.zeros(2)).operands[0].argument == "x"

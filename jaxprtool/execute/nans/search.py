@@ -27,7 +27,7 @@ from jaxprtool.execute.loops import BY_HAND, Frame, can_be_compiled
 from jaxprtool.execute.nans.followed import Followed
 from jaxprtool.execute.nans.rounds import Known, Ran, body_equations, scan_rounds, while_rounds
 from jaxprtool.execute.nans.shards import CheckedShards, can_be_checked
-from jaxprtool.execute.nans.states import FINITE, INF, NAN, may_make
+from jaxprtool.execute.nans.states import FINITE, INF, NAN, may_make, state_of
 from jaxprtool.execute.nans.steps import (
     Origin,
     Step,
@@ -66,6 +66,7 @@ class Search(Interpreter):
 
     def __init__(self, closed: ClosedJaxpr, arguments: Sequence[Any], names: Sequence[str]):
         self._arguments: list[Origin] = []
+        self._held: list[Origin] = []
         self._by_equation: dict[tuple[int, int], list[Origin]] = {}
         # Those that a value which is still read may have, in the order in which they were made.
         self._open: list[Origin] = []
@@ -77,13 +78,14 @@ class Search(Interpreter):
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
         given = [self._argument(*each) for each in zip(arguments, names, strict=True)]
-        self.results: list[Value] = self.run(closed, given)
+        self.results: list[Value] = list(map(self._result, self.run(closed, given)))
         for position, value in enumerate(self.results):
             for origin in value.origins:
                 origin.reached.append(position)
         #: Those found, of each equation and state one, in the order in which they were made.
         found = map(standing_for, self._by_equation.values())
-        self.origins = [*self._arguments, *sorted(found, key=lambda origin: origin.number)]
+        made = sorted(found, key=lambda origin: origin.number)
+        self.origins = [*self._arguments, *made, *self._held]
 
     def _argument(self, data: Any, name: str) -> Value:
         value = Value(data, name=name)
@@ -92,6 +94,16 @@ class Search(Interpreter):
             self._arguments.append(origin)
             value.origins = (origin,)
         return value
+
+    def _result(self, value: Value) -> Value:
+        """Return a result, of which a NaN that the program holds comes from nowhere else."""
+        if not isinstance(value, Written) or not state_of(value.data) & NAN:
+            return value
+        found = Value(value.data)
+        origin = Origin(NAN, None, "", [found])
+        self._held.append(origin)
+        found.origins = (origin,)
+        return found
 
     # --- the interpreter's hooks ------------------------------------------------------------------
 
@@ -250,7 +262,12 @@ class Search(Interpreter):
         step = self.step(held.eqn, operands, checked.results)
         for made in checked.made():
             around = (*step.around, held.eqn)
-            inner = Step(made.eqn, around, step.rounds, list(map(Value, made.operands)))
+            sources = checked.sources(made.eqn)
+            given = [
+                _shard(*each, operands, around, step.rounds)
+                for each in zip(made.operands, sources, strict=False)
+            ]
+            inner = Step(made.eqn, around, step.rounds, given)
             results = list(map(Value, made.results))
             origin = self._found(made.state, inner, inner.operands, results)
             origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
@@ -322,6 +339,21 @@ class Search(Interpreter):
         if key not in self._compiled:
             self._compiled[key] = make(loop)
         return self._compiled[key]
+
+
+def _shard(
+    data: Any,
+    source: JaxprEqn | int | None,
+    operands: Sequence[Value],
+    around: tuple[JaxprEqn, ...],
+    rounds: tuple[int, ...],
+) -> Value:
+    """Return a value on one device, given what computes it, or which operand it is a shard of."""
+    if source is None:
+        return Written(data)
+    if isinstance(source, int):
+        return Value(data, operands[source].step, name=operands[source].name)
+    return Value(data, Step(source, around, rounds, ()))
 
 
 class _Rounds:

@@ -13,9 +13,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.compiled import Compiled, Mask, Results
 from jaxprtool.execute.nans.states import INF, NAN
+from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.structured import ShardMap
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 
 class Made(NamedTuple):
@@ -68,6 +69,17 @@ class CheckedShards:
             state, flags = (NAN, nan) if nan.any() else (INF, inf)
             yield self._recorded(self.equations[number], state, flags)
 
+    def sources(self, eqn: JaxprEqn) -> list[JaxprEqn | int | None]:
+        """Return where each operand of an equation comes from.
+
+        That is the equation that computes it, or the position of the operand of the `shard_map`
+        that it is a shard of; None of a literal or a constant.
+        """
+        top = jaxcompat.open_jaxpr(self._view.body)
+        flow = DataFlow(top)
+        jaxpr = next(body for body in flow.holders if any(each is eqn for each in body.eqns))
+        return [_source(flow, jaxpr, atom) for atom in eqn.invars]
+
     def masks(self, places: Any, masks: Sequence[Mask]) -> list[Mask]:
         """Return the masks of the results.
 
@@ -117,6 +129,22 @@ class CheckedShards:
                 check_vma=self._view.eqn.params["check_vma"],
             )
         )
+
+
+def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
+    """Return what computes an atom, or which argument of the whole it is, through its calls."""
+    while type(atom) is not Literal:
+        binder = flow.binder(jaxpr, atom)
+        if binder is not None:
+            return jaxpr.eqns[binder]
+        position = flow.argument(jaxpr, atom)
+        if position is None or jaxpr is flow.top:
+            return position
+        origins = flow.origins(flow.holders[jaxpr][0], position)
+        if not origins:
+            return None
+        jaxpr, atom = origins[0]
+    return None
 
 
 class _Recording(Compiled):

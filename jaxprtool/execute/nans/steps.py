@@ -34,7 +34,7 @@ class Origin:
 
     Attributes:
         state: Which it is.
-        step: The equation that made it; None of an argument.
+        step: The equation that made it; None of an argument, or of a result that the program holds.
         name: The argument that it came with, or "".
         results: What the equation gave, or the argument.
         operands: What the equation was given.

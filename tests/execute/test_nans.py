@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
 from jaxprtool.execute import nans
 from jaxprtool.execute.nans import find_nan
 from jaxprtool.ir.interpret import bind
@@ -410,7 +410,7 @@ def test_a_collective_hands_on_what_another_device_makes(check_vma):
 def test_arguments_that_do_not_fit_and_free_axes_are_refused():
     with pytest.raises(ArgumentsError, match="takes 1 arrays, not 2"):
         find_nan(jaxprtool.trace(jnp.sin, X), (X, X))
-    with pytest.raises(ArgumentsError, match=r"argument 'x' of sin is f32\[4\], not f32\[3\]"):
+    with pytest.raises(StructureError, match=r"'x' is f32\[3\], and sin takes f32\[4\]"):
         find_nan(jaxprtool.trace(jnp.sin, X), (X[:3],))
     with pytest.raises(ArgumentsError, match="argument 'x' of sin is a type, not an array"):
         find_nan(jaxprtool.trace(jnp.sin, X), (jax.ShapeDtypeStruct((4,), "float32"),))
@@ -488,6 +488,6 @@ def test_operands_in_a_shard_map_are_what_computes_them():
         return jax.jit(jnp.log)(x)
 
     found = found_in(sharded, jnp.ones(2))
-    assert [each.operands[0].primitive for each in found] == ["neg", "sub"]
+    assert {each.operands[0].primitive for each in found} == {"neg", "sub"}
     assert only(lambda y: handed(-y), jnp.ones(2)).operands[0].primitive == "neg"
     assert only(handed, jnp.zeros(2)).operands[0].argument == "x"

@@ -150,7 +150,8 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         device: Where to run it; if not given, where JAX and its arguments have it.
 
     Raises:
-        ArgumentsError: If the arguments do not fit.
+        ArgumentsError: If there are more or fewer arguments.
+        StructureError: If one is of another type.
         UnsupportedError: If the program has free named axes, or takes a ref.
     """
     with _searched(program, args, device) as (program, search):

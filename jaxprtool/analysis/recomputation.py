@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.by_equation import Operations
@@ -20,6 +20,9 @@ from jaxprtool.analysis.cost.rounds import rounds_of
 from jaxprtool.ir.makers import Maker
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+
+#: Which jaxpr of a program it is: the `id` of each equation around it, and the number of its body.
+_Key: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Recomputation:
@@ -34,24 +37,23 @@ class Recomputation:
     def __init__(self, jaxpr: Jaxpr, kept: Collection[Atom], asked: Iterable[Maker]) -> None:
         self._top = _Level(None, jaxpr, 0, frozenset(kept))
         self._held: dict[int, tuple[Regions, dict[int, int]]] = {}
-        self._levels: dict[tuple[int, ...], _Level] = {(): self._top}
-        self._slices: dict[tuple[int, ...], _Slices] = {}
+        self._levels: dict[_Key, _Level] = {(): self._top}
+        self._slices: dict[_Key, _Slices] = {}
         self._operations = Operations()
-        #: By the path of equations around a jaxpr: the makers asked for in it, and the equations
-        #: whose bodies have such makers.
-        self._makers = defaultdict[tuple[int, ...], set[int]](set)
-        self._holders = defaultdict[tuple[int, ...], set[int]](set)
+        #: Of each jaxpr: the makers asked for, and the equations whose bodies have such makers.
+        self._makers = defaultdict[_Key, set[int]](set)
+        self._holders = defaultdict[_Key, set[int]](set)
         for maker in asked:
-            path = tuple(map(id, maker.around))
-            self._makers[path].add(id(maker.eqn))
-            for depth, holder in enumerate(path):
-                self._holders[path[:depth]].add(holder)
+            *outer, key = self._keys((*maker.around, maker.eqn))
+            self._makers[key].add(id(maker.eqn))
+            for around, holder in zip(outer, maker.around, strict=True):
+                self._holders[around].add(id(holder))
 
     def operations(self, maker: Maker) -> Any:
         """Return the FLOPs and transcendentals that recompute the results of an equation."""
         path = (*maker.around, maker.eqn)
-        keys = [tuple(map(id, path[:depth])) for depth in range(len(path))]
-        levels = [self._top, *map(self._level, pairwise(path), keys[1:])]
+        keys = self._keys(path)
+        levels = [self._top, *map(self._level, maker.around, keys[1:])]
         rounds = [1]
         for level in levels[1:]:
             rounds.append(rounds[-1] * _rounds(level.held))
@@ -64,18 +66,21 @@ class Recomputation:
             total += found.work * rounds[depth]
         return total
 
-    def _slices_of(self, key: tuple[int, ...], level: _Level) -> _Slices:
+    def _keys(self, path: Sequence[JaxprEqn]) -> list[_Key]:
+        """Return the key of the jaxpr that each equation of a path is in."""
+        steps = [(id(eqn), self._regions(eqn)[1][id(inner)]) for eqn, inner in pairwise(path)]
+        return [tuple(steps[:depth]) for depth in range(len(path))]
+
+    def _slices_of(self, key: _Key, level: _Level) -> _Slices:
         if key not in self._slices:
             asked = self._makers[key], self._holders[key]
             self._slices[key] = _Slices(level.jaxpr, level.kept, *asked, self._operations)
         return self._slices[key]
 
-    def _level(self, pair: tuple[JaxprEqn, JaxprEqn], key: tuple[int, ...]) -> _Level:
-        """Return the body of the first equation that contains the second."""
+    def _level(self, eqn: JaxprEqn, key: _Key) -> _Level:
+        """Return a body of an equation."""
         if key not in self._levels:
-            eqn, inner = pair
-            held, numbers = self._regions(eqn)
-            number = numbers[id(inner)]
+            held, number = self._regions(eqn)[0], key[-1][1]
             body = jaxcompat.open_jaxpr(held.bodies[number])
             around = self._levels[key[:-1]].kept
             given = zip(held.regions[number].outs, body.outvars, strict=True)

@@ -189,3 +189,22 @@ def test_readers_are_found_through_loops_and_rules():
     assert found["name"].name == "cosine" and found["name"].readers
     weights = by_primitive(residuals(trace(in_scan, W, X)))["w"]
     assert weights.readers[0].primitive == "dot_general"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_each_branch_that_computes_a_residual_has_its_own_price(turned):
+    def short(w, x):
+        return jnp.exp(jnp.sum(w * x, 0))
+
+    def long(w, x):
+        return jnp.sin(x @ w).sum(0)
+
+    branches = (long, short) if turned else (short, long)
+
+    def loss(w, x):
+        return jax.lax.cond(x[0, 0] > 0, *branches, w, x).sum()
+
+    w = np.ones((8, 8), np.float32)
+    found = by_primitive(residuals(trace(loss, w, w)))
+    assert found["cos"].recompute == 2 * 8**3 + 64
+    assert found["exp"].recompute == 64 + 8 * 7 + 8

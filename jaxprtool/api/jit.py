@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,23 @@ from jaxprtool.ir.freed_refs import check_freed_refs
 from jaxprtool.ir.held import release
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.state import (
+    Changed,
+    call_tracked,
+    has_objects,
+    result_paths,
+    shared_variables,
+    sharing,
+    uses_objects,
+)
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.loading.trace import function_name, held, is_filtered, released
+from jaxprtool.loading.trace import (
+    function_name,
+    held,
+    is_filtered,
+    positional_names,
+    released,
+)
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 
@@ -111,6 +127,8 @@ def jit(
         rewritten = _rewritten(lambda: inner, transform, static, buckets)
         filtered = _Filtered(fun, jax.jit(rewritten, **jit_options))
         return filtered if buckets is None else buckets.around(fun, filtered)
+    if buckets is None and fun is original and uses_objects(fun):
+        return _Stateful(fun, transform, jit_options)
     rewritten = _shared(fun, transform, jit_options, buckets)
     jitted = jax.jit(rewritten, **jit_options)
     jitted.__wrapped__ = original
@@ -196,13 +214,67 @@ class _Filtered:
         return self if instance is None else functools.partial(self, instance)
 
 
+class _Stateful:
+    """What `jit` gives for a function that may change Flax NNX objects among its arguments.
+
+    They change as they do under `nnx.jit`. To JAX their new state is a result.
+    """
+
+    def __init__(self, fun: Any, transform: _Transform, options: Mapping[str, Any]):
+        self._fun, self._transform = fun, transform
+        own = getattr(fun, "jitted_fn", None)  # of what nnx.jit returns
+        if jaxcompat.is_jitted(own) and not any(name.startswith("static_arg") for name in options):
+            numbers, names = jaxcompat.jit_static_arguments(own)
+            options = {**options, "static_argnums": numbers, "static_argnames": names}
+        self._options = options
+        self._static = jaxcompat.static_arguments(
+            fun, options.get("static_argnums"), options.get("static_argnames")
+        )
+        self._jitted: dict[tuple[int, ...], Any] = {}
+        functools.update_wrapper(self, fun, updated=())
+
+    def _for(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        """What JAX jits for arguments with these Variables in common."""
+        shared = shared_variables(self._dynamic(args, kwargs))
+        if shared not in self._jitted:
+            rewritten = _rewritten(lambda: self._fun, self._transform, self._static, None, shared)
+            self._jitted[shared] = jax.jit(rewritten, **self._options)
+        return self._jitted[shared]
+
+    def _dynamic(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any, Any]:
+        static = {number % len(args) for number in self._static[0] if number < len(args)}
+        return (
+            [arg for i, arg in enumerate(args) if i not in static],
+            {name: arg for name, arg in kwargs.items() if name not in self._static[1]},
+        )
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        out = self._for(args, kwargs)(*args, **kwargs)
+        return out.applied(*self._dynamic(args, kwargs)) if isinstance(out, Changed) else out
+
+    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
+        """What `jax.jit(...).lower` gives; the new state of objects is a result."""
+        return self._for(args, kwargs).lower(*args, **kwargs)
+
+    def trace(self, *args: object, **kwargs: object) -> jax.stages.Traced:
+        """What `jax.jit(...).trace` gives; the new state of objects is a result."""
+        return self._for(args, kwargs).trace(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: object = None) -> Callable:
+        return self if instance is None else functools.partial(self, instance)
+
+
 def _rewritten(
     weak: Callable[[], Any],
     transform: _Transform,
     static: tuple[Any, Any],
     buckets: Buckets | None,
+    shared: Sequence[int] | None = None,
 ) -> Callable:
-    """The function that `jax.jit` traces in place of the one that `weak()` gives."""
+    """The function that `jax.jit` traces in place of the one that `weak()` gives.
+
+    With `shared`, which says which Variables of Flax NNX are one, changed objects are results.
+    """
     original = weak()
 
     def rewritten(*args: object, **kwargs: object) -> object:
@@ -211,7 +283,7 @@ def _rewritten(
             return fun(*args, **kwargs)
         call = None if buckets is None else buckets.call(args, kwargs)
         types = None if call is None else (call.args, call.kwargs)
-        program, operands = _traced(fun, args, kwargs, static, transform.bound_axes, types)
+        program, operands = _traced(fun, args, kwargs, static, transform.bound_axes, types, shared)
         check_freed_refs(program.jaxpr)
         with jaxcompat.at_once():
             result = transform(program)
@@ -239,12 +311,14 @@ def _traced(
     static: tuple[Sequence[int], frozenset[str]],
     bound_axes: Sequence[tuple[Hashable, int]],
     types: tuple[tuple[object, ...], dict[str, object]] | None,
+    shared: Sequence[int] | None = None,
 ) -> tuple[Program, list[object]]:
     """The program of a call, and what it is to be evaluated on.
 
     `types` are the arguments to trace it on if some of them have other types. Values that JAX
     traces outside and `fun` closes over are arguments of the program; a view of a ref is a list,
-    of the ref and of the indices that are traced.
+    of the ref and of the indices that are traced. Without `shared`, objects that `fun` changes are
+    told in a warning.
     """
     numbers, count = static[0], len(args)
     positions = frozenset(n % count for n in numbers if -count <= n < count)
@@ -261,11 +335,18 @@ def _traced(
     found: dict[str, Any] = {}
 
     def flat(*leaves: object) -> list[object]:
-        traced, traced_kwargs = structure.unflatten(leaves)
+        traced, traced_kwargs = sharing(structure.unflatten(leaves), shared or ())
         rest = iter(traced)
         full = [a if i in positions else next(rest) for i, a in enumerate(args)]
-        out = fun(*full, **traced_kwargs, **static_kwargs)
-        found["names"] = paths("result", out)
+        if has_objects((traced, traced_kwargs)):
+            bound = functools.partial(fun, **static_kwargs)
+            flags = [i in positions for i in range(count)]
+            out = call_tracked(bound, full, traced_kwargs, positional_names(fun, count), flags)
+            if shared is None and isinstance(out, Changed):
+                out = _without_state(fun, out)
+        else:
+            out = fun(*full, **traced_kwargs, **static_kwargs)
+        found["names"] = result_paths(out)
         outs, found["tree"] = jax.tree.flatten(out)
         return outs
 
@@ -292,6 +373,17 @@ def _traced(
         axis_env=tuple(bound_axes),
     )
     return _with_lifted(program, lifted), [*leaves, *lifted]
+
+
+def _without_state(fun: Callable, out: Changed) -> object:
+    """The result alone of a function that changes objects, which `jax.jit` does not do."""
+    name, first = function_name(fun), min(out.state, default="its arguments")
+    warnings.warn(
+        f"{name} changes {first} in place, and under jit the object stays as it is; "
+        f"jaxprtool.jit(nnx.jit({name})) changes it",
+        stacklevel=2,
+    )
+    return out.result
 
 
 def _with_lifted(program: Program, lifted: Sequence[object]) -> Program:

@@ -18,6 +18,7 @@ import jax
 from jax.tree_util import PyTreeDef, keystr
 
 from jaxprtool.ir.held import Held, StandIn, description, is_no_array, release
+from jaxprtool.ir.state import Changed
 from jaxprtool.ir.trees import Opaque, Tree, filled, node, one_level
 
 #: Characters of an object that an error shows.
@@ -32,16 +33,22 @@ class Mismatch(Exception):
 
 @dataclass
 class MatchedArguments:
-    """The leaves of a call's arguments, and what was given for a program's stand-ins."""
+    """A call's arguments, by position and by name, their leaves, and what stand-ins are."""
 
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     leaves: list[Any] = field(default_factory=list)
     nodes: dict[Tree, PyTreeDef] = field(default_factory=dict)
     classes: dict[str, type] = field(default_factory=dict)
     objects: dict[str, object] = field(default_factory=dict)
 
     def result(self, tree: PyTreeDef, leaves: Sequence[Any]) -> Any:
-        """The results as a tree, what was given in place of stand-ins."""
-        return release(self._known(jax.tree.unflatten(tree, leaves)))
+        """The results as a tree, what was given in place of stand-ins.
+
+        Objects among the arguments whose new state is a result have changed.
+        """
+        made = release(self._known(jax.tree.unflatten(tree, leaves)))
+        return made.applied(self.args, self.kwargs) if isinstance(made, Changed) else made
 
     def _known(self, value: object) -> Any:
         return jax.tree.map(self._node, value, is_leaf=lambda each: isinstance(each, Opaque | Held))
@@ -86,7 +93,7 @@ def matched(
             raise Mismatch(f"the keyword argument '{name}' is missing")
         if name not in keywords:
             raise Mismatch(f"it takes no keyword argument '{name}'")
-    found = MatchedArguments()
+    found = MatchedArguments(args, kwargs)
     for triple in zip(numbers.children(), wanted, args, roots, strict=True):
         _match(found, *triple)
     for name, part in zip(keywords, by_name.children(), strict=True):

@@ -64,7 +64,8 @@ class Program:
 
         Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called. In
         place of a node whose class a file could not tell, any container of the same children fits.
-        The symbols of symbolic dimensions get the sizes that the arguments have.
+        The symbols of symbolic dimensions get the sizes that the arguments have. Flax NNX objects
+        among the arguments, if the function changes them, are changed.
         A Python scalar or an array of NumPy's has the type that `jax.jit` gives it.
         Raises StructureError, a TypeError, which names the first path that differs, if the
         structure, a shape or a dtype does, ArgumentsError if arguments contradict each other in
@@ -172,7 +173,7 @@ class Program:
         """The flat arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
         flat, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
         if tree == self.in_tree and not any(map(is_no_array, flat)):
-            return MatchedArguments(flat)
+            return MatchedArguments(args, kwargs, flat)
         try:
             return matched(self.in_tree, self.arg_names, args, kwargs)
         except Mismatch as mismatch:

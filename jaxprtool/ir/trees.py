@@ -40,6 +40,9 @@ class Tree:
 
 LEAF, NONE = Tree("leaf"), Tree("none")
 
+#: Classes of our own whose nodes are described as tuples of their children.
+DESCRIBED_AS_TUPLES: set[type] = set()
+
 
 @dataclass(frozen=True)
 class Opaque:
@@ -226,6 +229,8 @@ def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = (
         return NONE
     if kind is Held:
         return Tree("held", held=data)
+    if kind in DESCRIBED_AS_TUPLES:
+        return Tree("tuple", children)
     if kind in (tuple, list):
         return Tree(kind.__name__, children)
     if kind in (dict, OrderedDict) and all(map(_is_literal, data)):

@@ -21,11 +21,12 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
 from jaxprtool.ir.closed_over import with_closed_over
-from jaxprtool.ir.held import Held, release
+from jaxprtool.ir.held import Held
 from jaxprtool.ir.jit_options import JitOptions
-from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.ragged import bounds_of_lengths
+from jaxprtool.ir.state import call_tracked, has_objects, result_paths, shared_variables, sharing
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.hints import value_needed
@@ -44,13 +45,15 @@ class BoundCall:
     """A call sorted out: which arguments are traced, and which the function gets as they are.
 
     `static_args` maps positions, `static_kwargs` names, to Python values; `args` and `kwargs` are
-    the others, in order, with what is no array held in their structure.
+    the others, in order, with what is no array held in their structure. `shared` says which
+    Variables of Flax NNX are the same object (`ir.state.shared_variables`).
     """
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
     static_args: dict[int, object]
     static_kwargs: dict[str, object]
+    shared: tuple[int, ...] = ()
 
     @property
     def leaves(self) -> list[object]:
@@ -139,7 +142,7 @@ def trace_call(
         in_tree=jax.tree.structure(arguments),
         out_tree=jax.tree.structure(out),
         arg_names=arg_names,
-        out_names=paths("result", out),
+        out_names=result_paths(out),
         axis_env=tuple((name, size) for name, size in axis_env or ()),
         bounds=tuple((arg_names[i], bound) for i, bound in bounds_of_lengths(arguments, avals)),
     )
@@ -152,7 +155,7 @@ def _made(
     fun: Callable, call: BoundCall, axis_env: Sequence[tuple[Hashable, int]] | None
 ) -> tuple[ClosedJaxpr, object]:
     """The jaxpr of a call of a function that is not under `jax.jit`, and the shapes it gives."""
-    traced = released(fun, **call.static_kwargs)
+    traced = released(fun, call.shared, **call.static_kwargs)
     make = jax.make_jaxpr(traced, axis_env=axis_env, return_shape=True)
     args = [Held(arg) if static else arg for arg, static in call.positional]
     return make(*args, **call.kwargs)
@@ -238,6 +241,7 @@ def bind_arguments(
         *traced,
         {i: _bare(arg) for i, arg in static_args.items()},
         {name: _bare(arg) for name, arg in static_kwargs.items()},
+        shared_variables(traced),
     )
     named_leaves(fun, call)  # says which argument is not a pytree
     arrays = held(fun, traced)
@@ -302,15 +306,22 @@ def _is_module(node: object) -> bool:
     return equinox is not None and isinstance(node, equinox.Module)
 
 
-def released(fun: Callable, **static_kwargs: object) -> Callable:
+def released(fun: Callable, shared: Sequence[int] = (), /, **static_kwargs: object) -> Callable:
     """A function that takes and gives trees with leaves held, and calls `fun` without that.
 
-    It has the name of `fun`, and the signature that is left when `static_kwargs` are given.
+    It has the name of `fun`, and the signature that is left when `static_kwargs` are given. If
+    `fun` changes objects among its arguments, it gives a `Changed`; `shared` says which Variables
+    in these are one.
     """
 
     def call(*args: object, **kwargs: object) -> object:
-        args, kwargs = release((args, kwargs))
-        return held(fun, fun(*args, **kwargs, **static_kwargs))
+        static = [isinstance(arg, Held) for arg in args]
+        args, kwargs = sharing((args, kwargs), shared)
+        if not has_objects((args, kwargs)):
+            return held(fun, fun(*args, **kwargs, **static_kwargs))
+        bound = functools.partial(fun, **static_kwargs)
+        names = positional_names(fun, len(args))
+        return held(fun, call_tracked(bound, args, kwargs, names, static))
 
     functools.update_wrapper(call, fun, updated=())
     known = signature(functools.partial(fun, **static_kwargs))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -46,9 +47,8 @@ def make_jaxpr(
 
     @functools.wraps(fun)
     def make(*args: object, **kwargs: object) -> object:
-        program = trace_call(
-            function_name(fun), fun, bind_arguments(fun, args, kwargs, static_argnums), axis_env
-        )
+        call = replace(bind_arguments(fun, args, kwargs, static_argnums), shared=None)
+        program = trace_call(function_name(fun), fun, call, axis_env)
         return (program.jaxpr, _shapes(program)) if return_shape else program.jaxpr
 
     return make
@@ -90,7 +90,7 @@ def xla_computation(
 
     @functools.wraps(fun)
     def compute(*args: object, **kwargs: object) -> object:
-        call = bind_arguments(fun, args, kwargs, static_argnums)
+        call = replace(bind_arguments(fun, args, kwargs, static_argnums), shared=None)
         program = trace_call(function_name(fun), fun, call, axis_env)
         lowering.require_sizes(program)
         donated = _donated_leaves(donate_argnums, len(args), call)

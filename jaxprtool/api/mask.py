@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -85,7 +86,7 @@ class _Masked:
         if self._program is not None:
             return self._program, []
         args, kwargs = typed_arguments(self._types)
-        call = bind_arguments(self._fun, args, kwargs)
+        call = replace(bind_arguments(self._fun, args, kwargs), shared=None)
         program = trace_call(function_name(self._fun), self._fun, call)
         if self._claim is not None:
             check_claim(program, self._claim)

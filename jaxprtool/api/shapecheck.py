@@ -11,6 +11,7 @@ is made.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from jaxprtool.analysis.claimed_types import other_structure, wrong_results
@@ -40,9 +41,8 @@ def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
 
     def check(fun: F) -> F:
         args, kwargs = typed_arguments(in_types)
-        check_claim(
-            trace_call(function_name(fun), fun, bind_arguments(fun, args, kwargs)), out_types
-        )
+        call = replace(bind_arguments(fun, args, kwargs), shared=None)
+        check_claim(trace_call(function_name(fun), fun, call), out_types)
         return fun
 
     return check

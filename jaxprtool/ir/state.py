@@ -11,15 +11,20 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import GetAttrKey, PyTreeDef, keystr
 
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.held import Held, is_no_array, release
 from jaxprtool.ir.paths import paths, unique
-from jaxprtool.ir.trees import DESCRIBED_AS_TUPLES, one_level
+from jaxprtool.ir.structured import Call, view
+from jaxprtool.ir.trees import DESCRIBED_AS_TUPLES, filled, one_level
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Literal, Var
 
 #: What an NNX object keeps about itself: for which trace it was made.
 _OWN = "_pytree__state"
@@ -37,12 +42,14 @@ class Change:
         after: Their structure after it.
         sources: For each leaf of `after`, the leaf of `before` that it is, or its path in the
             state.
+        keeps_shapes: Whether all leaves that change keep their shape.
     """
 
     places: tuple[int | str, ...]
     before: PyTreeDef
     after: PyTreeDef
     sources: tuple[int | str, ...]
+    keeps_shapes: bool
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ class Changed:
     def applied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Change the objects among the arguments of a call, and return the result.
 
-        Returns this, if the arguments are no more those that the function takes.
+        Returns this, if the arguments are no more those that the function takes. Raises
+        ArgumentsError if the new state is of many examples, and an object is of one.
         """
         change = self.change
         try:
@@ -66,10 +74,22 @@ class Changed:
         leaves, tree = jax.tree.flatten(_held(objects))
         if tree != change.before:
             return self
+        if change.keeps_shapes:
+            self._require_shapes(leaves)
         new = [leaves[s] if isinstance(s, int) else self.state[s] for s in change.sources]
         for old, after in zip(objects, release(jax.tree.unflatten(change.after, new)), strict=True):
             _updated(old, after)
         return self.result
+
+    def _require_shapes(self, leaves: Sequence[Any]) -> None:
+        for source, leaf in zip(self.change.sources, leaves, strict=True):
+            if isinstance(source, int) or jnp.shape(self.state[source]) == jnp.shape(leaf):
+                continue
+            old, new = (list(jnp.shape(value)) for value in (leaf, self.state[source]))
+            raise ArgumentsError(
+                f"{source} has shape {old}, and its new value has shape {new}",
+                "of what a function changes in place, give every example its own: in_axes=0",
+            )
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -78,7 +98,7 @@ jax.tree_util.register_pytree_with_keys(
         ((GetAttrKey("result"), node.result), (GetAttrKey("state"), node.state)),
         node.change,
     ),
-    lambda change, children: Changed(*children, change),
+    lambda change, children: Changed(children[0], children[1], change),
 )
 DESCRIBED_AS_TUPLES.add(Changed)
 
@@ -211,7 +231,61 @@ def call_tracked(
     if not state and before == after:
         return out
     places = tuple(place for place, _, _ in given)
-    return Changed(out, state, Change(places, before, after, tuple(sources)))
+    keeps_shapes = before == after and all(
+        jnp.shape(old) == jnp.shape(new) for old, (_, new) in zip(leaves, pairs, strict=True)
+    )
+    return Changed(out, state, Change(places, before, after, tuple(sources), keeps_shapes))
+
+
+def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tuple[AnyJaxpr, Any]:
+    """Drop the state that is an argument as it was, since `nnx.jit` gives all state of its objects.
+
+    Args:
+        jaxpr: The closed jaxpr of a function.
+        out: What it gives: a tree of types.
+        in_tree: The structure of its arguments.
+
+    Returns:
+        The jaxpr without these results, and what it gives now.
+    """
+    args, kwargs = filled(in_tree, range(in_tree.num_leaves))
+    change = out.change
+    objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.places]
+    leaf_of = {jaxpr.invars[arg]: i for i, arg in enumerate(jax.tree.leaves(objects))}
+    first = len(jaxpr.outvars) - len(out.state)
+    origins = dict(zip(sorted(out.state), map(_Origins(jaxpr), jaxpr.outvars[first:]), strict=True))
+    same = {path: leaf_of[var] for path, var in origins.items() if var in leaf_of}
+    sources = tuple(same.get(s, s) if isinstance(s, str) else s for s in change.sources)
+    state = {path: value for path, value in out.state.items() if path not in same}
+    kept = [
+        var
+        for path, var in zip(sorted(out.state), jaxpr.outvars[first:], strict=True)
+        if path not in same
+    ]
+    jaxpr = jaxcompat.replace_jaxpr(jaxpr, outvars=[*jaxpr.outvars[:first], *kept])
+    if change.before == change.after and sources == tuple(range(len(sources))):
+        return jaxpr, out.result
+    return jaxpr, Changed(out.result, state, replace(change, sources=sources))
+
+
+class _Origins:
+    """The argument of a jaxpr that a variable is, through calls that hand it on, or None."""
+
+    def __init__(self, jaxpr: AnyJaxpr):
+        body = jaxcompat.open_jaxpr(jaxpr)
+        self._arguments = set(body.invars)
+        self._makers = {var: (eqn, i) for eqn in body.eqns for i, var in enumerate(eqn.outvars)}
+
+    def __call__(self, atom: Atom) -> Var | None:
+        while not isinstance(atom, Literal) and atom not in self._arguments:
+            call, at = self._makers.get(atom, (None, 0))
+            if call is None or not isinstance(seen := view(call), Call):
+                return None
+            inner = _Origins(seen.body)(seen.body.outvars[at])
+            if inner is None:
+                return None
+            atom = seen.operands[list(seen.body.invars).index(inner)]
+        return None if isinstance(atom, Literal) else atom
 
 
 def _updated(old: Any, new: Any) -> Any:

@@ -26,7 +26,15 @@ from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.ragged import bounds_of_lengths
-from jaxprtool.ir.state import call_tracked, has_objects, result_paths, shared_variables, sharing
+from jaxprtool.ir.state import (
+    Changed,
+    call_tracked,
+    has_objects,
+    result_paths,
+    shared_variables,
+    sharing,
+    without_unchanged,
+)
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.hints import value_needed
@@ -46,14 +54,15 @@ class BoundCall:
 
     `static_args` maps positions, `static_kwargs` names, to Python values; `args` and `kwargs` are
     the others, in order, with what is no array held in their structure. `shared` says which
-    Variables of Flax NNX are the same object (`ir.state.shared_variables`).
+    Variables of Flax NNX are the same object (`ir.state.shared_variables`); it is None if changes
+    of such objects are no results.
     """
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
     static_args: dict[int, object]
     static_kwargs: dict[str, object]
-    shared: tuple[int, ...] = ()
+    shared: tuple[int, ...] | None = ()
 
     @property
     def leaves(self) -> list[object]:
@@ -135,6 +144,8 @@ def trace_call(
     except (Exception, SystemExit) as error:
         raise _raised(name, error, fun, call) from error
     arguments, avals = (call.args, call.kwargs), [v.aval for v in jaxpr.invars]
+    if isinstance(out, Changed):
+        jaxpr, out = without_unchanged(jaxpr, out, jax.tree.structure(arguments))
     arg_names = unique([path for path, _ in named_leaves(fun, call)])
     program = Program(
         name=name,
@@ -306,18 +317,20 @@ def _is_module(node: object) -> bool:
     return equinox is not None and isinstance(node, equinox.Module)
 
 
-def released(fun: Callable, shared: Sequence[int] = (), /, **static_kwargs: object) -> Callable:
+def released(
+    fun: Callable, shared: Sequence[int] | None = (), /, **static_kwargs: object
+) -> Callable:
     """A function that takes and gives trees with leaves held, and calls `fun` without that.
 
     It has the name of `fun`, and the signature that is left when `static_kwargs` are given. If
     `fun` changes objects among its arguments, it gives a `Changed`; `shared` says which Variables
-    in these are one.
+    in these are one, or is None if it is to give the result alone.
     """
 
     def call(*args: object, **kwargs: object) -> object:
         static = [isinstance(arg, Held) for arg in args]
-        args, kwargs = sharing((args, kwargs), shared)
-        if not has_objects((args, kwargs)):
+        args, kwargs = sharing((args, kwargs), shared or ())
+        if shared is None or not has_objects((args, kwargs)):
             return held(fun, fun(*args, **kwargs, **static_kwargs))
         bound = functools.partial(fun, **static_kwargs)
         names = positional_names(fun, len(args))

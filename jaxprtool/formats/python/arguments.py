@@ -34,7 +34,7 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.naming import identifier, numbered
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import Opaque, Shell, filled, one_level
+from jaxprtool.ir.trees import DESCRIBED_AS_TUPLES, Opaque, Shell, filled, one_level
 
 
 @dataclass
@@ -233,6 +233,8 @@ class _Results:
         if _is_class(own) and jax.tree.structure(tree) in self.known:
             return self._like_an_argument(tree)
         parts = [self.built(child) for child in children]
+        if (tree.owner if isinstance(tree, Shell) else type(tree)) in DESCRIBED_AS_TUPLES:
+            return tuple(parts)
         if not _is_class(own):
             return _container(tree, keys, parts)
         if isinstance(tree, OrderedDict):

@@ -24,6 +24,7 @@ from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import (
     WithAux,
+    as_pair,
     chosen_argnums,
     function_of,
     main_results,
@@ -66,6 +67,7 @@ class _Derivative(Pass):
         arguments = [
             (program.arg_names[i], program.in_avals[i]) for n in numbers for i in groups[n]
         ]
+        program = as_pair(program)
         outs = main_results(program, self.name, self.has_aux)
         results = [(program.out_names[i], program.out_avals[i]) for i in outs]
         self._check_scalar(program, results)
@@ -277,6 +279,7 @@ class Jvp(WithAux):
 
     def __call__(self, program: Program) -> Program:
         """Takes keyword arguments as the program does. Raises UnsupportedError; see `retraced`."""
+        program = as_pair(program)
         outs = main_results(program, self.name, self.has_aux)
         fun = function_of(program)
 

@@ -37,6 +37,7 @@ from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.residuals import residual_names
 from jaxprtool.passes.transforms.retrace import (
     WithAux,
+    as_pair,
     chosen_argnums,
     function_of,
     main_results,
@@ -78,6 +79,7 @@ class Vjp(WithAux):
         `backward` gives a tuple of cotangents, one for each positional argument. Raises
         ArgumentsError, and UnsupportedError as `retraced` does.
         """
+        program = as_pair(program)
         count = len(main_results(program, self.name, self.has_aux))
         tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
         example = filled(tree, range(count))
@@ -116,6 +118,7 @@ class Linearize(WithAux):
         tuple of tangents, one for each positional argument, and gives those of the results. Raises
         as `Vjp` does.
         """
+        program = as_pair(program)
         main_results(program, self.name, self.has_aux)
         tree = program.in_tree.children()[0]
         count = tree.num_leaves

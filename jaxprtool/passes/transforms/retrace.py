@@ -30,6 +30,7 @@ from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.marked_calls import with_own_marks
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.state import Changed
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr
 from jaxprtool.passes.base import Pass
 
@@ -62,6 +63,17 @@ def function_of(program: Program, name: str | None = None) -> Callable[..., Any]
 
     fun.__name__ = fun.__qualname__ = name or program.name
     return fun
+
+
+def as_pair(program: Program) -> Program:
+    """A program that also gives the new state of objects, as one that gives a pair with it."""
+    node = program.out_tree.node_data()
+    if node is None or node[0] is not Changed:
+        return program
+    pair = PyTreeDef.from_node_data_and_children(
+        jax.tree_util.default_registry, (tuple, None), program.out_tree.children()
+    )
+    return program.replace(out_tree=pair)
 
 
 def retraced(

@@ -81,7 +81,7 @@ def findings(
 
 def _of_bad(check: str, bad: BadValue) -> Finding:
     made = (bad.primitive,) if bad.primitive else ()
-    source = bad.source or bad.argument
+    source = bad.source or bad.argument or "held by the program"
     backward = bool(bad.forward)
     return Finding(check, made, source, backward, bad.iteration, bad.count, bad.size, bad.reaches)
 

@@ -71,7 +71,8 @@ def _heading(found: NanSearch, first: BadValue) -> str:
     if first.argument:
         return f"{found.name}: {a} comes with the argument {first.argument} and {reached}"
     if not first.primitive:
-        return f"{found.name}: {_reached(first)} is {first.kind}, which the program holds"
+        verb = "is" if len(first.reaches) == 1 else "are"
+        return f"{found.name}: {_reached(first)} {verb} NaN (held by the program)"
     return f"{found.name}: {first.primitive} makes {a}, which {reached}"
 
 

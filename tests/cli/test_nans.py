@@ -18,6 +18,9 @@ FUNCTIONS = """
         jax.debug.print("seen")
         return jnp.where(x > 0, jnp.log(x), 0.0).sum()
 
+    def stats(x):
+        return x.mean(), jnp.nan
+
     def case():
         return loss, (jnp.array([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0]]), {"x": jnp.ones(2)})
 """
@@ -69,6 +72,17 @@ def test_nothing_found_is_said_and_ends_with_0(cli):
     assert not json.loads(cli("nans", "jax.numpy:exp", "--args", "arange(4.)", "--json").out)[
         "found"
     ]
+
+
+def test_a_nan_that_the_program_holds_is_told_of_with_the_result_that_it_is(cli):
+    stats = "nans", "bad.py:stats", "--args", "arange(4.)"
+    found = cli(*stats)
+    assert found.code == 1
+    assert found.out.startswith("stats: result[1] is NaN (held by the program)\n")
+    assert "the program" in cli(*stats, "--all").out
+    document = json.loads(cli(*stats, "--json").out)
+    assert document["found"] and document["primitive"] == ""
+    assert document["all"][0]["reaches"] == ["result[1]"]
 
 
 def test_an_argument_with_a_nan_is_named(cli, bad):

@@ -71,6 +71,53 @@ def test_a_nan_that_the_program_holds_is_a_fault_if_it_reaches_a_result():
     assert only(lambda x: x * constant, X).primitive == "mul"
 
 
+NAN_AT_1 = jnp.array([1.0, jnp.nan, 3.0, 4.0])
+
+
+def rows(c, row):
+    return c + row, c
+
+
+HELD_BY = {
+    "a literal": (lambda x: (x.mean(), jnp.nan), ["result[1]"]),
+    "a constant": (lambda x: (x, NAN_AT_1), ["result[1]"]),
+    "in containers": (lambda x: {"a": x, "b": [(NAN_AT_1,)]}, ["result['b'][0][0]"]),
+    "twice": (lambda x: (NAN_AT_1, x, NAN_AT_1), ["result[0]", "result[2]"]),
+    "complex": (lambda x: (x, np.array([complex(0, np.nan)], np.complex64)), ["result[1]"]),
+    "handed through a call": (lambda x: jax.jit(lambda y: (y, jnp.nan))(x), ["result[1]"]),
+    "of a branch": (lambda x: lax.cond(x[1] > 0, lambda: NAN_AT_1, lambda: X), ["result"]),
+    "rows of a scan": (lambda x: lax.scan(rows, x[1], NAN_AT_1), ["result[0]", "result[1]"]),
+    "the start of a loop": (lambda x: lax.scan(lambda c, r: (c, r), NAN_AT_1, x), ["result[0]"]),
+    "each round": (lambda x: lax.scan(lambda c, _: (c, jnp.nan), x, length=5000), ["result[1]"]),
+    "read in a long loop": (
+        lambda x: lax.scan(lambda c, _: (c + NAN_AT_1, None), x, length=5000)[0],
+        ["result"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HELD_BY)
+def test_a_nan_that_no_equation_makes_is_held_by_the_program(case):
+    function, reached = HELD_BY[case]
+    found = only(function, X)
+    assert (found.kind, found.argument, found.primitive) == ("NaN", "", "")
+    assert list(found.reaches) == reached
+
+
+def test_a_held_nan_that_no_result_has_is_no_fault_and_nor_is_a_held_infinity():
+    def dropped(x):
+        return lax.scan(lambda c, r: (c + jnp.where(jnp.isnan(r), 0.0, r), None), x[0], NAN_AT_1)[0]
+
+    assert found_in(dropped, X) == ()
+    assert found_in(lambda x: lax.cond(x[1] > 9, lambda: NAN_AT_1, lambda: X), X) == ()
+    assert found_in(lambda x: (x, jnp.inf, jnp.array([jnp.inf, 1.0])), X) == ()
+
+
+def test_an_equation_that_only_moves_a_held_nan_is_named():
+    found = only(lambda x: jnp.concatenate([x, NAN_AT_1]), X)
+    assert (found.primitive, found.position) == ("concatenate", (5,))
+
+
 def test_an_argument_that_has_a_nan_is_named():
     found = only(lambda p: jnp.sin(p["w"]).sum(), {"w": X.at[2].set(jnp.nan)})
     assert (found.argument, found.primitive, found.position) == ("p['w']", "", (2,))

@@ -208,8 +208,9 @@ class Nan(Check):
         # Interpreting loops round by round is slow, so first see whether there is a NaN at all.
         if not is_flat(jaxcompat.open_jaxpr(program.jaxpr)) and not _gives_nan(program, arguments):
             return None
-        made = find_nan(program, tuple(arguments)).found
-        found = [f"{b.primitive} {b.source}" for b in made if b.kind == "NaN" and b.reaches]
+        bad = find_nan(program, tuple(arguments)).found
+        made = [b for b in bad if b.kind == "NaN" and b.reaches and b.primitive]
+        found = [f"{b.primitive} {b.source}" for b in made]
         return found or None
 
     def guess(self, program: Program, values: Values) -> Guess | None:

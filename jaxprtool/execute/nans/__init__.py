@@ -75,8 +75,8 @@ class BadValue:
     Attributes:
         kind: "NaN" or "infinity".
         argument: The argument that has it, or "".
-        primitive: What makes it; "" of an argument, and of a result that is a literal or a constant
-            of the program.
+        primitive: What makes it; "" of an argument, and of a NaN in a literal or a constant of the
+            program that reaches a result by itself.
         source: The user's line that it comes from, with the library's behind.
         code: What is written in that line, if its file is there.
         scope: The name scopes around the equation.

@@ -6,6 +6,9 @@ from others that are not, have the origins of these. Each time that an equation 
 an origin of its own, until there are many; in the end, the first that reaches a result stands for
 all of that equation.
 
+A NaN that the program holds is made by the equation that reads it. Where none does, since it is
+returned as it is or handed to a loop or a `shard_map` as a whole, it is an origin itself.
+
 A loop of many rounds is compiled (`rounds`) and stops where something is made. That round is run
 equation by equation, and the loop goes on behind it. It stops again where something gets out of a
 round that equations made in earlier rounds, too, but that was dropped there.
@@ -66,7 +69,7 @@ class Search(Interpreter):
 
     def __init__(self, closed: ClosedJaxpr, arguments: Sequence[Any], names: Sequence[str]):
         self._arguments: list[Origin] = []
-        self._held: list[Origin] = []
+        self._held: dict[int, Origin] = {}
         self._by_equation: dict[tuple[int, int], list[Origin]] = {}
         # Those that a value which is still read may have, in the order in which they were made.
         self._open: list[Origin] = []
@@ -85,7 +88,7 @@ class Search(Interpreter):
         #: Those found, of each equation and state one, in the order in which they were made.
         found = map(standing_for, self._by_equation.values())
         made = sorted(found, key=lambda origin: origin.number)
-        self.origins = [*self._arguments, *made, *self._held]
+        self.origins = [*self._arguments, *made, *self._held.values()]
 
     def _argument(self, data: Any, name: str) -> Value:
         value = Value(data, name=name)
@@ -96,14 +99,21 @@ class Search(Interpreter):
         return value
 
     def _result(self, value: Value) -> Value:
-        """Return a result, of which a NaN that the program holds comes from nowhere else."""
-        if not isinstance(value, Written) or not state_of(value.data) & NAN:
+        """Return a result; a NaN in it that comes from nowhere else is held by the program."""
+        if value.origins or not state_of(value.data) & NAN:
             return value
-        found = Value(value.data)
-        origin = Origin(NAN, None, "", [found])
-        self._held.append(origin)
-        found.origins = (origin,)
-        return found
+        return self._holding(value.data)
+
+    def _operand(self, value: Value) -> Value:
+        """Return a value as a loop or a `shard_map` takes it, where a constant is no longer one."""
+        return self._holding(value.data) if _holds_nan(value) else value
+
+    def _holding(self, data: Any) -> Value:
+        """Return a value whose NaN the program holds."""
+        value = Value(data)
+        origin = self._held.setdefault(id(data), Origin(NAN, None, "", [value]))
+        value.origins = (origin,)
+        return value
 
     # --- the interpreter's hooks ------------------------------------------------------------------
 
@@ -130,6 +140,8 @@ class Search(Interpreter):
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Value]:
         held = view(eqn)
+        if isinstance(held, Scan | While | ShardMap):
+            operands = list(map(self._operand, operands))
         if isinstance(held, ShardMap) and can_be_checked(held):
             return self._sharded(held, operands)
         if not isinstance(held, Scan | While | Cond | Call | CustomJVP):
@@ -163,7 +175,7 @@ class Search(Interpreter):
         before = tuple(dict.fromkeys(o for ref in refs for o in self._refs.get(id(ref), ())))
         origins = union([*origins_of(operands), *before])
         contents = [Value(ref[...]) for ref in refs]
-        if may_make(eqn) and not before:
+        if not before and (may_make(eqn) or any(map(_holds_nan, operands))):
             made = self._made(step, operands, [*results, *contents])
             if made is not None:
                 for origin in origins:
@@ -425,6 +437,10 @@ class _Rounds:
         for number, column in np.argwhere(counts):
             key = id(self._equations[number]), (NAN, INF)[column]
             made[key].times += int(counts[number, column])
+
+
+def _holds_nan(value: Value) -> bool:
+    return isinstance(value, Written) and value.has_nan
 
 
 def _data(values: Sequence[Value]) -> list[Any]:

@@ -34,7 +34,7 @@ class Origin:
 
     Attributes:
         state: Which it is.
-        step: The equation that made it; None of an argument, or of a result that the program holds.
+        step: The equation that made it; None of an argument, or of what the program holds.
         name: The argument that it came with, or "".
         results: What the equation gave, or the argument.
         operands: What the equation was given.
@@ -65,8 +65,11 @@ class Origin:
     @property
     def held(self) -> bool:
         """Whether it is a NaN that the program holds, on purpose unless it reaches a result."""
-        written = (x for x in self.operands if isinstance(x, Written))
-        return self.state == NAN and any(state_of(x.data) & NAN for x in written)
+        if self.step is None:
+            return not self.name
+        return self.state == NAN and any(
+            isinstance(x, Written) and x.has_nan for x in self.operands
+        )
 
 
 @dataclass(eq=False)
@@ -90,6 +93,11 @@ class Written(Value):
     @cached_property
     def state(self) -> int:
         return state_of(self.data) & INF
+
+    @cached_property
+    def has_nan(self) -> bool:
+        """Whether there is a NaN in it."""
+        return bool(state_of(self.data) & NAN)
 
 
 class OnWay(NamedTuple):

@@ -90,6 +90,7 @@ class Verifier(Observer):
             runs = self._runs.pop(id(program), None)
             if runs is None:
                 require_runnable(program)
+                told(f"{which} · running what it was given")
                 runs = random_runs(program, given)
             assert isinstance(step.transform, Pass)
             try:

@@ -11,25 +11,32 @@ it take such values as operands, where they are values of the jaxpr that holds t
 
 from __future__ import annotations
 
+from functools import partial
+
 from jax.extend.core import JaxprEqn
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.equations import equations, named
-from jaxprtool.ir.rewrite import with_bodies
+from jaxprtool.ir.rewrite import Memo, with_bodies
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.jaxcompat import AnyJaxpr, Var
 
 
 def with_closed_over(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """Return a traced jaxpr whose custom calls take what their rules close over."""
+    return _taking(jaxpr, Memo())
+
+
+def _taking(jaxpr: AnyJaxpr, memo: Memo) -> AnyJaxpr:
     body = jaxcompat.open_jaxpr(jaxpr)
     in_scope: set[Var] = {*body.constvars, *body.invars}
     eqns: list[JaxprEqn] = []
     for eqn in body.eqns:
         new = eqn
         if eqn.params and holds_jaxpr(eqn.params.values()):
-            new = with_bodies(eqn, with_closed_over)
+            new = with_bodies(eqn, lambda body: memo(partial(_taking, body, memo), body))
         eqns += jaxcompat.with_closed_over(new, in_scope)
         in_scope.update(eqn.outvars)
     same = len(eqns) == len(body.eqns) and all(a is b for a, b in zip(eqns, body.eqns, strict=True))
@@ -38,10 +45,15 @@ def with_closed_over(jaxpr: AnyJaxpr) -> AnyJaxpr:
 
 def keeps_ended(jaxpr: AnyJaxpr) -> bool:
     """Return True if a jaxpr, or a body in it, has a dead tracer that a rule has kept."""
-    if any(map(jaxcompat.has_ended, getattr(jaxpr, "consts", ()))):
-        return True
-    eqns = jaxcompat.open_jaxpr(jaxpr).eqns
-    return any(keeps_ended(body) for eqn in eqns for _, body in sub_jaxprs(eqn))
+    todo, seen = [jaxpr], {anchor(jaxpr)}
+    for each in todo:
+        if any(map(jaxcompat.has_ended, getattr(each, "consts", ()))):
+            return True
+        for eqn in jaxcompat.open_jaxpr(each).eqns:
+            new = [body for _, body in sub_jaxprs(eqn) if anchor(body) not in seen]
+            seen.update(map(anchor, new))
+            todo += new
+    return False
 
 
 def refused(jaxpr: AnyJaxpr, what: str) -> UnsupportedError:

@@ -138,7 +138,7 @@ def comparison(
     several.require_same_types(filled.arguments)
     if checks.trials == 1 and filled.random:
         filled = several.finite_inputs(given)
-    text = _inputs(filled, checks.seed)
+    text = filled.described(checks.seed)
     found = Comparison(given.program.name, plan[0].variant.name, text, filled.random, ())
     if checks.trials == 1:
         return several.completed(found, filled.arguments)
@@ -248,13 +248,3 @@ def _at(planned: Planned, shapes: Sequence[Sequence[Any]]) -> Planned:
     if not variant.program.symbols:
         return planned
     return replace(planned, variant=replace(variant, program=variant.program.at(shapes)))
-
-
-def _inputs(filled: Filled, seed: int) -> str:
-    count, random = len(filled.arguments), filled.random
-    if not random:
-        return "the values given" if count else "no inputs"
-    within = filled.said_within()
-    if len(random) == count:
-        return f"random values, seed {seed}{within}"
-    return f"the values given, {len(random)} of {count} of them random, seed {seed}{within}"

@@ -43,6 +43,14 @@ class Filled:
     random: tuple[str, ...]
     within: Mapping[str, str] = field(default_factory=dict)
 
+    def described(self, seed: int) -> str:
+        """Return what the values are: `random values, seed 0, v positive`."""
+        count, random = len(self.arguments), len(self.random)
+        if not random:
+            return "the values given" if count else "no inputs"
+        given = f"the values given, {random} of {count} of them random"
+        return f"{'random values' if random == count else given}, seed {seed}{self.said_within()}"
+
     def said_within(self) -> str:
         """Return where random values are drawn from if not from all numbers: `, v positive`."""
         by_interval: dict[str, list[str]] = {}

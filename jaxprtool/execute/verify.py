@@ -36,7 +36,7 @@ from jaxprtool.errors import (
 from jaxprtool.execute.compare.arrays import Difference, difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
-from jaxprtool.execute.fill import Filled, refitted
+from jaxprtool.execute.fill import refitted
 from jaxprtool.execute.finite import finite_fill, unproven
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.ir.callbacks import is_check
@@ -252,18 +252,8 @@ def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Ru
 
     filled = finite_fill(program, values, run, seed)
     runs = made[id(filled.arguments)]
-    runs.inputs = _said(program, filled, seed)
+    runs.inputs = filled.described(seed)
     return runs
-
-
-def _said(program: Program, filled: Filled, seed: int) -> str:
-    """Return what the values of the arguments are, of which some are random."""
-    random, count, within = len(filled.random), len(program.arg_names), filled.said_within()
-    if not random:
-        return "the values given"
-    if random == count:
-        return f"random values, seed {seed}{within}"
-    return f"the values given; {random} of {count} random, seed {seed}{within}"
 
 
 def _same_results_declared(before: Program, after: Program) -> None:

@@ -151,8 +151,8 @@ def test_a_jvp_rule_in_closed_form_that_the_variable_is_not_in():
     assert_trees_close((by_variables, by_input), ({"w": 2.0}, 100.0))
 
 
-def test_a_custom_function_that_closes_over_the_key_is_refused():
-    """What JAX keeps of its rule holds values of a trace that is over."""
+def test_a_variable_of_a_key_that_a_custom_function_closes_over():
+    """The call takes the key as an operand; the rule holds for the others."""
 
     def f(key, x):
         def body(x):
@@ -160,10 +160,13 @@ def test_a_custom_function_that_closes_over_the_key_is_refused():
 
         return with_jvp(body)(x)
 
-    with pytest.raises(
-        UnsupportedError, match=r"custom_jvp_call at .*test_custom_derivatives.py:.*closes over"
-    ):
-        unzip(f)(KEY, X)
+    init, apply = unzip(f)(KEY, X)
+    w = init(KEY)
+    assert_trees_close(w, {"w": jax.random.normal(KEY, (3,))})
+    assert_trees_close(apply(w, X), f(KEY, X))
+    by_w, by_x = jax.grad(lambda w, x: apply(w, x).sum(), argnums=(0, 1))(w, X)
+    assert_trees_close(by_w, {"w": jnp.sin(X)})
+    assert_trees_close(by_x, jax.grad(lambda x: f(KEY, x).sum())(X))
 
 
 @pytest.mark.parametrize("kind", CUSTOM)

@@ -19,6 +19,7 @@ from jaxprtool.api.isolated import IsolatedRunner
 from jaxprtool.api.targets import Given
 from jaxprtool.api.variants import Axes, Planned, planned
 from jaxprtool.errors import ArgumentsError, JaxprToolError
+from jaxprtool.execute.arguments import flat_arguments, require_count, require_program
 from jaxprtool.execute.compare.bisection import Parting
 from jaxprtool.execute.compare.comparison import Comparison
 from jaxprtool.execute.compare.measures import Tolerance
@@ -32,7 +33,6 @@ from jaxprtool.execute.compare.variants import (
 )
 from jaxprtool.execute.fill import Filled, fill, refitted
 from jaxprtool.execute.finite import finite_fill
-from jaxprtool.execute.verify import flat_arguments, require_count, require_program
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import plural
 from jaxprtool.passes.pipeline import Pipeline

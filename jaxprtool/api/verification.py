@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxprtool.errors import CheckError
-from jaxprtool.execute.verify import Runs, at_one_size, random_runs, require_runnable
+from jaxprtool.execute.arguments import at_one_size, require_runnable
+from jaxprtool.execute.verify import Runs, random_runs
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.passes.base import Pass

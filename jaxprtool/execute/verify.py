@@ -15,24 +15,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import checkify
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
-    ArgumentsError,
     CheckError,
     Details,
     JaxprToolError,
-    StructureError,
     UnsupportedError,
     described,
 )
+from jaxprtool.execute.arguments import at_one_size, fitting, flat_arguments, require_runnable
 from jaxprtool.execute.compare.arrays import Difference, difference, values_agree
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
@@ -40,13 +37,10 @@ from jaxprtool.execute.fill import refitted
 from jaxprtool.execute.finite import finite_fill, unproven
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.ir.callbacks import is_check
-from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import example_sizes, found_sizes
-from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -70,82 +64,6 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
     runs = random_runs(before, {}, seed) if arguments is None else Runs(before, arguments)
     for what in runs.compare(after).unproven():
         warnings.warn(f"{what}, {runs.inputs}: that both give the same proves little", stacklevel=2)
-
-
-def require_program(program: object) -> None:
-    """Raise ArgumentsError for what is no `Program`, as a function that was not traced."""
-    if not isinstance(program, Program):
-        name = getattr(program, "__name__", None) or type(program).__name__
-        hint = "jaxprtool.trace(function, *arguments) makes one"
-        raise ArgumentsError(f"{name} is no Program", hint)
-
-
-def require_count(program: Program, arguments: Sequence[object]) -> None:
-    """Raise ArgumentsError unless there are as many flat arguments as a program takes."""
-    count = len(program.in_avals)
-    if len(arguments) != count:
-        raise ArgumentsError(f"{program.name} takes {count} arrays, not {len(arguments)}")
-
-
-def flat_arguments(program: Program, args: object) -> list[Any]:
-    """Return the flat arguments: of a call, its keyword arguments last, or of any other pytree.
-
-    Raises:
-        ArgumentsError: If the program is none.
-    """
-    require_program(program)
-    positional, keywords = filled(program.in_tree, program.in_avals)
-    if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
-        with suppress(StructureError):
-            named = dict(zip(keywords, args[len(positional) :], strict=True))
-            return program.matched(args[: len(positional)], named).leaves
-    return jax.tree.leaves(args)
-
-
-def at_one_size(
-    before: Program, after: Program, arguments: Sequence[Any] | None = None
-) -> tuple[Program, Program]:
-    """The programs at the sizes of the flat arguments of `before`, or else at small ones.
-
-    Raises ArgumentsError if there are no sizes that fit.
-    """
-    if arguments is not None and len(arguments) == len(before.in_avals):
-        before = before.at(list(map(np.shape, arguments)))
-    elif before.arg_names == after.arg_names:  # `after` may have fewer symbols than `before`
-        after = after.specialized(example_sizes(after.name, after.in_avals))
-        return before.at([aval.shape for aval in after.in_avals]), after
-    else:
-        before = before.specialized(example_sizes(before.name, before.in_avals))
-    shapes = {name: aval.shape for name, aval in before.arguments}
-    known = [(name, aval) for name, aval in after.arguments if name in shapes]
-    found = found_sizes(after.name, known, [shapes[name] for name, _ in known])
-    return before, after.specialized(found)
-
-
-def require_runnable(program: Program) -> None:
-    """Raise UnsupportedError for a program that cannot be run by itself."""
-    if program.axis_env:
-        axes = ", ".join(repr(name) for name, _ in program.axis_env)
-        raise UnsupportedError(
-            f"{program.name} cannot be run to compare it: it has the free named axes {axes}",
-            "batch(axis_name=…) binds one",
-        )
-    for name, aval in program.arguments:
-        if isinstance(aval, jaxcompat.AbstractRef):
-            raise UnsupportedError(
-                f"{program.name} cannot be run to compare it: its argument '{name}' is a ref"
-            )
-
-
-def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:
-    """Return flat arguments as arrays of the types that a program takes.
-
-    Raises:
-        ArgumentsError: If their number or a type is another, if one is no array but a type, or if a
-            size is beyond its bound.
-    """
-    require_count(program, arguments)
-    return [as_array(x) for x in program.checked(arguments)]
 
 
 class Runs:

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError, described
+from jaxprtool.execute.arguments import require_runnable
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.run import choose_device, compiled, copied, failures_reported, ready
-from jaxprtool.execute.verify import require_runnable
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.interpret import Interpreter

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.execute.arguments import fitting, flat_arguments, require_runnable
 from jaxprtool.execute.nans.cone import cone_of
 from jaxprtool.execute.nans.search import Search
 from jaxprtool.execute.nans.states import NAN
@@ -26,7 +27,6 @@ from jaxprtool.execute.nans.steps import Origin, Step, Value
 from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.execute.summary import plain
-from jaxprtool.execute.verify import fitting, flat_arguments, require_runnable
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.meshes import concrete_mesh, placed

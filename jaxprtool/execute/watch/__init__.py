@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.arguments import fitting, flat_arguments, require_runnable
 from jaxprtool.execute.run import failures_reported
-from jaxprtool.execute.verify import fitting, flat_arguments, require_runnable
 from jaxprtool.execute.watch.numbers import Lost, Numbers
 from jaxprtool.execute.watch.recorder import By, Recorder, WatchedRow
 from jaxprtool.execute.watch.selected import Rounds

@@ -136,7 +136,7 @@ def comparison(
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
     several = _Variants([_at(each, shapes) for each in plan], tolerance, checks, told)
     several.require_same_types(filled.arguments)
-    if checks.trials == 1 and filled.random:
+    if filled.random:
         filled = several.finite_inputs(given)
     text = filled.described(checks.seed)
     found = Comparison(given.program.name, plan[0].variant.name, text, filled.random, ())
@@ -148,7 +148,8 @@ def comparison(
     free = [name in filled.random for name in given.program.arg_names]
     for trial in range(checks.trials):
         told(f"trial {trial + 1} of {checks.trials}")
-        values = fill(given.program, given.values, checks.seed + trial).arguments
+        seed = checks.seed + trial
+        values = fill(given.program, given.values, seed, filled.within).arguments
         arguments = scaled(values, free, trial)
         tried = several.completed(found, arguments, bisect=False)
         if not tried.within:

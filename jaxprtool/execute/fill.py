@@ -19,7 +19,7 @@ import numpy as np
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.bounds import LengthsBound, SizeBound
 from jaxprtool.ir.dtypes import is_foreign
-from jaxprtool.ir.input_domains import Interval, input_domains, shown
+from jaxprtool.ir.input_domains import POSITIVE, Domain, input_domains, shown
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import sizes_by_symbol
 from jaxprtool.jaxcompat import Aval
@@ -35,13 +35,13 @@ class Filled:
     Attributes:
         arguments: The values.
         random: The names of those that are random.
-        within: The intervals that random ones are drawn from, in words, by name. Others are drawn
-            from all numbers.
+        within: The domains that random ones are drawn from, by name. Others are drawn from all
+            numbers.
     """
 
     arguments: tuple[Any, ...]
     random: tuple[str, ...]
-    within: Mapping[str, str] = field(default_factory=dict)
+    within: Mapping[str, Domain] = field(default_factory=dict)
 
     def described(self, seed: int) -> str:
         """Return what the values are: `random values, seed 0, v positive`."""
@@ -53,25 +53,31 @@ class Filled:
 
     def said_within(self) -> str:
         """Return where random values are drawn from if not from all numbers: `, v positive`."""
-        by_interval: dict[str, list[str]] = {}
-        for name, interval in self.within.items():
-            by_interval.setdefault(interval, []).append(name)
+        by_domain: dict[str, list[str]] = {}
+        for name, domain in self.within.items():
+            by_domain.setdefault(shown(domain), []).append(name)
         said = [
-            f"{', '.join(names) if len(names) <= 4 else f'{len(names)} arguments'} {interval}"
-            for interval, names in by_interval.items()
+            f"{', '.join(names) if len(names) <= 4 else f'{len(names)} arguments'} {domain}"
+            for domain, names in by_domain.items()
         ]
         return f", {'; '.join(said)}" if said else ""
 
 
 def fill(
-    program: Program, given: Mapping[str, Any], seed: int = 0, rest: Interval | None = None
+    program: Program,
+    given: Mapping[str, Any],
+    seed: int = 0,
+    domains: Mapping[str, Domain] | None = None,
 ) -> Filled:
-    """The program's flat arguments, from values given by argument name.
+    """Return the program's flat arguments, from values given by argument name.
 
     A `jax.ShapeDtypeStruct` stands for random values of the type that the program takes, which a
-    pass may have changed. Floats of whose use nothing is known are from the interval `rest`.
-    Raises ArgumentsError for an argument that is not given, a value whose type a pass has changed,
-    or a shape with a dimension that is not a number.
+    pass may have changed. They are from the argument's entry of `domains`, or else from where its
+    use in the program is finite.
+
+    Raises:
+        ArgumentsError: If an argument is not given, a pass has changed the type of a value, or a
+            shape has a dimension that is not a number.
     """
     arguments, random, within = [], [], {}
     names = zip(program.arg_names, program.in_avals, strict=True)
@@ -83,10 +89,10 @@ def fill(
         value = given[name]
         if isinstance(value, jax.ShapeDtypeStruct):
             sharding = value.sharding
-            value = random_argument(program, position, seed, rest)
-            interval = _interval(program, position, rest)
-            if interval is not None:
-                within[name] = shown(interval)
+            domain = (domains or {}).get(name) or _domain(program, position)
+            value = random_argument(program, position, seed, domain)
+            if domain is not None:
+                within[name] = domain
             if isinstance(getattr(sharding, "mesh", None), jax.sharding.Mesh):
                 value = jax.device_put(value, sharding)
             if aval.dtype != jax.dtypes.float0:  # of which there is one value
@@ -118,29 +124,34 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
     return values, tuple(aside)
 
 
-def _interval(program: Program, position: int, rest: Interval | None) -> Interval | None:
-    """Return the interval that random values of an argument are drawn from; None for any number."""
+def _domain(program: Program, position: int) -> Domain | None:
+    """Return the domain that random values of an argument are drawn from; None for any number."""
     dtype = getattr(program.in_avals[position], "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+    if dtype is None or not jnp.issubdtype(dtype, np.number):
         return None
-    return input_domains(program.jaxpr)[position] or rest
+    domain = input_domains(program.jaxpr)[position]
+    if jnp.issubdtype(dtype, jnp.floating):
+        return domain
+    return domain if domain == POSITIVE and jnp.issubdtype(dtype, jnp.integer) else None
 
 
 def random_argument(
-    program: Program, position: int, seed: int, rest: Interval | None = None
+    program: Program, position: int, seed: int, domain: Domain | None = None
 ) -> Any:
-    """A value of a program's flat argument: of a size, or lengths, one within its bound.
+    """Return a value of a program's flat argument: of a size, or lengths, one within its bound.
 
-    Floats are from where their use is finite; if nothing is known of it, from the interval `rest`.
-    Raises ArgumentsError as `random_array` does, and if there are no such lengths.
+    Floats are from `domain`, or else from where their use is finite.
+
+    Raises:
+        ArgumentsError: As `random_array` does, and if there are no such lengths.
     """
     name, aval = program.arguments[position]
     bounds = dict(program.bounds)
     bound = bounds.get(name)
     if bound is None:
         array = random_array(aval, (seed, position), name)
-        interval = _interval(program, position, rest)
-        return array if interval is None else _into(array, interval)
+        domain = domain or _domain(program, position)
+        return array if domain is None else _into(array, domain)
     sizes = {}
     if isinstance(bound, LengthsBound):
         sizes = {
@@ -155,10 +166,16 @@ def random_argument(
         raise ArgumentsError(f"argument '{name}' of {program.name}: {error}") from None
 
 
-def _into(array: np.ndarray, interval: Interval) -> np.ndarray:
-    """Return normal numbers moved into an open interval."""
-    low, high = interval
+def _into(array: np.ndarray, domain: Domain) -> np.ndarray:
+    """Return normal numbers moved into an open interval, or made a positive definite matrix."""
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return np.maximum(array, 1)  # of integers the positive ones alone are asked for
     values = np.asarray(array, np.float64)
+    if domain == "positive definite":
+        size = values.shape[-1]
+        values = values @ np.swapaxes(values, -1, -2) / size + np.eye(size)
+        return values.astype(array.dtype)
+    low, high = domain
     if math.isinf(high):
         values = low + np.maximum(abs(values), 1e-3)
     elif math.isinf(low):

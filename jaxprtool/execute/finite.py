@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.compare.arrays import as_numpy, wide
 from jaxprtool.execute.fill import Filled, fill
-from jaxprtool.ir.input_domains import POSITIVE, Interval
+from jaxprtool.execute.nans import find_nan
+from jaxprtool.ir.input_domains import POSITIVE, Domain
 from jaxprtool.ir.program import Program
 
-#: Where arguments of whose use nothing is known are drawn from: the first for which most of the
-#: results are finite.
-_REST: tuple[Interval | None, ...] = (None, POSITIVE, (0.0, 1.0), (-math.inf, 0.0))
+#: What arguments that lead to a NaN are drawn from instead, in this order.
+_DOMAINS: tuple[Domain, ...] = (
+    "positive definite",
+    POSITIVE,
+    (0.0, 1.0),
+    (-0.1, 0.1),
+    (1.0, math.inf),
+    (-math.inf, 0.0),
+)
+
+#: So many origins of NaNs are looked for, one after the other.
+_ORIGINS = 4
 
 
 def nonfinite(value: Any) -> int:
@@ -49,8 +62,9 @@ def finite_fill(
 ) -> Filled:
     """Return flat arguments as `fill` does, for which as many results as can be are finite.
 
-    Random floats of whose use nothing is known are drawn from all numbers; if results are not
-    finite in most elements, from the positive ones, from 0 to 1, and from the negative ones.
+    While a NaN is in a result, or a result is not finite in most elements, the equation that makes
+    it so is looked for, and the random arguments that lead there are drawn from other domains, or
+    all random arguments of whose use nothing is known.
 
     Args:
         program: The program.
@@ -58,13 +72,69 @@ def finite_fill(
         run: Runs the program on flat arguments.
         seed: The seed of random values.
     """
-    best: tuple[int, Filled] | None = None
-    for rest in _REST:
-        filled = fill(program, given, seed, rest)
-        bad = len(unproven(program.out_names, run(filled.arguments)))
-        if best is None or bad < best[0]:
-            best = bad, filled
-        if not bad or not filled.random:
+
+    def attempt(domains: Mapping[str, Domain]) -> _Attempt:
+        filled = fill(program, given, seed, domains)
+        values = run(filled.arguments)
+        mostly = len(unproven(program.out_names, values))
+        nans = any(bool(np.isnan(wide(as_numpy(each))).any()) for each in values if nonfinite(each))
+        return _Attempt(filled, mostly, sum(map(nonfinite, values)), nans)
+
+    best = attempt({})
+    for _ in range(_ORIGINS):
+        if not (best.nans or best.mostly):
             break
-    assert best is not None
-    return best[1]
+        before = best
+        for domains in _other_domains(program, before.filled):
+            tried = attempt({**before.filled.within, **domains})
+            best = min(best, tried, key=lambda each: (each.mostly, each.elements))
+            if not best.elements:
+                return best.filled
+        if best is before:
+            break
+    return best.filled
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """Arguments, and what is not finite for them.
+
+    Attributes:
+        filled: The arguments.
+        mostly: How many results are not finite in most elements.
+        elements: How many elements of results are not finite.
+        nans: Whether one of them is a NaN.
+    """
+
+    filled: Filled
+    mostly: int
+    elements: int
+    nans: bool
+
+
+def _other_domains(program: Program, filled: Filled) -> Iterator[dict[str, Domain]]:
+    """Yield domains of arguments that may keep results finite, the likeliest first."""
+    avals = dict(program.arguments)
+    drawn = [name for name in filled.random if jnp.issubdtype(avals[name].dtype, jnp.floating)]
+    free = [name for name in drawn if name not in filled.within]
+    leading = [name for name in _leading_to_nan(program, filled) if name in drawn]
+    for names in (leading, free):
+        square = [name for name in names if _is_square(avals[name].shape)]
+        for domain in _DOMAINS:
+            drawn_so = square if domain == "positive definite" else names
+            if drawn_so:
+                yield dict.fromkeys(drawn_so, domain)
+
+
+def _leading_to_nan(program: Program, filled: Filled) -> list[str]:
+    """Return the arguments from which the first NaN or infinity in the results comes."""
+    found = None
+    with suppress(UnsupportedError):
+        found = find_nan(program, filled.arguments).first
+    if found is None:
+        return []
+    return [each.argument for each in (*found.operands, *found.way) if each.argument]
+
+
+def _is_square(shape: Sequence[int]) -> bool:
+    return len(shape) >= 2 and shape[-1] == shape[-2] > 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal as OneOf
 from typing import TypeAlias
 
 import jax.numpy as jnp
@@ -26,6 +27,9 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
 
 #: The ends of an open interval.
 Interval: TypeAlias = tuple[float, float]
+
+#: What values an argument is drawn from. Matrices are along the last two axes.
+Domain: TypeAlias = Interval | OneOf["positive definite"]
 
 POSITIVE: Interval = (0.0, math.inf)
 
@@ -48,8 +52,10 @@ def _is_nearly_positive(interval: Interval) -> bool:
     return -0.1 < low <= 0 and math.isinf(high)
 
 
-def shown(interval: Interval) -> str:
-    """Return an interval in words: `positive`, `above -1`, `between -1 and 1`."""
+def shown(interval: Domain) -> str:
+    """Return a domain in words: `positive`, `above -1`, `between -1 and 1`."""
+    if interval == "positive definite":
+        return interval
     low, high = interval
     if interval == POSITIVE:
         return "positive"

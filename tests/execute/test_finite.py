@@ -12,15 +12,20 @@ from jaxprtool.execute.finite import finite_fill, nonfinite
 X = jax.ShapeDtypeStruct((16,), "float32")
 
 
-def filled(function):
-    program = jaxprtool.trace(function, X)
+def filled(function, *types):
+    program = jaxprtool.trace(function, *types or (X,))
     runs = []
 
     def run(arguments):
         runs.append(program(*arguments))
         return jax.tree.leaves(runs[-1])
 
-    return finite_fill(program, {program.arg_names[0]: X}, run), runs
+    given = dict(zip(program.arg_names, types or (X,), strict=True))
+    return finite_fill(program, given, run), runs
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, "float32")
 
 
 @pytest.mark.parametrize(
@@ -50,9 +55,44 @@ def test_inputs_that_need_no_interval_are_as_ever():
 
 def test_no_input_helps_what_is_never_finite():
     found, runs = filled(lambda x: jnp.sqrt(-1 - jnp.abs(x)))
-    assert len(runs) == 4
     assert nonfinite(runs[0]) == 16
+    assert all(nonfinite(each) == 16 for each in runs)
     assert not found.within
+
+
+@pytest.mark.parametrize(
+    ("function", "types", "within"),
+    [
+        (jnp.linalg.cholesky, [f32(5, 5)], "a positive definite"),
+        (jax.scipy.stats.multivariate_normal.logpdf, [f32(3), f32(3), f32(3, 3)], "cov"),
+        (lambda x: jnp.sqrt(1 - (x**2).sum(-1)), [f32(9, 5)], "x between"),
+        (lambda x, y: jnp.log(x @ y), [f32(5, 9), f32(9, 5)], "x, y"),
+        (jax.scipy.special.zeta, [f32(9), f32(9)], "x, q above 1"),
+    ],
+)
+def test_the_arguments_that_lead_to_a_nan_are_drawn_from_elsewhere(function, types, within):
+    found, runs = filled(function, *types)
+    assert nonfinite(runs[0])
+    assert within in found.said_within()
+    program = jaxprtool.trace(function, *types)
+    assert not nonfinite(program(*found.arguments))
+
+
+def test_an_argument_that_does_not_lead_to_the_nan_is_drawn_as_ever():
+    found, _ = filled(lambda a, x: jnp.linalg.cholesky(a) @ x, f32(4, 4), f32(4))
+    assert found.within == {"a": "positive definite"}
+
+
+def test_integers_of_which_the_logarithm_is_taken_are_positive():
+    found, _ = filled(jnp.log, jax.ShapeDtypeStruct((40,), "int32"))
+    assert found.arguments[0].min() == 1
+
+
+def test_each_trial_of_a_comparison_has_finite_inputs():
+    cholesky = jaxprtool.trace(jnp.linalg.cholesky, f32(4, 4))
+    found = jaxprtool.compare([cholesky, cholesky.apply("-O1")], trials=4)
+    assert found.within
+    assert found.unproven == []
 
 
 def test_what_is_no_float_is_finite():

@@ -13,6 +13,7 @@ import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.ir.plugins import _KNOWN
 from jaxprtool.ir.traits import primitives_with
+from tests.external import needs
 
 PACKAGE = Path(jaxprtool.__file__).parent
 
@@ -208,6 +209,7 @@ TOP = {
 }
 
 
+@needs("git")
 def test_the_top_of_the_repository_holds_nothing_else():
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)

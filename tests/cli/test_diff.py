@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from tests.external import missing, needs
+
 BEFORE = """
     import jax
     import jax.numpy as jnp
@@ -233,6 +235,8 @@ def git(*arguments):
 
 @pytest.fixture
 def repository(folder):
+    if lacking := missing("git"):
+        pytest.skip(lacking)
     git("init", "-q")
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text("")
@@ -303,9 +307,16 @@ def test_callbacks_of_a_revision_are_the_same_if_their_source_is(cli, folder, re
     assert found.code == 1 and "1 changed" in found.out and "pure_callback" in found.out
 
 
+@needs("git")
 def test_where_there_is_no_repository(cli):
     found = cli("diff", "old.py:loss@HEAD", "new.py:loss")
     assert found.code == 2 and "is in no git repository" in found.err
+
+
+def test_without_git_there_are_no_revisions(cli, monkeypatch, folder):
+    monkeypatch.setenv("PATH", str(folder))
+    found = cli("diff", "old.py:loss@HEAD", "new.py:loss")
+    assert found.code == 2 and "revisions need git, which is not installed" in found.err
 
 
 def test_a_python_that_cannot_trace(cli, folder):

@@ -9,6 +9,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.cli.main import main
+from tests.external import missing
 
 COMMANDS = (
     "show",
@@ -25,6 +26,9 @@ COMMANDS = (
     "backends",
 )
 ROOT = Path(__file__).parents[2]
+
+#: The program that an example needs, by what stands in it.
+PROGRAMS = {"@HEAD": "git", "loss.svg": "dot"}
 
 
 def help_of(capsys, *arguments):
@@ -81,6 +85,8 @@ def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     (tmp_path / "my_passes.py").write_text("")
     files = set(os.listdir())
+    if lacking := missing(*(program for sign, program in PROGRAMS.items() if sign in example)):
+        pytest.skip(lacking)
     if "@HEAD" in example and subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"]).returncode:
         pytest.skip("this is no git checkout")
     shown = ""

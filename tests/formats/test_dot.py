@@ -1,7 +1,6 @@
 """Dataflow graphs: what is in them, that all are well formed, and how they become pictures."""
 
 import re
-import shutil
 import stat
 import subprocess
 
@@ -16,6 +15,7 @@ from jaxprtool.errors import OutputError
 from jaxprtool.formats.dot import dot
 from jaxprtool.formats.folding import MOST_BOXES
 from jaxprtool.formats.picture import picture
+from tests.external import missing
 from tests.programs import harness_programs, random_programs, sample_programs
 from tests.programs.outlined import layers
 from tests.programs.samples import sample_files
@@ -334,7 +334,7 @@ def test_jaxs_programs_are_drawn(every):
         with case.setting():
             texts.append(dot(case.program()))
             Read(texts[-1])
-    if every == 1 and shutil.which("dot"):
+    if every == 1 and not missing("dot"):
         command = ["dot", "-Tcanon"]
         read = subprocess.run(command, input="\n".join(texts).encode(), capture_output=True)
         assert (read.returncode, read.stderr) == (0, b"")

@@ -1,11 +1,7 @@
-"""Chromium, headless, driven by Selenium: the browser of the system and its driver, not downloaded.
-
-Where there is none the tests are skipped, unless JAXPRTOOL_BROWSER=required, as CI has it.
-"""
+"""Chromium, headless, driven by Selenium: the browser of the system and its driver."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +18,6 @@ ARGUMENTS = (
     "--disable-background-networking",
     "--force-device-scale-factor=1",
 )
-
-
-def missing() -> str | None:
-    """Why there is no browser to test with; None if there is one."""
-    found = shutil.which("chromium"), shutil.which("chromedriver")
-    if all(found) or os.environ.get("JAXPRTOOL_BROWSER") == "required":
-        return None
-    return "there is no chromium with a chromedriver"
 
 
 @contextmanager

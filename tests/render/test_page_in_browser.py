@@ -8,9 +8,10 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 import jaxprtool
 from jaxprtool.cli.main import main
+from tests.external import needs
 from tests.render import browser
 
-pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing()))
+pytestmark = needs("chromium", "chromedriver")
 
 SOURCE = """\
 import jax, jax.numpy as jnp, jaxprtool

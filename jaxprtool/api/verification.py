@@ -23,12 +23,14 @@ class Verified:
     """What was compared.
 
     Attributes:
-        passes: How many passes made no difference.
+        passes: How many passes made no difference to the results.
+        changed: How many of these gave another program; the others were not run.
         unproven: What to say of each result that is not finite in most elements, of which little
             is proved.
     """
 
     passes: int
+    changed: int
     unproven: tuple[str, ...]
 
 
@@ -106,7 +108,7 @@ class Verifier(Observer):
                 hint = f"--print-after {type(step.transform).name} shows what the pass has made"
                 message = f"pass '{step}': {error.message}"
                 raise CheckError(message, error.hint or hint, error.details) from error
-        return Verified(len(self._compared), tuple(unproven))
+        return Verified(len(self._compared), len(self._made), tuple(unproven))
 
     def _leave(self, step: Step, why: str) -> None:
         if id(step) not in self._left:

@@ -233,7 +233,9 @@ def _say_verified(verified: Verified, strict: bool) -> None:
         output.warning(f"{what}: that it is the same after the passes proves little")
     passes = "1 pass" if verified.passes == 1 else f"{verified.passes or 'no'} passes"
     if not verified.unproven:
-        output.say(f"verified: {passes} on the same inputs")
+        unchanged = verified.passes and not verified.changed
+        how = "changed nothing" if unchanged else "on the same inputs"
+        output.say(f"verified: {passes} {how}")
         return
     output.say(f"not verified: {passes} compared on the same inputs; --args gives others")
     if strict:

@@ -107,6 +107,14 @@ def test_several_programs_are_each_compared(cli, plugin):
     assert result.code == 0 and result.lines[-1] == "verified: 1 pass on the same inputs"
 
 
+def test_a_program_that_no_pass_changes_is_not_run(cli, folder):
+    (folder / "never.py").write_text(
+        "import jax.numpy as jnp\ndef never(v):\n    return jnp.sqrt(-jnp.abs(v) - 1)\n"
+    )
+    result = cli("opt", "never.py:never", "--args", "f32[3]", "-p", "dce", "--verify")
+    assert result.code == 0 and result.lines[-1] == "verified: 1 pass changed nothing"
+
+
 def test_axes_that_a_later_pass_binds_are_not_there_to_run_with(cli, folder):
     (folder / "named.py").write_text(
         "import jax, jaxprtool\n"
@@ -117,7 +125,7 @@ def test_axes_that_a_later_pass_binds_are_not_there_to_run_with(cli, folder):
     result = cli("opt", "named.py:f", "-p", pipeline, "--verify")
     assert result.code == 0
     assert "note: pass 'dce' is not compared: f has named axes that nothing binds yet" in result.err
-    assert result.lines[-1] == "verified: 1 pass on the same inputs"
+    assert result.lines[-1] == "verified: 1 pass changed nothing"
 
 
 def test_what_the_function_prints_is_no_result(cli):

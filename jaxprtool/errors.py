@@ -87,9 +87,13 @@ class CheckError(JaxprToolError):
 
 
 class UserFunctionError(JaxprToolError):
-    """The user's function raised while it was traced or run; the cause is `__cause__`."""
+    """The user's function raised while it was traced or run; the cause is `__cause__`.
+
+    `roots` are the folders of the user's files, as a `Program` has them.
+    """
 
     exit_code = 3
+    roots: tuple[tuple[str, str], ...] = ()
 
 
 def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) -> str | None:

@@ -209,7 +209,7 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
     arguments, results = _corresponding(p, q, about)
     try:
         bodies = counterparts(_held(p), _held(q), arguments, results)
-        found = _Found()
+        found = _Found(about)
         for body in bodies:
             found.add(body)
     except RecursionError:
@@ -308,10 +308,10 @@ def _border_changes(
 class _Found:
     """Collects the hunks of bodies."""
 
-    def __init__(self) -> None:
+    def __init__(self, about: tuple[Border, Border]) -> None:
         self.hunks: list[Hunk] = []
         self.retyped: list[Line] = []
-        self._frames = frames_now()
+        self._frames = [frames_now(each.roots) for each in about]
 
     def add(self, body: MatchedBody) -> None:
         """Add the differences in a body."""
@@ -324,13 +324,13 @@ class _Found:
         """Yield the names and source lines of the equations around a body."""
         around = [new for _, new in body.path]
         for depth, eqn in enumerate(around):
-            name, place = eqn.params.get("name"), self._frames.line_of(around[: depth + 1])
+            name, place = eqn.params.get("name"), self._frames[1].line_of(around[: depth + 1])
             called = f" {name}" if isinstance(name, str) else ""
             yield eqn.primitive.name + called + (f" at {place}" if place else "")
 
     def _source(self, body: MatchedBody, which: int, eqn: JaxprEqn) -> str:
         """Return the source line of an equation of one of two bodies, or of one around it."""
-        return self._frames.line_of([*(pair[which] for pair in body.path), eqn])
+        return self._frames[which].line_of([*(pair[which] for pair in body.path), eqn])
 
     def _rows(self, body: MatchedBody) -> Iterator[Line | None]:
         """Yield the lines of a body in the order of the second program.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.source_names import SourceNames, range_of
 from jaxprtool.ir.traits import traits
@@ -24,14 +24,14 @@ from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.places import UserFrame
 
 
-def nameable_values(jaxpr: Jaxpr) -> dict[UserFrame, list[Var]]:
+def nameable_values(jaxpr: Jaxpr, frames: Frames) -> dict[UserFrame, list[Var]]:
     """Return the values of each expression of the user's in a jaxpr, at every depth.
 
     These are numbers with a fraction, and computed: what is only moved is left out, and so is what
     a custom derivative computes, which its rule stands for. What `checkpoint_name` has named, and
     what it alone reads, is left out too.
     """
-    return _Search(jaxpr).found
+    return _Search(jaxpr, frames).found
 
 
 class Named(NamedTuple):
@@ -48,7 +48,9 @@ class Named(NamedTuple):
     code: str
 
 
-def named(found: Mapping[UserFrame, Sequence[Var]], primitives: Mapping[Var, str]) -> list[Named]:
+def named(
+    found: Mapping[UserFrame, Sequence[Var]], primitives: Mapping[Var, str], frames: Frames
+) -> list[Named]:
     """Return names for the values of expressions: what the source calls them, or what makes them.
 
     Several may have the same.
@@ -56,8 +58,9 @@ def named(found: Mapping[UserFrame, Sequence[Var]], primitives: Mapping[Var, str
     Args:
         found: The values of each expression.
         primitives: The primitive that computes each value.
+        frames: Says how files are called.
     """
-    names, frames = SourceNames(), frames_now()
+    names = SourceNames()
     places = set(map(range_of, found))
     called = []
     for frame, values in found.items():
@@ -77,8 +80,8 @@ def _function(frame: UserFrame) -> str | None:
 
 
 class _Search:
-    def __init__(self, jaxpr: Jaxpr) -> None:
-        self._frames = frames_now()
+    def __init__(self, jaxpr: Jaxpr, frames: Frames) -> None:
+        self._frames = frames
         self._flow = DataFlow(jaxpr)
         self._inside: dict[Jaxpr, set[UserFrame | None]] = {}
         self.found: dict[UserFrame, list[Var]] = {}

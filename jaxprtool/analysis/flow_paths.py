@@ -10,7 +10,7 @@ from typing import TypeAlias
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.border import border
+from jaxprtool.ir.border import Border, border
 from jaxprtool.ir.dataflow import DataFlow, Holder
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.frames import frames_now
@@ -74,7 +74,7 @@ def flow_path(program: Program | AnyJaxpr, start: str, end: str) -> Path:
     """
     about = border(program)
     first, last = point(program, start), point(program, end)
-    search = _Search(about.jaxpr, first.start, last.start)
+    search = _Search(about, first.start, last.start)
     return Path(about.name, first.name, last.name, search.steps())
 
 
@@ -88,9 +88,10 @@ _State: TypeAlias = tuple[_Calls, Jaxpr, Var]
 class _Search:
     """A breadth-first search among the equations that `start` reaches and `end` depends on."""
 
-    def __init__(self, top: Jaxpr, start: Start, end: Start):
+    def __init__(self, about: Border, start: Start, end: Start):
+        top = about.jaxpr
         self._flow = DataFlow(top)
-        self._frames = frames_now()
+        self._frames = frames_now(about.roots)
         self._start = dict.fromkeys(_values(start))
         self._goals = set(_values(end))
         self._between = forward_slice(top, start).members() & backward_slice(top, end).members()

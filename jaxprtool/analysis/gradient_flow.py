@@ -79,7 +79,7 @@ def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> Grad
     ]
     values = [(top, v) for i in ends if not isinstance(v := top.outvars[i], Literal)]
     leading = backward_slice(top, Start(values)).members()
-    frames = frames_now()
+    frames = frames_now(about.roots)
     on_the_way = [calls for calls in stopped if all(id(eqn) in leading for eqn in calls)]
     whole = [calls for calls in on_the_way if id(calls[-1]) not in tangents.partial]
     if whole or any(moved[i] for i in ends):

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxprtool.analysis.stats import Stats, count_equations, stats
-from jaxprtool.ir.border import ValueGroup, grouped, top_jaxpr
+from jaxprtool.ir.border import ValueGroup, border, grouped
 from jaxprtool.ir.equations import holders
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 from jaxprtool.jaxcompat.places import UserFrame
@@ -56,14 +56,14 @@ class Overview:
 
 def overview(program: Program | AnyJaxpr) -> Overview:
     """Return what a program is at first sight."""
-    counted, top = stats(program), top_jaxpr(program)
-    runs = _runs(top)
+    counted, about = stats(program), border(program)
+    runs = _runs(about.jaxpr)
     return Overview(
         counted,
         grouped(counted.arguments),
         grouped(counted.outputs),
         tuple(_bodies(runs)),
-        tuple(_lines(runs)),
+        tuple(_lines(runs, frames_now(about.roots))),
     )
 
 
@@ -103,11 +103,10 @@ def _bodies(runs: dict[Jaxpr, int]) -> list[HeldBody]:
     return sorted(found.values(), key=lambda body: -body.calls * body.equations)
 
 
-def _lines(runs: dict[Jaxpr, int]) -> list[tuple[UserFrame, int]]:
+def _lines(runs: dict[Jaxpr, int], reader: Frames) -> list[tuple[UserFrame, int]]:
     """Return the lines that equations come from, each with how many do."""
     counts: Counter[tuple[str, int]] = Counter()
     frames: dict[tuple[str, int], UserFrame] = {}
-    reader = frames_now()
     for jaxpr, number in runs.items():
         copies = Counter(eqn.source_info.traceback for eqn in jaxpr.eqns)
         for traceback, eqn in {eqn.source_info.traceback: eqn for eqn in jaxpr.eqns}.items():

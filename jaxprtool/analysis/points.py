@@ -86,7 +86,7 @@ class _Points:
     def __init__(self, program: Program | AnyJaxpr):
         self._about = border(program)
         self._top = self._about.jaxpr
-        self._frames = frames_now()
+        self._frames = frames_now(self._about.roots)
 
     def find(self, what: str) -> Point:
         word, colon, rest = what.partition(":")
@@ -198,7 +198,9 @@ class _Points:
     def _of_user(self, name: str) -> list[Value]:
         """Return the variable that has a name in the user's source."""
         notation, paths = Notation(), [each.name for each in self._about.arguments]
-        notation.variable_names = lambda root, taken: UserNames(root, taken, paths)
+        notation.variable_names = lambda root, taken: UserNames(
+            root, taken, paths, self._about.roots
+        )
         values = self._named(notation).get(name, [])
         if len(values) < 2:
             return values

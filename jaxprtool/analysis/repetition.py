@@ -19,7 +19,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.memory import TemporaryMemory, outlined_memory
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import bodies, equations
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.places import UserFrame
@@ -67,6 +67,7 @@ class Repetition:
         bodies: The repeated bodies that the program calls, the largest part of it first.
         small: What repeats where there are none of these, and would gain too little to be outlined.
         memory: The temporary memory that the calls cost, if there are any and it can be estimated.
+        roots: The folders of the user's files, as the program has them.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Repetition:
     bodies: tuple[RepeatedBody, ...]
     small: tuple[RepeatedBody, ...] = ()
     memory: TemporaryMemory | None = None
+    roots: tuple[Root, ...] = ()
 
 
 def repetition(program: Program, before: Program) -> Repetition:
@@ -86,11 +88,12 @@ def repetition(program: Program, before: Program) -> Repetition:
         before: The program that the pass was given. Bodies that it had already and whose calls are
             not marked are no repetition, as XLA inlines them.
     """
-    top, old = top_jaxpr(program), top_jaxpr(before)
+    top, old, frames = top_jaxpr(program), top_jaxpr(before), frames_now(program.roots)
     known = {old, *(body for eqn in equations(old) for _, body in bodies(eqn))}
-    graph = _CallGraph(top, known, frozenset())
+    graph = _CallGraph(top, known, frozenset(), frames)
     once = {body for body, copies in graph.copies.items() if copies == 1}
-    found = _CallGraph(top, known, once).repetition(program.name)
+    found = _CallGraph(top, known, once, frames).repetition(program.name)
+    found = replace(found, roots=program.roots)
     return replace(found, memory=outlined_memory(program)) if found.bodies else found
 
 
@@ -114,9 +117,11 @@ class _CallGraph:
         top: The program's open jaxpr.
         known: Jaxprs that are repeated bodies only if their calls are marked.
         single: Jaxprs that are none.
+        frames: Tells whose the files of equations are.
     """
 
-    def __init__(self, top: Jaxpr, known: Set[Jaxpr], single: Set[Jaxpr]) -> None:
+    def __init__(self, top: Jaxpr, known: Set[Jaxpr], single: Set[Jaxpr], frames: Frames) -> None:
+        self._frames = frames
         self._top, self._known, self._single = top, known, single
         #: A call of each repeated body.
         self._bodies: dict[Jaxpr, JaxprEqn] = {}
@@ -157,7 +162,7 @@ class _CallGraph:
                     copies,
                     size,
                     copies * size / self._size(self._top),
-                    source_range(equations(body)),
+                    source_range(equations(body), self._frames),
                     self._rows(body, copies, shown) if opened else (),
                 )
             )
@@ -205,7 +210,7 @@ class _CallGraph:
 _MOST = 0.9
 
 
-def source_range(eqns: Iterable[JaxprEqn]) -> SourceRange | None:
+def source_range(eqns: Iterable[JaxprEqn], reader: Frames) -> SourceRange | None:
     """Return the lines of the function that equations have in common; None if it is unknown.
 
     That is the first one, from the outside, on whose lines they part: not the loop that calls a
@@ -213,7 +218,6 @@ def source_range(eqns: Iterable[JaxprEqn]) -> SourceRange | None:
     the line that calls these; where no callers are known, it is the file that most come from.
     Frames of libraries count only where there are no others.
     """
-    reader = frames_now()
     every = [frames[::-1] for eqn in eqns if (frames := reader.of(eqn))]
     stacks = [own for stack in every if (own := [f for f in stack if reader.is_users(f.file)])]
     stacks = stacks or every

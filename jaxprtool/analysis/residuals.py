@@ -169,7 +169,7 @@ class _Reading:
         self, forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
     ) -> None:
         self._policies = policies
-        self._frames = frames_now()
+        self._frames = frames_now(forward.roots)
         self._jaxpr = jaxcompat.open_jaxpr(forward.jaxpr)
         self._arguments = dict(zip(self._jaxpr.invars, forward.arg_names, strict=True))
         self._makers = Makers(self._jaxpr)

@@ -141,7 +141,7 @@ class _Slices:
 
     def __init__(self, about: Border):
         self._about = about
-        self._frames = frames_now()
+        self._frames = frames_now(about.roots)
         self._whole = EquationsByLine(self._frames).of(everything(about.jaxpr))
 
     def forward(self, start: Point) -> Slice:

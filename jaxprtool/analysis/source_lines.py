@@ -103,7 +103,8 @@ class Source:
 @without_collector()
 def source_lines(program: Program | AnyJaxpr) -> Source:
     """Return what each line of the user's source costs."""
-    about, frames = border(program), frames_now()
+    about = border(program)
+    frames = frames_now(about.roots)
     costs = cost_by_side(program)
     counts = EquationsByLine(frames).of(everything(about.jaxpr))
     by_file: dict[str, list[SourceLine]] = {}
@@ -126,8 +127,9 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
 
 def called_package(program: Program | AnyJaxpr) -> str:
     """Return the package that most equations are called from first; "" if no lines are known."""
-    frames, counts = frames_now(), Counter[str]()
-    for eqn in equations(border(program).jaxpr):
+    about, counts = border(program), Counter[str]()
+    frames = frames_now(about.roots)
+    for eqn in equations(about.jaxpr):
         if found := frames.of(eqn):
             counts[frames.package(found[-1].file)] += 1
     return max(counts, key=counts.__getitem__, default="")

@@ -90,16 +90,16 @@ def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
 
     A value that has a name keeps it as its label.
     """
-    frames, jaxpr = frames_now(), jaxcompat.open_jaxpr(program.jaxpr)
+    frames, jaxpr = frames_now(program.roots), jaxcompat.open_jaxpr(program.jaxpr)
     places: dict[str, Named] = {}
     for eqn in _names(program):
         name = str(eqn.params["name"])
         places.setdefault(name, Named(name, BEHIND.join(frames.texts(eqn)), ""))
-    found = nameable_values(jaxpr)
+    found = nameable_values(jaxpr, frames)
     primitives = {v: str(e.primitive.name) for e in equations(jaxpr) for v in e.outvars}
     new = unique([*places, *map(str, range(len(found)))])[len(places) :]
     labels = {v: label for label, each in zip(new, found.values(), strict=True) for v in each}
-    places.update(zip(new, named(found, primitives), strict=True))
+    places.update(zip(new, named(found, primitives, frames), strict=True))
     return name_values(program, labels), places
 
 

@@ -43,7 +43,7 @@ class Document:
         self.about = border(state.program)
         self.top = self.about.jaxpr
         self.flow = DataFlow(self.top)
-        self.frames = frames_now()
+        self.frames = frames_now(self.about.roots)
         self._choice = frames
         self._selection = Selection()
         self._counts: dict[int, int] = {}

@@ -93,9 +93,9 @@ def _show_frames(error: UserFunctionError) -> None:
 
     Of the libraries' frames between them, and below, the innermost stands for all, on one line.
     """
-    from jaxprtool.ir.frames import BEHIND, frames_now
+    from jaxprtool.ir.frames import BEHIND, Root, frames_now
 
-    frames = frames_now()
+    frames = frames_now([Root(*root) for root in error.roots])
     shown: list[list[str]] = []
     for own, group in groupby(user_frames(error), lambda frame: frames.is_users(frame.filename)):
         places = [

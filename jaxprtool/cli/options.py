@@ -433,8 +433,6 @@ _TRACEBACK = inspect.Parameter(
 def _require_package(name: str, target: str) -> None:
     """Raise ArgumentsError for a package that no program traced here can have lines of."""
     top = name.partition(".")[0].replace("-", "_")
-    if top == "jax":
-        raise ArgumentsError("--mine jax: the frames of JAX itself are hidden, as JAX hides them")
     if target == "-" or target.endswith(".jaxpr") or not top.isidentifier():
         return
     if top not in sys.modules and not PathFinder.find_spec(top, [os.getcwd(), *sys.path]):

@@ -18,6 +18,7 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
     from jaxprtool.execute.halves import HalvesReport
+    from jaxprtool.ir.frames import Frames
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.unzip.programs import VariableLeaf
     from jaxprtool.render.documents.programs import UnzipDocument
@@ -143,12 +144,15 @@ def unzip(
     if ran:
         note_random(ran.filled, seed)
     if json:
-        output.write_json(_document(variables, programs, ran, split_time))
+        from jaxprtool.ir.frames import frames_now
+
+        frames = frames_now(traced.roots)
+        output.write_json(_document(variables, programs, ran, split_time, frames))
         return
     if variables:
         from jaxprtool.render.variables import variables_table
 
-        output.write_rendered(variables_table(variables, output.width()))
+        output.write_rendered(variables_table(variables, output.width(), traced.roots))
     else:
         output.write("no variables")
     if ran:
@@ -206,13 +210,14 @@ def _document(
     programs: list[tuple[str, Program]],
     ran: HalvesReport | None,
     split_time: float,
+    frames: Frames,
 ) -> UnzipDocument:
     from jaxprtool.render import runs
     from jaxprtool.render.as_json import program_document
     from jaxprtool.render.variables import variable_document
 
     document: UnzipDocument = {
-        "variables": list(map(variable_document, variables)),
+        "variables": [variable_document(variable, frames) for variable in variables],
         "programs": [program_document(program) for _, program in programs],
     }
     if ran is not None:

@@ -157,7 +157,7 @@ class Emission:
         from jaxprtool.ir.frames import frames_now
         from jaxprtool.jaxcompat import source_paths_without
 
-        with source_paths_without(frames_now().folders()):
+        with source_paths_without(frames_now(program.roots).folders()):
             return self._lowered(program, path)
 
     def _lowered(self, program: Program, path: str) -> str | bytes:

@@ -156,7 +156,7 @@ def graph_of(about: Border, most_equations: int) -> Graph:
         most_equations: If it has more, a body that several equations hold is drawn once. So is what
             calls share that are marked for XLA as `outline` marks them.
     """
-    builder = _Builder(about.name, Selection().count(about.jaxpr) > most_equations)
+    builder = _Builder(about, Selection().count(about.jaxpr) > most_equations)
     jaxpr = about.jaxpr
     origins: _Origins = {}
     for var, value in zip(jaxpr.constvars, about.constants, strict=True):
@@ -172,11 +172,11 @@ def graph_of(about: Border, most_equations: int) -> Graph:
 class _Builder:
     """A graph that is made in one pass over the equations."""
 
-    def __init__(self, title: str, share: bool):
-        self.graph = Graph(title, Frame(title))
+    def __init__(self, about: Border, share: bool):
+        self.graph = Graph(about.name, Frame(about.name))
         self._share, self._drawn = share, set[Jaxpr]()
         self._frame = self.graph.root
-        self._notation, self._scopes = Notation(), ScopeReader()
+        self._notation, self._scopes = Notation(), ScopeReader(about.roots)
         self._selection = Selection()
 
     # --- what a graph is made of

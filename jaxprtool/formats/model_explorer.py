@@ -63,9 +63,9 @@ class _Document:
 
     def __init__(self, about: Border, graph: Graph, ids: Mapping[Jaxpr, str]):
         self._graph, self._subgraphs = graph, ids
-        self._notation, self._frames = Notation(), frames_now()
+        self._notation, self._frames = Notation(), frames_now(about.roots)
         arguments = [value.name for value in about.arguments]
-        self._names = UserNames(about.jaxpr, set(), arguments)
+        self._names = UserNames(about.jaxpr, set(), arguments, about.roots)
         self._layers: dict[Node, str] = {}
         self._groups: dict[str, dict[str, str]] = {}
         self._place(graph.root, ())

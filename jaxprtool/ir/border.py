@@ -14,6 +14,7 @@ from types import MappingProxyType
 from jaxprtool import jaxcompat
 from jaxprtool.ir.bounds import Bound, LengthsBound, SizeBound, range_of_lengths
 from jaxprtool.ir.equations import size_of, type_of
+from jaxprtool.ir.frames import Root
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr
@@ -98,13 +99,17 @@ class ValueGroup:
 
 @dataclass(frozen=True)
 class Border:
-    """A program's name, its open jaxpr, and its arguments, results and constants in order."""
+    """A program's name, its open jaxpr, and its arguments, results and constants in order.
+
+    `roots` are the folders of the user's files, as a `Program` has them.
+    """
 
     name: str
     jaxpr: Jaxpr
     arguments: tuple[NamedValue, ...]
     outputs: tuple[NamedValue, ...]
     constants: tuple[NamedValue, ...]
+    roots: tuple[Root, ...] = ()
 
 
 def border(program: Program | AnyJaxpr) -> Border:
@@ -124,6 +129,7 @@ def border(program: Program | AnyJaxpr) -> Border:
         _named(inputs, "argument", jaxpr.invars, bounds),
         _named(results, "result", jaxpr.outvars),
         _named((), "constant", jaxpr.constvars),
+        program.roots if isinstance(program, Program) else (),
     )
 
 

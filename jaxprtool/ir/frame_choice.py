@@ -27,6 +27,11 @@ class View(NamedTuple):
 
 
 _DEFAULT = View()
+
+#: What JAX hides the frames of. The nearest of them would be the same few lines that bind all
+#: primitives.
+_HIDDEN = ("jax", "jaxlib")
+
 _view = ContextVar("view", default=_DEFAULT)
 
 
@@ -45,7 +50,7 @@ def frames(choice: FrameChoice = "mine", mine: str | Sequence[str] = ()) -> Iter
         mine: Installed packages, such as `"pgx"` or `"mujoco.mjx"`, whose files are the user's own.
 
     Raises:
-        ArgumentsError: For another choice, or what is no name of a package.
+        ArgumentsError: For another choice, for what is no name of a package, and for JAX.
     """
     if choice not in get_args(FrameChoice):
         raise ArgumentsError(f"frames are mine, library or all, not {choice!r}")
@@ -53,6 +58,12 @@ def frames(choice: FrameChoice = "mine", mine: str | Sequence[str] = ()) -> Iter
     for name in names:
         if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
             raise ArgumentsError(f"'{name}' is not the name of a package")
+        if name.partition(".")[0] in _HIDDEN:
+            raise ArgumentsError(
+                f"the lines of {name} cannot be yours: the frames of JAX itself are hidden, as JAX "
+                "hides them",
+                "`cost --by primitive` tells apart what JAX does for a line",
+            )
     packages = tuple(name.replace("-", "_").replace(".", "/") for name in names)
     token = _view.set(View(choice, packages))
     try:

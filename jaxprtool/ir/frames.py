@@ -66,16 +66,12 @@ class Root(NamedTuple):
     base: str
 
 
-#: The folders of the TARGETs that this process has loaded.
-_targets: dict[Root, None] = {}
-
-
-def add_target_file(file: str) -> None:
-    """Have the package of a TARGET's file, or the folder of a lone file, count as the user's."""
+def target_root(file: str) -> Root:
+    """Return the folder of a TARGET's files: its file's package, or the folder of a lone file."""
     folder = os.path.dirname(os.path.abspath(file))
     base = _above_packages(folder)
     package = os.path.relpath(folder, base).split(os.sep)[0]
-    _targets[Root(os.path.normpath(os.path.join(base, package)), base)] = None
+    return Root(os.path.normpath(os.path.join(base, package)), base)
 
 
 def own_frame(eqn: JaxprEqn) -> UserFrame | None:
@@ -84,10 +80,11 @@ def own_frame(eqn: JaxprEqn) -> UserFrame | None:
     return next((f for f in frames if not is_installed(f.file)), frames[0] if frames else None)
 
 
-def frames_now(chosen: bool = True) -> Frames:
-    """Return the `Frames` of the current folder and of the TARGETs loaded so far.
+def frames_now(roots: Sequence[Root] = (), chosen: bool = True) -> Frames:
+    """Return the `Frames` of the current folder and of a TARGET.
 
     Args:
+        roots: The folders of the TARGET, as a `Program` has them.
         chosen: Whether frames are those that `frame_choice.frames` says. What is not shown, such
             as names and files, does not depend on that.
     """
@@ -95,8 +92,8 @@ def frames_now(chosen: bool = True) -> Frames:
     try:
         folder = os.getcwd()
     except OSError:  # it was removed
-        return Frames(tuple(_targets), view)
-    return Frames((Root(folder, folder), *_targets), view)
+        return Frames(tuple(roots), view)
+    return Frames((Root(folder, folder), *roots), view)
 
 
 _DEFAULT = View()

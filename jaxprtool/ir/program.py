@@ -24,6 +24,7 @@ from jaxprtool.ir.argument_types import TypeMismatch, of_types
 from jaxprtool.ir.bounds import Bound, SizeBound
 from jaxprtool.ir.dtypes import as_array, needs_x64
 from jaxprtool.ir.equations import is_flat, type_of
+from jaxprtool.ir.frames import Root
 from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
@@ -47,6 +48,7 @@ class Program:
     named axes, with their sizes, that the function was traced under and does not bind itself.
     `jit` is what `jax.jit` was told about a function that is under it. `bounds` say which values
     arguments may have that are sizes or lengths of examples, by the names of these.
+    `roots` are the folders of the TARGET that it was loaded by, whose files are the user's own.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Program:
     axis_env: tuple[tuple[Hashable, int], ...] = ()
     jit: JitOptions | None = None
     bounds: tuple[tuple[str, Bound], ...] = ()
+    roots: tuple[Root, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the program on arguments of the structure of the traced ones.

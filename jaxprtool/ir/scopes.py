@@ -26,7 +26,7 @@ from itertools import groupby, takewhile
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.source_names import SourceNames
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.places import UserFrame
@@ -79,10 +79,14 @@ class _Names(NamedTuple):
 
 
 class ScopeReader:
-    """Reads the scopes of jaxprs, each place in the source once."""
+    """Reads the scopes of jaxprs, each place in the source once.
 
-    def __init__(self) -> None:
-        self._frames, self._sources = frames_now(chosen=False), SourceNames()
+    Args:
+        roots: The folders of the user's files, as a `Program` has them.
+    """
+
+    def __init__(self, roots: Sequence[Root] = ()) -> None:
+        self._frames, self._sources = frames_now(roots, chosen=False), SourceNames()
         self._levels: dict[object, tuple[_Level, ...]] = {}
         self._names: dict[str, _Names] = {}
         self._loops: dict[UserFrame | None, bool] = {}

@@ -18,6 +18,7 @@ from typing import Any, Unpack
 import jax
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
+from jaxprtool.ir.frames import Root
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import in_bytes
 from jaxprtool.ir.symbols import symbolic_sizes
@@ -60,7 +61,8 @@ class Entry:
     """A function with the arguments to trace it on.
 
     `target` is what it was found by, and `hint` what may be wrong with it. `after` are the
-    arguments of `--args`, if they are those of the program that passes make of it.
+    arguments of `--args`, if they are those of the program that passes make of it. `roots` are the
+    folders of the user's files.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Entry:
     hint: str | None
     factory_seconds: float = 0.0
     after: Arguments | None = None
+    roots: tuple[Root, ...] = ()
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """The Program, with these named axes free in it.
@@ -86,9 +89,10 @@ class Entry:
             if isinstance(self.fun, type):  # it is made here: what its library says is nearer
                 hints = hints[0], hints[2], hints[1]
             error.hint = next(filter(None, hints), None)
+            error.roots = self.roots
             raise
         require_arrays(program, self.target, self.hint)
-        return program
+        return program.replace(roots=self.roots)
 
     def arguments(self) -> list[object]:
         """The flat arguments in the Program's order: arrays, scalars or `ShapeDtypeStruct`s."""
@@ -155,7 +159,7 @@ def find(
     name = function_name(fun)
     if name == "lambda" and not factory:
         name = found.name.rpartition(".")[2]
-    return Entry(name, fun, positional, named, static, target, hint, seconds, after)
+    return Entry(name, fun, positional, named, static, target, hint, seconds, after, found.roots)
 
 
 def _call(

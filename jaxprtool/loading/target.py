@@ -29,7 +29,7 @@ from jaxprtool.errors import (
     did_you_mean,
     user_frames,
 )
-from jaxprtool.ir.frames import add_target_file
+from jaxprtool.ir.frames import Root, target_root
 
 _FORM = "write package.module:function or path/file.py:function"
 
@@ -79,6 +79,12 @@ class Target:
     name: str
     call: str | None = None
 
+    @property
+    def roots(self) -> tuple[Root, ...]:
+        """The folders whose files are the user's."""
+        file = getattr(self.module, "__file__", None)
+        return () if file is None else (target_root(file),)
+
 
 def resolve(target: str) -> Target:
     """Import the module of a TARGET and find the callable in it.
@@ -93,8 +99,6 @@ def resolve(target: str) -> Target:
         missing = "module or file" if not place else "function"
         raise TargetError(f"the target '{target}' names no {missing}", _FORM)
     module = import_place(place)
-    if (file := getattr(module, "__file__", None)) is not None:
-        add_target_file(file)
     value = _attribute(module, path, place)
     if not callable(value):
         kind = type(value).__name__

@@ -58,7 +58,7 @@ class _Documents:
         self.reader = Reader(about, ShowOptions(weak=options.weak))
         self.options = options
         self.selection = options.selection()
-        self.frames = frames_now()
+        self.frames = frames_now(about.roots)
         self._called: dict[Jaxpr, int] = {}
 
     def named(

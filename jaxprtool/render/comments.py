@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.frames import BEHIND, Frames, Root, frames_now
 from jaxprtool.ir.notation.tokens import Comment, SourceLine
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
@@ -20,13 +20,14 @@ class SourceComments:
 
     Args:
         options: What is shown.
+        roots: The folders of the user's files, as a `Program` has them.
         folders: Whether files are named with their folders.
     """
 
-    def __init__(self, options: ShowOptions, folders: bool = True):
+    def __init__(self, options: ShowOptions, roots: Sequence[Root], folders: bool = True):
         self._options = options
         self._folders = folders
-        self._frames = frames_now()
+        self._frames = frames_now(roots)
         self._comments: dict[tuple[int, int], Sequence[str]] = {}
         self._places: dict[object, Sequence[str]] = {}
 

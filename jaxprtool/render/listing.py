@@ -65,9 +65,9 @@ def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Lis
     Many arguments are folded to their size, and the largest of them listed below, if that is asked
     for.
     """
-    comments = SourceComments(options)
-    comment = comments.comment if options.source or options.scopes else None
     about, selection = border(program), options.selection()
+    comments = SourceComments(options, about.roots)
+    comment = comments.comment if options.source or options.scopes else None
     notation = options.notation(about)
     many = options.fold and len(about.arguments) > MOST_IN_A_ROW
     layout = Layout(

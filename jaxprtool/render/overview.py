@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from jaxprtool.ir.border import ValueGroup, border, grouped, size_of_values
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.tokens import (
     BinderToken,
@@ -48,7 +48,7 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
     """
     heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
     tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
-    tokens += "\n", *columns(_facts(found, width), width), "\n\n"
+    tokens += "\n", *columns(_facts(found, width, frames_now(border(program).roots)), width), "\n\n"
     used = "".join(tokens).count("\n")
     listed = _listing(program, found, width, max(height - used, _LEAST))
     return Listing(printable([*tokens, *listed]))
@@ -95,13 +95,13 @@ def _primitives(found: Overview) -> list[list[Cell]]:
     return [[_label("primitives"), cell]] if shown else []
 
 
-def _facts(found: Overview, width: int) -> list[list[Cell]]:
+def _facts(found: Overview, width: int, frames: Frames) -> list[list[Cell]]:
     """Return rows of a label, a name, and what is to be said of it, each on a line."""
     rows = [
         *_rows("arguments", [(BinderToken(each.name), [_size(each)]) for each in found.arguments]),
         *_rows("results", [(BinderToken(each.name), [_size(each)]) for each in found.outputs]),
         *_rows("bodies", [(SharedName(each.name), [_held(each)]) for each in found.bodies]),
-        *_rows("lines", _lines(found)),
+        *_rows("lines", _lines(found, frames)),
     ]
     names = max((len("".join(name)) for _, name, _ in rows), default=0)
     room = max(width - len(_label("")[0]) - names - 2 * len(GAP), _LEAST)
@@ -117,9 +117,9 @@ def _rows(label: str, found: Sequence[tuple[str, Cell]]) -> list[tuple[Cell, Cel
     return rows
 
 
-def _lines(found: Overview) -> list[tuple[str, Cell]]:
+def _lines(found: Overview, frames: Frames) -> list[tuple[str, Cell]]:
     """Return places in the source, how many equations come from each, and what is written there."""
-    frames, most = frames_now(), max((len(f"{number:,}") for _, number in found.lines), default=0)
+    most = max((len(f"{number:,}") for _, number in found.lines), default=0)
     lines: list[tuple[str, Cell]] = []
     for frame, number in found.lines:
         code = Comment(" ".join(linecache.getline(frame.file, frame.line).split()))

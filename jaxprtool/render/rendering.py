@@ -64,7 +64,7 @@ class ShowOptions:
         notation.weak = self.weak
         if self.names:
             paths = [value.name for value in about.arguments]
-            notation.variable_names = partial(UserNames, arguments=paths)
+            notation.variable_names = partial(UserNames, arguments=paths, roots=about.roots)
         return notation
 
 

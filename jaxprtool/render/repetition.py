@@ -30,7 +30,7 @@ _MOST_SMALL = 5
 
 def repetition_table(found: Repetition, width: int) -> Rendering:
     """Return a row for each repeated body, those that it calls below it, and what is left."""
-    path = frames_now().path
+    path = frames_now(found.roots).path
     shown = _rendering(found, width, path)
     if max(map(len, replace(shown, width=1000).plain().splitlines())) > width:
         bodies = (body for _, body in _nested([*found.bodies, *found.small]))

@@ -33,7 +33,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
     where it comes first. Parameters that a column has no room for stand below their equations.
     """
     about = border(program)
-    reader, comments = Reader(about, options), SourceComments(options)
+    reader, comments = Reader(about, options), SourceComments(options, about.roots)
     selection = options.selection()
     headings = ["#", "outputs", "primitive", "inputs", "parameters"]
     headings += ["source"] if options.source else []

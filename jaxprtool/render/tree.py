@@ -39,7 +39,7 @@ class _Lines:
 
     def __init__(self, about: Border, options: ShowOptions):
         self._reader = Reader(about, options)
-        self._comments = SourceComments(options)
+        self._comments = SourceComments(options, about.roots)
         self._types = options.types
         self._selection = options.selection()
         self._unfolded: set[Jaxpr] = set()

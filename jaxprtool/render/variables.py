@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.ir.border import NamedValue
 from jaxprtool.ir.equations import size_of, type_of
-from jaxprtool.ir.frames import frames_now
 from jaxprtool.render.comments import SourceComments, source_line
 from jaxprtool.render.documents.programs import Variable
 from jaxprtool.render.rendering import Rendering, ShowOptions
@@ -15,14 +14,17 @@ from jaxprtool.render.stats import values_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from jaxprtool.ir.frames import Frames, Root
     from jaxprtool.passes.unzip.programs import VariableLeaf
 
 
-def variables_table(variables: Sequence[VariableLeaf], width: int) -> Rendering:
+def variables_table(
+    variables: Sequence[VariableLeaf], width: int, roots: Sequence[Root]
+) -> Rendering:
     """Return a table of variables, with the lines that declare them."""
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
     for folders in (True, False):
-        comments = SourceComments(ShowOptions(source=True), folders)
+        comments = SourceComments(ShowOptions(source=True), roots, folders)
         sources = ["".join(comments.place(v.eqn)) for v in variables]
         known = any(sources)  # variables that are arguments come from no line
         table = values_table("variable", named, sources if known else None)
@@ -31,9 +33,9 @@ def variables_table(variables: Sequence[VariableLeaf], width: int) -> Rendering:
     return Rendering(table, width)
 
 
-def variable_document(variable: VariableLeaf) -> Variable:
+def variable_document(variable: VariableLeaf, frames: Frames) -> Variable:
     """Return the document of a variable."""
-    aval, frames = variable.aval, frames_now()
+    aval = variable.aval
     place = frames.place(variable.eqn)
     document: Variable = {
         "name": variable.path,

@@ -9,6 +9,7 @@ import pytest
 from jaxprtool import trace
 from jaxprtool.analysis.repetition import SourceRange, repetition, source_range
 from jaxprtool.analysis.stats import count_equations
+from jaxprtool.ir.frames import Frames
 from jaxprtool.loading.target import import_place
 from jaxprtool.passes.outline import Outline
 
@@ -125,12 +126,12 @@ def test_a_body_comes_from_the_lines_of_the_function_that_is_repeated(model):
 
 
 def test_a_body_of_one_line_comes_from_that_line_whatever_one_equation_calls(model):
-    found = source_range(trace(model.written, X).jaxpr.eqns)
+    found = source_range(trace(model.written, X).jaxpr.eqns, Frames())
     assert found == SourceRange(model.__file__, 38, 38)
 
 
 def test_what_comes_from_nowhere_has_no_lines():
-    assert source_range([]) is None
+    assert source_range([], Frames()) is None
 
 
 def test_a_body_of_a_loop_counts_once_and_repetition_in_it_is_found(model):

@@ -34,6 +34,9 @@ def logged(x):
 def wave(x):
     return jnp.sin(x)
 
+def square(x):
+    return (x * x).sum()
+
 def fails(x):
     return refuses(x)
 
@@ -344,7 +347,8 @@ def test_source_of_a_library_s_function_behind_a_wrapper(out, folder):
     [
         ("tinylab", "--mine: no package 'tinylab' is installed"),
         ("a b", "'a b' is not the name of a package"),
-        ("jax", "--mine jax: the frames of JAX itself are hidden"),
+        ("jax", "the lines of jax cannot be yours: the frames of JAX itself are hidden"),
+        ("jax.numpy", "the lines of jax.numpy cannot be yours"),
     ],
 )
 def test_mine_names_a_package(cli, project, name, said):
@@ -366,3 +370,35 @@ def test_frames_are_chosen_from_python_for_a_block(project):
     assert lines() == {"model.py"}
     with pytest.raises(ArgumentsError, match="frames are mine, library or all"):
         jaxprtool.frames("ours").__enter__()
+    with pytest.raises(ArgumentsError, match="the frames of JAX itself are hidden"):
+        jaxprtool.frames(mine="jax").__enter__()
+
+
+# --- whose files these are goes with the program ----------------------------------------------
+
+
+def lines_told(program):
+    shown = [str(jaxprtool.cost(program)), str(jaxprtool.source(program)), str(program)]
+    return [*shown, str(jaxprtool.memory(program)), str(jaxprtool.why(program, "result"))]
+
+
+def test_another_target_does_not_change_whose_files_a_program_has(project):
+    first = load("model.py:loss")
+    told = lines_told(first)
+    assert "model.py:8" in told[0] and "own=False" not in told[1]
+    second = load("tinylib.layers:wave", "f32[3]")
+    found = jaxprtool.source(second)
+    assert [file.path for file in found.files] == ["tinylib/layers.py"]
+    assert not found.package  # these lines are its own, and no library's
+    assert lines_told(first) == told
+
+
+@pytest.mark.parametrize(
+    "passes",
+    ["dce", "-O3", "grad", "batch(axis_size=2)", "vjp", "jvp", "open_constants", "outline"],
+)
+def test_what_passes_make_of_a_program_has_the_users_files_of_it(project, passes):
+    program = load("tinylib.layers:square", "f32[3]")
+    made = program.apply(passes)
+    for each in [made] if isinstance(made, jaxprtool.Program) else made.values():
+        assert each.roots == program.roots != ()

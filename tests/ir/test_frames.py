@@ -84,10 +84,9 @@ def test_where_nothing_is_known_there_is_no_place():
     assert Frames().place(equation()) is None and Frames().texts(equation()) == ()
 
 
-def test_what_passes_ask_for_does_not_depend_on_where_a_process_runs(tmp_path, monkeypatch):
+def test_what_passes_ask_for_does_not_depend_on_where_a_process_runs(monkeypatch):
     eqn = equation("/a/train.py", "/b/model.py", LAYERS)
     monkeypatch.chdir("/")
-    monkeypatch.setattr(frames, "_targets", {root("/a"): None})
     assert own_frame(eqn).file == "/b/model.py"
     assert own_frame(equation(f"{PACKAGES}/optax/a.py", LAYERS)).file == LAYERS
     assert own_frame(equation()) is None

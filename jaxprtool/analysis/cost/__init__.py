@@ -159,9 +159,10 @@ class CostBySide:
 @without_collector()
 def cost_by_side(program: Program | AnyJaxpr) -> CostBySide:
     """Estimate the cost of a program by line, with forward and backward passes apart."""
-    jaxpr = border(program).jaxpr
+    about = border(program)
+    jaxpr = about.jaxpr
     bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
-    sums = Sums(bodies, BySide(frames_now()))[jaxpr]
+    sums = Sums(bodies, BySide(frames_now(about.roots)))[jaxpr]
     sides: dict[Line | None, Sides] = {}
     for line in dict.fromkeys(line for line, _ in sums):
         both = [sums.get((line, backward), Tally()) for backward in (False, True)]
@@ -187,12 +188,12 @@ def _order(typical: Mapping[str, int]) -> Callable[[Group], Any]:
 def _groups(by: By, about: Border, bodies: Bodies) -> list[Group]:
     jaxpr = about.jaxpr
     if by == "line":
-        frames = frames_now()
+        frames = frames_now(about.roots)
         lines = ByLine(frames)
         sums = Sums(bodies, lines)[jaxpr]
         return [_by_line(key, tally, lines, frames) for key, tally in sums.items()]
     if by == "scope":
-        scopes = _merged(_prefixes(Sums(bodies, ByScope(jaxpr))[jaxpr]))
+        scopes = _merged(_prefixes(Sums(bodies, ByScope(jaxpr, about.roots))[jaxpr]))
         return [_group(tally, "/".join(path), path=path) for path, tally in scopes.items()]
     if by == "argument":
         names = argument_names([each.name for each in about.arguments], len(jaxpr.constvars))

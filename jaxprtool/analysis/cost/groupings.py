@@ -7,7 +7,7 @@ body of a library's has no line of the user's, it is the group of the equation a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.bodies import Body, Item
 from jaxprtool.analysis.cost.tallies import Key
 from jaxprtool.ir.equations import holders
-from jaxprtool.ir.frames import Frames
+from jaxprtool.ir.frames import Frames, Root
 from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
@@ -172,11 +172,12 @@ class ByScope:
 
     Args:
         top: The open jaxpr of the program.
+        roots: The folders of the user's files, as a `Program` has them.
     """
 
-    def __init__(self, top: Jaxpr) -> None:
+    def __init__(self, top: Jaxpr, roots: Sequence[Root]) -> None:
         self._paths: dict[int, tuple[str, ...]] = {}
-        reader, seen, todo = ScopeReader(), {top}, [top]
+        reader, seen, todo = ScopeReader(roots), {top}, [top]
         while todo:
             jaxpr = todo.pop()
             self._read(reader.parts(jaxpr), ())

@@ -51,7 +51,7 @@ def cost_by_stack(program: Program | AnyJaxpr) -> list[StackCost]:
             "a profile needs sizes that are numbers",
             'write them in --args, or -p "specialize(n=512)"',
         )
-    sums = Sums(Bodies({}), _ByStack(frames_now()))[about.jaxpr]
+    sums = Sums(Bodies({}), _ByStack(frames_now(about.roots)))[about.jaxpr]
     return [StackCost(stack, tally.most) for stack, tally in sums.items()]
 
 

@@ -81,7 +81,8 @@ def memory(program: Program | AnyJaxpr) -> Memory:
     Raises:
         UnsupportedError: If a size is symbolic.
     """
-    about, frames = border(program), frames_now()
+    about = border(program)
+    frames = frames_now(about.roots)
     given = _donated(program, about)
     try:
         body = Bodies().memory(about.jaxpr, donated=given)

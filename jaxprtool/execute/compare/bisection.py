@@ -115,7 +115,7 @@ class _Reading:
 
     def __init__(self, variant: Variant, found: Found, tolerance: Tolerance):
         self._program, self._found, self._tolerance = variant.program, found, tolerance
-        self._frames: Frames = frames_now()
+        self._frames: Frames = frames_now(variant.program.roots)
 
     def parting(self, reference: str, variant: str, strict: bool) -> Parting:
         found = self._found

@@ -155,7 +155,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         UnsupportedError: If the program has free named axes, or takes a ref.
     """
     with _searched(program, args, device) as (program, search):
-        reading = _Reading(program, frames_now())
+        reading = _Reading(program, frames_now(program.roots))
         found = [
             reading.bad_value(each) for each in search.origins if each.reached or not each.held
         ]

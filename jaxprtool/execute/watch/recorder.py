@@ -95,8 +95,8 @@ class Recorder:
     def __init__(self, program: Program, by: By, rounds: Rounds, keeps: bool, computed: bool):
         self._by, self._apart = by, rounds.chosen is not None
         self._keeps, self._computed = keeps, computed
-        self._frames, self._names = frames_now(), value_names(program)
-        self._scopes = _Scopes(jaxcompat.open_jaxpr(program.jaxpr)) if by == "scope" else None
+        self._frames, self._names = frames_now(program.roots), value_names(program)
+        self._scopes = _Scopes(program) if by == "scope" else None
         self._groups: dict[Any, _Group] = {}
         #: The group of each result; None if its values are in none.
         self._known: dict[tuple[int, ...], _Group | None] = {}
@@ -229,9 +229,10 @@ def _in_order(
 class _Scopes:
     """The scopes of equations, by `id`."""
 
-    def __init__(self, root: Jaxpr):
+    def __init__(self, program: Program):
         self._paths: dict[int, tuple[str, ...]] = {}
-        reader, todo, seen = ScopeReader(), [root], {root}
+        root = jaxcompat.open_jaxpr(program.jaxpr)
+        reader, todo, seen = ScopeReader(program.roots), [root], {root}
         for jaxpr in todo:
             self._read(reader.parts(jaxpr), ())
             inside = (body for _, held in holders(jaxpr) for _, body in held)

@@ -59,7 +59,7 @@ def runs_of(program: Program, stops: Collection[int]) -> tuple[set[int], set[int
 def value_names(program: Program) -> Callable[[Atom], str]:
     """Return a function that gives what the user calls a variable; "" if that is not known."""
     root = jaxcompat.open_jaxpr(program.jaxpr)
-    spaced = UserNames(root, set(), program.arg_names).spaced
+    spaced = UserNames(root, set(), program.arg_names, program.roots).spaced
 
     def name(atom: Atom) -> str:
         found = "" if isinstance(atom, Literal) else spaced.get(identity(atom), "")[1:]
@@ -72,7 +72,7 @@ def stopping(program: Program, stop: Callable[[Stopped], None] | None) -> Stop |
     """Return a function that gives `stop` the values by name."""
     if stop is None:
         return None
-    name_of, frames = value_names(program), frames_now()
+    name_of, frames = value_names(program), frames_now(program.roots)
 
     def call(rounds: tuple[int, ...], ran: list[tuple[JaxprEqn, list[Any], Sequence[Any]]]) -> None:
         values: dict[str, Any] = {}

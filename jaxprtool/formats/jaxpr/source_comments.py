@@ -13,13 +13,13 @@ just a comment.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import PurePath
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import BEHIND, Root, frames_now
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.user_names import source_names
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
@@ -53,16 +53,17 @@ class SourceComments:
     Args:
         root: The jaxpr of the program.
         source: Whether the comments have more than name scopes.
+        roots: The folders of the user's files, as a `Program` has them.
     """
 
-    def __init__(self, root: Jaxpr, source: bool) -> None:
+    def __init__(self, root: Jaxpr, source: bool, roots: Sequence[Root]) -> None:
         self.files: dict[str, str] = {}
         self._source = source
         # A result of the program that nothing reads is `_`, and has no name when it is read.
         unread = VariableNames(root, set())
-        names = source_names(root) if source else {}
+        names = source_names(root, roots) if source else {}
         self._given = {var: name for var, name in names.items() if var not in unread}
-        self._places = frames_now(chosen=False)
+        self._places = frames_now(roots, chosen=False)
         self._paths: dict[str, str] = {}
         self._names: dict[tuple[str, bool], str | None] = {}
         self._comments: dict[Hashable, tuple[str, ...]] = {}

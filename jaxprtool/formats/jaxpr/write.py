@@ -114,7 +114,7 @@ def _rendered(
     """Return the text of a program's file, and the arrays to put beside it: none without a path."""
     _require_shallow(program)
     notation = FileNotation(path is None, quoted, stubs)
-    comments = SourceComments(jaxcompat.open_jaxpr(program.jaxpr), source)
+    comments = SourceComments(jaxcompat.open_jaxpr(program.jaxpr), source, program.roots)
     try:
         root = notation.hold(program.jaxpr)
         if root.eqns:

@@ -97,7 +97,7 @@ class Module:
         self._literals: dict[tuple[int, bool], tuple[str, int, Literal]] = {}
         self._origins: dict[object, Origin | None] = {}
         self._source = source
-        self._frames = frames_now()
+        self._frames = frames_now(program.roots)
         self._kept: list[AnyJaxpr] = []
         self._contexts: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._symbols: dict[str, str] = {}

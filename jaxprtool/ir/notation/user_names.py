@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import holders
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation.names import VariableNames, fresh_names
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
@@ -38,14 +38,21 @@ class UserNames(VariableNames):
         root: The program's jaxpr.
         taken: Names that shared jaxprs bear.
         arguments: The paths of its arguments.
+        roots: The folders of the user's files, as a `Program` has them.
     """
 
-    def __init__(self, root: Jaxpr, taken: set[str], arguments: Sequence[str]):
+    def __init__(
+        self,
+        root: Jaxpr,
+        taken: set[str],
+        arguments: Sequence[str],
+        roots: Sequence[Root] = (),
+    ):
         super().__init__(root, taken)
         #: The names in each body, which has its own, as a function of the user's has.
         scopes = {root: Counter(taken)}
         self._give(zip(root.invars, arguments, strict=True), scopes[root])
-        finder = _Finder()
+        finder = _Finder(roots)
         held = _held(root)
         for jaxpr in (root, *held):
             self._give(finder.names(jaxpr), scopes[jaxpr])
@@ -83,9 +90,9 @@ class UserNames(VariableNames):
                         self._give([(var, name)], scope)
 
 
-def source_names(root: Jaxpr) -> dict[Var, str]:
+def source_names(root: Jaxpr, roots: Sequence[Root]) -> dict[Var, str]:
     """Return what the user's source calls the values of equations in a jaxpr, at any depth."""
-    finder = _Finder()
+    finder = _Finder(roots)
     return {var: name for jaxpr in (root, *_held(root)) for var, name in finder.names(jaxpr)}
 
 
@@ -121,9 +128,9 @@ def _parameters(body: Jaxpr) -> list[tuple[Var, str]]:
 class _Finder:
     """What the user's source calls the values of equations."""
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Sequence[Root]) -> None:
         self._sources = SourceNames()
-        self._frames, self._reader = frames_now(chosen=False), FrameReader()
+        self._frames, self._reader = frames_now(roots, chosen=False), FrameReader()
         #: The user's own frames in each traceback, by its number; the innermost frame first.
         self._own: list[list[tuple[UserFrame, Range]]] = []
         #: The names that a file gives, likewise.

@@ -104,6 +104,7 @@ def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -
         out_tree=structure(values),
         arg_names=(),
         out_names=out_names,
+        roots=program.roots,
     )
 
 

@@ -43,7 +43,7 @@ def checkpoint_scopes(program: Program, only: str, checkpointed: Checkpointed) -
         PipelineError: If no scope matches.
         UnsupportedError: If one has effects, which would happen again in a backward pass.
     """
-    plan = _Plan(only)
+    plan = _Plan(only, program)
     plan.look_into(jaxcompat.open_jaxpr(program.jaxpr), ())
     if not plan.groups:
         known = list(plan.seen)
@@ -77,9 +77,9 @@ class _Group:
 class _Plan:
     """Which equations of which bodies become calls."""
 
-    def __init__(self, only: str) -> None:
+    def __init__(self, only: str, program: Program) -> None:
         self._pattern = only.split("/")
-        self._scopes = ScopeReader()
+        self._scopes = ScopeReader(program.roots)
         self._known: set[Jaxpr] = set()
         self.groups: dict[Var, _Group] = {}
         self.seen: dict[str, None] = {}

@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from jaxprtool.ir.border import border
 from jaxprtool.ir.changes import Changes, changes
+from jaxprtool.ir.frames import Root
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render.lines import printable
@@ -106,7 +107,7 @@ def page(
         costs: Returns what the equations of a program cost, at every depth, by their `id`.
         report: What else is known, each in a view of its own.
     """
-    sources = Sources(options)
+    sources = Sources(options, True, _roots(states[-1].programs))
     tabs = _tabs(states, options, sources, describe, costs)
     shown = max(i for i, tab in enumerate(tabs) if tab.listing)
     tabs = [tab if i == shown else _packed(tab) for i, tab in enumerate(tabs)]
@@ -128,6 +129,11 @@ def page(
     )
 
 
+def _roots(programs: Mapping[str, Program]) -> list[Root]:
+    """Return the folders of the user's files that programs have."""
+    return list(dict.fromkeys(root for program in programs.values() for root in program.roots))
+
+
 def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) -> str:
     """Return programs as a piece of HTML for a notebook.
 
@@ -136,7 +142,7 @@ def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) 
         describe: Returns the size of a program.
     """
     options = ShowOptions(names=True, terse=True, source=True)
-    sources = Sources(options, whole=False)
+    sources = Sources(options, False, _roots(programs))
     shown = []
     for name, program in programs.items():
         found = describe(program)

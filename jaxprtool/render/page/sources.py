@@ -17,7 +17,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import BEHIND, Root, frames_now
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.places import is_installed
 from jaxprtool.render.lines import printable
@@ -56,12 +56,13 @@ class Sources:
     Args:
         options: Whether sources are named, and which frames of them.
         whole: Whether files are shown, and not lines of them alone.
+        roots: The folders of the user's files, as a `Program` has them.
     """
 
-    def __init__(self, options: ShowOptions, whole: bool = True):
+    def __init__(self, options: ShowOptions, whole: bool, roots: Sequence[Root]):
         self._whole = whole
         self._wanted = options.source
-        self._frames = frames_now()
+        self._frames = frames_now(roots)
         self._choice = options.frames or self._frames.choice
         self._places: dict[object, Place | None] = {}
         self._files: dict[str, SourceFile | None] = {}

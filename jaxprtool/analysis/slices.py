@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from jaxprtool.analysis.cost.groupings import Line
+from jaxprtool.analysis.cost.groupings import Line, LineReader
 from jaxprtool.analysis.gradient_flow import GradientFlow, gradient_flow
 from jaxprtool.analysis.points import Kind, Point, point
 from jaxprtool.ir.border import Border, border
-from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.slicing import Run, backward_slice, everything, forward_slice
-from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+from jaxprtool.jaxcompat import AnyJaxpr
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class SlicedLine:
         of: How many it has.
         primitives: The primitives of those of the slice, with how many equations they have, the
             most frequent first.
+        behind: With `jaxprtool.frames("all")`, the frames of libraries behind it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class SlicedLine:
     equations: int
     of: int
     primitives: Mapping[str, int]
+    behind: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ class _Slices:
     def __init__(self, about: Border):
         self._about = about
         self._frames = frames_now(about.roots)
-        self._whole = EquationsByLine(self._frames).of(everything(about.jaxpr))
+        self._counted = EquationsByLine(LineReader(self._frames, self._frames.choice == "all"))
+        self._whole = self._counted.of(everything(about.jaxpr))
 
     def forward(self, start: Point) -> Slice:
         run = forward_slice(self._about.jaxpr, start.start)
@@ -155,7 +158,7 @@ class _Slices:
         return self._slice(run, arguments=_chosen(names, run.arguments))
 
     def _slice(self, run: Run, **border: tuple[str, ...]) -> Slice:
-        counts = EquationsByLine(self._frames).of(run)
+        counts = self._counted.of(run)
         lines = tuple(self._lines(counts))
         return Slice(
             sum(line.equations for line in lines),
@@ -168,9 +171,11 @@ class _Slices:
 
     def _lines(self, counts: _Counts) -> Iterator[SlicedLine]:
         for line, count in counts.items():
-            name = "" if line is None else f"{self._frames.path(line.file)}:{line.line}"
+            places = () if line is None else (line[:2], *line.behind)
+            name, *behind = [f"{self._frames.path(file)}:{n}" for file, n in places] or [""]
             whole, primitives = self._whole[line].total(), dict(count.most_common())
-            yield SlicedLine(name, line, count.total(), whole, primitives)
+            told = BEHIND.join(behind)
+            yield SlicedLine(name, line, count.total(), whole, primitives, told)
 
 
 def _chosen(names: list[str], flags: tuple[bool, ...]) -> tuple[str, ...]:
@@ -184,10 +189,9 @@ class EquationsByLine:
     equation which holds it.
     """
 
-    def __init__(self, frames: Frames):
-        self._frames = frames
+    def __init__(self, lines: LineReader):
+        self._lines = lines
         self._known: dict[Run, _Counts] = {}
-        self._places: dict[object, Line | None] = {}
 
     def of(self, run: Run) -> _Counts:
         """Return how many equations a run has of each line, in the order of the program."""
@@ -200,24 +204,13 @@ class EquationsByLine:
         eqns = run.jaxpr.eqns
         for i, inside in run.inside.items():
             eqn = eqns[i]
-            line = self._line(eqn)
+            line = self._lines.line(eqn)
             count = counts.get(line)
             if count is None:
                 count = counts[line] = Counter()
             count[eqn.primitive.name] += 1
             for held in inside:
                 for inner, more in self.of(held).items():
-                    own = inner is not None and (inner.own or line is None or not line.own)
-                    counts.setdefault(inner if own else line, Counter()).update(more)
+                    at = self._lines.line_around(inner, line)
+                    counts.setdefault(at, Counter()).update(more)
         return counts
-
-    def _line(self, eqn: JaxprEqn) -> Line | None:
-        traceback = eqn.source_info.traceback
-        if traceback not in self._places:
-            place = self._frames.place(eqn)
-            line = None
-            if place is not None:
-                file, number = place.frame[:2]
-                line = Line(file, number, self._frames.is_users(file))
-            self._places[traceback] = line
-        return self._places[traceback]

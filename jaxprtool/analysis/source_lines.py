@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from jaxprtool.analysis.cost import Group, Sides, cost_by_side
+from jaxprtool.analysis.cost.groupings import LineReader
 from jaxprtool.analysis.cost.work import NOTHING
 from jaxprtool.analysis.residuals import Residual
 from jaxprtool.analysis.slices import EquationsByLine
@@ -106,7 +107,7 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
     about = border(program)
     frames = frames_now(about.roots)
     costs = cost_by_side(program)
-    counts = EquationsByLine(frames).of(everything(about.jaxpr))
+    counts = EquationsByLine(LineReader(frames)).of(everything(about.jaxpr))
     by_file: dict[str, list[SourceLine]] = {}
     elsewhere = 0
     for line, count in counts.items():

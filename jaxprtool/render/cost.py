@@ -139,10 +139,12 @@ def _name(found: Cost, group: Group, width: int) -> Text:
     if not group.name:
         return Text(text, style=theme.COMMENT)
     name = Text("  " * (len(group.path) - 1) + text).append(behind, style=theme.COMMENT)
-    if group.line is not None and (code := linecache.getline(*group.line[:2]).strip()):
-        line = Text("\n" + code, style=theme.COMMENT)
-        line.truncate(width, overflow="ellipsis")
-        name.append(line)
+    line = group.line
+    places = [] if line is None else [(line.file, line.line), *line.behind]
+    if places and (code := linecache.getline(*places[-1]).strip()):
+        innermost = Text("\n" + code, style=theme.COMMENT)
+        innermost.truncate(width, overflow="ellipsis")
+        name.append(innermost)
     return name
 
 

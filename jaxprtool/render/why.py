@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxprtool.ir.border import covering
-from jaxprtool.ir.frames import short_paths
+from jaxprtool.ir.frames import BEHIND, short_paths
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
 from jaxprtool.ir.quantities import plural
 from jaxprtool.render.documents import analyses as documents
@@ -119,10 +119,13 @@ def _rows(found: Slice, untold: str, width: int) -> list[Cell]:
     taken = max(map(len, counts), default=0) + 2 * len(GAP)
     places, room = _fitting(places, width - taken)
     rows: list[Cell] = []
+    indent = " " * (taken - len(GAP))
     for line, count, place in zip(found.lines, counts, places, strict=True):
         own = line.line is not None and line.line.own
         shown = (SourceLine if own else Comment)(place)
         rows.append([count, GAP, shown, GAP, *_source(line, room)])
+        if line.behind:
+            rows.append(cut([Comment(f"{indent}{BEHIND.lstrip()}{line.behind}")], width))
     left = found.of - found.equations
     if left:
         others = f" on {plural(found.other_lines, 'line')}" if found.other_lines else ""
@@ -212,16 +215,20 @@ def _document(found: Slice) -> documents.Slice:
     return {
         "equations": found.equations,
         "of": found.of,
-        "lines": [
-            {
-                "source": line.name,
-                "equations": line.equations,
-                "of": line.of,
-                "primitives": dict(line.primitives),
-            }
-            for line in found.lines
-        ],
+        "lines": list(map(_line_document, found.lines)),
     }
+
+
+def _line_document(line: SlicedLine) -> documents.SlicedLine:
+    document: documents.SlicedLine = {
+        "source": line.name,
+        "equations": line.equations,
+        "of": line.of,
+        "primitives": dict(line.primitives),
+    }
+    if line.behind:
+        document["library"] = line.behind
+    return document
 
 
 def path_document(found: Path) -> documents.PathDocument:

@@ -319,6 +319,35 @@ def test_all_frames_are_behind_the_users_line(out):
     )
 
 
+def test_with_all_frames_lines_are_told_apart_by_what_they_call(out, folder):
+    (folder / "twice.py").write_text(
+        "from tinylib.layers import Dense, square, wave\n"
+        "def f(x, w): return square(Dense()(wave(x), w))\n"
+    )
+    arguments = "twice.py:f", "--args", "f32[3,3], f32[3,3]"
+    called = {
+        "tinylib/layers.py:20",  # in the body of a jit
+        "tinylib/layers.py:7 ← tinylib/layers.py:10",
+        "tinylib/layers.py:23",
+    }
+    plain = json.loads(out("cost", *arguments, "--json"))["programs"][0]
+    assert [group["name"] for group in plain["groups"]] == ["twice.py:2"]
+    costs = json.loads(out("cost", *arguments, "--json", "--frames", "all"))["programs"][0]
+    assert {group["library"] for group in costs["groups"]} == called
+    assert {group["name"] for group in costs["groups"]} == {"twice.py:2"}
+    for work in "flops", "transcendentals":
+        assert sum(group[work] for group in costs["groups"]) == plain["total"][work]
+    shown = " ".join(out("cost", *arguments, "--frames", "all").split())
+    assert "return x @ w" in shown  # what the innermost line says
+    assert "twice.py:2 ← tinylib/layers.py:7 ← tinylib/layers.py:10" in shown
+    why = "why", arguments[0], "result", *arguments[1:]
+    back = json.loads(out(*why, "--json", "--frames", "all"))["back"]
+    assert {line.get("library") for line in back["lines"]} >= called
+    assert sum(line["equations"] for line in back["lines"]) == back["equations"]
+    assert "← tinylib/layers.py:7 ← tinylib/layers.py:10" in out(*why, "--frames", "all")
+    assert "library" not in out(*why, "--json")
+
+
 def test_names_and_files_do_not_depend_on_it(out, folder):
     plain = out("show", "model.py:net", "--names")
     for options in ["--mine", "tinylib"], ["--frames", "library"]:

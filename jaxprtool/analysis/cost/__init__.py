@@ -22,6 +22,7 @@ from jaxprtool.analysis.cost.groupings import (
     ByScope,
     BySide,
     Line,
+    LineReader,
     Whole,
     argument_names,
     collective_of,
@@ -32,7 +33,7 @@ from jaxprtool.analysis.cost.tallies import Sums, Tallies, Tally
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.ir.border import Border, border
 from jaxprtool.ir.collector import without_collector
-from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import symbols_of, value_of
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
@@ -59,7 +60,8 @@ class Group:
         products: The FLOPs of matrix products by their precision: `bf16`, `f32`, `f32 highest`.
         line: The source line, if grouped by line.
         behind: The place in a library that the line calls, if there is only one:
-            `flax/linen/linear.py:199`.
+            `flax/linen/linear.py:199`. With `jaxprtool.frames("all")`, by which groups are told
+            apart, all frames of libraries behind the line.
         path: The scopes, the outermost first, if grouped by scope.
     """
 
@@ -189,8 +191,8 @@ def _groups(by: By, about: Border, bodies: Bodies) -> list[Group]:
     jaxpr = about.jaxpr
     if by == "line":
         frames = frames_now(about.roots)
-        lines = ByLine(frames)
-        sums = Sums(bodies, lines)[jaxpr]
+        lines = LineReader(frames, apart=frames.choice == "all")
+        sums = Sums(bodies, ByLine(lines))[jaxpr]
         return [_by_line(key, tally, lines, frames) for key, tally in sums.items()]
     if by == "scope":
         scopes = _merged(_prefixes(Sums(bodies, ByScope(jaxpr, about.roots))[jaxpr]))
@@ -228,9 +230,12 @@ def _group(tally: Tally, name: str = "", **more: Any) -> Group:
     return Group(name, tally.most, tally.least, tally.per_round, tally.products, **more)
 
 
-def _by_line(key: Line | None, tally: Tally, lines: ByLine, frames: Frames) -> Group:
+def _by_line(key: Line | None, tally: Tally, lines: LineReader, frames: Frames) -> Group:
     if key is None:
         return _group(tally)
-    behind = list(lines.behind.get(key, {None: None}))
-    only = frames.text(behind[0]) if len(behind) == 1 and behind[0] is not None else ""
-    return _group(tally, f"{frames.path(key.file)}:{key.line}", line=key, behind=only)
+    behind = [f"{frames.path(file)}:{number}" for file, number in key.behind]
+    called = list(lines.behind.get(key, {}))
+    if not behind and len(called) == 1 and called[0] is not None:
+        behind = [frames.text(called[0])]
+    name = f"{frames.path(key.file)}:{key.line}"
+    return _group(tally, name, line=key, behind=BEHIND.join(behind))

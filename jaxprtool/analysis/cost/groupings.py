@@ -87,53 +87,76 @@ class Line(NamedTuple):
         file: The path of the file.
         line: The number of the line, from 1.
         own: Whether it is the user's and not a library's.
+        behind: The file and line of each frame of libraries that it calls, the outermost first, if
+            lines are told apart by these.
     """
 
     file: str
     line: int
     own: bool
+    behind: tuple[tuple[str, int], ...] = ()
 
 
-class ByLine:
-    """Groups by line: the nearest line of the user's, or else of a library's.
+class LineReader:
+    """Reads the line of equations: the nearest of the user's, or else of a library's.
 
     Args:
         frames: Reads frames, and knows which files are the user's.
+        apart: Whether lines are told apart by the frames of libraries behind them.
     """
 
-    def __init__(self, frames: Frames) -> None:
-        self._frames = frames
+    def __init__(self, frames: Frames, apart: bool = False) -> None:
+        self._frames, self._apart = frames, apart
         # By the traceback, which many equations have in common.
         self._known: dict[int, Line | None] = {}
         #: The frames of libraries that each line calls.
         self.behind: defaultdict[Line, dict[UserFrame | None, None]] = defaultdict(dict)
 
-    def key(self, item: Item, body: Body) -> Line | None:
-        found = None
-        for eqn in (item.eqn, *reversed(item.node.calls)):
-            line = self._line(eqn)
-            if line is not None and line.own:
-                return line
-            found = found or line
-        return found
-
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
-        if key is not None and key.own:
-            return key
-        around = self.key(item, body)
-        return around if key is None or (around is not None and around.own) else key
-
-    def _line(self, eqn: JaxprEqn) -> Line | None:
+    def line(self, eqn: JaxprEqn) -> Line | None:
+        """Return the line of an equation; None if it is unknown."""
         at = identity(eqn.source_info.traceback)
         if at not in self._known:
             place, line = self._frames.place(eqn), None
             if place is not None:
                 file, number = place.frame[:2]
-                line = Line(file, number, self._frames.is_users(file))
+                behind = tuple(frame[:2] for frame in place.behind) if self._apart else ()
+                line = Line(file, number, self._frames.is_users(file), behind)
                 if line.own:
                     self.behind[line][place.library] = None
             self._known[at] = line
         return self._known[at]
+
+    def line_around(self, inner: Line | None, line: Line | None) -> Line | None:
+        """Return the line of an equation in a body: its own, or that of what holds the body."""
+        if inner is None:
+            return line
+        if inner.own or line is None or not line.own:
+            return inner
+        return line._replace(behind=(*line.behind, inner[:2])) if self._apart else line
+
+
+class ByLine:
+    """Groups by line.
+
+    Args:
+        lines: Reads the lines.
+    """
+
+    def __init__(self, lines: LineReader) -> None:
+        self._lines = lines
+
+    def key(self, item: Item, body: Body) -> Line | None:
+        found = None
+        for eqn in (item.eqn, *reversed(item.node.calls)):
+            found = self._lines.line_around(found, self._lines.line(eqn))
+            if found is not None and found.own:
+                break
+        return found
+
+    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+        if key is not None and key.own:
+            return key
+        return self._lines.line_around(key, self.key(item, body))
 
 
 class BySide:
@@ -144,7 +167,7 @@ class BySide:
     """
 
     def __init__(self, frames: Frames) -> None:
-        self._lines = ByLine(frames)
+        self._lines = ByLine(LineReader(frames))
         # By the traceback and the name stack, which many equations have in common.
         self._known: dict[tuple[int, int], tuple[Line | None, bool]] = {}
 

@@ -24,7 +24,13 @@ class GroupCost(Work):
     name: Annotated[str, "What they have in common: `model.py:9`; empty if that is nothing."]
     per_round: Annotated[bool, "Whether loops of unknown rounds are among them, counted once."]
     least: NotRequired[Annotated[Work, "What they do at least, if branches decide."]]
-    library: NotRequired[Annotated[str, "The one place in a library that the line calls."]]
+    library: NotRequired[
+        Annotated[
+            str,
+            "The one place in a library that the line calls; with `--frames all` every one on the "
+            "way, by which groups are told apart.",
+        ]
+    ]
     seconds: NotRequired[Annotated[float, "How long it takes at least, with `--device`."]]
     limit: NotRequired[Annotated[str, "What limits it there: `compute` or `memory`."]]
 
@@ -211,6 +217,9 @@ class SlicedLine(TypedDict):
     equations: Annotated[int, "How many of its equations are of the slice."]
     of: Annotated[int, "How many it has."]
     primitives: Annotated[dict[str, int], "Those of the slice by primitive."]
+    library: NotRequired[
+        Annotated[str, "With `--frames all`: the places in libraries behind the line."]
+    ]
 
 
 class Slice(TypedDict):

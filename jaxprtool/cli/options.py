@@ -437,7 +437,21 @@ def _require_package(name: str, target: str) -> None:
         return
     if top not in sys.modules and not PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
         known = {module.name for module in pkgutil.iter_modules()}
-        raise ArgumentsError(f"--mine: no package '{name}' is installed", did_you_mean(top, known))
+        held = _package_of_distribution(name)
+        hint = f"write --mine {held}" if held else did_you_mean(top, known)
+        raise ArgumentsError(f"--mine: no package '{name}' is installed", hint)
+
+
+def _package_of_distribution(name: str) -> str:
+    """Return the package that a distribution holds, `mujoco.mjx` of `mujoco-mjx`; "" if none."""
+    import importlib.metadata
+
+    try:
+        files = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    folders = [file.parts[:-1] for file in files if file.name == "__init__.py"]
+    return ".".join(min(folders, key=len, default=()))
 
 
 def load_plugins(plugins: list[str] | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from jaxprtool import jaxcompat
@@ -21,12 +20,10 @@ class SourceComments:
     Args:
         options: What is shown.
         roots: The folders of the user's files, as a `Program` has them.
-        folders: Whether files are named with their folders.
     """
 
-    def __init__(self, options: ShowOptions, roots: Sequence[Root], folders: bool = True):
+    def __init__(self, options: ShowOptions, roots: Sequence[Root]):
         self._options = options
-        self._folders = folders
         self._frames = frames_now(roots)
         self._comments: dict[tuple[int, int], Sequence[str]] = {}
         self._places: dict[object, Sequence[str]] = {}
@@ -61,8 +58,6 @@ class SourceComments:
             return ()
         place = place.chosen(self._options.frames or self._frames.choice)
         first, *behind = map(self._frames.text, (place.frame, *place.behind))
-        if not self._folders:
-            first, *behind = map(os.path.basename, (first, *behind))
         own = self._frames.is_users(place.frame.file)
         tokens = [SourceLine(first) if own else Comment(first)]
         return [*tokens, Comment("".join(BEHIND + each for each in behind))] if behind else tokens

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.ir.border import NamedValue
 from jaxprtool.ir.equations import size_of, type_of
+from jaxprtool.ir.frames import BEHIND, short_paths
 from jaxprtool.render.comments import SourceComments, source_line
 from jaxprtool.render.documents.programs import Variable
 from jaxprtool.render.rendering import Rendering, ShowOptions
@@ -23,14 +24,22 @@ def variables_table(
 ) -> Rendering:
     """Return a table of variables, with the lines that declare them."""
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
-    for folders in (True, False):
-        comments = SourceComments(ShowOptions(source=True), roots, folders)
-        sources = ["".join(comments.place(v.eqn)) for v in variables]
-        known = any(sources)  # variables that are arguments come from no line
-        table = values_table("variable", named, sources if known else None)
-        if not known or max(map(len, Rendering(table, 1000).plain().splitlines())) <= width:
-            break
+    comments = SourceComments(ShowOptions(source=True), roots)
+    sources = ["".join(comments.place(v.eqn)) for v in variables]
+    if not any(sources):  # variables that are arguments come from no line
+        return Rendering(values_table("variable", named, None), width)
+    table = values_table("variable", named, sources)
+    if max(map(len, Rendering(table, 1000).plain().splitlines())) > width:
+        table = values_table("variable", named, _shorter(sources))
     return Rendering(table, width)
+
+
+def _shorter(sources: Sequence[str]) -> list[str]:
+    """Return places with as many folders as tell the files apart."""
+    chains = [source.split(BEHIND) for source in sources]
+    places = list(dict.fromkeys(place for chain in chains for place in chain))
+    short = dict(zip(places, short_paths(places), strict=True))
+    return [BEHIND.join(short[place] for place in chain) for chain in chains]
 
 
 def variable_document(variable: VariableLeaf, frames: Frames) -> Variable:

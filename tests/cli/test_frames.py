@@ -385,6 +385,15 @@ def test_mine_names_a_package(cli, project, name, said):
     assert result.code == 2 and said in result.lines[0]
 
 
+def test_the_name_of_a_distribution_is_answered_with_that_of_its_package(cli, project):
+    info = project / "tiny_dist-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-dist\nVersion: 1.0\n")
+    (info / "RECORD").write_text("tinylib/__init__.py,,\ntinylib/layers.py,,\n")
+    result = cli("cost", "model.py:net", "--mine", "tiny-dist")
+    assert result.code == 2 and result.lines[-1] == "hint: write --mine tinylib"
+
+
 def test_frames_are_chosen_from_python_for_a_block(project):
     program = load("model.py:net")
 
@@ -431,3 +440,41 @@ def test_what_passes_make_of_a_program_has_the_users_files_of_it(project, passes
     made = program.apply(passes)
     for each in [made] if isinstance(made, jaxprtool.Program) else made.values():
         assert each.roots == program.roots != ()
+
+
+# --- files of the same name -------------------------------------------------------------------
+
+
+@pytest.fixture
+def alike(folder):
+    """A program whose two modules have files of the same name."""
+    for package, function in ("encoder", "tanh"), ("decoder", "sin"):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").touch()
+        (folder / package / "layers.py").write_text(
+            "import jax, jaxprtool\nimport jax.numpy as jnp\n"
+            f"def layer(x): return jnp.{function}(x * x)\n"
+            "def weight(key, x):\n"
+            f"    return x * jaxprtool.variable(jax.random.normal(key), name='{package}')\n"
+        )
+    (folder / "both.py").write_text(
+        "from decoder import layers as decoder\nfrom encoder import layers as encoder\n"
+        "def f(x): return decoder.layer(encoder.layer(x)).sum()\n"
+        "def declares(key, x): return decoder.weight(key, encoder.weight(key, x))\n"
+    )
+    yield
+    for name in ("both", "decoder", "encoder", "decoder.layers", "encoder.layers"):
+        sys.modules.pop(name, None)
+
+
+def test_residuals_of_files_of_the_same_name_are_told_apart(alike):
+    names = {*load("both.py:f", "f32[3]").apply("vjp")["forward"].out_names}
+    assert "result[1]['encoder/layers.py:3 tanh']" in names
+    assert "result[1]['decoder/layers.py:3 cos']" in names
+
+
+def test_a_narrow_table_of_variables_tells_files_of_the_same_name_apart(alike, cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    result = cli("unzip", "both.py:declares", "--args", "key<fry>[], f32[3]")
+    shown = "".join(result.out.split())
+    assert "encoder/layers.py:5" in shown and "decoder/layers.py:5" in shown

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from jaxprtool.ir.frames import own_frame
+from jaxprtool.ir.frames import own_frame, short_paths
 from jaxprtool.ir.makers import Makers
 from jaxprtool.ir.paths import unique
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
@@ -17,27 +17,36 @@ def residual_names(
     """A name for each variable of a closed jaxpr that is no constant, no two the same.
 
     An argument has its own; a value named with `checkpoint_name`, that one; others have the file,
-    line and primitive that made them, `model.py:12 tanh`.
+    line and primitive that made them, `model.py:12 tanh`, with as many folders as tell files apart.
     """
     known = dict(zip(jaxpr.invars, arg_names, strict=True))
     computed = Makers(jaxpr)
-    names = [_name(value, computed, known) for value in values]
+    origins = [_origin(value, computed, known) for value in values]
+    places = short_paths([each.place for each in origins])
+    names = [f"{place} {each.name}".strip() for place, each in zip(places, origins, strict=True)]
     return dict(zip(values, unique(names), strict=True))
 
 
-def _name(value: Var, computed: Makers, known: Mapping[Var, str]) -> str:
+class _Origin(NamedTuple):
+    """What computes a value, and where, with the whole path of the file; "" if that is no name."""
+
+    name: str
+    place: str = ""
+
+
+def _origin(value: Var, computed: Makers, known: Mapping[Var, str]) -> _Origin:
     places = [""]
     while value not in known:
         eqn, around, operand = computed.of(value)
         places += [place for each in (*around, eqn) if (place := _place(each))]
         if not isinstance(operand, Var):
             if eqn.primitive.name == "name":
-                return str(eqn.params["name"])
-            return f"{places[-1]} {eqn.primitive.name}".strip()
+                return _Origin(str(eqn.params["name"]))
+            return _Origin(str(eqn.primitive.name), places[-1])
         value = operand
-    return known[value]
+    return _Origin(known[value])
 
 
 def _place(eqn: JaxprEqn) -> str:
     frame = own_frame(eqn)
-    return f"{os.path.basename(frame[0])}:{frame[1]}" if frame else ""
+    return f"{frame.file}:{frame.line}" if frame else ""

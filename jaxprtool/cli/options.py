@@ -451,7 +451,7 @@ def _package_of_distribution(name: str) -> str:
     except importlib.metadata.PackageNotFoundError:
         return ""
     folders = [file.parts[:-1] for file in files if file.name == "__init__.py"]
-    return ".".join(min(folders, key=len)) if folders else ""
+    return ".".join(sorted(folders, key=len)[0]) if folders else ""
 
 
 def load_plugins(plugins: list[str] | None) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
+from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, StructureError
 from jaxprtool.ir.bounds import LengthsBound, SizeBound
 from jaxprtool.ir.dtypes import is_extended
@@ -20,6 +21,7 @@ from jaxprtool.ir.held import Held
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.ragged import Ragged, ragged_parts, written_lengths
+from jaxprtool.ir.ref_contents import contents, is_ref
 from jaxprtool.ir.trees import filled, leaf_paths, structure
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading.example import Static
@@ -235,6 +237,8 @@ _KINDS = {bool: jnp.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.c
 
 
 def _fitted_leaf(program: Program, name: str, value: Any, aval: Aval) -> Any:
+    if isinstance(aval, jaxcompat.AbstractRef):  # what it holds does, too
+        value, aval = contents(value), aval.inner_aval
     kinds = list(_KINDS)
     if aval.shape == () and type(value) in _KINDS:
         allowed = kinds[kinds.index(type(value)) :]
@@ -242,6 +246,9 @@ def _fitted_leaf(program: Program, name: str, value: Any, aval: Aval) -> Any:
             return _scalar(name, value, aval.dtype)
     if isinstance(value, np.ndarray):
         value = _as_saved(value, aval)
+    if is_ref(value):
+        message = f"argument '{name}' is a Ref, and the program takes {type_of(aval)}"
+        raise ArgumentsError(message)
     given = value
     if not isinstance(value, jax.ShapeDtypeStruct):
         try:

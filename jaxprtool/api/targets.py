@@ -24,6 +24,7 @@ from jaxprtool.files import is_device, opened_plain
 from jaxprtool.ir.border import border, grouped
 from jaxprtool.ir.equations import has_64_bit_types
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ref_contents import with_contents
 from jaxprtool.ir.symbols import Sizes, found_sizes, symbolic_sizes
 from jaxprtool.ir.trees import filled
 from jaxprtool.loading import argspec
@@ -195,8 +196,10 @@ class Given:
 def given_to(program: Program, entry: Entry | ProgramEntry, traced: Program) -> Given:
     """Return what a program is run on that passes have made of `traced`, the program of `entry`.
 
-    Raises ArgumentsError for arguments that are those of this program, and do not fit it.
+    Of Refs it takes what they hold. Raises ArgumentsError for arguments that are those of this
+    program, and do not fit it.
     """
+    program = with_contents(program)
     if entry.after is None:
         given = dict(zip(traced.arg_names, entry.arguments(), strict=True))
         return Given(program, *refitted(program, given))

@@ -11,6 +11,7 @@ from jaxprtool.execute import backends as devices
 from jaxprtool.execute.compare.variants import Told, Variant
 from jaxprtool.ir.precision import with_precision
 from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.ref_contents import with_contents
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 
 #: What the variant is called that no pass has changed.
@@ -80,6 +81,8 @@ def planned(
     several = len(targets) > 1, len(axes.pipelines) > 1
     for (number, (name, traced)), pipeline in product(enumerate(targets), axes.pipelines):
         states = _states(pipeline, traced, told)
+        like = with_contents(traced)
+        states = [(text, with_contents(each, like)) for text, each in states]
         parts = [name] if several[0] else []
         parts += [str(pipeline) or AS_TRACED] if several[1] else []
         for precision, platform in product(axes.precisions, axes.backends):

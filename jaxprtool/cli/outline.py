@@ -159,11 +159,12 @@ def _filled(
 ) -> Filled:
     """Return the arguments that the one program there is runs on. Raises PipelineError."""
     from jaxprtool.execute.fill import fill, refitted
+    from jaxprtool.ir.ref_contents import with_contents
 
     if len(programs) != 1:
         names = ", ".join(name for name, _ in programs) or "none"
         raise PipelineError(f"--compile takes one program, and the passes gave {names}")
-    ((_, program),) = programs
+    program = with_contents(programs[0][1])
     fitting, aside = refitted(program, values)
     filled = fill(program, fitting, seed)
     note_random(filled, seed, aside)
@@ -176,6 +177,7 @@ def _run(
     """Compile and run a program as traced and, if it is another one, outlined."""
     from jaxprtool.execute import run
     from jaxprtool.execute.compile_cache import compiled_afresh
+    from jaxprtool.ir.ref_contents import with_contents
 
     device = run.choose_device(before, backend, None)
     programs = {"as traced": before} | ({} if after is before else {"outlined": after})
@@ -183,7 +185,7 @@ def _run(
     with compiled_afresh():
         for which, program in programs.items():
             tell = partial(_tell, told, which)
-            reports.append(run.run(program, arguments, device, told=tell))
+            reports.append(run.run(with_contents(program), arguments, device, told=tell))
     return reports
 
 

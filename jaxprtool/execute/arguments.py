@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ref_contents import all_contents
 from jaxprtool.ir.symbols import example_sizes, found_sizes
 from jaxprtool.ir.trees import filled
 
@@ -35,16 +35,18 @@ def require_count(program: Program, arguments: Sequence[object]) -> None:
 def flat_arguments(program: Program, args: object) -> list[Any]:
     """Return the flat arguments: of a call, its keyword arguments last, or of any other pytree.
 
+    A Ref is given as what it holds.
+
     Raises:
-        ArgumentsError: If the program is none.
+        ArgumentsError: If the program is none, or one Ref is given for two arguments.
     """
     require_program(program)
     positional, keywords = filled(program.in_tree, program.in_avals)
     if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
         with suppress(StructureError):
             named = dict(zip(keywords, args[len(positional) :], strict=True))
-            return program.matched(args[: len(positional)], named).leaves
-    return jax.tree.leaves(args)
+            return all_contents(program, program.matched(args[: len(positional)], named).leaves)
+    return all_contents(program, jax.tree.leaves(args))
 
 
 def at_one_size(
@@ -75,11 +77,6 @@ def require_runnable(program: Program) -> None:
             f"{program.name} cannot be run to compare it: it has the free named axes {axes}",
             "batch(axis_name=…) binds one",
         )
-    for name, aval in program.arguments:
-        if isinstance(aval, jaxcompat.AbstractRef):
-            raise UnsupportedError(
-                f"{program.name} cannot be run to compare it: its argument '{name}' is a ref"
-            )
 
 
 def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:

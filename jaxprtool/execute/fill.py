@@ -21,6 +21,7 @@ from jaxprtool.ir.bounds import LengthsBound, SizeBound
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.input_domains import POSITIVE, Domain, input_domains, shown
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ref_contents import contents
 from jaxprtool.ir.symbols import sizes_by_symbol
 from jaxprtool.jaxcompat import Aval
 
@@ -86,7 +87,7 @@ def fill(
             raise ArgumentsError(
                 f"the passes have given {program.name} an argument '{name}' that has no value"
             )
-        value = given[name]
+        value = contents(given[name])
         if isinstance(value, jax.ShapeDtypeStruct):
             sharding = value.sharding
             domain = (domains or {}).get(name) or _domain(program, position)
@@ -110,10 +111,11 @@ def fill(
 def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Values by argument name, of those that passes have added or given another shape the type.
 
+    A Ref is given as what it holds.
     Nobody has given the tangents that `jvp` takes, and one lane's value does not do for all lanes;
     `fill` makes random values of a type. Also gives the names of the values that are left aside.
     """
-    values, aside = dict(given), []
+    values, aside = {name: contents(value) for name, value in given.items()}, []
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
         value = values.get(name)
         if isinstance(value, jax.ShapeDtypeStruct):

@@ -11,6 +11,7 @@ from jaxprtool.errors import OutputError, PipelineError
 from jaxprtool.execute.fill import Filled, fill
 from jaxprtool.execute.run import RunReport, choose_device, run
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ref_contents import with_contents
 from jaxprtool.ir.trees import leaf_paths
 
 
@@ -57,7 +58,7 @@ def run_halves(
     if halves.keys() != {"init", "apply"}:
         names = ", ".join(halves)
         raise PipelineError(f"--run takes init and apply, and the passes gave {names}")
-    init, apply = halves["init"], halves["apply"]
+    whole, init, apply = map(with_contents, (whole, halves["init"], halves["apply"]))
     filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
     values = dict(zip(whole.arg_names, filled.arguments, strict=True))
     device = choose_device(init, platform, None)

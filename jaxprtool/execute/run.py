@@ -152,7 +152,8 @@ def run(
     `jax_debug_infs` forbid a result.
     """
     if repeat is None:
-        repeat = 0 if program.jaxpr.effects else REPEATS
+        harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
+        repeat = REPEATS if harmless else 0
     check = FiniteCheck.from_config()
     with ready(program, arguments, device) as (arguments, device):
         made = compiled(program, arguments, told)

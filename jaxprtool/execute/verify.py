@@ -41,6 +41,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ref_contents import with_contents
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -53,8 +54,10 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
     which little is proved. `after` may lack some of the arguments, which are told
     apart by name. The error says which result differs first; its `details`, which a traceback
     shows, say where and by how much, and name the first equation that computes something else.
+    What Refs among the arguments hold afterwards is compared, too; the Refs that are given stay as
+    they are.
     Raises ArgumentsError for arguments that do not fit, and UnsupportedError for a program that
-    cannot run: one that has free named axes, or takes a ref.
+    cannot run: one that has free named axes.
     """
     arguments = None if args is None else flat_arguments(before, args)
     if before.symbols or after.symbols:
@@ -73,8 +76,8 @@ class Runs:
     def __init__(
         self, program: Program, arguments: Sequence[object], inputs: str = "the values given"
     ):
-        self.program, self.inputs = program, inputs
-        self._arguments = fitting(program, arguments)
+        self.program, self.inputs = with_contents(program), inputs
+        self._arguments = fitting(self.program, arguments)
         self._run: _Run | None = None
 
     @unchecked()
@@ -92,6 +95,7 @@ class Runs:
         CheckError, naming what differs first, if it does not do the same. A NaN is a value
         like others here, whatever JAX's switches say.
         """
+        after = with_contents(after, self.program)
         _same_results_declared(self.program, after)
         runs = Runs(after, self._arguments_of(after), self.inputs)
         stepped = _has_effects(self.program) or _has_effects(after)
@@ -161,6 +165,7 @@ def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Ru
 
     Random values are chosen so that results are finite, as far as they can be.
     """
+    program = with_contents(program)
     values, _ = refitted(program, given)
     made: dict[int, Runs] = {}
 

@@ -315,6 +315,7 @@ add_traits(
     *("create_linear", "empty", "empty2", "empty_ref", "new_box", "new_log"), may_merge=False
 )
 add_traits("free_ref", "freeze", ends_ref=True)
+add_traits("freeze", moves=True)
 add_traits("run_state", may_fold=False)
 add_traits("debug_callback", "debug_print", "io_callback", "pure_callback", callback=True)
 add_traits("debug_callback", "debug_print", "io_callback", may_hoist=False)

@@ -14,6 +14,7 @@ and what is not in the grammar is refused by name and column:
     arange(f32[2,3])                    0 to 5, in the order of memory
     load('x.npz')['w']                  from a .npy, .npz or .safetensors file
     load('out.npz')['result'][1]        what `--save` wrote of a part of the results
+    new_ref(f32[3])                     a Ref that holds an array; of values, new_ref(zeros(f32[3]))
     ref('params')                       an attribute of the target's module
     static(...)                         a Python value, as an argument or in one
 """
@@ -21,68 +22,32 @@ and what is not in the grammar is refused by name and column:
 from __future__ import annotations
 
 import ast
-import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType, ModuleType
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar, NoReturn, TypeGuard
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.ir import dtypes
 from jaxprtool.ir.notation import expressions, types
+from jaxprtool.ir.ref_contents import is_ref
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.files import Arrays, load_arrays
+from jaxprtool.loading.symbols import Symbols
 
 #: Bytes of an array made by zeros, ones, normal or arange; beyond it, the type alone will do.
 MAX_BYTES = 2**34
 
+#: What a Ref may hold.
+_ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+
 _TYPES_HINT = "types are written as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
 _STATIC_HINT = "a Python value that is not traced is written static(...)"
-
-
-class Symbols(Mapping[str, Any]):
-    """Symbolic dimensions by name, all of one scope so that they can meet in one function."""
-
-    def __init__(self, known: Mapping[str, Any] = MappingProxyType({})) -> None:
-        self._scope: object = next((size.scope for size in known.values()), None)
-        self._found = dict(known)
-        self._constraints: dict[str, None] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._found:
-            from jax import export  # seldom needed, and slow to import
-
-            self._scope = self._scope or export.SymbolicScope(tuple(self._constraints))
-            try:
-                (self._found[name],) = export.symbolic_shape(name, scope=self._scope)
-            except ValueError:  # min, max and the like, which have a meaning there
-                raise ValueError(f"'{name}' cannot name one") from None
-        return self._found[name]
-
-    def constrain(self, constraints: Iterable[str]) -> None:
-        """Take what is known of dimensions, `n <= 64`.
-
-        A scope has to know it from the beginning: it raises ValueError once there is a symbol.
-        """
-        new = dict.fromkeys(text for text in constraints if text not in self._constraints)
-        if new and self._scope:
-            raise ValueError(f"{next(iter(new))} is to be said of arguments")
-        self._constraints |= new
-
-    def unnamed(self) -> Any:
-        """A symbolic dimension of its own, for a size that is written `_`."""
-        numbers = itertools.count(1)
-        return self[next(name for i in numbers if (name := f"_{i}") not in self._found)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 def read_args(
@@ -385,7 +350,7 @@ class _Reader:
     def _array_type(self, node: ast.expr, float0: bool = False) -> jax.ShapeDtypeStruct:
         """The type that zeros, ones or normal fills: a shape in numbers, of a size to hold."""
         struct = self.argument(node)
-        if not isinstance(struct, jax.ShapeDtypeStruct):
+        if not isinstance(struct, jax.ShapeDtypeStruct) or struct.is_ref:
             raise self.source.fail(node, "a type such as f32[3] is needed here")
         if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.extended) or (
             struct.dtype == jax.dtypes.float0 and not float0
@@ -407,7 +372,7 @@ class _Reader:
 
     def _ones(self, node: ast.Call) -> np.ndarray:
         struct = self._array_type(self._options(node, ("type",))["type"])
-        return np.ones(struct.shape, struct.dtype)
+        return self._held_in(node, np.ones(struct.shape), struct.dtype)
 
     def _normal(self, node: ast.Call) -> np.ndarray:
         options = self._options(node, ("type",), ("seed",))
@@ -422,13 +387,16 @@ class _Reader:
             values = (draw(struct.shape) + 1j * draw(struct.shape)) / math.sqrt(2)
         else:
             values = draw(struct.shape)
-        return np.asarray(values).astype(struct.dtype)
+        if np.iscomplexobj(values):
+            return values.astype(struct.dtype)
+        return self._held_in(node, np.asarray(values), struct.dtype)
 
     def _arange(self, node: ast.Call) -> np.ndarray:
         options = self._options(node, ("start",), ("stop", "step", "dtype"))
         if len(options) == 1 and self.source.type_at(options["start"]) is not None:
             struct = self._array_type(options["start"])
-            return np.arange(math.prod(struct.shape)).astype(struct.dtype).reshape(struct.shape)
+            counted = np.arange(math.prod(struct.shape))
+            return self._held_in(node, counted, struct.dtype).reshape(struct.shape)
         dtype = self._dtype_option(options.pop("dtype")) if "dtype" in options else None
         numbers = [self._real(options[n]) for n in ("start", "stop", "step") if n in options]
         start, stop = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
@@ -441,7 +409,17 @@ class _Reader:
         if dtype is None:
             kind = "f" if any(isinstance(number, float) for number in numbers) else "i"
             dtype = dtypes.array_dtypes()[f"{kind}{64 if dtypes.x64_enabled() else 32}"]
-        return np.arange(start, stop, step).astype(dtype)
+        return self._held_in(node, np.arange(start, stop, step), dtype)
+
+    def _held_in(self, node: ast.Call, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Return real numbers as an array of a dtype. NumPy wraps those that are beyond it."""
+        if numbers.size:
+            least, most = _range(dtype)
+            low, high = numbers.min(), numbers.max()
+            if not least <= np.trunc(low) <= np.trunc(high) <= most:
+                message = f"{self.source.segment(node)} has {low} to {high}, beyond {dtype}"
+                raise self.source.fail(node, message)
+        return numbers.astype(dtype)
 
     def _dtype_option(self, node: ast.expr) -> np.dtype:
         if not isinstance(node, ast.Name):
@@ -465,6 +443,9 @@ class _Reader:
 
     def _ref(self, node: ast.Call) -> Any:
         path = self._options(node, ("name",))["name"]
+        if not isinstance(path, ast.Constant):
+            hint = "new_ref(...) is a Ref that holds an array, such as new_ref(f32[3])"
+            raise self.source.fail(path, "ref(...) takes the name of an attribute", hint)
         if self.module is None:
             raise self.source.fail(node, "ref(...) needs a module to look in")
         value: Any = self.module
@@ -477,6 +458,16 @@ class _Reader:
                 hint = did_you_mean(part, getattr(value, "__dict__", ()))
                 raise self.source.fail(path, message, hint) from error
         return value
+
+    @jax.transfer_guard("allow")
+    def _new_ref(self, node: ast.Call) -> jax.ShapeDtypeStruct | jax.Ref:
+        value = self.argument(self._options(node, ("value",))["value"])
+        if not isinstance(value, _ARRAYS) or is_ref(value):
+            raise self.source.fail(node, "new_ref(...) takes one array, or its type")
+        if getattr(value, "dtype", None) == jax.dtypes.float0:
+            raise self.source.fail(node, "a Ref cannot hold a float0")
+        is_type = isinstance(value, jax.ShapeDtypeStruct)
+        return value.update(is_ref=True) if is_type else jax.new_ref(value)
 
     def _string(self, node: ast.expr) -> str:
         value = self.source.literal(node)
@@ -521,6 +512,7 @@ class _Reader:
         "arange": _arange,
         "key": _key,
         "load": _load,
+        "new_ref": _new_ref,
         "normal": _normal,
         "ones": _ones,
         "ref": _ref,
@@ -568,6 +560,14 @@ class _ValueReader(_Reader):
 def _called(node: ast.expr) -> str | None:
     """The name of the function that a call calls, or None."""
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+
+
+def _range(dtype: np.dtype) -> tuple[float, float]:
+    """Return the least and the greatest number of a dtype."""
+    if dtype == np.bool_:
+        return 0, 1
+    info: Any = (jnp.iinfo if jax.dtypes.issubdtype(dtype, np.integer) else jnp.finfo)(dtype)
+    return float(info.min), float(info.max)
 
 
 def _is_string(value: object) -> TypeGuard[str]:

@@ -311,6 +311,8 @@ def _suggestion(fun: Callable) -> str:
     by_name, known = False, signature(fun)
     for parameter in _required(known) if known else ():
         value = _SUGGESTIONS.get(parameter.name, "f32[8,128]")
+        if parameter.annotation in (jax.Ref, "jax.Ref", "Ref"):
+            value = "new_ref(f32[8,128])"
         by_name = by_name or parameter.kind is parameter.KEYWORD_ONLY
         parts.append(f"{parameter.name}={value}" if by_name else value)
     return ", ".join(parts) or "f32[8,128]"

@@ -23,6 +23,7 @@ from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.quantities import plural
+from jaxprtool.ir.ref_contents import is_ref
 from jaxprtool.ir.symbols import symbolic_sizes
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading import argspec
@@ -219,7 +220,7 @@ def _type(given: Any) -> Any:
         return _ANY
     if not (hasattr(given, "shape") and hasattr(given, "dtype")):
         raise ArgumentsError(f"{given!r} is no type: types are written 'f32[n,128]'")
-    return jax.ShapeDtypeStruct(given.shape, given.dtype)
+    return jax.ShapeDtypeStruct(given.shape, given.dtype, is_ref=is_ref(given))
 
 
 def _annotations(fun: Callable) -> Mapping[str, str]:

@@ -527,6 +527,8 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
         hint = "write static(...) around it, or name it with --static-argnames"
     if "'dict' object has no attribute" in text:
         hint = "ref('NAME') in --args is an object of the target's module"
+    if "in-place item assignment" in text:
+        hint = "new_ref(f32[3]) in --args is a jax.Ref, which is written to in place"
     if "unbound axis name" in text:
         hint = '`jaxprtool vmap --axis-name NAME` binds it, as does -p "batch(axis_name=...)"'
     return UserFunctionError(

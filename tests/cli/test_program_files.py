@@ -111,3 +111,38 @@ def test_checks_that_a_pass_removes_do_not_keep_a_program_from_being_written(cli
         "verified: 2 passes on the same inputs"
     ]
     assert cli("run", "d.jaxpr").code == 0
+
+
+def test_a_program_that_takes_refs_is_a_file_that_every_command_runs(cli, folder):
+    (folder / "refs.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def step(r: jax.Ref, x):\n"
+        "    r[...] += jnp.log(x)\n"
+        "    return r[...].sum()\n"
+        "counter = jax.new_ref(jnp.zeros(()))\n"
+        "def count(x):\n"
+        "    counter[...] += x\n"
+        "    return counter[...]\n"
+    )
+    arguments = ("--args", "new_ref(zeros(f32[3])), ones(f32[3])")
+    ran = cli("run", "refs.py:step", *arguments)
+    assert ran.out.splitlines()[:2] == ["result: f32[] 0.", "r[...]: f32[3] [0., 0., 0.]"]
+    verified = cli("opt", "refs.py:step", *arguments, "-O2", "--verify", "-o", "step.jaxpr")
+    assert (verified.code, "verified" in verified.err) == (0, True)
+    for given in (arguments, ("--args", "zeros(f32[3]), ones(f32[3])")):
+        assert cli("run", "step.jaxpr", *given).out.splitlines()[:2] == ran.out.splitlines()[:2]
+    assert "r, x filled with random values" in cli("run", "step.jaxpr").err
+    assert "no equation makes" in cli("nans", "step.jaxpr", *arguments).out
+    assert (
+        "reaches result, r[...]" in cli("nans", "step.jaxpr", "--args", "f32[3], zeros(f32[3])").out
+    )
+    assert "jnp.log(x)" in cli("watch", "step.jaxpr", *arguments).out
+    for target in ("step.jaxpr", "refs.py:step"):
+        compared = cli("compare", target, *arguments, "-p", "", "-p", "-O1", "--op-by-op")
+        assert compared.out.count("2 results, equal to the bit") == 3
+    compared = cli("compare", "refs.py:count", "--args", "1.0", "-p", "", "-p", "-O1")
+    assert "2 results, equal to the bit" in compared.out
+    refused = cli("run", "step.jaxpr", "--args", "f32[3], new_ref(f32[3])")
+    assert "error: argument 'x' is a Ref, and the program takes f32[3]" in refused.lines
+    hint = 'give them, e.g. --args "new_ref(f32[8,128]), f32[8,128]"'
+    assert hint in cli("show", "refs.py:step").err

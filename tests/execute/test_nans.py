@@ -381,6 +381,19 @@ def test_values_in_refs_are_followed():
     assert found.primitive == "log" and found.reaches == ("result[0]",)
 
 
+def test_a_nan_reaches_what_a_ref_that_is_an_argument_holds():
+    def function(r, x):
+        r[...] += jnp.log(x)
+        return x
+
+    ref = jax.new_ref(X)
+    (found,) = found_in(function, ref, -X - 1.0)
+    assert (found.kind, found.primitive, found.reaches) == ("NaN", "log", ("r[...]",))
+    np.testing.assert_array_equal(ref[...], X)
+    (found,) = found_in(function, jax.new_ref(X * jnp.nan), X + 1.0)
+    assert (found.argument, found.reaches) == ("r", ("r[...]",))
+
+
 def test_loops_with_effects_and_keys_are_run_too():
     def function(key, x):
         def body(carry, _):

@@ -300,6 +300,38 @@ def test_arguments_that_do_not_fit_are_refused():
         verify(before, before, (jnp.arange(2),))
 
 
+def test_what_refs_hold_afterwards_is_compared():
+    def before(r, x):
+        r[...] += x
+        return r[...].sum()
+
+    def wrong(r, x):
+        r[...] += x
+        result = r[...].sum()
+        r[0] = 0.0
+        return result
+
+    ref = jax.new_ref(X)
+    old, new = program(before, ref, X), program(wrong, ref, X)
+    verify(old, old, (ref, X))
+    verify(old, old.apply("-O2"), (ref, X))
+    verify(old, old.apply("-O2"))
+    refuses(old, new, ref, X, match=r"a0\[...\] differs in 1 of 3 elements")
+    np.testing.assert_array_equal(ref[...], X)
+
+
+def test_a_ref_that_is_closed_over_is_the_same_for_both():
+    counter = jax.new_ref(jnp.zeros(()))
+
+    def count(x):
+        counter[...] += x
+        return counter[...]
+
+    before = program(count, 1.0)
+    verify(before, before.apply("-O1"), (1.0,))
+    verify(before, Dce(drop_inputs=True)(before))
+
+
 def test_programs_that_cannot_run_are_refused():
     free = program(lambda x: x, X).replace(axis_env=(("i", 2),))
     with pytest.raises(UnsupportedError, match="free named axes 'i'"):

@@ -370,6 +370,17 @@ def test_values_in_refs_and_keys_are_passed_over():
     assert found[-1].primitives == ("add",)
 
 
+def test_refs_among_the_arguments_stay_as_they_are():
+    def function(r, x):
+        r[...] *= x
+        return r[...] + 1.0
+
+    ref = jax.new_ref(X)
+    found = rows(function, ref, X)
+    assert [row.numbers.high for row in found] == [9.0, 10.0]
+    np.testing.assert_array_equal(ref[...], X)
+
+
 def test_one_pattern_and_one_round_need_no_list():
     def function(x):
         return lax.scan(lambda c, _: (jnp.sin(c), jnp.cos(c)), x, None, length=3)

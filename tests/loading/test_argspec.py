@@ -264,6 +264,17 @@ def test_ref_is_an_attribute_of_the_targets_module(module):
     assert one("static(ref('config'))", module) == Static(module.config)
 
 
+def test_new_ref_holds_what_is_in_it(module):
+    assert one("new_ref(f32[3,n])").is_ref
+    assert one("new_ref(f32[3])") == jax.ShapeDtypeStruct((3,), "float32", is_ref=True)
+    np.testing.assert_array_equal(one("new_ref(arange(f32[3]))")[...], np.arange(3.0))
+    assert one("new_ref(key(0))").dtype == jax.random.key(0).dtype
+    assert one("{'n': new_ref(7)}")["n"][...] == 7
+    np.testing.assert_array_equal(
+        one("new_ref(ref('params')['w'])", module)[...], module.params["w"]
+    )
+
+
 def test_load_and_its_items(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez("x.npz", **{"a/b.w": np.arange(3), "c": np.ones(2)})
@@ -284,12 +295,25 @@ def test_load_and_its_items(tmp_path, monkeypatch):
         ("zeros(f32[3], 2)", "zeros(...) takes at most 1 arguments"),
         ("zeros(shape=f32[3])", "zeros(...) takes no argument 'shape' here"),
         ("zeros(key<fry>[2])", "cannot be filled with numbers"),
+        ("zeros(new_ref(f32[3]))", "a type such as f32[3] is needed here (column 7)"),
+        ("new_ref([f32[3]])", "new_ref(...) takes one array, or its type (column 1)"),
+        ("new_ref(new_ref(f32[3]))", "new_ref(...) takes one array, or its type (column 1)"),
+        ("new_ref(float0[3])", "a Ref cannot hold a float0 (column 1)"),
+        ("ref(f32[3])", "ref(...) takes the name of an attribute (column 5) | new_ref(...) is a"),
         ("ones(float0[2])", "cannot be filled with numbers"),
         ("normal(i32[2])", "normal(...) needs a floating or complex type"),
         ("normal(f32[2], seed=-1)", "a seed cannot be negative"),
         ("arange(1, 10, 0)", "the step cannot be 0"),
         ("arange(0, 2, 1e-300)", "GiB is too much"),
         ("arange(inf)", "a finite number is needed here"),
+        ("arange(i8[300])", "arange(i8[300]) has 0 to 299, beyond int8 (column 1)"),
+        ("arange(300, dtype=u8)", "has 0 to 299, beyond uint8 (column 1)"),
+        ("arange(-1, 3, dtype=u8)", "has -1 to 2, beyond uint8 (column 1)"),
+        ("arange(bool[3])", "has 0 to 2, beyond bool (column 1)"),
+        ("arange(f16[70000])", "has 0 to 69999, beyond float16 (column 1)"),
+        ("arange(f6_e2m3fn[9])", "has 0 to 8, beyond float6_e2m3fn (column 1)"),
+        ("ones(i1[3])", "ones(i1[3]) has 1.0 to 1.0, beyond int1 (column 1)"),
+        ("normal(f8_e8m0fnu[40])", "beyond float8_e8m0fnu (column 1)"),
         ("key('x')", "an integer is needed here"),
         ("key(18446744073709551615)", "cannot be made"),
         ("key(0, impl='foo')", "cannot be made: unrecognized PRNG implementation"),

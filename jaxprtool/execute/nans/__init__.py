@@ -32,6 +32,7 @@ from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.meshes import concrete_mesh, placed
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ref_contents import with_contents
 from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.structured import sub_jaxprs
@@ -152,7 +153,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
     Raises:
         ArgumentsError: If there are more or fewer arguments.
         StructureError: If one is of another type.
-        UnsupportedError: If the program has free named axes, or takes a ref.
+        UnsupportedError: If the program has free named axes.
     """
     with _searched(program, args, device) as (program, search):
         reading = _Reading(program, frames_now(program.roots))
@@ -192,6 +193,7 @@ def _searched(
     if program.symbols:
         program = program.at(list(map(np.shape, arguments)))
     require_runnable(program)
+    program = with_contents(program)
     arguments = fitting(program, arguments)
     program = with_scalar_predicates(program)
     with unchecked(), jax.transfer_guard("allow"), failures_reported(program), ExitStack() as stack:

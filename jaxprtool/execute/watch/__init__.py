@@ -29,6 +29,7 @@ from jaxprtool.ir.meshes import concrete_mesh, placed
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ref_contents import with_contents
 from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.jaxcompat import JaxprEqn
@@ -88,7 +89,7 @@ def watch(
 
     Raises:
         ArgumentsError: If the arguments do not fit, or a round is neither a number nor a slice.
-        UnsupportedError: If the program has free named axes, or takes a ref.
+        UnsupportedError: If the program has free named axes.
     """
     if by not in get_args(By):
         raise ArgumentsError(f"values are watched by line, scope or equation, not by {by!r}")
@@ -96,6 +97,7 @@ def watch(
     if program.symbols:
         program = program.at(list(map(np.shape, arguments)))
     require_runnable(program)
+    program = with_contents(program)
     arguments = fitting(program, arguments)
     program = with_scalar_predicates(program)
     chosen = Rounds([rounds] if isinstance(rounds, int | slice) else rounds)

@@ -62,7 +62,7 @@ def with_contents(program: Program, like: Program | None = None) -> Program:
     spare = _spare(program, like)
     if not refs and not spare:
         return program
-    made, read = _made_and_read(refs.values())
+    made, read = _made_and_read(list(refs.values()))
     held = {eqn.outvars[0]: eqn.invars[0] for eqn in made}
     freed = {eqn.invars[0] for eqn in body.eqns if traits(eqn).ends_ref}
     after: dict[str, Atom] = {

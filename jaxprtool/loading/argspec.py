@@ -444,8 +444,11 @@ class _Reader:
     def _ref(self, node: ast.Call) -> Any:
         path = self._options(node, ("name",))["name"]
         if not isinstance(path, ast.Constant):
-            hint = "new_ref(...) is a Ref that holds an array, such as new_ref(f32[3])"
-            raise self.source.fail(path, "ref(...) takes the name of an attribute", hint)
+            raise self.source.fail(
+                path,
+                "ref(...) takes the name of an attribute",
+                "new_ref(...) is a Ref that holds an array, such as new_ref(f32[3])",
+            )
         if self.module is None:
             raise self.source.fail(node, "ref(...) needs a module to look in")
         value: Any = self.module
@@ -466,8 +469,9 @@ class _Reader:
             raise self.source.fail(node, "new_ref(...) takes one array, or its type")
         if getattr(value, "dtype", None) == jax.dtypes.float0:
             raise self.source.fail(node, "a Ref cannot hold a float0")
-        is_type = isinstance(value, jax.ShapeDtypeStruct)
-        return value.update(is_ref=True) if is_type else jax.new_ref(value)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return value.update(is_ref=True)
+        return jax.new_ref(value)
 
     def _string(self, node: ast.expr) -> str:
         value = self.source.literal(node)

@@ -3,8 +3,10 @@
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.experimental import sparse
 
 import jaxprtool
@@ -44,3 +46,23 @@ def test_sparse_products_as_python_trace_to_the_same_program():
     module = {}
     exec(jaxprtool.to_python(program), module)
     assert jaxprtool.equivalent(jaxprtool.trace(module["products"], x), program)
+
+
+@pytest.mark.parametrize("kind", [sparse.BCSR, sparse.CSR, sparse.CSC, sparse.COO, sparse.BCOO])
+def test_sparse_matrices_are_arguments_and_results(kind):
+    def function(matrix, x):
+        doubled = jax.tree.map(lambda leaf: leaf * 2 if leaf.dtype == x.dtype else leaf, matrix)
+        return doubled, matrix @ x, matrix.todense()
+
+    given = kind.fromdense(jnp.array([[2.0, 0.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])), x
+    program = jaxprtool.trace(function, *given)
+    again = parse(text(program), "matrices")
+    module = {}
+    exec(jaxprtool.to_python(program), module)
+    assert jaxprtool.equivalent(again, program)
+    assert jaxprtool.equivalent(jaxprtool.trace(module["function"], *given), program)
+    assert isinstance(again(*given)[0], kind)
+    for got, wanted in zip(
+        jax.tree.leaves(again(*given)), jax.tree.leaves(function(*given)), strict=True
+    ):
+        np.testing.assert_array_equal(got, wanted)

@@ -21,9 +21,9 @@ MAKERS: dict[str, Callable[..., Any]] = {
     name: getattr(jax.checkpoint_policies, name) for name in _MAKER_NAMES
 }
 
-#: The policies themselves, by name.
+#: The policies themselves, by name; JAX 0.11 has classes of policies beside them.
 POLICIES: dict[str, Callable[..., Any]] = {
     name: policy
     for name, policy in vars(jax.checkpoint_policies).items()
-    if name not in MAKERS and not name.startswith("_")
+    if not (name in MAKERS or name.startswith("_") or isinstance(policy, type))
 }

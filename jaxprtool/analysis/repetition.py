@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.memory import TemporaryMemory, outlined_memory
+from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.frames import Frames, Root, frames_now
@@ -68,6 +69,8 @@ class Repetition:
         small: What repeats where there are none of these, and would gain too little to be outlined.
         memory: The temporary memory that the calls cost, if there are any and it can be estimated.
         roots: The folders of the user's files, as the program has them.
+        left_to_partitioner: What of it has a sharding over several devices: arguments, results and
+            equations, as `ir.auto_sharding` tells them.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Repetition:
     small: tuple[RepeatedBody, ...] = ()
     memory: TemporaryMemory | None = None
     roots: tuple[Root, ...] = ()
+    left_to_partitioner: tuple[str, ...] = ()
 
 
 def repetition(program: Program, before: Program) -> Repetition:
@@ -93,7 +97,8 @@ def repetition(program: Program, before: Program) -> Repetition:
     graph = _CallGraph(top, known, frozenset(), frames)
     once = {body for body, copies in graph.copies.items() if copies == 1}
     found = _CallGraph(top, known, once, frames).repetition(program.name)
-    found = replace(found, roots=program.roots)
+    left = left_to_partitioner(before)
+    found = replace(found, roots=program.roots, left_to_partitioner=left)
     return replace(found, memory=outlined_memory(program)) if found.bodies else found
 
 

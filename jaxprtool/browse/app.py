@@ -27,6 +27,7 @@ from jaxprtool.browse.program_pane import ProgramPane
 from jaxprtool.browse.source_pane import SourcePane
 from jaxprtool.browse.states import State
 from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.frame_choice import FrameChoice
 from jaxprtool.ir.quantities import plural
 from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
@@ -236,6 +237,8 @@ class Browser(App[None]):
             if self._state.before is not None and (document.is_complete or self._state.is_compared):
                 changed = self._state.changes
                 text.append(f"  +{len(changed.added)} -{len(changed.removed)}")
+        if left := left_to_partitioner(self._state.program):
+            text.append(f"  left to XLA's partitioner: {', '.join(left)}")
         text.pad_right(_MOST_COLUMNS)
         self.query_one("#top", Static).update(text)
 

@@ -112,6 +112,7 @@ def outline(
         _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
     ]
     document: OutlineDocument = {"programs": list(map(render.repetition_document, found))}
+    output.say_if_partitioned((each for _, each in programs), json)
     if not json:
         for i, each in enumerate(found):
             if i:

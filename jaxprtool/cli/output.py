@@ -163,14 +163,10 @@ def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
 
     Beside a document, this is a note.
     """
-    from jaxprtool.ir.auto_sharding import partitioned_by_xla
+    from jaxprtool.ir.auto_sharding import left_to_partitioner, partitioner_note
 
     for program in programs:
-        if partitioned_by_xla(program):
-            text = (
-                f"{program.name} was not partitioned: XLA would do so, by its shardings; "
-                "arrays are whole, and collectives are missing"
-            )
+        if text := partitioner_note(program.name, left_to_partitioner(program)):
             note(text) if json else write(text)
 
 

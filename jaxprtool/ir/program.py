@@ -49,6 +49,7 @@ class Program:
     `jit` is what `jax.jit` was told about a function that is under it. `bounds` say which values
     arguments may have that are sizes or lengths of examples, by the names of these.
     `roots` are the folders of the TARGET that it was loaded by, whose files are the user's own.
+    `sharded` are the names of arguments that were given with a sharding over several devices.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Program:
     jit: JitOptions | None = None
     bounds: tuple[tuple[str, Bound], ...] = ()
     roots: tuple[Root, ...] = ()
+    sharded: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the program on arguments of the structure of the traced ones.

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
+from jaxprtool.ir.auto_sharding import is_over_devices
 from jaxprtool.ir.closed_over import with_closed_over
 from jaxprtool.ir.held import Held
 from jaxprtool.ir.jit_options import JitOptions
@@ -155,11 +156,19 @@ def trace_call(
         arg_names=arg_names,
         out_names=result_paths(out),
         axis_env=tuple((name, size) for name, size in axis_env or ()),
+        sharded=tuple(
+            name for name, leaf in zip(arg_names, call.leaves, strict=True) if _is_sharded(leaf)
+        ),
         bounds=tuple((arg_names[i], bound) for i, bound in bounds_of_lengths(arguments, avals)),
     )
     if told is None:
         return program
     return program.replace(jit=JitOptions.from_traced(program.arguments, program.results, told))
+
+
+def _is_sharded(leaf: object) -> bool:
+    """Whether an argument has a sharding over several devices that `jax.jit` would keep."""
+    return getattr(leaf, "committed", True) and is_over_devices(getattr(leaf, "sharding", None))
 
 
 def _made(

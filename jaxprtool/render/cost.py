@@ -200,6 +200,7 @@ def cost_document(
         "groups": [group_document(group, device) for group in found.groups],
         "collectives": [group_document(group, None) for group in found.collectives],
         "unknown": dict(found.unknown),
+        "left_to_partitioner": list(found.left_to_partitioner),
         "seconds": seconds,
         "utilisation": (
             device.utilisation(found.total, seconds) if device and seconds is not None else None

@@ -174,6 +174,7 @@ def memory_document(found: Memory) -> documents.ProgramMemory:
         "constant_bytes": found.constant_bytes,
         "temporary_bytes": found.temporary_bytes,
         "donated_bytes": found.donated_bytes,
+        "left_to_partitioner": list(found.left_to_partitioner),
         "at": _point(found.at),
         "live": list(map(_live, found.live)),
         "curve": list(map(_point, found.curve)),

@@ -185,6 +185,7 @@ def repetition_document(found: Repetition) -> documents.Repetition:
         "equations": found.equations,
         "compiled": found.compiled,
         "rest": found.rest,
+        "left_to_partitioner": list(found.left_to_partitioner),
         "bodies": list(map(_body_document, found.bodies)),
         "small": list(map(_body_document, found.small)),
         "memory": {"as_traced": memory.as_traced, "outlined": memory.outlined} if memory else None,

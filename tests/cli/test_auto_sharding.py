@@ -1,8 +1,15 @@
-"""What XLA would partition is counted whole, and cost and memory say so first."""
+"""What XLA would partition is counted whole, and what counts it says so first."""
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxprtool import trace
+from jaxprtool.ir.auto_sharding import left_to_partitioner
 
 MODULE = """
 import jax, jaxprtool
@@ -25,6 +32,26 @@ def called(v):
 def constrained(v):
     return jax.lax.with_sharding_constraint(v * v, rows).sum()
 
+@jaxprtool.example(jax.ShapeDtypeStruct((8,), "float32", sharding=rows))
+def typed(v):
+    return (v * v).sum()
+
+def array(v):
+    return (v * v).sum()
+
+array.example_args = lambda: (jax.device_put(jax.numpy.ones(8), rows),)
+
+@jaxprtool.example(jax.ShapeDtypeStruct((8,), "float32", sharding=rows))
+@jax.jit
+def typed_in_jit(v):
+    return (v * v).sum()
+
+both = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+def half_mapped(v):
+    return jax.jit(jax.shard_map(
+        lambda w: w * w, mesh=both, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}))(v)
+
 def mapped(v):
     return jax.shard_map(lambda w: w * w, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(v)
 """
@@ -32,17 +59,51 @@ def mapped(v):
 NOTE = " was not partitioned: XLA would do so, by its shardings; "
 
 
-@pytest.mark.parametrize("command", ["cost", "memory"])
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        *((name, True) for name in ("given", "made", "called", "constrained")),
-        *((name, False) for name in ("plain", "one_device", "mapped")),
-    ],
-)
-def test_the_first_line_says_that_a_program_was_not_partitioned(cli, folder, command, name, said):
+LEFT = {
+    "given": ["v"],
+    "made": ["result"],
+    "called": ["jit at sharded.py:16"],
+    "constrained": ["sharding_constraint at sharded.py:19"],
+    "typed": ["v"],
+    "array": ["v"],
+    "typed_in_jit": ["v"],
+    "half_mapped": ["shard_map"],
+    "plain": [],
+    "one_device": [],
+    "mapped": [],
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_the_partitioner_is_said_first(cli, folder, name):
     (folder / "sharded.py").write_text(MODULE)
-    result = cli(command, f"sharded.py:{name}", "--args", "f32[8]")
-    assert result.code == 0 and (NOTE in result.out.splitlines()[0]) == said
-    document = cli(command, f"sharded.py:{name}", "--args", "f32[8]", "--json")
-    assert json.loads(document.out) and (NOTE in document.err) == said
+    own = name.startswith(("typed", "array"))
+    target = f"sharded.py:{name}", *(() if own else ("--args", "f32[8]"))
+    for command in "cost", "memory", "outline":
+        result = cli(command, *target)
+        assert result.code == 0 and (NOTE in result.out.splitlines()[0]) == bool(LEFT[name])
+        document = cli(command, *target, "--json")
+        (program,) = json.loads(document.out)["programs"]
+        left = [part.partition(" at ")[0] for part in program["left_to_partitioner"]]
+        assert set(left) == {part.partition(" at ")[0] for part in LEFT[name]}
+        assert (NOTE in document.err) == bool(LEFT[name])
+
+
+@pytest.mark.parametrize("name", ["given", "typed", "mapped"])
+def test_the_page_of_a_report_says_it_too(cli, folder, name):
+    (folder / "sharded.py").write_text(MODULE)
+    target = f"sharded.py:{name}", *(() if name == "typed" else ("--args", "f32[8]"))
+    assert cli("report", *target, "-o", "page.html").code == 0
+    assert (folder / "page.html").read_text().count(NOTE) == (2 if LEFT[name] else 0)
+
+
+def test_what_is_left_stays_with_what_passes_make(folder):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    rows = jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, P("x")))
+    program = trace(lambda v, w: (v * w).sum(), rows, jnp.float32(2))
+    for passes in "dce", "-O2", "grad", "value_and_grad":
+        assert left_to_partitioner(program.apply(passes)) == ("v",)
+    explicit = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(explicit):
+        typed = jax.device_put(jnp.ones(8), P("x"))
+        assert left_to_partitioner(trace(lambda v: v * 2, typed)) == ("v", "result")

@@ -31,6 +31,7 @@ from jaxprtool.analysis.cost.groupings import (
 )
 from jaxprtool.analysis.cost.tallies import Sums, Tallies, Tally
 from jaxprtool.analysis.cost.work import Work
+from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.border import Border, border
 from jaxprtool.ir.collector import without_collector
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
@@ -87,6 +88,8 @@ class Cost:
         groups: The groups, the dearest first. A scope includes the scopes in it.
         collectives: The bytes that devices send in each kind of collective.
         unknown: The number of equations of each primitive whose cost is unknown.
+        left_to_partitioner: What of it has a sharding over several devices: arguments, results and
+            equations, as `ir.auto_sharding` tells them.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Cost:
     groups: tuple[Group, ...]
     collectives: tuple[Group, ...]
     unknown: Mapping[str, int]
+    left_to_partitioner: tuple[str, ...] = ()
 
 
 @without_collector()
@@ -126,6 +130,7 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
         tuple(sorted(groups, key=order)),
         tuple(sorted((each for each in collectives if each.name), key=order)),
         dict(bodies.unknown),
+        left_to_partitioner(program),
     )
 
 

@@ -24,6 +24,7 @@ from jaxprtool.analysis.memory.temporary import (
 )
 from jaxprtool.analysis.memory.walk import Bodies, BodyMemory
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.border import Border, NamedValue, border
 from jaxprtool.ir.collector import without_collector
 from jaxprtool.ir.frames import Frames, frames_now
@@ -57,6 +58,8 @@ class Memory:
         at: The peak.
         live: The values live at the peak, the largest first; they add up to `peak_bytes`.
         curve: The memory needed from the first equation to the last.
+        left_to_partitioner: What of it has a sharding over several devices: arguments, results and
+            equations, as `ir.auto_sharding` tells them.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Memory:
     at: Point
     live: tuple[Live, ...]
     curve: tuple[Point, ...]
+    left_to_partitioner: tuple[str, ...] = ()
 
 
 @without_collector()
@@ -107,6 +111,7 @@ def memory(program: Program | AnyJaxpr) -> Memory:
         max(points, key=lambda point: point.bytes),
         grouped(_alive(about, body, frames, given)),
         points,
+        left_to_partitioner(program),
     )
 
 

@@ -45,6 +45,10 @@ class ProgramCost(TypedDict):
     groups: Annotated[list[GroupCost], "The groups, the dearest first; scopes hold others."]
     collectives: Annotated[list[GroupCost], "The collectives, by kind and mesh axes."]
     unknown: Annotated[dict[str, int], "Primitives of unknown cost, with their equations."]
+    left_to_partitioner: Annotated[
+        list[str],
+        "Arguments, results and equations with a sharding over several devices: arrays are whole.",
+    ]
     seconds: Annotated[float | None, "How long it takes, by `--seconds` or `--measure`."]
     utilisation: Annotated[float | None, "The part of the device's FLOPs that products have then."]
 
@@ -99,6 +103,10 @@ class ProgramMemory(TypedDict):
     constant_bytes: Annotated[int, "Those of constants."]
     temporary_bytes: Annotated[int, "Those of all else, where that is most."]
     donated_bytes: Annotated[int, "Those of results that are written where an argument was."]
+    left_to_partitioner: Annotated[
+        list[str],
+        "Arguments, results and equations with a sharding over several devices: arrays are whole.",
+    ]
     at: Annotated[MemoryPoint, "Where it needs most."]
     live: Annotated[list[LiveValues], "What is alive there, the largest first."]
     curve: Annotated[list[MemoryPoint], "From the first equation to the last: 1001 points at most."]
@@ -320,6 +328,10 @@ class Repetition(TypedDict):
     equations: Annotated[int, "How many equations it has, calls that were opened not counted."]
     compiled: Annotated[int, "How many equations XLA compiles after `outline`, calls included."]
     rest: Annotated[int, "How many equations are in no repeated body."]
+    left_to_partitioner: Annotated[
+        list[str],
+        "Arguments, results and equations with a sharding over several devices: arrays are whole.",
+    ]
     bodies: Annotated[
         list[RepeatedBody], "The repeated bodies that it calls, the largest part of it first."
     ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxprtool.ir.auto_sharding import partitioner_note
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.quantities import in_bytes
 from jaxprtool.render import cost, memory, residuals
@@ -116,11 +117,15 @@ def views(report: Report, line_of: _Lines) -> Iterator[View]:
     """
     several = len({each.name for each in report.costs}) > 1
     tables = [_cost_table(each, line_of, several) for each in report.costs if each.groups]
-    yield View("cost", list(dict.fromkeys(map(_cost_fact, report.costs))), tables)
+    told = [*_notes(report.costs), *dict.fromkeys(map(_cost_fact, report.costs))]
+    yield View("cost", told, tables)
     known = [each for each in report.memories if not isinstance(each, str)]
     yield View(
         "memory",
-        [each if isinstance(each, str) else _memory_fact(each) for each in report.memories],
+        [
+            *_notes(known),
+            *(each if isinstance(each, str) else _memory_fact(each) for each in report.memories),
+        ],
         [_memory_table(each, line_of) for each in known],
         list(map(_curve, known)),
     )
@@ -130,6 +135,12 @@ def views(report: Report, line_of: _Lines) -> Iterator[View]:
     else:
         tables = [_residuals_table(found, line_of), _policies_table(found)]
         yield View("residuals", [residuals.total_text(found)], tables)
+
+
+def _notes(found: Sequence[Cost | Memory]) -> list[str]:
+    """Return what is to be said of programs that XLA would partition."""
+    notes = (partitioner_note(each.name, each.left_to_partitioner) for each in found)
+    return list(dict.fromkeys(filter(None, notes)))
 
 
 def _table(

@@ -14,7 +14,9 @@ import pytest
 from tests.models.commands import Command, Model, run_command
 
 #: Models with a `while`, which JAX cannot differentiate in reverse.
-FORWARD_ONLY = frozenset({"blackjax_nuts", "diffrax_gradient", "mctx_search", "numpyro_nuts"})
+FORWARD_ONLY = frozenset(
+    {"blackjax_nuts", "diffrax_gradient", "mctx_search", "numpyro_nuts", "tfp_hmc"}
+)
 
 #: Models whose every equation comes from an installed library.
 WITHOUT_LINES = frozenset({"brax_pendulum", "flaxdiff_unet"})

@@ -26,6 +26,6 @@ def model():
             return jnp.mean(jnp.square(jx.integrate(cell, params=params) - target))
 
         value, gradient = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda w, g: w - 1e-3 * g, params, gradient), value
+        return jax.tree.map(lambda w, g: w - 1e-7 * g, params, gradient), value
 
     return step, (cell.get_parameters(), jnp.array(-65.0))

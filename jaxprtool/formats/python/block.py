@@ -133,7 +133,7 @@ class Block:
 
     def assign(self, var: Var, pieces: Sequence[Piece], hint: str | None = None) -> None:
         """Write `name = pieces  # type`; nothing is named that nothing uses."""
-        target = self.name(var, hint) if self._uses[var] else "_"
+        target = self.name(var, hint) if self._uses[var] else self._names.unused()
         self.lines += statement(f"{target} = ", pieces, f"  # {type_of(var.aval)}", self._depth)
 
     def unpack(
@@ -277,10 +277,10 @@ class Block:
         if isinstance(structure, tuple):
             return [self._targets(part, variables, hints) for part in structure]
         if structure is None:
-            return "_", None
+            return self._names.unused(), None
         var = variables[structure]
         if not self._uses[var]:
-            return "_", None
+            return self._names.unused(), None
         return self.name(var, hints.get(structure)), type_of(var.aval)
 
     def _return(self, results: object) -> None:

@@ -45,6 +45,12 @@ class LocalNames:
         """`hint` as an identifier, with a number after it if it is taken."""
         return self.take(next(filter(self._is_free, numbered(hint))))
 
+    def unused(self) -> str:
+        """Return the name of what nothing reads: `_`, or `__` where a variable is called `_`."""
+        name = next(filter(self._is_free, map("_".__mul__, count(1))))
+        self._everywhere.add(name)  # no function of the module is called that from here on
+        return name
+
     def inside(self, captured: Iterable[str]) -> LocalNames:
         """Names for a function inside this one, which may hide what it does not capture."""
         names = LocalNames(self._outer, self._everywhere)

@@ -254,6 +254,57 @@ def test_parameters_hide_nothing_that_the_function_needs() -> None:
     assert difference(program, again) is None
 
 
+def sum_with_sign(_, x):
+    return _ + jnp.linalg.slogdet(x)[1]
+
+
+def unused_in_a_jitted_function(_, x):
+    @jax.jit
+    def inner(_, x):
+        return jnp.linalg.slogdet(x)[1] + _
+
+    return inner(_, x)
+
+
+def unused_in_a_loop(_, x):
+    def body(carry, x):
+        return carry + jnp.linalg.slogdet(x)[1] * _, lax.top_k(carry * x[0], 2)[1]
+
+    return lax.scan(body, _, x[None])
+
+
+def unused_in_a_branch(_, x):
+    return lax.cond(_ > 0, lambda _: _ + jnp.linalg.slogdet(x)[1], lambda _: _ * 2, _)
+
+
+def unused_beside_a_function(y, x):
+    def _(x):
+        return jnp.sin(x) * 2
+
+    return y + jnp.linalg.slogdet(jax.jit(_)(x))[1]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        sum_with_sign,
+        unused_in_a_jitted_function,
+        unused_in_a_loop,
+        unused_in_a_branch,
+        unused_beside_a_function,
+    ],
+)
+def test_results_that_nothing_reads_hide_nothing_that_is_called_underscore(function) -> None:
+    x = jnp.arange(9.0).reshape(3, 3) + jnp.eye(3)
+    program = trace(function, jnp.float32(3.0), x)
+    source, again = emitted(program)
+    assert difference(program, again) is None
+    for got, expected in zip(
+        jax.tree.leaves(defined(source)(3.0, x)), jax.tree.leaves(program(3.0, x)), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
 def test_keywords_that_are_named_like_what_the_module_imports_are_taken_as_a_dict() -> None:
     def f(x, *, P, k):
         return P * x + k

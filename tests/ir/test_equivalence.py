@@ -186,3 +186,22 @@ def test_a_program_under_named_axes_is_type_checked_under_them():
     type_check(program)
     other = traced(lambda x: lax.psum(x, "i"), axis_env=[("i", 8)])
     assert "axis_env" in difference(program, other)
+
+
+@jax.custom_jvp
+def called_by_its_rule(x):
+    return jnp.sin(x)
+
+
+@called_by_its_rule.defjvp
+def _called_by_its_rule_jvp(primals, tangents):
+    return called_by_its_rule(primals[0]), jnp.cos(primals[0]) * tangents[0]
+
+
+def test_a_rule_that_calls_its_own_function_is_compared_to_its_end():
+    first, second = jax.custom_jvp(jnp.sin), jax.custom_jvp(jnp.sin)
+    first.defjvp(lambda p, t: (second(p[0]), jnp.cos(p[0]) * t[0]))
+    second.defjvp(lambda p, t: (second(p[0]), jnp.cos(p[0]) * t[0]))
+    assert difference(traced(called_by_its_rule), traced(first)) is None
+    second.defjvp(lambda p, t: (second(p[0]), jnp.sin(p[0]) * t[0]))
+    assert "parameter jaxpr" in difference(traced(called_by_its_rule), traced(first))

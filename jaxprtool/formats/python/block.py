@@ -17,6 +17,7 @@ from jaxprtool.formats.python.arguments import local_names
 from jaxprtool.formats.python.expressions import (
     ATOM,
     Grouping,
+    Name,
     PythonFunction,
     call,
     slots,
@@ -146,6 +147,26 @@ class Block:
         """Write `a, b = pieces  # types` for the variables in that structure."""
         targets = self._targets(structure, variables, hints or {})
         self.lines += unpacking(targets, pieces, self._depth)
+
+    def stage(self, closed_over: Sequence[Var]) -> None:
+        """Have JAX meet what the body closes over in this order, which is that of its constants.
+
+        Without `lax.stage` it meets each where the body mentions it first.
+        """
+        jaxpr, wanted = self._jaxpr, [v for v in closed_over if self._uses[v]]
+        atoms = chain(*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
+        met = dict.fromkeys(v for v in atoms if not isinstance(v, Literal) and v in wanted)
+        count = 0
+        while wanted[count:] != [v for v in met if v not in wanted[:count]]:
+            count += 1
+        if count == 1:
+            self.assign(wanted[0], written(call("lax.stage", Name(self._texts[wanted[0]])), self))
+        elif count:
+            self.mention("lax")
+            texts: list[list[Piece]] = [[self._texts[v]] for v in wanted[:count]]
+            items: list[list[Piece]] = [["lax.stage"], [Bracket("(", texts, ")")]]
+            staged: list[Piece] = ["map", Bracket("(", items, ")", call=True)]
+            self.unpack(tuple(range(count)), wanted, staged)
 
     def bind_symbols(self, places: Mapping[int, str], start: int) -> None:
         """Write how the symbols that the body mentions are found, from its line `start` on.
@@ -339,6 +360,7 @@ class Block:
             parameters=(*range(count), *function.parameters),
             titles=(*["values"] * count, *function.titles),
             captured=(),
+            closed_over=count,
             key=(open_jaxpr(function.jaxpr), function.parameters),
         )
         name = self._module.function(alone)
@@ -437,6 +459,8 @@ def _undecorated(
         if isinstance(structure, tuple) and structure:
             body.unpack(structure, jaxpr.invars, [parameter], hints)
     start = len(body.lines)
+    closed_over = jaxpr.invars[: len(function.captured) or function.closed_over]
+    body.stage(closed_over or jaxpr.constvars)
     with module.inside(function.setting):
         body.write(slots(function.results))
     if not depth:

@@ -48,6 +48,7 @@ from jaxprtool.ir.dtypes import x64_enabled
 from jaxprtool.ir.equations import has_64_bit_types, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import names_of
+from jaxprtool.jaxcompat import open_jaxpr
 
 __all__ = ["python_rules", "to_python", "write_python"]
 
@@ -157,6 +158,7 @@ def _main(module: Module, name: str, called: CallSignature) -> tuple[list[str], 
     block.arguments(called.places, local_names(called.places), called.parameters)
     results, note = result_structure(program, called)
     start = len(block.lines)
+    block.stage(open_jaxpr(program.jaxpr).constvars)
     with module.inside(nullcontext):
         block.write(results)
     block.bind_symbols(dict(enumerate(called.places)), start)

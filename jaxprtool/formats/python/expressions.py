@@ -201,6 +201,7 @@ class PythonFunction(Expression):
     after them of its arguments.
     The first arguments are not passed: they are the operands of the equation with the indexes
     `captured`; those after them are, as far as the names would do for both, the operands `passed`.
+    So many as are `closed_over` are passed, but by a function that closes over them.
     `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
     the module's top, once for each `key`, and keeps its name even if another has the same, unless
     that says nothing (not `renamed`).
@@ -214,6 +215,7 @@ class PythonFunction(Expression):
     results: Results
     titles: tuple[str, ...] = ()
     captured: Sequence[int] = ()
+    closed_over: int = 0
     passed: Sequence[int] = ()
     decorators: tuple[Expression, ...] = ()
     rules: tuple[tuple[str, tuple[PythonFunction, ...], Mapping[str, object]], ...] = ()

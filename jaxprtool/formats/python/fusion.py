@@ -2,18 +2,20 @@
 
 `lax.cond` converts its predicate to an index, `lax.switch` clamps its number, and
 `lax.platform_dependent` asks for the platform's number before they bind `cond`. Written as they
-stand, these equations would be there twice.
+stand, these equations would be there twice. A branch by any other index is written as `branch_at`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxprtool.formats.python.expressions import Giving
 from jaxprtool.formats.python.rules.loops import on_number, on_platform, on_predicate
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.ir.structured import Cond
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, open_jaxpr
 
 
 @dataclass(frozen=True)
@@ -30,51 +32,57 @@ class Line:
 
 def lines(jaxpr: Jaxpr) -> list[Line]:
     """The equations of a jaxpr, with the conversions and clamps of indexes taken into branches."""
-    if not any(eqn.primitive.name == "cond" for eqn in jaxpr.eqns):
-        return [Line(eqn, tuple(eqn.invars)) for eqn in jaxpr.eqns]
-    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    fused, left = {}, set(map(id, jaxpr.outvars))
+    uses = Counter(
+        id(v) for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for v in atoms
+    )
+    found: list[Line] = []
     for eqn in jaxpr.eqns:
-        condition = _condition(eqn, makers)
-        if condition is not None:
-            fused[id(eqn)] = condition
-        left.update(id(v) for v in eqn.invars[condition is not None :])
-    found = []
-    taken = {id(eqn.invars[0]) for eqn in jaxpr.eqns if id(eqn) in fused} - left
-    for eqn in jaxpr.eqns:
-        if id(eqn) in fused:
-            before, expression = fused[id(eqn)]
-            found.append(Line(eqn, (*before, *eqn.invars[1:]), expression))
-        elif not any(id(v) in taken for v in eqn.outvars):
+        fused = None
+        if eqn.primitive.name == "cond" and found and uses[id(eqn.invars[0])] == 1:
+            # JAX's functions bind the index right before the branch, and hand it to nobody else.
+            fused = _condition(eqn, found[-1].eqn)
+        if fused is None:
             found.append(Line(eqn, tuple(eqn.invars)))
+        else:
+            before, expression = fused
+            found[-1] = Line(eqn, (*before, *eqn.invars[1:]), expression)
     return found
 
 
-def _condition(
-    eqn: JaxprEqn, makers: dict[Var, JaxprEqn]
-) -> tuple[tuple[Atom, ...], Giving] | None:
+def _condition(eqn: JaxprEqn, maker: JaxprEqn) -> tuple[tuple[Atom, ...], Giving] | None:
     """What a branch depends on before it is made an index, and how the branch is written then."""
-    if eqn.primitive.name != "cond" or isinstance(eqn.invars[0], Literal):
-        return None
-    maker = makers.get(eqn.invars[0])
-    if maker is None:
+    index = eqn.invars[0]
+    if not any(v is index for v in maker.outvars) or _hands_on(eqn):
         return None
     branches = len(eqn.params["branches"])
     if maker.primitive.name == "convert_element_type":
-        predicate, index = maker.invars[0], eqn.invars[0].aval
-        is_index = index.dtype == np.int32 and not index.shape
+        predicate = maker.invars[0]
+        is_index = index.aval.dtype == np.int32 and not index.aval.shape
         if branches == 2 and predicate.aval.dtype == np.bool_ and is_index:
             return (predicate,), on_predicate(eqn)
-        return None
-    if maker.primitive.name == "platform_index":
-        same = maker.params["platforms"] == eqn.params.get("branches_platforms")
-        return ((), on_platform(eqn)) if same else None
-    if maker.primitive.name != "clamp":
-        return None
-    low, number, high = maker.invars
-    if _is_literal(low, 0) and _is_literal(high, branches - 1) and branches > 1:
-        return (number,), on_number(eqn)
+    elif maker.primitive.name == "platform_index":
+        if maker.params["platforms"] == eqn.params.get("branches_platforms"):
+            return (), on_platform(eqn)
+    elif maker.primitive.name == "clamp":
+        low, number, high = maker.invars
+        if _is_literal(low, 0) and _is_literal(high, branches - 1) and branches > 1:
+            return (number,), on_number(eqn)
     return None
+
+
+def _hands_on(eqn: JaxprEqn) -> bool:
+    """Return True if a result is the same operand in all branches: JAX's functions take it out."""
+    choice = Cond.of(eqn)
+    bodies = list(map(open_jaxpr, choice.branches))
+    places = [{v: i for i, v in enumerate(body.invars)} for body in bodies]
+    for outs in zip(*(body.outvars for body in bodies), strict=True):
+        found = {
+            None if isinstance(v, Literal) else at.get(v)
+            for v, at in zip(outs, places, strict=True)
+        }
+        if len(found) == 1 and found != {None}:
+            return True
+    return False
 
 
 def _is_literal(atom: Atom, value: int) -> bool:

@@ -35,6 +35,43 @@ GEQRF = Helper(
     return h.mT, taus''',
 )
 
+#: `lax.cond` and `lax.switch` convert and clamp what they are given.
+BRANCH_AT = Helper(
+    "branch_at",
+    ("jax", "primitives"),
+    '''def branch_at(index, functions, *operands, **params):
+    """Call the function of an index that is neither converted nor clamped."""
+    traced = [jax.make_jaxpr(f, return_shape=True)(*operands) for f in functions]
+    branches = tuple(jaxpr for jaxpr, _ in traced)
+    results = primitives.cond_p.bind(index, *operands, branches=branches, **params)
+    return jax.tree.unflatten(jax.tree.structure(traced[0][1]), results)''',
+)
+
+#: `lax.platform_dependent` asks for it again for each branch.
+PLATFORM_INDEX = Helper(
+    "platform_index",
+    ("jax", "lax"),
+    '''def platform_index(*platforms):
+    """Return which of these platforms the program is compiled for."""
+    asked = jax.make_jaxpr(lambda: lax.platform_dependent(cpu=int, default=int))()
+    return asked.eqns[0].primitive.bind(platforms=platforms)''',
+)
+
+#: What `lax.custom_root` and `jax.linearize` leave: `jax.jit` would make another kind of call.
+CLOSED_CALL = Helper(
+    "closed_call",
+    ("jax", "primitives"),
+    '''def closed_call(function):
+    """Have a function be called where it is traced, and not become part of what calls it."""
+
+    def call(*args):
+        jaxpr, results = jax.make_jaxpr(function, return_shape=True)(*args)
+        values = primitives.closed_call_p.bind(*args, call_jaxpr=jaxpr)
+        return jax.tree.unflatten(jax.tree.structure(results), values)
+
+    return call''',
+)
+
 #: A call is traced before it is marked: under `set_xla_metadata` its body would be marked as well.
 MARK_CALLS = Helper(
     "mark_calls",
@@ -67,7 +104,9 @@ JVP_BY = Helper(
             for i, tangent in enumerate(tangents):
                 zero = isinstance(tangent, SymbolicZero)
                 if not zero and i not in operands:
-                    raise TypeError(f"{rule.__name__} does not differentiate by operand {i}")
+                    raise TypeError(
+                        f"{rule.__name__} does not differentiate by operand {i}"
+                    )
                 if zero and i in operands:
                     tangent = zeros_like_aval(tangent.aval)
                 given.append(tangent)
@@ -89,7 +128,9 @@ FWD_BY = Helper(
         def fwd(*primals):
             for i, primal in enumerate(primals):
                 if primal.perturbed and i not in operands:
-                    raise TypeError(f"{rule.__name__} does not differentiate by operand {i}")
+                    raise TypeError(
+                        f"{rule.__name__} does not differentiate by operand {i}"
+                    )
             return rule(*[primal.value for primal in primals])
 
         fwd.__name__ = rule.__name__
@@ -116,5 +157,17 @@ BWD_OF_ARRAYS = Helper(
 
 #: The names that functions of a module never bear.
 HELPERS = frozenset(
-    helper.name for helper in (NAMED, FROM_HEX, GEQRF, MARK_CALLS, JVP_BY, FWD_BY, BWD_OF_ARRAYS)
+    helper.name
+    for helper in (
+        NAMED,
+        FROM_HEX,
+        GEQRF,
+        BRANCH_AT,
+        PLATFORM_INDEX,
+        CLOSED_CALL,
+        MARK_CALLS,
+        JVP_BY,
+        FWD_BY,
+        BWD_OF_ARRAYS,
+    )
 )

@@ -65,7 +65,9 @@ def _dtype(dtype: Any) -> Expression:
     """A dtype as parameters hold it."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         name = jaxcompat.key_implementation(dtype).name
-        return Attribute(call("jax.random.key", 0, impl=name), "dtype")
+        # Made where no program is traced: it would have the key.
+        made = Attribute(call("jax.random.key", 0, impl=name), "dtype")
+        return ModuleValue(("key", name), "key_dtype", made)
     if is_foreign(dtype):
         raise TypeError(f"the element type {dtype} has no public name")
     if dtype == jax.dtypes.float0:
@@ -92,7 +94,7 @@ def _enum(member: enum.Enum) -> Expression:
     kind = type(member)
     if kind is jax.memory.Space:
         return Name(f"jax.memory.Space.{member.name}")
-    for home, path in ((lax, "lax"), (lax.linalg, "lax.linalg")):
+    for home, path in ((lax, "lax"), (lax.linalg, "lax.linalg"), (jax, "jax")):
         if getattr(home, kind.__name__, None) is kind:
             return Name(f"{path}.{kind.__name__}.{member.name}")
     raise TypeError(f"{kind.__qualname__} has no public name")

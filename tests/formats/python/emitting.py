@@ -47,4 +47,6 @@ def traced_again(function: Any, program: Program) -> Program:
 
 
 def _example(aval: Any) -> Any:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    # Only types on a mesh of explicit axes say how they are sharded.
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)

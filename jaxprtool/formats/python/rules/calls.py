@@ -24,6 +24,7 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.helpers import (
     BWD_OF_ARRAYS,
+    CLOSED_CALL,
     FWD_BY,
     JVP_BY,
     MARK_CALLS,
@@ -36,6 +37,7 @@ from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.high import classic
 from jaxprtool.ir.rules import rule
+from jaxprtool.ir.structural_key import Keyless, structure
 from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
@@ -157,8 +159,9 @@ def _jit_decorator(p: Mapping[str, Any]) -> Expression:
     if donated:
         told["donate_argnums"] = group(donated)
     told |= options(p, keep_unused=False)
-    if p["inline"] is True:
-        told["inline"] = True
+    # A flag, and on newer releases a member of `jax.Inline`.
+    if getattr(p["inline"], "name", "AUTO") != "AUTO" or p["inline"] is True:
+        told["inline"] = p["inline"]
     if p["compiler_options_kvs"]:
         told["compiler_options"] = dict(p["compiler_options_kvs"])
     return call("jax.jit", **told) if told else Name("jax.jit")
@@ -193,7 +196,8 @@ def _policy(eqn: JaxprEqn, policy: object) -> Expression:
 @rule(python_rules, "closed_call", "call", "eval_jaxpr")
 def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     body = eqn.params[CALLS[eqn.primitive.name][0]]
-    yield _call(eqn, body, operands)
+    # JAX has a public name for the calls of its newer releases alone, others it makes of the body.
+    yield _call(eqn, body, operands, *([CLOSED_CALL] if eqn.primitive.name == "eval_jaxpr" else []))
 
 
 # --- custom derivatives -----------------------------------------------------------------------
@@ -214,7 +218,7 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         (tuple(primals), tuple(i + len(primals) for i in primals)),
         (results, group(tangents)),
         ("primals", "tangents"),
-        decorators=_restricted(JVP_BY, found.perturbed),
+        decorators=_restricted(eqn, JVP_BY, found.perturbed),
         raises=None if found.raises is None else _exception(found.raises),
     )
     yield _custom(eqn, "jvp", (rule_function,), operands, results)
@@ -234,10 +238,10 @@ def _exception(described: str) -> Expression:
     return call("RuntimeError", described)
 
 
-def _restricted(by: Helper, perturbed: tuple[bool, ...]) -> tuple[Expression, ...]:
-    """The decorator of a rule that refuses some operands, if it does."""
+def _restricted(eqn: JaxprEqn, by: Helper, perturbed: tuple[bool, ...]) -> tuple[Expression, ...]:
+    """The decorator of a rule that is told of symbolic zeros, and may refuse some operands."""
     operands = [i for i, may in enumerate(perturbed) if may]
-    return () if all(perturbed) else (CallExpression(by, tuple(operands)),)
+    return (CallExpression(by, tuple(operands)),) if eqn.params["symbolic_zeros"] else ()
 
 
 def _custom(
@@ -253,8 +257,9 @@ def _custom(
         raise unsupported(eqn, "a custom rule closes over a traced value")
     count = eqn.params["num_consts"]
     told = {"symbolic_zeros": True} if rules[0].decorators else {}
+    body = eqn.params["call_jaxpr"]
     function = PythonFunction(
-        jaxcompat.close_jaxpr(eqn.params["call_jaxpr"]),
+        jaxcompat.close_jaxpr(body),
         called_name(eqn),
         tuple(range(count, len(operands))),
         results,
@@ -262,12 +267,20 @@ def _custom(
         decorators=(Name(f"jax.custom_{kind}"),),
         rules=((f"def{kind}", rules, told),),
         kept=not count,
-        key=(called_name(eqn), rule_key(eqn)),
+        # A pass may have changed the body, and then the rule calls the function as it was.
+        key=(called_name(eqn), rule_key(eqn), _structure(body)),
     )
     given = zip(eqn.invars[count:], operands[count:], strict=True)
     return Giving(
         CallExpression(function, tuple(_array(atom, slot) for atom, slot in given)), results
     )
+
+
+def _structure(body: AnyJaxpr) -> object:
+    try:
+        return structure(body)
+    except Keyless:
+        return jaxcompat.open_jaxpr(body)
 
 
 def _array(atom: Atom, slot: Slot) -> Expression | Slot:
@@ -298,7 +311,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         _own(found.fwd_name, f"{called_name(eqn)}_fwd"),
         tuple(range(len(operands) - eqn.params["num_consts"])),
         (group([i + given for i in outs]), tuple(residuals)),
-        decorators=_restricted(FWD_BY, found.perturbed),
+        decorators=_restricted(eqn, FWD_BY, found.perturbed),
     )
     numbers = itertools.count()
     backward = PythonFunction(

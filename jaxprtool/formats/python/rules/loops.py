@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
+    CallExpression,
     Giving,
     Grouping,
     Proposal,
@@ -16,6 +17,7 @@ from jaxprtool.formats.python.expressions import (
     Slot,
     call,
 )
+from jaxprtool.formats.python.helpers import BRANCH_AT, PLATFORM_INDEX
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond, Scan, While
@@ -94,7 +96,14 @@ def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "cond")
 def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Proposal]:
-    yield on_number(eqn)
+    functions, results, _ = _branches(eqn)
+    more = {k: v for k, v in eqn.params.items() if k != "branches"}
+    yield Giving(CallExpression(BRANCH_AT, (index, functions, *operands), more), results)
+
+
+@rule(python_rules, "platform_index")
+def _platform_index(eqn: JaxprEqn) -> Iterator[Proposal]:
+    yield CallExpression(PLATFORM_INDEX, eqn.params["platforms"])
 
 
 def on_number(eqn: JaxprEqn) -> Giving:

@@ -53,7 +53,7 @@ class FiniteCheck:
 
         Args:
             jaxpr: The closed jaxpr that was run.
-            arguments: Its arguments by name.
+            arguments: Its arguments by name; of Refs what they held before it was run.
             results: Its results by name; traced values are not checked.
         """
         faults = [self.fault(result) for _, result in results]
@@ -61,9 +61,12 @@ class FiniteCheck:
             return None
         given = []
         with unchecked():
-            for name, value in arguments:
+            for (name, value), var in zip(arguments, jaxpr.invars, strict=True):
                 array = value if hasattr(value, "dtype") else jnp.asarray(value)
-                given.append(_Value(array, f"the argument '{name}'" if self.fault(array) else ""))
+                origin = f"the argument '{name}'" if self.fault(array) else ""
+                if isinstance(var.aval, jaxcompat.AbstractRef):
+                    array = jax.new_ref(array)
+                given.append(_Value(array, origin))
             values = _Origins(self).run(jaxpr, given)
         triples = zip(results, faults, values, strict=True)
         (name, _), fault, value = next(triple for triple in triples if triple[1])
@@ -71,11 +74,11 @@ class FiniteCheck:
         return name, f"{fault}, from {origin}"
 
     def fault(self, value: object) -> str | None:
-        """What is forbidden and in a value, in words, or None."""
+        """What is forbidden and in a value, or in what a Ref holds, in words, or None."""
         if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
             return None
-        if isinstance(jax.typeof(value), jaxcompat.AbstractRef):
-            return None
+        if isinstance(value, jax.Ref):
+            value = value[...]
         if not jnp.issubdtype(value.dtype, jnp.inexact):
             return None
         if self.nans and bool(jnp.isnan(value).any()):
@@ -83,9 +86,9 @@ class FiniteCheck:
         return "an infinity" if self.infs and bool(jnp.isinf(value).any()) else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Value:
-    """A value, and what made the NaN or infinity in it, if there is one."""
+    """A value, and what made the NaN or infinity in it, if there is one; in a Ref, later."""
 
     data: Any
     origin: str = ""
@@ -112,6 +115,9 @@ class _Origins(Interpreter):
     def evaluate(self, eqn: JaxprEqn, operands: list[_Value]) -> list[_Value]:
         results = bind(eqn, [operand.data for operand in operands])
         origin = _first(operands) or named(eqn)
+        for operand in operands:
+            if isinstance(operand.data, jax.Ref) and not operand.origin:
+                operand.origin = origin if self._fault(operand.data) else ""
         return [_Value(x, origin if self._fault(x) else "") for x in results]
 
 

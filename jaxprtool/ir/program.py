@@ -88,8 +88,9 @@ class Program:
         if not (jax.config.jax_debug_nans or jax.config.jax_debug_infs):
             return match.result(self.out_tree, self._evaluated(leaves))
         with unchecked():
+            given = [x[...] if isinstance(x, jax.Ref) else x for x in leaves]
             outs = self._evaluated(leaves, donate=False)  # needed again: JAX does so, too
-        self.require_finite(FiniteCheck.from_config(), leaves, outs)
+        self.require_finite(FiniteCheck.from_config(), given, outs)
         return match.result(self.out_tree, outs)
 
     def checked(self, flat: Sequence[Any]) -> list[Any]:
@@ -150,7 +151,7 @@ class Program:
         """Raise FloatingPointError for flat results that a check of JAX's switches forbids.
 
         It names the first of them and the equation to blame. `arguments` are the flat arguments
-        that the program was run on.
+        that the program was run on, of Refs what they held.
         """
         given = list(zip(self.arg_names, arguments, strict=True))
         made = list(zip(self.out_names, results, strict=True))

@@ -60,6 +60,23 @@ def lost(x):
     return {"fine": x, "bad": jax.jit(lambda v: v * 2)(y), "unused": unused > 0}
 
 
+def test_a_nan_that_is_written_to_a_ref_is_from_the_equation_that_makes_it():
+    def function(r, x):
+        mine = jax.new_ref(x)
+        mine[...] = jnp.log(mine[...])
+        r[...] += mine[...]
+        return r[...]
+
+    ref, x = jax.new_ref(jnp.ones(2)), jnp.array([-1.0, 1.0])
+    program = jaxprtool.trace(function, ref, x)
+    with jax.debug_nans(True):
+        with pytest.raises(FloatingPointError, match="result of function has a NaN, from log at"):
+            program(ref, x)
+        with pytest.raises(FloatingPointError, match="from the argument 'r'"):
+            program(ref, jnp.ones(2))
+    assert jnp.array_equal(ref[...], jnp.array([jnp.nan, 1.0]), equal_nan=True)
+
+
 @pytest.mark.parametrize("switch", ["jax_debug_nans", "jax_debug_infs"])
 def test_a_program_heeds_the_switches_that_forbid_nans_and_infinities(switch):
     program = jaxprtool.trace(lost, x)

@@ -27,6 +27,7 @@ from jaxprtool.cli.main import main
 #: that calls functions with rules that call others, without end.
 BEFORE_FILES = {
     "diffrax_gradient": "drop_checks",
+    "dynamiqs_cavity": "drop_checks",
     "e3nn_harmonics": "inline(calls=('custom_jvp',))",
     "optimistix_fit": "drop_checks",
 }

@@ -357,6 +357,27 @@ def type_check(program: Program, before: Program | None = None, *, preserves: bo
         _require_weak_types(program, before)
 
 
+def check_results(program: Program, before: Program) -> None:
+    """Check that results have the types that they have in another program, weak types included.
+
+    No equation is looked at, so that it takes microseconds.
+
+    Raises:
+        CheckError: With the first result that has another type.
+    """
+    pairs = zip(before.jaxpr.outvars, program.jaxpr.outvars, strict=False)
+    if all(old.aval is new.aval or old.aval == new.aval for old, new in pairs) and len(
+        before.jaxpr.outvars
+    ) == len(program.jaxpr.outvars):
+        return
+    old, new = ([type_of(aval, weak=True) for aval in p.out_avals] for p in (before, program))
+    if len(old) != len(new):
+        raise CheckError(f"{program.name} had {len(old)} results, and has {len(new)}")
+    for name, was, now in zip(before.out_names, old, new, strict=True):
+        if was != now:
+            raise CheckError(f"result '{name}' of {program.name} was {was}, and is {now}")
+
+
 def _require_weak_types(program: Program, before: Program) -> None:
     """Raise CheckError if an argument or result is weakly typed in one of the programs alone."""
     for what in ("arguments", "results"):

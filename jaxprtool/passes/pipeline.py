@@ -120,8 +120,8 @@ class Pipeline:
     ) -> Program | Programs:
         """Run the passes, telling `observer` of each.
 
-        Raises CheckError, unless `check` is False, if a pass gives an ill-typed program, and
-        PipelineError if a step is for a program that is not there.
+        Raises CheckError if a pass gives an ill-typed program, and PipelineError if a step is for
+        a program that is not there. Unless `check`, only the types of results are looked at.
         """
         observer = observer or Observer()
         result = program
@@ -171,7 +171,8 @@ def _run_step(
 
 def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> Program | Programs:
     """What a pass makes of a program: the very same object if it changes nothing."""
-    from jaxprtool.ir.program import type_check  # imports JAX, which reading a pipeline does not
+    # Imports JAX, which reading a pipeline does not.
+    from jaxprtool.ir.program import Program, check_results, type_check
 
     if isinstance(step.transform, Pipeline):
         return step.transform.run(program, observer, check=check)
@@ -182,12 +183,15 @@ def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> 
     if _unchanged(program, result):
         observer.after(step, program, program, seconds)
         return program
-    for each in result.values() if isinstance(result, Mapping) else [result]:
-        try:
-            if check:
-                type_check(each, program, preserves=step.transform.preserves)
-        except CheckError as error:
-            raise CheckError(f"pass '{step}' broke the program: {error.message}") from error
+    preserves = step.transform.preserves
+    try:
+        if check:
+            for each in result.values() if isinstance(result, Mapping) else [result]:
+                type_check(each, program, preserves=preserves)
+        elif preserves and not step.transform.symbolic and isinstance(result, Program):
+            check_results(result, program)
+    except CheckError as error:
+        raise CheckError(f"pass '{step}' broke the program: {error.message}") from error
     observer.after(step, program, result, seconds)
     return result
 

@@ -2,6 +2,8 @@
 
 import random
 from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxprtool
-from jaxprtool import jaxcompat
+from jaxprtool import Pass, jaxcompat
 from jaxprtool.errors import CheckError
 from jaxprtool.ir.program import type_check
 from tests.programs import Case, harness_programs, random_programs, sample_programs
@@ -142,6 +144,19 @@ def test_a_result_that_is_not_as_weak_as_it_is_annotated_is_found():
     type_check(after, before)
     with pytest.raises(CheckError, match=r"sin gives a weakly typed float32\[\], annotated as"):
         type_check(after, before, preserves=True)
+
+
+def test_jit_finds_a_pass_that_changes_the_type_of_a_result():
+    @dataclass(frozen=True)
+    class Strong(Pass):
+        name: ClassVar[str] = "strong"
+
+        def __call__(self, program):
+            return jaxprtool.trace(lambda s, x: (jnp.float32(s), x), *program.in_avals)
+
+    fun = jaxprtool.jit(lambda s, x: (s, x), passes=Strong())
+    with pytest.raises(CheckError, match=r"'strong' broke .* was ~f32\[\], and is f32"):
+        fun(0.5, ONES)
 
 
 # --- many programs ------------------------------------------------------------------------------

@@ -134,7 +134,8 @@ class _AtSizes:
         for i in {i for i, _ in self.axes}:
             aval = jax.typeof(leaves[i])
             shape = [sizes.get(self.axes.get((i, d), ""), n) for d, n in enumerate(aval.shape)]
-            leaves[i] = jax.ShapeDtypeStruct(tuple(shape), aval.dtype)
+            weak = getattr(aval, "weak_type", False)
+            leaves[i] = jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=weak)
         args, kwargs = jax.tree.unflatten(tree, leaves)
         with self.case.setting():
             return trace(self.case.fun, *args, **kwargs)

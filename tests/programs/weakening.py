@@ -6,6 +6,7 @@ its transposition gives as gradients, must be as weakly typed before a pass and 
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,12 +31,19 @@ PIPELINES = (
 _PYTHON_DTYPES = {"float32", "int32", "complex64", "float64", "int64", "complex128"}
 
 
-def weakened(case: Any) -> Any:
-    """A case whose arguments of the dtypes that Python's numbers have are weakly typed."""
+def weakened(case: Any, rng: random.Random | None = None) -> Any:
+    """A case whose arguments of the dtypes that Python's numbers have are weakly typed.
+
+    With `rng`, some of them are.
+    """
     if not isinstance(case, Case):  # a sample is traced already, at its own types
         return case
+
+    def made(x: Any) -> Any:
+        return x if rng is not None and rng.random() < 0.4 else _weak(x)
+
     with case.setting():
-        args, kwargs = jax.tree.map(_weak, (case.args, case.kwargs))
+        args, kwargs = jax.tree.map(made, (case.args, case.kwargs))
     return Case(f"weak {case.name}", case.fun, args, kwargs, case.x64)
 
 
@@ -63,7 +71,7 @@ def prove_weak_types(case: Any, pipelines: Iterable[str] = PIPELINES) -> Counter
             if after.jaxpr is program.jaxpr:
                 continue
             outcomes["rewritten"] += 1
-            declared = [_is_weak(aval) for aval in after.out_avals]
+            declared = [is_weak(aval) for aval in after.out_avals]
             assert declared == results == weak_results(after), f"results by {text}"
             if gradients is not None and (found := weak_gradients(after)) is not None:
                 outcomes["gradients"] += 1
@@ -79,8 +87,8 @@ def weak_results(program: Program) -> list[bool]:
 
 def weak_gradients(program: Program) -> list[bool] | None:
     """Whether the cotangent of each inexact argument is; None if there is no gradient."""
-    at = [i for i, aval in enumerate(program.in_avals) if _inexact(aval)]
-    if not at or not any(map(_inexact, program.out_avals)):
+    at = [i for i, aval in enumerate(program.in_avals) if inexact(aval)]
+    if not at or not any(map(inexact, program.out_avals)):
         return None
 
     def gradients(*flat: Any) -> Sequence[Any]:
@@ -89,7 +97,7 @@ def weak_gradients(program: Program) -> list[bool] | None:
             for i, x in zip(at, xs, strict=True):
                 full[i] = x
             outs = jaxcompat.jaxpr_as_fun(program.jaxpr)(*full)
-            return [out for out in outs if _inexact(jax.typeof(out))]
+            return [out for out in outs if inexact(jax.typeof(out))]
 
         outs, pull = jax.vjp(function, *(flat[i] for i in at))
         return pull([lax.full_like(out, 1) for out in outs])
@@ -102,15 +110,15 @@ def weak_gradients(program: Program) -> list[bool] | None:
 
 def _weak_types_of(function: Any, program: Program) -> list[bool]:
     types = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=_is_weak(aval))
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak(aval))
         for aval in program.in_avals
     ]
-    return [_is_weak(aval) for aval in jax.make_jaxpr(function)(*types).out_avals]
+    return [is_weak(aval) for aval in jax.make_jaxpr(function)(*types).out_avals]
 
 
-def _is_weak(aval: Any) -> bool:
+def is_weak(aval: Any) -> bool:
     return bool(getattr(aval, "weak_type", False))
 
 
-def _inexact(aval: Any) -> bool:
+def inexact(aval: Any) -> bool:
     return jnp.issubdtype(getattr(aval, "dtype", np.bool_), jnp.inexact)

@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
+from jaxprtool.ir.weak_types import as_weak_as
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Params, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import (
@@ -209,7 +210,9 @@ def _dynamic_update_slice(
     if _is_left_to_jax(axis, starts, start_dims) or bdim is update_bdim is None:
         return None
     lanes = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
-    return primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts))), 0
+    made = primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts)))
+    # JAX's scatter is weakly typed if the array is, an update if the starts are, too.
+    return as_weak_as(made, jax.typeof(x)), 0
 
 
 def _is_left_to_jax(axis: Axis, starts: Operands, start_dims: Sequence[Dim]) -> bool:

@@ -36,6 +36,7 @@ from jaxprtool.ir.templates import (
     template_of_jaxpr,
 )
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.weak_types import keep_weak_types
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.mask.guards import guarded, mixes_rounds
@@ -367,22 +368,25 @@ class Writing:
         varies = any(each.varies for each in facts)
         found: list[Facts] = []
 
-        def call(masking: Masking, *arrays: Any) -> list[Any]:
-            made = apply(masking, eqn, *map(Padded, arrays, facts))
-            results = made if eqn.primitive.multiple_results else [made]
-            outs = []
-            for each, var in zip(results, eqn.outvars, strict=True):
-                array, known = result_facts(each, var.aval.shape, active, varies)
-                outs.append(array)
-                found.append(known)
-            return outs
+        def call(masking: Masking, *arrays: Any) -> list[Any] | None:
+            def outs(*arrays: Any) -> list[Any]:
+                made = apply(masking, eqn, *map(Padded, arrays, facts))
+                results = made if eqn.primitive.multiple_results else [made]
+                pairs = [
+                    result_facts(each, var.aval.shape, active, varies)
+                    for each, var in zip(results, eqn.outvars, strict=True)
+                ]
+                found[:] = [known for _, known in pairs]
+                return [array for array, _ in pairs]
+
+            return keep_weak_types(outs, arrays, [v.aval for v in eqn.outvars], eqn)
 
         template = self._traced(call, [a.aval for a in operands], sizes, eqn.primitive.name, eqn)
         return replace(template, kinds=tuple(found))
 
     def _traced(
         self,
-        call: Callable[..., list[Any]],
+        call: Callable[..., list[Any] | None],
         avals: Sequence[Aval],
         sizes: Sequence[Any],
         name: str | None = None,

@@ -18,6 +18,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import Contains
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CALLS, Call, Cond, Scan, While
+from jaxprtool.ir.weak_types import as_weak_as
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.cse import cse_body
 from jaxprtool.passes.mask.body import SCALAR, MaskedBody, Writing, structured_mask_rules
@@ -203,7 +204,7 @@ def _only_rounds(eqn: JaxprEqn, masked: MaskedBody, consts: int, carried: int) -
         carry = values[start : start + carried]
 
         def skip(*_: Any) -> list[Any]:
-            return [*carry, *(jnp.zeros(aval.shape, aval.dtype) for aval in outs)]
+            return [*carry, *(as_weak_as(jnp.zeros(aval.shape, aval.dtype), aval) for aval in outs)]
 
         return lax.cond(flag, lambda *each: evaluate(*each), skip, *values)
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxprtool.ir.rules import rule
+from jaxprtool.ir.weak_types import as_weak_as, strongly_typed
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mask.sizes import Bounds
 from jaxprtool.passes.mask.table import Masking, mask_rules
@@ -38,7 +39,7 @@ def with_room(array: Any, room: Sequence[Any], blank: Any = 0) -> Any:
         return array
     config = [(0, more, 0) for more in room]
     if isinstance(array.dtype, np.dtype):
-        return lax.pad(array, np.asarray(blank, array.dtype), config)
+        return lax.pad(array, lax.full_like(array, blank, shape=()), config)
     # JAX traces a `pad` of random keys, but cannot lower it.
     data = lax.pad(jax.random.key_data(array), np.uint32(0), [*config, (0, 0, 0)])
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
@@ -135,14 +136,15 @@ def turned(masking: Masking, array: Any, shape: Sequence[Any], axes: Sequence[in
     Returns:
         A padded array with zeros in the padding along these axes.
     """
-    sizes = masking.bounds.shape(shape)
-    array = lax.rev(array, axes)
+    sizes, aval = masking.bounds.shape(shape), jax.typeof(array)
+    # JAX's transposes of pads and slices give strongly typed gradients.
+    array = lax.rev(strongly_typed(array), axes)
     array = with_room(array, [sizes[axis] if axis in axes else 0 for axis in range(len(sizes))])
     starts = [
         sizes[axis] - masking.size(shape[axis]) if axis in axes else np.int32(0)
         for axis in range(len(sizes))
     ]
-    return window_at(array, starts, sizes)
+    return as_weak_as(window_at(array, starts, sizes), aval)
 
 
 @rule(mask_rules, "rev")

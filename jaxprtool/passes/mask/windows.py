@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxprtool.ir.rules import rule
+from jaxprtool.ir.weak_types import as_weak_as, strongly_typed
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mask.reductions import identity_of, largest, least
 from jaxprtool.passes.mask.sizes import Bounds
@@ -114,8 +116,10 @@ def _placed(masking: Masking, x: Padded, axes: Sequence[_Axis], blank: Any) -> _
             padding.append((each.low, high))
             dilation.append(each.dilation)
     if moved:
-        array = lax.pad(array, np.asarray(blank, array.dtype), config)
-        array = window_at(array, starts, sizes)
+        # JAX's transposes of pads and slices give strongly typed gradients.
+        strong = strongly_typed(array)
+        strong = lax.pad(strong, lax.full_like(strong, blank, shape=()), config)
+        array = as_weak_as(window_at(strong, starts, sizes), jax.typeof(array))
     facts = replace(facts, fills=(None,) * x.ndim)
     return _Placed(Padded(array, facts), padding, dilation)
 
@@ -135,7 +139,7 @@ def _cut(placed: _Placed) -> _Placed:
 def _with_ends(array: Any, rows: Sequence[int]) -> Any:
     """Pad an array at the end of each axis with this number of zeros; crop it if negative."""
     config = [(0, n, 0) for n in rows]
-    return lax.pad(array, np.zeros((), array.dtype), config) if any(rows) else array
+    return lax.pad(array, lax.full_like(array, 0, shape=()), config) if any(rows) else array
 
 
 def _with(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
@@ -309,5 +313,6 @@ def _select_and_scatter_add(masking: Masking, eqn: JaxprEqn, source: Padded, x: 
         before = max(0, -masking.bounds.least(each.low))
         config[each.axis] = (before, masking.bounds.padded(each.size), 0)
         starts[each.axis] = before + jnp.asarray(masking.size(each.low), np.int32)
-    array = lax.pad(made, np.zeros((), made.dtype), config)
-    return window_at(array, starts, x.array.shape)
+    strong = strongly_typed(made)
+    strong = lax.pad(strong, lax.full_like(strong, 0, shape=()), config)
+    return as_weak_as(window_at(strong, starts, x.array.shape), jax.typeof(made))

@@ -171,4 +171,4 @@ def _padded(array: Any, axis: int, low: int, high: Any, fill: Any) -> Any:
     if low == 0 and high == 0:
         return array
     padding = [(low, high, 0) if i == axis else (0, 0, 0) for i in range(array.ndim)]
-    return lax.pad(array, jnp.asarray(fill, array.dtype), padding)
+    return lax.pad(array, lax.full_like(array, fill, shape=()), padding)

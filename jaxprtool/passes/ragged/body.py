@@ -33,6 +33,7 @@ from jaxprtool.ir.templates import (
     template_of_jaxpr,
 )
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.weak_types import as_weak_as, keep_weak_types, strongly_typed
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.dce import dce_body
 from jaxprtool.passes.mask.body import Run as Masks
@@ -213,7 +214,9 @@ class Writing:
         key = convert, source, kind, array.aval
 
         def compute(ragging: Ragging, value: Any) -> list[Any]:
-            return [convert(ragging, Value(value, source, shape))]
+            # JAX's transpose of a look-up of rows gives a strongly typed gradient.
+            made = convert(ragging, Value(strongly_typed(value), source, shape))
+            return [as_weak_as(made, array.aval)]
 
         return self.template(key, compute, [array], wide, None)[0]
 
@@ -344,9 +347,11 @@ class Writing:
             key = id(eqn)
 
         def compute(ragging: Ragging, *arrays: Any) -> list[Any] | None:
-            values = map(Value, arrays, kinds, shapes)
-            made = apply(ragging, eqn, *values)
-            return made if made is None or eqn.primitive.multiple_results else [made]
+            def rule(*arrays: Any) -> list[Any] | None:
+                made = apply(ragging, eqn, *map(Value, arrays, kinds, shapes))
+                return made if made is None or eqn.primitive.multiple_results else [made]
+
+            return keep_weak_types(rule, arrays, outs, eqn)
 
         mentioned = {n: None for shape in [*shapes, *(v.shape for v in outs)] for n in shape}
         if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.templates import Template, signature, template_of_jaxpr
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
+from jaxprtool.ir.weak_types import is_weak, keep_weak_types
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.mask.values import Facts, fill, is_number
@@ -84,7 +85,23 @@ def _masked_and_batched(
         Stacked(known) if _axes(sizes, var) else Shared() if dim is None else Lanes()
         for var, dim, known in zip(outs, found, masked.facts, strict=True)
     ]
+    batched = _as_weak(batched, outs, eqn)
     return ByLanes(masked.symbols, template_of_jaxpr(batched, ()), tuple(results))
+
+
+def _as_weak(batched: ClosedJaxpr, variables: Sequence[Var], eqn: JaxprEqn) -> ClosedJaxpr:
+    """Return a jaxpr whose results are as weakly typed as these variables.
+
+    JAX makes scatters of updates, which are weakly typed if the array alone is.
+    """
+    avals = [var.aval for var in variables]
+    if all(is_weak(a) == is_weak(b.aval) for a, b in zip(avals, batched.outvars, strict=True)):
+        return batched
+    return jaxcompat.trace_in_setting(
+        lambda *args: keep_weak_types(jaxcompat.jaxpr_as_fun(batched), args, avals, eqn) or [],
+        [v.aval for v in batched.invars],
+        eqn,
+    )
 
 
 def _axes(sizes: Sizes, atom: Atom) -> tuple[int, ...]:

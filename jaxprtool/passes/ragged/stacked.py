@@ -56,4 +56,4 @@ def with_a_row(ragging: Ragging, lanes: Any, *axes: int) -> Any:
     if not empty:
         return lanes
     none = [(0, int(i in empty), 0) for i in range(lanes.ndim)]
-    return lax.pad(lanes, jnp.zeros((), lanes.dtype), none)
+    return lax.pad(lanes, lax.full_like(lanes, 0, shape=()), none)

@@ -27,6 +27,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.ragged import row_places
 from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.weak_types import as_weak_as
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mask.sizes import computed
 from jaxprtool.passes.ragged.values import Lanes, Sizes, Value
@@ -199,7 +200,8 @@ def select(mask: Any, axis: int, array: Any, other: Any) -> Any:
         other: An array or a number that is broadcast to the shape of `array`.
     """
     within = lax.broadcast_in_dim(mask, array.shape, (axis,))
-    return lax.select(within, array, jnp.broadcast_to(other, array.shape).astype(array.dtype))
+    other = jnp.broadcast_to(other, array.shape).astype(array.dtype)
+    return lax.select(within, array, as_weak_as(other, jax.typeof(array)))
 
 
 def broadcast_unsorted(array: Any, shape: Sequence[Any], dims: Sequence[int]) -> Any:

@@ -78,6 +78,7 @@ def _unzip(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Out
     if w.aval.ndim != 2 or key.aval.ndim:
         raise UnsupportedError(f"{named(eqn)} is mapped over its weight or its key by a vmap")
     rank, scale, dtype = eqn.params["rank"], eqn.params["scale"], w.aval.dtype
+    is_weak = w.aval.weak_type
     (m, n) = w.aval.shape
 
     def lora_init(key: Any) -> dict[str, Any]:
@@ -85,7 +86,8 @@ def _unzip(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Out
         return {"down": down, "up": jnp.zeros((rank, n), dtype)}
 
     def lora_apply(down: Any, up: Any, w: Any) -> Any:
-        return w + scale * down @ up
+        # As weakly typed as the weight: so is the gradient by it.
+        return _cast(_cast(w, False) + scale * down @ up, is_weak)
 
     make, shape = jax.make_jaxpr(lora_init, return_shape=True)(_typed(key))
     values, arguments = ([Var(aval) for aval in make.out_avals] for _ in range(2))
@@ -101,4 +103,12 @@ def _unzip(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Out
 
 
 def _typed(atom: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+    aval = atom.aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _cast(array: Any, weak_type: bool) -> Any:
+    if jax.typeof(array).weak_type == weak_type:
+        return array
+    params = {"new_dtype": array.dtype, "weak_type": weak_type, "sharding": None}
+    return jax.lax.convert_element_type_p.bind(array, **params)

@@ -1,0 +1,264 @@
+"""The referee of weak types in transformations: of results and gradients, beside JAX's own.
+
+Each proof makes a program by a pass and holds the weak types of its results, and of the gradients
+by its arguments, against those of what it is to be: of `jax.vmap` of the program, of JAX's
+derivatives, of the program at its sizes, or of the program that was unzipped. The types that a
+program declares are those that JAX's evaluator traces.
+
+JAX's transposes of slices, pads and gathers give strongly typed gradients by weakly typed arrays.
+A pass may look rows up in another way; so a gradient may be as weakly typed as its argument, too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
+from jaxprtool.ir.program import Program, type_check
+from jaxprtool.loading.trace import trace
+from jaxprtool.passes.batch import Batch
+from jaxprtool.passes.mask import Mask
+from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.passes.ragged import Ragged
+from jaxprtool.passes.specialize import Specialize
+from jaxprtool.passes.unzip import Unzip
+from tests.programs.case import Case
+from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
+from tests.programs.mapped import flat, mappings, ours, theirs
+from tests.programs.sowing import sown
+from tests.programs.symbolic import SymbolicProgram
+from tests.programs.weakening import inexact, is_weak, weak_gradients, weak_results
+
+#: The bound of each symbol, and how many examples of other lengths there are.
+BOUND = 4
+LANES = 4
+
+#: What JAX raises where it has no such program.
+REFUSED = (*NO_DERIVATIVE, *NO_DERIVATIVE_OF_REFS, JaxprToolError)
+
+Proof = Callable[[Case, random.Random], Counter[str]]
+
+
+def _types(avals: Sequence[Any]) -> list[str]:
+    return ["~" * is_weak(aval) + aval.str_short(short_dtypes=True) for aval in avals]
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak(aval))
+
+
+def _check_declared(program: Program, what: str) -> None:
+    type_check(program)
+    declared, traced = [*map(is_weak, program.out_avals)], weak_results(program)
+    assert declared == traced, f"{what}: results are declared {declared}, and are {traced}"
+
+
+def _check_gradients(after: Program, before: Program, what: str, skipped: int = 0) -> str:
+    """Compare the gradients by all inexact arguments of `after` but the first ones."""
+    wanted, found = weak_gradients(before), weak_gradients(after)
+    if wanted is None or found is None:
+        return "no gradients"
+    own = [is_weak(aval) for aval in after.in_avals if inexact(aval)]
+    for i, (new, old, of_argument) in enumerate(
+        zip(found[skipped:], wanted, own[skipped:], strict=True)
+    ):
+        assert new in (old, of_argument), f"{what}: gradient {i} is {new}, JAX's {old}"
+    return "gradients"
+
+
+# --- batch ----------------------------------------------------------------------------------------
+
+
+def prove_batch(case: Case, rng: random.Random) -> Counter[str]:
+    """Hold a program, mapped in two ways, and by chunks, against `jax.vmap` of it."""
+    outcomes: Counter[str] = Counter()
+    with case.setting():
+        program = flat(case.program())
+        for mapping in mappings(program, rng, 2):
+            try:
+                expected, _ = theirs(program, mapping)
+            except REFUSED:
+                continue
+            outcomes += _check_mapped("batch", ours(program, mapping), expected)
+            options = mapping.in_axes, mapping.out_axes, mapping.size
+            try:
+                made = Batch(*options, chunk=1)(program)
+            except JaxprToolError:
+                continue
+            outcomes += _check_mapped("chunk", made, expected)
+    return outcomes
+
+
+def _check_mapped(what: str, made: Program, expected: Program) -> Counter[str]:
+    _check_declared(made, what)
+    found, wanted = _types(made.out_avals), _types(expected.out_avals)
+    assert found == wanted, f"{what}: {found}, JAX's {wanted}"
+    return Counter({what: 1, f"{what}: {_check_gradients(made, expected, what)}": 1})
+
+
+# --- derivatives ----------------------------------------------------------------------------------
+
+
+def prove_derivatives(case: Case, rng: random.Random) -> Counter[str]:
+    """Hold what passes of derivatives make of a program against what JAX's functions make of it."""
+    outcomes: Counter[str] = Counter()
+    with case.setting():
+        program = flat(case.program())
+        for name, (pipelines, derivative) in _DERIVATIVES.items():
+            types = _tangents(program, name)
+            try:
+                expected = trace(derivative(_function(program)), _args(program), types)
+            except REFUSED:
+                continue
+            if _runs_no_more(expected):
+                continue
+            for text in pipelines:
+                found = _results(Pipeline.parse(text)(program), len(program.out_avals))
+                wanted = _types(expected.out_avals)
+                assert found == wanted[-len(found) :], f"{text}: {found}, JAX's {wanted}"
+                outcomes[text] += 1
+    return outcomes
+
+
+def _function(program: Program) -> Callable[..., tuple[Any, ...]]:
+    return lambda *args: tuple(jaxcompat.jaxpr_as_fun(program.jaxpr)(*args))
+
+
+def _args(program: Program) -> tuple[Any, ...]:
+    return tuple(map(_struct, program.in_avals))
+
+
+def _tangents(program: Program, name: str) -> tuple[Any, ...]:
+    if name == "vjp":
+        return tuple(_struct(aval.to_ct_aval()) for aval in program.out_avals)
+    return tuple(_struct(aval.to_tangent_aval()) for aval in program.in_avals)
+
+
+def _vjp(function: Any) -> Any:
+    def both(args: Any, cotangents: Any) -> Any:
+        out, pull = jax.vjp(function, *args)
+        return out, pull(cotangents)
+
+    return both
+
+
+def _linearize(function: Any) -> Any:
+    def both(args: Any, tangents: Any) -> Any:
+        out, push = jax.linearize(function, *args)
+        return out, push(*tangents)
+
+    return both
+
+
+_TRANSPOSED = "linearize, backward.linear_transpose(argnums=1)"
+_DERIVATIVES: dict[str, tuple[tuple[str, ...], Any]] = {
+    "jvp": (("jvp",), lambda f: lambda primals, tangents: jax.jvp(f, primals, tangents)),
+    "linearize": (("linearize",), _linearize),
+    "vjp": (("vjp", _TRANSPOSED), _vjp),
+}
+
+
+def _results(made: Any, count: int) -> list[str]:
+    """The types of the results of a derivative, or of both its halves but for residuals."""
+    if isinstance(made, Program):
+        _check_declared(made, made.name)
+        return _types(made.out_avals)
+    for half in made.values():
+        _check_declared(half, half.name)
+    return _types([*made["forward"].out_avals[:count], *made["backward"].out_avals])
+
+
+def _runs_no_more(program: Program) -> bool:
+    """Return True for a custom_vjp function pushed forwards, which JAX can only trace."""
+    return any(eqn.primitive.name == "custom_lin" for eqn in program.jaxpr.eqns)
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def prove_sizes(found: SymbolicProgram) -> Counter[str]:
+    """Hold a program with symbols, specialized, masked and ragged, against that traced at sizes."""
+    outcomes: Counter[str] = Counter()
+    with found.setting():
+        program = found.program
+        for sizes in found.choices[:2]:
+            try:
+                expected = found.traced_at(sizes)
+            except JaxprToolError:
+                continue
+            made = Specialize(dict(sizes))(program)
+            outcomes += _check_sized("specialize", made, made.out_avals, expected)
+        try:
+            made = Mask(dict.fromkeys(program.symbols, BOUND))(program)
+        except (UnsupportedError, ArgumentsError):
+            outcomes["mask refused"] += 1
+        else:
+            outs = jax.tree.unflatten(made.out_tree, made.out_avals)
+            outs = outs if made.out_tree == program.out_tree else outs[0]
+            outcomes += _check_sized("mask", made, jax.tree.leaves(outs), program)
+        for name in program.symbols:
+            for layout in (None, "packed", "padded"):
+                try:
+                    made = Ragged(name, LANES, layout, BOUND)(program)
+                except JaxprToolError:
+                    outcomes["ragged refused"] += 1
+                    continue
+                outcomes += _check_sized("ragged", made, made.out_avals, program)
+    return outcomes
+
+
+def _check_sized(what: str, made: Program, outs: Any, expected: Program) -> Counter[str]:
+    _check_declared(made, what)
+    results, wanted = ([*map(is_weak, avals)] for avals in (outs, expected.out_avals))
+    assert results == wanted, f"{what}: results are {results}, JAX's {wanted}"
+    return Counter({what: 1, f"{what}: {_gradients_at_sizes(made, expected, what)}": 1})
+
+
+def _gradients_at_sizes(made: Program, expected: Program, what: str) -> str:
+    try:
+        return _check_gradients(made, expected, what)
+    except jax.errors.InconclusiveDimensionOperation:
+        return "no gradients with symbols"
+
+
+# --- unzip ----------------------------------------------------------------------------------------
+
+
+def prove_unzip(case: Case, rng: random.Random, key_args: Callable[..., Any]) -> Counter[str]:
+    """Hold what `unzip` makes of a program with values sown in it against that program."""
+    with case.setting():
+        program = case.program()
+        if not program.in_avals:
+            return Counter({"no arguments": 1})
+        keys, early = key_args(program, rng)
+        program = sown(program, early, rng)
+        try:
+            halves = Unzip(key_args=tuple(keys))(program)
+        except UnsupportedError:
+            return Counter({"refused": 1})
+        init, apply = halves["init"], halves["apply"]
+        for half in halves.values():
+            _check_declared(half, half.name)
+        count = len(init.out_avals)
+        pairs = (init.out_avals, apply.in_avals[:count]), (program.out_avals, apply.out_avals)
+        for before, after in pairs:
+            assert _types(before) == _types(after), f"{_types(before)}, {_types(after)} after"
+        return Counter({"unzip": 1, _late_gradients(program, apply, early, count): 1})
+
+
+def _late_gradients(program: Program, apply: Program, early: Sequence[int], count: int) -> str:
+    """Compare the gradients by the arguments that both programs have."""
+    wanted, found = weak_gradients(program), weak_gradients(apply)
+    if wanted is None or found is None:
+        return "no gradients"
+    at = [i for i, aval in enumerate(program.in_avals) if inexact(aval)]
+    before = [weak for i, weak in zip(at, wanted, strict=True) if i not in early]
+    after = found[sum(map(inexact, apply.in_avals[:count])) :]
+    assert before == after, f"unzip: gradients are {after}, {before} before"
+    return "unzip: gradients"

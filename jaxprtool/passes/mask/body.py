@@ -416,7 +416,7 @@ class Writing:
             valid = dict(zip(sizes, rest, strict=True)) if name else {}
             flag = None if self.round is None else flag
             masking = Masking(name or "", bounds, symbols, known, valid, flag, self.run.in_scan)
-            return call(masking, *arrays)
+            return call(masking, *arrays) or []
 
         jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
         jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)

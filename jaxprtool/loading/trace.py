@@ -168,6 +168,8 @@ def trace_call(
 
 def _is_sharded(leaf: object) -> bool:
     """Whether an argument has a sharding over several devices that `jax.jit` would keep."""
+    if isinstance(leaf, jax.core.Tracer):  # of which JAX 0.10 does not know whether it is committed
+        return False
     return getattr(leaf, "committed", True) and is_over_devices(getattr(leaf, "sharding", None))
 
 

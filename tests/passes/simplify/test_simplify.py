@@ -43,6 +43,11 @@ def test_nothing_to_do_gives_the_same_jaxpr():
     assert Simplify()(once).jaxpr is once.jaxpr
 
 
+def test_the_conjugate_of_a_real_number_is_complex():
+    assert simple(lambda x: lax.real(lax.conj(x)), VECTOR) == ["conj", "real"]
+    assert simple(lambda x: lax.conj(lax.conj(x)), VECTOR) == ["conj", "conj"]
+
+
 def test_bodies_at_every_depth_are_simplified():
     def fun(x):
         def body(c, _):

@@ -75,7 +75,7 @@ class Forward(Pass):
         while jaxpr is not before:
             visitor = partial(_visitor, Memo())
             jaxpr, before = rewrite(jaxpr, visitor, flat=False), jaxpr
-        return program.replace(jaxpr=jaxpr)
+        return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
 
 
 def _visitor(memo: Memo, writer: Writer) -> RewriteRule:

@@ -197,6 +197,8 @@ def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> 
 
 
 def _unchanged(program: Program, result: Program | Programs) -> bool:
+    if result is program:
+        return True
     if isinstance(result, Mapping) or result.jaxpr is not program.jaxpr:
         return False
     names = (field.name for field in fields(program) if field.name != "jaxpr")

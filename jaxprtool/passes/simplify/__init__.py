@@ -93,4 +93,5 @@ class Simplify(Pass):
         ]
 
     def __call__(self, program: Program) -> Program:
-        return program.replace(jaxpr=simplified(program.jaxpr, simplify_rules, fast=self.fast))
+        jaxpr = simplified(program.jaxpr, simplify_rules, fast=self.fast)
+        return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program

@@ -50,8 +50,7 @@ def simplified(jaxpr: AnyJaxpr, rows: Sequence[Row], *, fast: bool) -> AnyJaxpr:
 
     Raises PluginError if rows undo each other for ever.
     """
-    rows = tuple(row for row in rows if fast or row.exact is not False)
-    return rewrite(jaxpr, partial(_visitor, _table_of(rows, fast), fast))
+    return rewrite(jaxpr, partial(_visitor, _table_of(tuple(rows), fast), fast))
 
 
 def _may_be_inexact(row: Row, fast: bool) -> bool:
@@ -63,7 +62,7 @@ def _may_be_inexact(row: Row, fast: bool) -> bool:
 @lru_cache(maxsize=16)
 def _table_of(rows: tuple[Row, ...], fast: bool) -> _Table:
     table: _Table = {}
-    for row in rows:
+    for row in (row for row in rows if fast or row.exact is not False):
         for primitive in row.tree.primitives:
             of_all, of_inexact = table.setdefault(primitive, ({}, {}))
             for head in _heads(row.tree):

@@ -343,7 +343,7 @@ def _traced(
             flags = [i in positions for i in range(count)]
             out = call_tracked(bound, full, traced_kwargs, positional_names(fun, count), flags)
             if shared is None and isinstance(out, Changed):
-                out = _without_state(fun, out)
+                out = _without_state(fun, out, types is not None)
         else:
             out = fun(*full, **traced_kwargs, **static_kwargs)
         found["names"] = result_paths(out)
@@ -375,9 +375,18 @@ def _traced(
     return _with_lifted(program, lifted), [*leaves, *lifted]
 
 
-def _without_state(fun: Callable, out: Changed) -> object:
-    """The result alone of a function that changes objects, which `jax.jit` does not do."""
+def _without_state(fun: Callable, out: Changed, padded: bool) -> object:
+    """The result alone of a function that changes objects, which `jax.jit` does not do.
+
+    Raises ArgumentsError if the arguments are `padded`: no other way of jit changes them then.
+    """
     name, first = function_name(fun), min(out.state, default="its arguments")
+    if padded:
+        raise ArgumentsError(
+            f"jit: {name} changes {first} in place, and with shapes its new state would be lost",
+            "return nnx.state(model) beside the result, of a model that the function makes with "
+            "nnx.merge or nnx.clone",
+        )
     warnings.warn(
         f"{name} changes {first} in place, and under jit the object stays as it is; "
         f"jaxprtool.jit(nnx.jit({name})) changes it",

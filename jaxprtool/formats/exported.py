@@ -19,6 +19,7 @@ from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.state import has_objects
 from jaxprtool.ir.structured import view
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import filled
@@ -56,6 +57,12 @@ def _require_portable(program: Program) -> None:
         if is_foreign(getattr(aval, "dtype", None)):
             what = f"elements of {aval.dtype}, a type that a package has brought"
             raise UnsupportedError(f"{refused}: {name} has {what}")
+    if has_objects(filled(program.in_tree, program.in_avals)):
+        raise UnsupportedError(
+            f"{refused}: it takes objects of Flax NNX, which an artifact has no form for",
+            "take nnx.to_pure_dict(nnx.state(model)) instead, nnx.update a model with it in the "
+            "function, and return the state that is new",
+        )
     if program.axis_env:
         axes = ", ".join(str(name) for name, _ in program.axis_env)
         raise UnsupportedError(f"{refused}: nothing binds its axes {axes}")

@@ -6,6 +6,7 @@ the user's function, and is reported as such.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import operator
@@ -40,6 +41,7 @@ from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.hints import value_needed
 from jaxprtool.loading.jitted import Jitted
+from jaxprtool.loading.plain_objects import changes_told
 
 
 class StaticArguments(TypedDict, total=False):
@@ -136,9 +138,12 @@ def trace_call(
     told: jaxcompat.TracedOptions | None = None
     try:
         if jitted is None:
-            jaxpr, out = _made(fun, call, axis_env)
+            jaxpr, out = _made(name, fun, call, axis_env)
         else:
-            with jaxcompat.axes_bound(axis_env or ()):
+            positional = [arg for arg, _ in call.positional]
+            keywords = {name: arg for name, (arg, _) in call.keywords.items()}
+            watched = changes_told(name, fun, _by_name(fun, positional, keywords))
+            with watched, jaxcompat.axes_bound(axis_env or ()):
                 jaxpr, out, told = jitted.trace(call.positional, call.keywords)
     except JaxprToolError:
         raise
@@ -166,6 +171,13 @@ def trace_call(
     return program.replace(jit=JitOptions.from_traced(program.arguments, program.results, told))
 
 
+def _by_name(
+    fun: Callable, args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, object]:
+    """The arguments of a call by their names."""
+    return {**dict(zip(positional_names(fun, len(args)), args, strict=False)), **kwargs}
+
+
 def _is_sharded(leaf: object) -> bool:
     """Whether an argument has a sharding over several devices that `jax.jit` would keep."""
     if isinstance(leaf, jax.core.Tracer):  # of which JAX 0.10 does not know whether it is committed
@@ -174,10 +186,10 @@ def _is_sharded(leaf: object) -> bool:
 
 
 def _made(
-    fun: Callable, call: BoundCall, axis_env: Sequence[tuple[Hashable, int]] | None
+    name: str, fun: Callable, call: BoundCall, axis_env: Sequence[tuple[Hashable, int]] | None
 ) -> tuple[ClosedJaxpr, object]:
     """The jaxpr of a call of a function that is not under `jax.jit`, and the shapes it gives."""
-    traced = released(fun, call.shared, **call.static_kwargs)
+    traced = released(fun, call.shared, name, **call.static_kwargs)
     make = jax.make_jaxpr(traced, axis_env=axis_env, return_shape=True)
     args = [Held(arg) if static else arg for arg, static in call.positional]
     return make(*args, **call.kwargs)
@@ -329,23 +341,30 @@ def _is_module(node: object) -> bool:
 
 
 def released(
-    fun: Callable, shared: Sequence[int] | None = (), /, **static_kwargs: object
+    fun: Callable,
+    shared: Sequence[int] | None = (),
+    watched: str = "",
+    /,
+    **static_kwargs: object,
 ) -> Callable:
     """A function that takes and gives trees with leaves held, and calls `fun` without that.
 
     It has the name of `fun`, and the signature that is left when `static_kwargs` are given. If
     `fun` changes objects among its arguments, it gives a `Changed`; `shared` says which Variables
-    in these are one, or is None if it is to give the result alone.
+    in these are one, or is None if it is to give the result alone. If it is `watched`, by a name,
+    plain objects that it changes are told in a warning.
     """
 
     def call(*args: object, **kwargs: object) -> object:
         static = [isinstance(arg, Held) for arg in args]
         args, kwargs = sharing((args, kwargs), shared or ())
-        if shared is None or not has_objects((args, kwargs)):
-            return held(fun, fun(*args, **kwargs, **static_kwargs))
-        bound = functools.partial(fun, **static_kwargs)
-        names = positional_names(fun, len(args))
-        return held(fun, call_tracked(bound, args, kwargs, names, static))
+        given = _by_name(fun, args, {**kwargs, **static_kwargs})
+        with changes_told(watched, fun, given) if watched else contextlib.nullcontext():
+            if shared is None or not has_objects((args, kwargs)):
+                return held(fun, fun(*args, **kwargs, **static_kwargs))
+            bound = functools.partial(fun, **static_kwargs)
+            names = positional_names(fun, len(args))
+            return held(fun, call_tracked(bound, args, kwargs, names, static))
 
     functools.update_wrapper(call, fun, updated=())
     known = signature(functools.partial(fun, **static_kwargs))

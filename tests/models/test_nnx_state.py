@@ -293,3 +293,35 @@ def test_what_is_jaxs_own_leaves_objects_as_jax_does():
     assert ours.out_avals == theirs.out_avals
     program = jaxprtool.trace(jax.jit(of_a_variable), variable, X)
     assert program.out_names == ("result",)
+
+
+def test_jit_for_buckets_refuses_to_lose_the_new_state():
+    def step(model, x):
+        model.calls[...] += 1
+        return x.sum()
+
+    class Counted(nnx.Module):
+        def __init__(self):
+            self.calls = nnx.Variable(jnp.zeros(()))
+
+    jitted = jaxprtool.jit(step, shapes={"n": 8}, types={"x": "f32[n]"})
+    with pytest.raises(ArgumentsError, match="with shapes its new state would be lost"):
+        jitted(Counted(), jnp.ones(5))
+
+
+def test_an_artifact_has_no_form_for_nnx_objects_and_takes_their_state():
+    from jaxprtool.formats.exported import exported
+
+    def call(model, x):
+        return model(x)
+
+    def pure(state, x):
+        model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        nnx.update(model, state)
+        return model(x)
+
+    model, x = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3))
+    with pytest.raises(UnsupportedError, match="takes objects of Flax NNX") as refused:
+        exported(jaxprtool.trace(call, model, x))
+    assert "nnx.to_pure_dict" in refused.value.hint
+    assert exported(jaxprtool.trace(pure, nnx.to_pure_dict(nnx.state(model)), x))

@@ -1,0 +1,203 @@
+"""Plain Python objects that a function changes in place: tracing does that, its Program does not.
+
+    losses.append(loss)      self.count += 1      cache["x"] = x
+
+What a function can reach is looked at before and after it is traced: its arguments, what it closes
+over, and the globals that it and the functions of the user's that it names read. Of lists, dicts,
+sets and objects of the user's classes it is remembered what they hold; arrays are not copied.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import sys
+import textwrap
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from inspect import getattr_static
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.state import has_objects
+from jaxprtool.jaxcompat.places import is_installed, is_users_file
+
+#: So many objects are looked at, the nearest first.
+_MOST = 1000
+
+_CONTAINERS = (dict, list, set, deque, tuple)
+
+#: Values that are the same if they are equal.
+_SCALARS = (bool, int, float, complex, str, bytes)
+
+_MUTATORS = {
+    *("append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse"),
+    *("update", "setdefault", "popitem", "add", "discard", "appendleft", "popleft"),
+}
+
+
+@contextlib.contextmanager
+def changes_told(name: str, fun: Any, given: Mapping[str, object]) -> Iterator[None]:
+    """Warn once of plain objects that a function changes in a `with` block.
+
+    Args:
+        name: What the function is called.
+        fun: The function.
+        given: Its arguments by name.
+    """
+    reached = _Reached(fun, given)
+    yield
+    changed = reached.changed()
+    if changed:
+        first, *others = changed
+        line = reached.line(first)
+        more = f" and {len(others)} more" if others else ""
+        warnings.warn(
+            f"{name} changes {first}{more} in place{f' at {line}' if line else ''}: tracing does "
+            "that once, and calls of its Program do not",
+            stacklevel=2,
+        )
+
+
+class _Reached:
+    """The objects that a function can reach, by path, and what they hold."""
+
+    def __init__(self, fun: Any, given: Mapping[str, object]) -> None:
+        self._functions: list[FunctionType] = []
+        #: By path: the object, and what it holds, name by name.
+        self._held: dict[str, tuple[object, dict[str, object]]] = {}
+        seen: set[int] = set()
+        todo: list[tuple[str, object]] = [*given.items(), ("", fun)]
+        for path, value in todo:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            held = self._contents(path, value)
+            if held is not None:
+                self._held[path or f"<{len(self._held)}>"] = value, held
+                todo += held.items()
+            if len(todo) > _MOST:
+                break
+
+    def changed(self) -> list[str]:
+        """Return the paths of what is changed, the nearest first."""
+        found: dict[str, None] = {}
+        for path, (value, before) in self._held.items():
+            after = self._contents(path, value) or {}
+            if isinstance(value, FunctionType):
+                found.update((n, None) for n in after if not _same(before.get(n), after[n]))
+            elif before.keys() != after.keys() or not all(
+                _same(before[name], after[name]) for name in before
+            ):
+                found[path] = None
+        return list(found)
+
+    def line(self, path: str) -> str:
+        """Return the line that changes what has a path, as far as it is written there; or ""."""
+        root = path.partition(".")[0].partition("[")[0]
+        for fun in self._functions:
+            if (line := _changing_line(fun, root)) is not None:
+                return f"{frames_now().path(fun.__code__.co_filename)}:{line}"
+        return ""
+
+    def _contents(self, path: str, value: object) -> dict[str, object] | None:
+        """Return what an object holds, by path; None if it is not looked into."""
+        if isinstance(value, functools.partial):
+            args = {f"args[{i}]": each for i, each in enumerate(value.args)}
+            return {**args, **value.keywords, "": value.func}
+        if isinstance(value, MethodType):
+            return {"self": value.__self__, "": value.__func__}
+        if isinstance(value, FunctionType):
+            return self._of_function(value)
+        wrapped = None if isinstance(value, type) else getattr_static(value, "__wrapped__", None)
+        if callable(wrapped):
+            return {"": wrapped}
+        kind = type(value)
+        if isinstance(value, _CONTAINERS) and kind.__module__ in ("builtins", "collections"):
+            if len(value) > _MOST:
+                return {f"len({path})": len(value)}
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            return {f"{path}[{_text(key)}]": each for key, each in items}
+        if not isinstance(value, type) and _is_users(kind) and not has_objects(value):
+            fields = getattr(value, "__dict__", {})
+            held: dict[str, object] = {f"{path}.{name}": each for name, each in fields.items()}
+            return held
+        return None
+
+    def _of_function(self, fun: FunctionType) -> dict[str, object] | None:
+        """Return what a function of the user's closes over, and the globals that it names."""
+        file = fun.__code__.co_filename
+        if is_installed(file) or not is_users_file(file):
+            return {"": fun.__wrapped__} if hasattr(fun, "__wrapped__") else None
+        if fun not in self._functions:
+            self._functions.append(fun)
+        held: dict[str, object] = {"": fun.__wrapped__} if hasattr(fun, "__wrapped__") else {}
+        for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it is not assigned yet
+                held[name] = cell.cell_contents
+        names = {name for code in _codes(fun.__code__) for name in code.co_names}
+        known = fun.__globals__
+        return {**{name: known[name] for name in sorted(names) if name in known}, **held}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function, and of those that are defined in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _is_users(cls: type) -> bool:
+    """Whether a class is defined in a file of the user's."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and is_users_file(file) and not is_installed(file)
+
+
+def _text(key: object) -> str:
+    return repr(key) if isinstance(key, str | int) else f"<{id(key)}>"
+
+
+def _same(before: object, after: object) -> bool:
+    if before is after:
+        return True
+    return type(before) is type(after) and type(before) in _SCALARS and before == after
+
+
+def _changing_line(fun: FunctionType, name: str) -> int | None:
+    """Return the first line in a function that changes what is called so."""
+    try:
+        lines, first = inspect.getsourcelines(fun)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = [
+        node.lineno + max(first, 1) - 1
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt | ast.expr)
+        for target in _targets(node)
+        if _root(target) == name
+    ]
+    return min(found, default=None)
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """Return what a statement or a call changes."""
+    match node:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            return targets
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            return [target]
+        case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _MUTATORS:
+            return [value]
+    return []
+
+
+def _root(target: ast.expr) -> str:
+    while isinstance(target, ast.Attribute | ast.Subscript):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else ""

@@ -31,6 +31,9 @@ _MOST = 1000
 
 _CONTAINERS = (dict, list, set, deque, tuple)
 
+#: What a method calls the object that it is of.
+_SELF = "self"
+
 #: Values that are the same if they are equal.
 _SCALARS = (bool, int, float, complex, str, bytes)
 
@@ -68,17 +71,18 @@ class _Reached:
 
     def __init__(self, fun: Any, given: Mapping[str, object]) -> None:
         self._functions: list[FunctionType] = []
-        #: By path: the object, and what it holds, name by name.
-        self._held: dict[str, tuple[object, dict[str, object]]] = {}
+        #: The path of each object, the object, and what it holds, by path.
+        self._held: list[tuple[str, object, dict[str, object]]] = []
         seen: set[int] = set()
-        todo: list[tuple[str, object]] = [*given.items(), ("", fun)]
+        called = getattr_static(type(fun), "__call__", None)
+        todo: list[tuple[str, object]] = [*given.items(), (_SELF, fun), (_SELF, called)]
         for path, value in todo:
             if id(value) in seen:
                 continue
             seen.add(id(value))
             held = self._contents(path, value)
             if held is not None:
-                self._held[path or f"<{len(self._held)}>"] = value, held
+                self._held.append((path, value, held))
                 todo += held.items()
             if len(todo) > _MOST:
                 break
@@ -86,7 +90,7 @@ class _Reached:
     def changed(self) -> list[str]:
         """Return the paths of what is changed, the nearest first."""
         found: dict[str, None] = {}
-        for path, (value, before) in self._held.items():
+        for path, value, before in self._held:
             after = self._contents(path, value) or {}
             if isinstance(value, FunctionType):
                 found.update((n, None) for n in after if not _same(before.get(n), after[n]))
@@ -108,14 +112,14 @@ class _Reached:
         """Return what an object holds, by path; None if it is not looked into."""
         if isinstance(value, functools.partial):
             args = {f"args[{i}]": each for i, each in enumerate(value.args)}
-            return {**args, **value.keywords, "": value.func}
+            return {**args, **value.keywords, _SELF: value.func}
         if isinstance(value, MethodType):
-            return {"self": value.__self__, "": value.__func__}
+            return {_SELF: value.__self__, "__func__": value.__func__}
         if isinstance(value, FunctionType):
             return self._of_function(value)
         wrapped = None if isinstance(value, type) else getattr_static(value, "__wrapped__", None)
         if callable(wrapped):
-            return {"": wrapped}
+            return {_SELF: wrapped}
         kind = type(value)
         if isinstance(value, _CONTAINERS) and kind.__module__ in ("builtins", "collections"):
             if len(value) > _MOST:
@@ -132,10 +136,10 @@ class _Reached:
         """Return what a function of the user's closes over, and the globals that it names."""
         file = fun.__code__.co_filename
         if is_installed(file) or not is_users_file(file):
-            return {"": fun.__wrapped__} if hasattr(fun, "__wrapped__") else None
+            return {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else None
         if fun not in self._functions:
             self._functions.append(fun)
-        held: dict[str, object] = {"": fun.__wrapped__} if hasattr(fun, "__wrapped__") else {}
+        held: dict[str, object] = {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else {}
         for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # it is not assigned yet
                 held[name] = cell.cell_contents

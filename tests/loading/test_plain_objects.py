@@ -96,6 +96,20 @@ def bumped(x, settings):
     return x * settings.scale
 
 
+class Layer:
+    def __init__(self):
+        self.scale, self.calls = 2.0, 0
+
+    def __call__(self, x):
+        return x * self.scale
+
+
+class Counting(Layer):
+    def __call__(self, x):
+        self.calls += 1
+        return super().__call__(x)
+
+
 def put(parts, x):
     parts["sum"] = parts["a"] + x
     return parts["sum"]
@@ -106,6 +120,8 @@ def test_arguments_that_are_changed_are_told_too():
         trace(bumped, 1.0, static(Settings()))
     with pytest.warns(UserWarning, match=r"bumped changes settings in place"):
         trace(functools.partial(bumped, settings=Settings()), 1.0)
+    with pytest.warns(UserWarning, match=r"Counting changes self in place at .*:\d+"):
+        trace(Counting(), 1.0)
     with pytest.warns(UserWarning, match=r"put changes parts in place at .*:\d+"):
         trace(put, {"a": jnp.ones(3)}, 1.0)
 
@@ -128,3 +144,7 @@ def test_what_is_closed_over_is_told_and_what_stays_as_it_is_not():
         trace(reads, 1.0)
         trace(jax.jit(reads), 1.0)
         trace(jnp.sin, 1.0)
+        trace(Layer(), 1.0)
+        trace(jax.jit(Layer()), 1.0)
+        trace(functools.partial(Layer(), 1.0))
+        trace(Layer().__call__, 1.0)

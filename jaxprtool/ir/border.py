@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.array_literals import as_constants
 from jaxprtool.ir.bounds import Bound, LengthsBound, SizeBound, range_of_lengths
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import Root
@@ -159,7 +160,8 @@ def _bounded(value: NamedValue, bound: Bound | None) -> NamedValue:
 
 def top_jaxpr(program: Program | AnyJaxpr) -> Jaxpr:
     """Return the open jaxpr of a `Program`, or of a jaxpr, closed or open."""
-    return jaxcompat.open_jaxpr(program.jaxpr if isinstance(program, Program) else program)
+    jaxpr = program.jaxpr if isinstance(program, Program) else as_constants(program)
+    return jaxcompat.open_jaxpr(jaxpr)
 
 
 #: The name that a path begins with, or one step of it.

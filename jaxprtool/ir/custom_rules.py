@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
+from jaxprtool.ir.array_literals import as_constants
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Params, VJPRule
@@ -174,13 +175,24 @@ _rules: ContextVar[_Rules | None] = ContextVar("rules", default=None)
 
 
 def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
-    if (made_from := _made_from(eqn)) is not None:
+    made_from = _made_from(eqn)
 
-        def trace(_: JaxprEqn) -> Any:
-            return made_from()
+    def traced(eqn: JaxprEqn) -> Any:
+        return _with_constants(trace(eqn) if made_from is None else made_from())
 
     rules = _rules.get()
-    return trace(eqn) if rules is None else rules.rule(eqn, trace)
+    return traced(eqn) if rules is None else rules.rule(eqn, traced)
+
+
+def _with_constants(rule: JVPRule | VJPRule) -> JVPRule | VJPRule:
+    """Return a rule in whose jaxprs arrays are no literals; the rule itself if they are none."""
+    parts = ("fwd", "bwd") if isinstance(rule, VJPRule) else ("jaxpr",)
+    changes: dict[str, Any] = {}
+    for part in parts:
+        jaxpr = getattr(rule, part)
+        if jaxpr is not None and (new := as_constants(jaxpr)) is not jaxpr:
+            changes[part] = new
+    return replace(rule, **changes) if changes else rule
 
 
 def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:

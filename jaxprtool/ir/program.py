@@ -21,6 +21,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, CheckError, StructureError
 from jaxprtool.ir.argument_types import TypeMismatch, of_types
+from jaxprtool.ir.array_literals import as_constants
 from jaxprtool.ir.bounds import Bound, SizeBound
 from jaxprtool.ir.dtypes import as_array, needs_x64
 from jaxprtool.ir.equations import is_flat, type_of
@@ -42,7 +43,8 @@ MOST_SIZES = 128
 class Program:
     """A traced function, callable like the function itself.
 
-    `jaxpr` is closed: its constants travel with it. `in_tree` is the tree structure of
+    `jaxpr` is closed: its constants travel with it, and arrays that it has as literals are made
+    constants. `in_tree` is the tree structure of
     `(args, kwargs)`, static arguments left out, and `out_tree` that of the result. `arg_names`
     and `out_names` give one path per flat value: `params['w']`, `result[0]`. `axis_env` are the
     named axes, with their sizes, that the function was traced under and does not bind itself.
@@ -63,6 +65,9 @@ class Program:
     bounds: tuple[tuple[str, Bound], ...] = ()
     roots: tuple[Root, ...] = ()
     sharded: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "jaxpr", as_constants(self.jaxpr))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the program on arguments of the structure of the traced ones.

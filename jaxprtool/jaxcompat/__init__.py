@@ -85,6 +85,7 @@ from jaxprtool.jaxcompat.custom_rules import (
     custom_vjp_rule_params,
     live_function,
     live_key,
+    with_leading_consts,
 )
 from jaxprtool.jaxcompat.forward_mode import equation_jvp
 from jaxprtool.jaxcompat.high import (

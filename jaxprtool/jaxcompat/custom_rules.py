@@ -184,6 +184,20 @@ def _forget(rule: object) -> None:
                 _forget(held)
 
 
+def with_leading_consts(params: Params, count: int) -> Params:
+    """The parameters of a custom call that takes so many more constants before its operands."""
+    made = {**params, "num_consts": params["num_consts"] + count}
+    if "out_trees" not in params:
+        return made
+    out_trees = params["out_trees"]
+
+    def shifted() -> tuple[PyTreeDef, PyTreeDef, list[int | None]]:
+        out_tree, res_tree, forwarded = out_trees()
+        return out_tree, res_tree, [None if i is None else i + count for i in forwarded]
+
+    return {**made, "out_trees": shifted}
+
+
 def custom_vjp_rule_params(
     names: tuple[str, str],
     rules: Callable[[Sequence[bool]], VJPRule],

@@ -10,20 +10,21 @@ it by itself.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.constant_operands import Taken, hand_in
 from jaxprtool.ir.custom_rules import jvp_rule, rules_followed, vjp_rule
 from jaxprtool.ir.equations import equations, size_of
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.ir.regions import Region, Regions, regions
+from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import CustomJVP, CustomVJP, sub_jaxprs, view
 from jaxprtool.ir.trees import filled, structure
@@ -110,9 +111,6 @@ def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -
 
 # --- what becomes an argument ---------------------------------------------------------------------
 
-#: Constants by what they are known by, each with a variable of the body that takes it.
-_Taken: TypeAlias = dict[Hashable, tuple[Var, Any]]
-
 
 @dataclass
 class _Opening:
@@ -122,12 +120,12 @@ class _Opening:
     pinned: set[int]
     memo: Memo = field(default_factory=Memo)
 
-    def opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, _Taken]:
+    def opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, Taken]:
         """A body that takes constants after its arguments, and these constants."""
         return self.memo(lambda: self._opened(body), body)
 
-    def _opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, _Taken]:
-        taken: _Taken = {}
+    def _opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, Taken]:
+        taken: Taken = {}
         names: dict[Any, Var] = {}
         left: list[tuple[Var, Any]] = []
         for var, value in zip(body.constvars, body.consts, strict=True):
@@ -152,53 +150,20 @@ class _Opening:
         size = None if isinstance(var.aval, jaxcompat.AbstractRef) else size_of(var.aval)
         return size is not None and size >= self.min_bytes and identity(value) not in self.pinned
 
-    def _equation(self, eqn: JaxprEqn, names: Mapping[Any, Var], taken: _Taken) -> JaxprEqn:
+    def _equation(self, eqn: JaxprEqn, names: Mapping[Any, Var], taken: Taken) -> JaxprEqn:
         """An equation whose bodies are handed their constants; `taken` gets those that are new."""
         if names:
             operands = [v if type(v) is Literal else names.get(v, v) for v in eqn.invars]
             eqn = eqn if operands == eqn.invars else eqn.replace(invars=operands)
         if (inside := _entered(eqn)) is None:
             return eqn
-        made = [self.opened(body) for body in inside.bodies]
-        fields = [_constants_field(inside, region) for region in inside.regions]
-        wanted: dict[str, _Taken] = {name: {} for name in fields}
-        for name, (_, own) in zip(fields, made, strict=True):
-            wanted[name] = {**own, **wanted[name]}
-        if not any(wanted.values()):
-            return eqn
-        bodies = [
-            _handed(inside, region, *parts, name, wanted[name])
-            for region, parts, name in zip(inside.regions, made, fields, strict=True)
-        ]
-        more = {
-            name: [
-                taken.setdefault(key, (Var(var.aval), value))[0]
-                for key, (var, value) in constants.items()
-            ]
-            for name, constants in wanted.items()
-        }
-        return inside.rebuild(bodies, more=more)
+        return hand_in(inside, [self.opened(body) for body in inside.bodies], taken)
 
 
 def _entered(eqn: JaxprEqn) -> Regions | None:
     """The regions of a loop, branch or call whose bodies can be given more."""
     inside = regions(eqn)
     return None if inside is None or inside.edges.has_rule else inside
-
-
-def _constants_field(inside: Regions, region: Region) -> str:
-    """The field of operands, the same in every round, that a body gets its constants by."""
-    changing = {*(name for name, _ in inside.edges.carried), *inside.edges.sliced}
-    return region.constants or next(name for name in region.groups if name not in changing)
-
-
-def _handed(
-    inside: Regions, region: Region, body: ClosedJaxpr, own: _Taken, name: str, wanted: _Taken
-) -> ClosedJaxpr:
-    """An opened body that takes all of the wanted constants where its equation hands them in."""
-    taken = [own[key][0] if key in own else Var(var.aval) for key, (var, _) in wanted.items()]
-    invars = inside.arguments(region, body.invars[: len(region.ins)], {name: taken})
-    return body if invars == list(body.invars) else jaxcompat.replace_jaxpr(body, invars=invars)
 
 
 # --- what stays -----------------------------------------------------------------------------------

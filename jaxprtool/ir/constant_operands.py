@@ -1,0 +1,60 @@
+"""Constants that the bodies of loops, branches and calls are handed from outside, as operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.regions import Region, Regions
+from jaxprtool.ir.structured import ShardMap
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
+
+#: Constants by their identity and type, each with a variable of the body that takes it.
+Taken: TypeAlias = dict[tuple[int, Aval], tuple[Var, Any]]
+
+
+def hand_in(inside: Regions, opened: Sequence[tuple[ClosedJaxpr, Taken]], taken: Taken) -> JaxprEqn:
+    """Return an equation that hands its bodies the constants that they take.
+
+    Args:
+        inside: The regions of the equation. It must not have a rule of the user's.
+        opened: Each body, which takes constants after its arguments, and these constants.
+        taken: The constants of the jaxpr around the equation. It gets those that are new.
+    """
+    fields = [_constants_field(inside, region) for region in inside.regions]
+    wanted: dict[str, Taken] = {name: {} for name in fields}
+    for name, (_, own) in zip(fields, opened, strict=True):
+        wanted[name] = {**own, **wanted[name]}
+    same = all(body is old for (body, _), old in zip(opened, inside.bodies, strict=True))
+    if same and not any(wanted.values()):
+        return inside.eqn
+    bodies = [
+        _handed(inside, region, *parts, name, wanted[name])
+        for region, parts, name in zip(inside.regions, opened, fields, strict=True)
+    ]
+    sharded = isinstance(inside.view, ShardMap)  # within it the types are those of a shard
+    more: dict[str, list[Var]] = {name: [] for name in wanted}
+    for name, constants in wanted.items():
+        for (number, own_type), (_, value) in constants.items():
+            aval = jax.typeof(value) if sharded else own_type
+            var, _ = taken.setdefault((number, aval), (Var(aval), value))
+            more[name].append(var)
+    return inside.rebuild(bodies, more=more)
+
+
+def _constants_field(inside: Regions, region: Region) -> str:
+    """The field of operands, the same in every round, that a body gets its constants by."""
+    changing = {*(name for name, _ in inside.edges.carried), *inside.edges.sliced}
+    return region.constants or next(name for name in region.groups if name not in changing)
+
+
+def _handed(
+    inside: Regions, region: Region, body: ClosedJaxpr, own: Taken, name: str, wanted: Taken
+) -> ClosedJaxpr:
+    """An opened body that takes all of the wanted constants where its equation hands them in."""
+    taken = [own[key][0] if key in own else Var(var.aval) for key, (var, _) in wanted.items()]
+    invars = inside.arguments(region, body.invars[: len(region.ins)], {name: taken})
+    return body if invars == list(body.invars) else jaxcompat.replace_jaxpr(body, invars=invars)

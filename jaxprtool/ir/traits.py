@@ -42,6 +42,8 @@ class Traits:
         bilinear: Is linear in each of its two operands, and sums over axes of both.
         keeps_finite: Gives a NaN only if an operand has one, and an infinity only if an operand has
             one, or a NaN.
+        keeps_nonfinite: Gives a NaN or an infinity if an operand has one, unless its result is
+            empty or of another kind of numbers.
         finite_between: The ends of the open interval that its first operand has to be from, for the
             result to be a finite number; None for any number.
         stops_derivative: Its result has no derivative.
@@ -82,6 +84,7 @@ class Traits:
     elementwise: bool = False
     bilinear: bool = False
     keeps_finite: bool = False
+    keeps_nonfinite: bool = False
     finite_between: tuple[float, float] | None = None
     stops_derivative: bool = False
     gives: Literal["", "same", "layout", "part", "cast"] = ""
@@ -230,6 +233,12 @@ add_traits(
     ),
     *("split", "squeeze", "stop_gradient", "tanh", "tie", "tile", "transpose"),
     keeps_finite=True,
+)
+add_traits("cos", "iota", "scatter", "scatter-max", "scatter-min", "sin", keeps_finite=True)
+add_traits(
+    *("abs", "add", "add_any", "broadcast_in_dim", "concatenate", "copy", "cumsum", "dot_general"),
+    *("mul", "neg", "reduce_sum", "reshape", "rev", "square", "squeeze", "sub", "transpose"),
+    keeps_nonfinite=True,
 )
 add_traits(
     *("digamma", "lgamma", "log", "pow", "rsqrt", "sqrt"),

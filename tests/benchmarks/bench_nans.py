@@ -3,15 +3,21 @@
 A NaN is planted in the gradient of a transformer and of a scan over many rounds. Seconds of CPU
 time, in a process that has compiled nothing: compiling and running the program, `find_nan`, the
 same again, JAX's `debug_nans` under `disable_jit`, and `checkify`; and what each of them says.
+
+Names of models of `tests/models/zoo` (`… bench_nans.py ppo_loop mjx_pendulum`), or `zoo` for four
+with many loops, ask for these instead, in which nothing is found: `find_nan` and `watch` beside
+compiling and running the program, in medians of processes that have compiled nothing.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jax
@@ -23,6 +29,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.execute.arguments import fitting, flat_arguments
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 
 
@@ -90,6 +98,47 @@ def measured(program: str, means: str, results: Any) -> None:
     results.put((*times, said))
 
 
+ZOO = ("ppo_loop", "diffrax_gradient", "mjx_pendulum", "brax_pendulum")
+TIMES = 3
+
+
+def measured_model(name: str, means: str, results: Any) -> None:
+    """Put the seconds into a queue that a means takes for a model."""
+    function, args = importlib.import_module(f"tests.models.zoo.{name}").model()
+    program = jaxprtool.trace(function, *args)
+    flat = fitting(program, flat_arguments(program, args))
+    jax.jit(lambda: jnp.zeros(()))()
+    start = time.process_time()
+    if means == "compile and run":
+        jax.block_until_ready(jax.jit(jaxcompat.jaxpr_as_fun(program.jaxpr))(*flat))
+    elif means == "find_nan":
+        assert not jaxprtool.find_nan(program, args).found
+    else:
+        jaxprtool.watch(program, args)
+    results.put(time.process_time() - start)
+
+
+def models(names: Sequence[str]) -> None:
+    """Print what models take."""
+    means = "compile and run", "find_nan", "watch"
+    table = Table("s of CPU time", *means[:2], "times", means[2], "times")
+    spawn = multiprocessing.get_context("spawn")
+    for name in names:
+        seconds = []
+        for each in means:
+            results = spawn.Queue()
+            for _ in range(TIMES):
+                process = spawn.Process(target=measured_model, args=(name, each, results))
+                process.start()
+                process.join()
+            seconds.append(median(results.get() for _ in range(TIMES)))
+        plain, nans, watch = seconds
+        ratios = nans / plain, watch / plain
+        row = plain, nans, ratios[0], watch, ratios[1]
+        table.add_row(name, *(f"{x:.2f}" for x in row))
+    Console(width=140).print(table)
+
+
 def main() -> None:
     table = Table("", "by", "s, first", "s, again", "says")
     spawn = multiprocessing.get_context("spawn")
@@ -105,4 +154,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        models(ZOO if sys.argv[1:] == ["zoo"] else sys.argv[1:])
+    else:
+        main()

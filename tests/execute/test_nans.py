@@ -464,6 +464,95 @@ def test_a_collective_hands_on_what_another_device_makes(check_vma):
     assert (sqrt.primitive, sqrt.reaches, len(sqrt.devices)) == ("sqrt", (), 2)
 
 
+# --- the first look ---------------------------------------------------------------------------
+
+
+@jax.jit
+def _root(x):
+    return jnp.sqrt(x)
+
+
+def _late(x):
+    return lax.while_loop(lambda s: s[0] < 50, lambda s: (s[0] + 1, s[1] * 10.0), (0, x))[1]
+
+
+def _deciding(x):
+    return lax.while_loop(lambda s: jnp.log(s - 2.0) < 1.0, lambda s: s + 1.0, x)
+
+
+#: Functions that hide what they make from their results, each in another way.
+HIDING = {
+    "nobody reads it": lambda x: (jnp.log(x), x)[1],
+    "a where": lambda x: jnp.where(x > 0, jnp.log(x), 0.0),
+    "a comparison": lambda x: jnp.log(x) < 0,
+    "an integer": lambda x: (x / x).astype(int),
+    "a division": lambda x: 1 / (1 / x),
+    "an exponential": lambda x: jnp.exp(jnp.log(x) * 2),
+    "a maximum": lambda x: jnp.maximum(jnp.log(x), -1.0),
+    "a slice": lambda x: jnp.log(x)[1:],
+    "a dynamic slice": lambda x: lax.dynamic_slice_in_dim(jnp.log(x) + 1, 2, 2),
+    "an update": lambda x: jnp.log(x).at[0].set(1.0),
+    "a gather": lambda x: jnp.log(x)[jnp.array([1, 2])],
+    "a sum that is compared": lambda x: (jnp.sqrt(x - 1) * 2 + x).sum() > 0,
+    "an empty result": lambda x: jnp.log(x)[:, None] + jnp.ones((1, 0)),
+    "a call": lambda x: jnp.where(x > 1, _root(x - 1), 0.0),
+    "a scan": lambda x: lax.scan(lambda c, r: (jnp.minimum(1 / r, 1.0), c), x[1], x),
+    "a carry": lambda x: lax.scan(lambda c, r: (1 / r, jnp.minimum(c, 9.0)), x[1], x),
+    "rows": lambda x: lax.scan(lambda c, r: (c, jnp.log(r)), 0.0, x)[1][1:],
+    "the end of a loop": lambda x: jnp.minimum(_late(x), 1.0),
+    "the predicate of a loop": lambda x: _deciding(x[1]),
+    "a branch": lambda x: lax.cond(x[0] > 1, jnp.cos, lambda x: jnp.minimum(1 / x, 2.0), x),
+    "an infinity that a mask has": lambda x: jnp.isnan(jnp.where(x > 0, x, -jnp.inf) + jnp.inf),
+    "a difference of infinities": lambda x: (jnp.where(x > 0, x, jnp.inf) - jnp.inf) > 0,
+    "a product with a constant": lambda x: jnp.isnan(x * jnp.array([jnp.inf, 1, 1, 1])),
+    "an overflow": lambda x: jnp.minimum(x * 1e38 * 10, 1.0),
+    "a product of exponentials": lambda x: jnp.exp(x * 90) * jnp.exp(x * -90) < 2,
+}
+
+
+@pytest.mark.parametrize("case", HIDING)
+def test_the_first_look_misses_nothing_that_is_hidden(case, monkeypatch):
+    function = HIDING[case]
+    found = found_in(function, X)
+    monkeypatch.setattr(nans, "screened", lambda *_: None)
+    assert found and found == found_in(function, X)
+
+
+#: Functions that make nothing, of infinities and NaNs that they hold or are given.
+CLEAN = {
+    "a mask": lambda x: jax.nn.softmax(jnp.where(x > 1, x, -jnp.inf)),
+    "a gather that fills": lambda x: x.at[jnp.array([1, 2])].get(mode="fill", fill_value=jnp.nan),
+    "take_along_axis": lambda x: jnp.take_along_axis(x, jnp.argsort(x), 0) * 2,
+    "a NaN that a where drops": lambda x: lax.scan(
+        lambda c, r: (c + jnp.where(r < 9, r, jnp.nan), None), 0.0, x
+    )[0],
+    "a bound": lambda x: jnp.minimum(x, jnp.array([jnp.inf, 1, 2, 3])) * 2,
+    "a buffer": lambda x: lax.fori_loop(
+        0, 4, lambda i, b: b.at[i].set(x[i] * 2), jnp.full(9, jnp.inf)
+    )[:4],
+    "a branch that is not taken": lambda x: lax.cond(x[1] > 9, lambda: NAN_AT_1, lambda: X),
+}
+
+
+@pytest.mark.parametrize("case", CLEAN)
+def test_a_program_that_makes_nothing_runs_no_equation_by_itself(case, by_hand):
+    assert found_in(CLEAN[case], X) == () and by_hand == []
+
+
+def test_what_makes_nothing_is_compiled_as_it_is_beside_what_does(by_hand):
+    def function(x):
+        y = lax.scan(lambda c, r: (jnp.cos(c) + r, c), 0.0, x)[1]
+        return jnp.log(y.sum() - 1e9)
+
+    assert only(function, X).primitive == "log"
+    assert by_hand.count("scan") == 1 and "cos" not in by_hand
+
+
+def test_argument_infinities_are_no_fault_of_the_first_look(by_hand):
+    assert found_in(lambda x: jnp.minimum(x, 1.0) + x, X.at[1].set(jnp.inf)) == ()
+    assert by_hand == []
+
+
 # --- what is refused, and how much is kept ----------------------------------------------------
 
 

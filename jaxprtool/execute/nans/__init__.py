@@ -3,8 +3,9 @@
     found = jaxprtool.find_nan(program, (params, batch))
     found.first.source, found.first.reaches
 
-The program runs equation by equation, at every depth and in every round (`search`). Results are
-those of each equation by itself: where a compiler fuses several, they may round otherwise.
+The program runs as a whole (`screening`), and if anything is made in it, equation by equation, at
+every depth and in every round (`search`). Results are then those of each equation by itself: where
+a compiler fuses several, they may round otherwise.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.execute.arguments import fitting, flat_arguments, require_runnable
 from jaxprtool.execute.nans.cone import cone_of
+from jaxprtool.execute.nans.screening import screened
 from jaxprtool.execute.nans.search import Search
 from jaxprtool.execute.nans.states import NAN
 from jaxprtool.execute.nans.steps import Origin, Step, Value
@@ -155,11 +157,9 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         StructureError: If one is of another type.
         UnsupportedError: If the program has free named axes.
     """
-    with _searched(program, args, device) as (program, search):
+    with _searched(program, args, device) as (program, origins):
         reading = _Reading(program, frames_now(program.roots))
-        found = [
-            reading.bad_value(each) for each in search.origins if each.reached or not each.held
-        ]
+        found = [reading.bad_value(each) for each in origins if each.reached or not each.held]
     return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
 
 
@@ -177,8 +177,8 @@ def nan_maker(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] |
         A jaxpr of these equations, whose arguments are the finite values that they read, and these
         values. None if no equation makes a NaN that reaches a result.
     """
-    with _searched(program, args, None) as (_, search):
-        made = [each for each in search.origins if each.state == NAN and each.reached]
+    with _searched(program, args, None) as (_, origins):
+        made = [each for each in origins if each.state == NAN and each.reached]
     if not made or made[0].step is None:
         return None
     return cone_of(made[0].step, made[0].operands)
@@ -187,7 +187,7 @@ def nan_maker(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] |
 @contextmanager
 def _searched(
     program: Program, args: object, device: jax.Device | None
-) -> Iterator[tuple[Program, Search]]:
+) -> Iterator[tuple[Program, list[Origin]]]:
     """Search a program, and have what was found read where its values are."""
     arguments = flat_arguments(program, args)
     if program.symbols:
@@ -204,7 +204,10 @@ def _searched(
         elif device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
             stack.enter_context(jax.default_device(device))
-        yield program, Search(program.jaxpr, arguments, program.arg_names)
+        look = None if mesh is not None else screened(program.jaxpr, arguments)
+        made, clean = look or (True, set())
+        search = Search(program.jaxpr, arguments, program.arg_names, clean) if made else None
+        yield program, [] if search is None else search.origins
 
 
 class _Reading:

@@ -17,7 +17,7 @@ round that equations made in earlier rounds, too, but that was dropped there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,9 +65,17 @@ class Search(Interpreter):
         closed: The program's jaxpr.
         arguments: Its flat arguments.
         names: The names of the arguments.
+        clean: Loops, by `id`, that make nothing of operands without origins.
     """
 
-    def __init__(self, closed: ClosedJaxpr, arguments: Sequence[Any], names: Sequence[str]):
+    def __init__(
+        self,
+        closed: ClosedJaxpr,
+        arguments: Sequence[Any],
+        names: Sequence[str],
+        clean: Collection[int] = (),
+    ):
+        self._clean = clean
         self._arguments: list[Origin] = []
         self._held: dict[int, Origin] = {}
         self._by_equation: dict[tuple[int, int], list[Origin]] = {}
@@ -146,6 +154,10 @@ class Search(Interpreter):
             return self._sharded(held, operands)
         if not isinstance(held, Scan | While | Cond | Call | CustomJVP):
             return self.evaluate(eqn, operands)
+        if id(eqn) in self._clean and not any(x.origins for x in operands) and not eqn.effects:
+            given = list(bind(eqn, _data(operands)))
+            step = self.step(eqn, operands, given)
+            return [Value(x, step) for x in given]
         with self._inside(eqn, held):
             if isinstance(held, Scan) and isinstance(held.length, int):
                 equations = held.length * len(body_equations(held))

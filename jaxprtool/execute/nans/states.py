@@ -70,3 +70,9 @@ def may_make(eqn: JaxprEqn) -> bool:
     if not traits(eqn).keeps_finite:
         return True
     return any(type(atom) is Literal and state_of(atom.val) & NAN for atom in eqn.invars)
+
+
+def moves_constants(eqn: JaxprEqn) -> bool:
+    """Return True if what an equation gives of constants alone is as good as a constant."""
+    like = traits(eqn)
+    return bool(eqn.invars) and (like.moves or bool(like.gives))

@@ -1,0 +1,237 @@
+"""A first look: the program is compiled as a whole, with a flag that is set if anything is made.
+
+Most programs make no NaN and no infinity, and then it has been the only look. A flag may be set
+where nothing is made, but is never clear where something is: but for what XLA computes otherwise.
+
+Few values are checked. One of which something is computed that is not finite unless it is (`add`,
+`dot_general`) is left to that; and so on, up to what a comparison, a `where` or a division may
+hide. Infinities that the program holds or is given are followed through what usually hands them on,
+such as a mask; what else is computed of them is expected to be finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, reduce
+from operator import or_
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool.execute.effects import leaves_the_program
+from jaxprtool.execute.nans.states import (
+    FINITE,
+    INF,
+    NAN,
+    has_state,
+    may_make,
+    moves_constants,
+    state_of,
+)
+from jaxprtool.ir.equations import Contains
+from jaxprtool.ir.interpret import Interpreter, bind
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn
+
+
+class _Value:
+    """A traced value.
+
+    Attributes:
+        data: The value.
+        state: What it may have that is not finite, as long as no flag is set.
+        held: Whether it is a constant, or one that was only moved.
+    """
+
+    def __init__(self, data: Any, state: int = FINITE, held: bool = False):
+        self.data, self.state, self.held = data, state, held
+
+    @cached_property
+    def has_inf(self) -> Any:
+        """Whether it has an infinity."""
+        return jnp.isinf(self.data).any() if self.state & INF else False
+
+
+def screened(closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[bool, set[int]] | None:
+    """Return whether a program may make something, and the loops that make nothing, by `id`.
+
+    These are loops outside of all others. It is None if that is not known: an argument has a NaN,
+    or the program has effects or a `shard_map`.
+    """
+    states = list(map(state_of, arguments))
+    if any(state & NAN for state in states) or _refused(closed):
+        return None
+    loops: list[JaxprEqn] = []
+
+    def flags(*data: Any) -> Any:
+        run = _Screening()
+        results = run.run(closed, list(map(_Value, data, states)))
+        for value in results:
+            run.require(value, INF)
+        loops[:] = [eqn for eqn, _ in run.loops]
+        return run.flag(), [flag for _, flag in run.loops]
+
+    whole, of_loops = jax.jit(flags)(*arguments)
+    pairs = list(zip(map(id, loops), map(bool, of_loops), strict=True))
+    return bool(whole), {loop for loop, _ in pairs} - {loop for loop, flag in pairs if flag}
+
+
+@Contains
+def _refused(eqn: JaxprEqn) -> bool:
+    held = view(eqn)
+    if isinstance(held, While | Cond | Call | CustomJVP):
+        return False
+    if isinstance(held, Scan):
+        return not isinstance(held.length, int)
+    refs = any(isinstance(v.aval, AbstractRef) for v in (*eqn.invars, *eqn.outvars))
+    return refs or isinstance(held, ShardMap) or bool(eqn.effects and eqn.outvars)
+
+
+class _Screening(Interpreter):
+    """Evaluates a jaxpr while JAX traces, and collects what is to be finite."""
+
+    def __init__(self) -> None:
+        #: The loops of the program itself, each with its flag.
+        self.loops: list[tuple[JaxprEqn, Any]] = []
+        self._flags: list[Any] = []
+        #: Values to be checked, by `id`, and those that may not be left to what reads them.
+        self._unchecked: dict[int, Any] = {}
+        self._checked: list[Any] = []
+
+    def flag(self) -> Any:
+        """Return whether something was made."""
+        by_dtype: dict[Any, list[Any]] = {}
+        for x in map(jnp.asarray, (*self._unchecked.values(), *self._checked)):
+            by_dtype.setdefault(x.dtype, []).append(jnp.ravel(x))
+        # One array is checked by one kernel, which compiles in less time than many.
+        whole = map(jnp.concatenate, by_dtype.values())
+        flags = [*(~jnp.isfinite(x).all() for x in whole), *self._flags]
+        return reduce(or_, flags, jnp.array(False))
+
+    def require(self, value: _Value, allowed: int) -> None:
+        """Have the flag set if a value has what is not allowed."""
+        forbidden = value.state & ~allowed
+        if forbidden & INF:
+            self._checked.append(value.data)
+        elif forbidden:
+            self._flags.append(jnp.isnan(value.data).any())
+
+    def constant(self, value: object, aval: Aval) -> _Value:
+        return _Value(value, state_of(value), held=True)
+
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Value]:
+        if leaves_the_program(eqn) and not eqn.outvars:
+            return []
+        results = bind(eqn, [x.data for x in operands])
+        state = reduce(or_, (x.state for x in operands), FINITE)
+        if state and moves_constants(eqn) and all(x.held for x in operands):
+            return [_Value(x, state if has_state(x) else FINITE, held=True) for x in results]
+        return [self._result(eqn, operands, state, x) for x in results]
+
+    def _result(self, eqn: JaxprEqn, operands: list[_Value], state: int, data: Any) -> _Value:
+        if not has_state(data) or not jnp.size(data):
+            return _Value(data)
+        like = traits(eqn)
+        makes = may_make(eqn) or bool(state & NAN)
+        hands_on = like.keeps_finite or like.broadcasts or like.gives or like.updates
+        if state & INF and hands_on:
+            result = _Value(data, INF)
+            if makes:
+                given = reduce(or_, (x.has_inf for x in operands), jnp.array(False))
+                self._flags += [jnp.isnan(data).any(), result.has_inf & ~given]
+            return result
+        if like.keeps_nonfinite:
+            left = [self._unchecked.pop(id(x.data), None) is not None for x in operands]
+            makes |= any(left)
+        if makes or state & INF:
+            if like.costly:
+                # XLA makes one of two of these and their product, which may be finite.
+                self._checked.append(data)
+            else:
+                self._unchecked[id(data)] = data
+        return _Value(data)
+
+    # --- loops and branches -----------------------------------------------------------------------
+
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Value]:
+        match held := view(eqn):
+            case Scan() | While():
+                for value in operands:
+                    self.require(value, INF)
+                loop = self._scanned if isinstance(held, Scan) else self._looped
+                results, flag = loop(held, operands)  # type: ignore[arg-type]
+                self.loops.append((eqn, flag))
+                self._flags.append(flag)
+                return results
+            case Cond():
+                return self._branched(held, operands)
+        return super().equation(eqn, operands)
+
+    def _inside(
+        self, body: ClosedJaxpr, data: Sequence[Any], states: Sequence[int]
+    ) -> tuple[list[_Value], _Screening]:
+        run = _Screening()
+        return run.run(body, list(map(_Value, data, states))), run
+
+    def _scanned(self, scan: Scan, operands: list[_Value]) -> tuple[list[_Value], Any]:
+        n, k = len(scan.consts), len(scan.carry)
+        data, states = _data(operands), [x.state & INF for x in operands]
+        stacked: list[int] = []
+
+        def one(state: Any, rows: Any) -> Any:
+            outs, run = self._inside(scan.body, [*data[:n], *state[0], *rows], states)
+            for value, allowed in zip(outs, states[n : n + k], strict=False):
+                run.require(value, allowed)
+            stacked[:] = [value.state for value in outs[k:]]
+            new = _data(outs)
+            return (new[:k], state[1] | run.flag()), new[k:]
+
+        start = data[n : n + k], jnp.array(False)
+        (carry, flag), ys = jax.lax.scan(
+            one, start, data[n + k :], scan.length, scan.reverse, scan.unroll
+        )
+        held = [jnp.isnan(y).any() for y, state in zip(ys, stacked, strict=True) if state & NAN]
+        states = [*states[n : n + k], *(state & INF for state in stacked)]
+        return list(map(_Value, (*carry, *ys), states)), reduce(or_, held, flag)
+
+    def _looped(self, loop: While, operands: list[_Value]) -> tuple[list[_Value], Any]:
+        c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
+        data, states = _data(operands), [x.state & INF for x in operands]
+
+        def asked(carry: Sequence[Any]) -> tuple[Any, Any]:
+            outs, run = self._inside(loop.cond, [*data[:c], *carry], [*states[:c], *states[b:]])
+            return outs[0].data, run.flag()
+
+        def one(state: Any) -> Any:
+            outs, run = self._inside(loop.body, [*data[c:b], *state[0]], states[c:])
+            for value, allowed in zip(outs, states[b:], strict=True):
+                run.require(value, allowed)
+            more, flag = asked(_data(outs))
+            return _data(outs), more, state[2] | run.flag() | flag
+
+        carry, _, flag = jax.lax.while_loop(
+            lambda state: state[1], one, (data[b:], *asked(data[b:]))
+        )
+        return list(map(_Value, carry, states[b:])), flag
+
+    def _branched(self, cond: Cond, operands: list[_Value]) -> list[_Value]:
+        states = [FINITE] * len(cond.eqn.outvars)
+
+        def branch(body: ClosedJaxpr) -> Callable[..., Any]:
+            def taken(*data: Any) -> Any:
+                outs, run = self._inside(body, data, [x.state for x in operands[1:]])
+                states[:] = map(or_, states, (value.state for value in outs))
+                return _data(outs), run.flag()
+
+            return taken
+
+        branches = list(map(branch, cond.branches))
+        outs, flag = jax.lax.switch(operands[0].data, branches, *_data(operands[1:]))
+        self._flags.append(flag)
+        return list(map(_Value, outs, states))
+
+
+def _data(values: Sequence[_Value]) -> list[Any]:
+    return [value.data for value in values]

@@ -85,7 +85,7 @@ def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
     mesh = concrete_mesh(program, (), device)
     on_mesh = nullcontext() if mesh is None else jax.set_mesh(mesh)
     with place, on_mesh, reported(program, "compiled"):
-        return traced(program).lower().compile().as_text()
+        return traced(program, flat=True).lower().compile().as_text()
 
 
 def module(
@@ -147,16 +147,24 @@ def _platform(wanted: str, default: str) -> str:
 
 
 def traced(
-    program: Program, donated: Sequence[int] = (), keep_unused: bool = False
+    program: Program,
+    donated: Sequence[int] = (),
+    keep_unused: bool = False,
+    *,
+    flat: bool = False,
 ) -> jax.stages.Traced:
     """A program as `jax.jit(...).trace(...)` gives it, ready to be lowered.
 
-    What `jax.jit` was told of the function holds, too.
+    What `jax.jit` was told of the function holds, too. If `flat`, arguments and results have no
+    structure: JAX builds nodes of descriptions, which classes that check their children refuse.
     """
     told = program.jit_keywords
     told["donate_argnums"] = sorted({*told.get("donate_argnums", ()), *donated})
     told["keep_unused"] = keep_unused or told.get("keep_unused", False)
     trees = program.in_tree, program.out_tree
+    if flat:
+        args, results = tuple(program.in_avals), tuple(program.out_avals)
+        trees = jax.tree.structure((args, {})), jax.tree.structure(results)
     return jaxcompat.traced_jaxpr(_bordered(program), program.name, *trees, **told)
 
 
@@ -200,7 +208,8 @@ def _lowered(
 ) -> jax.stages.Lowered:
     platforms = platform_names([platform] if platform else [])
     with reported(program, f"lowered for {platforms[0]}"):
-        return traced(program, donated, keep_unused).lower(lowering_platforms=platforms)
+        staged = traced(program, donated, keep_unused, flat=True)
+        return staged.lower(lowering_platforms=platforms)
 
 
 def _bordered(program: Program) -> ClosedJaxpr:

@@ -85,6 +85,33 @@ def test_bytecode_is_the_same_module(program):
         assert "module @jit_loss" in str(module) and "stablehlo.dot_general" in str(module)
 
 
+@jax.tree_util.register_pytree_node_class
+class Checked:
+    """A class that checks its children whenever it is built, as GPJax's data sets do."""
+
+    def __init__(self, x, y):
+        if x.ndim != y.ndim + 1:
+            raise ValueError("a matrix and a vector")
+        self.x, self.y = x, y
+
+    def tree_flatten(self):
+        return (self.x, self.y), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_arguments_and_results_of_classes_that_check_their_children_are_lowered_and_compiled():
+    def centered(data):
+        return Checked(data.x - data.y, data.y.mean(keepdims=True))
+
+    program = trace(centered, Checked(jnp.ones((3, 4)), jnp.ones(4)))
+    assert "func.func public @main" in lowering.stablehlo(program)
+    assert lowering.hlo(program).startswith("HloModule jit_centered")
+    assert "is_scheduled=true" in lowering.hlo_optimized(program)
+
+
 def test_optimized_hlo_and_proto_and_graph_are_of_this_program(program):
     assert "HloModule jit_loss, is_scheduled=true" in lowering.hlo_optimized(program)
     on_device = lowering.hlo_optimized(program, jax.devices("cpu")[1])

@@ -58,5 +58,7 @@ def model(layers=2, width=32, length=8):
     gpt = GPT(width=width, layers=layers)
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(3)}
     params = jax.jit(gpt.init)(keys, tokens[:, :-1])["params"]
-    state = TrainState.create(apply_fn=gpt.apply, params=params, tx=optax.adamw(1e-3))
+    # Keys' biases have no gradient but rounding, which AdamW's usual epsilon would make steps of.
+    optimizer = optax.adamw(1e-3, eps=1e-6)
+    state = TrainState.create(apply_fn=gpt.apply, params=params, tx=optimizer)
     return step, (state, tokens, jax.random.key(2))

@@ -329,7 +329,17 @@ def _fallback(
     used, new = [True] * len(eqn.invars), eqn
     if eqn.primitive in jaxcompat.jax_dce_rules:
         used, new = jaxcompat.apply_jax_dce_rule(used_outputs, eqn, live_inputs)
+        if new is not None and _holds_the_same(new, eqn):  # JAX 0.11 makes an equation each time
+            new = eqn
     return used, None if new is None else with_bodies(new, _clean)
+
+
+def _holds_the_same(new: JaxprEqn, old: JaxprEqn) -> bool:
+    """Whether an equation has the operands, results and parameters of another one."""
+    values = [(each.invars, each.outvars, each.params.values()) for each in (new, old)]
+    return new.params.keys() == old.params.keys() and all(
+        len(a) == len(b) and not any(map(is_not, a, b)) for a, b in zip(*values, strict=True)
+    )
 
 
 def _clean(held: AnyJaxpr) -> AnyJaxpr:

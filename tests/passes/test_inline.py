@@ -144,7 +144,7 @@ def test_what_a_file_calls_the_result_of_a_call_names_no_equation_inside(tmp_pat
     jaxprtool.write(jaxprtool.trace(fun, jnp.ones(3)), tmp_path / "a.jaxpr")
     inlined = jaxprtool.read(tmp_path / "a.jaxpr").apply("inline")
     lines = [jaxcompat.user_frame(eqn).line for eqn in inlined.jaxpr.eqns]
-    assert lines[0] == lines[1] == lines[2] - 1 and not source_names(inlined.jaxpr.jaxpr)
+    assert lines[0] == lines[1] == lines[2] - 1 and not source_names(inlined.jaxpr.jaxpr, ())
 
 
 MESH = Mesh(np.array(jax.devices()[:1]), ("d",))

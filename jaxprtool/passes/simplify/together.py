@@ -17,8 +17,9 @@ def _same_permutation(match: RowMatch) -> Outcome:
 
 
 def _same_shapes(match: RowMatch) -> Outcome:
-    """x and y have one shape"""
-    return _moved(match, match.inner.params)
+    """x and y have one shape, and are reshaped alike"""
+    first, second = (eqn.outvars[0].aval.shape for eqn in match.eqns[1:])
+    return _moved(match, match.inner.params) if first == second else None
 
 
 def _moved(match: RowMatch, params: Params) -> Outcome:

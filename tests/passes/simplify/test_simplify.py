@@ -48,6 +48,15 @@ def test_the_conjugate_of_a_real_number_is_complex():
     assert simple(lambda x: lax.conj(lax.conj(x)), VECTOR) == ["conj", "conj"]
 
 
+def test_an_outer_product_of_reshapes_keeps_its_shape():
+    def outer(x):
+        return x.reshape(-1, 1) * x.reshape(1, -1) - x.reshape(2, 1, 2).reshape(1, 4)
+
+    assert simple(outer, VECTOR) == ["reshape", "reshape", "mul", "reshape", "sub"]
+    same = trace(lambda x, y: x.reshape(2, 2) * y.reshape(2, 2), VECTOR, VECTOR)
+    assert primitives(Dce()(Simplify()(same))) == ["mul", "reshape"]
+
+
 def test_bodies_at_every_depth_are_simplified():
     def fun(x):
         def body(c, _):

@@ -146,6 +146,7 @@ _SHAPES = [
         second=lambda x: lax.squeeze(x, (1,)),
         flat=_reshape(3),
         upright=_reshape(3, 1),
+        lying=_reshape(1, 3),
         flipped=lambda x: lax.transpose(x, (1, 0)),
     ),
     *_operations(1, lax.neg),

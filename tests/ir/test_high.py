@@ -166,6 +166,13 @@ def new_kinds():
         jax.config.update(name, False)
 
 
+@pytest.mark.parametrize("name", ["frexp", "nonzero", "searchsorted", "sorting", "digitize"])
+def test_python_traces_to_an_equivalent_program(name):
+    fun, x = SWEPT[name]
+    program = trace(lambda x: fun(x), x).replace(name="fun")
+    assert jaxprtool.equivalent(trace(as_python(program), x), program)
+
+
 def test_the_new_remat_and_custom_derivatives_keep_their_rules(new_kinds, tmp_path):
     def fun(x):
         return jax.checkpoint(lambda x: jnp.sin(doubled(tripled(x))))(x)

@@ -46,7 +46,7 @@ _NUMPY = """
     clip floor_divide remainder true_divide tril triu outer cross append roll isclose allclose
     sinc hypot cumsum cumprod median percentile quantile nanmean histogram searchsorted convolve
     correlate polyval interp gcd lcm argsort sort fmod mod float_power logaddexp heaviside
-    signbit nan_to_num trunc fix rint isposinf isneginf ravel
+    signbit nan_to_num trunc fix rint isposinf isneginf ravel frexp ldexp
 """
 _NN = """
     relu relu6 silu swish gelu elu selu celu softplus leaky_relu hard_tanh hard_sigmoid hard_silu
@@ -66,7 +66,10 @@ LIBRARY: dict[str, str] = {
 }
 
 #: What a function of the library may be asked for besides, by the same name.
-_MODES = {"qr": ({"mode": "raw"}, {"mode": "complete"}, {"mode": "r"})}
+_MODES: dict[str, tuple[dict[str, str], ...]] = {
+    "qr": ({"mode": "raw"}, {"mode": "complete"}, {"mode": "r"}),
+    "searchsorted": ({"side": "right"},),
+}
 
 #: A longer body is not compared with the library.
 _LONGEST_LIBRARY_BODY = 60
@@ -211,7 +214,8 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     results = group(range(len(eqn.outvars)))
     numbers = itertools.count(len(eqn.outvars))
     zeros = zip(eqn.outvars, found.out_zeros, strict=True)
-    tangents = [_zeros(v.aval) if zero else next(numbers) for v, zero in zeros]
+    nothing = _symbolic_zero if eqn.params["symbolic_zeros"] else _zeros
+    tangents = [nothing(v.aval) if zero else next(numbers) for v, zero in zeros]
     rule_function = PythonFunction(
         found.jaxpr,
         _own(found.name, f"{called_name(eqn)}_jvp"),
@@ -296,6 +300,11 @@ def _zeros(aval: Aval) -> Expression:
     return call(f"{module}.zeros", aval.shape, kind)
 
 
+def _symbolic_zero(aval: Aval) -> Expression:
+    tangent = aval.to_tangent_aval()
+    return call("SymbolicZero", call("jax.core.ShapedArray", tangent.shape, tangent.dtype))
+
+
 @rule(python_rules, "custom_vjp_call")
 def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     found = vjp_rule(eqn)
@@ -325,15 +334,8 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     yield _custom(eqn, "vjp", (forward, backward), operands, group(outs))
 
 
-#: Public functions that are calls of an operation with rules of its own, by its class.
-_HIGH = {"Frexp": "jnp.frexp", "Ldexp": "jnp.ldexp"}
-
-
 @rule(python_rules, jaxcompat.CALL_HIGH)
 def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    public = _HIGH.get(jaxcompat.high_name(eqn))
-    if public is not None:
-        yield Giving(call(public, *operands), group(range(len(eqn.outvars))))
     yield from proposals(classic(eqn), *operands)
 
 

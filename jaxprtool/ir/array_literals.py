@@ -145,7 +145,7 @@ class _Hoisting:
             return eqn
         if inside.edges.has_rule:
             return self._custom_call(inside, taken)
-        return hand_in(inside, list(map(self._opened, inside.bodies)), taken)
+        return hand_in(inside, list(map(self._opened, inside.bodies)), taken, self._memo)
 
     def _custom_call(self, inside: Regions, taken: Taken) -> JaxprEqn:
         """Return a custom call that takes its constants first, which its rule does not get."""

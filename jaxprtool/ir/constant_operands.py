@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.regions import Region, Regions
+from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import ShardMap
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 
@@ -16,13 +17,16 @@ from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 Taken: TypeAlias = dict[tuple[int, Aval], tuple[Var, Any]]
 
 
-def hand_in(inside: Regions, opened: Sequence[tuple[ClosedJaxpr, Taken]], taken: Taken) -> JaxprEqn:
+def hand_in(
+    inside: Regions, opened: Sequence[tuple[ClosedJaxpr, Taken]], taken: Taken, memo: Memo
+) -> JaxprEqn:
     """Return an equation that hands its bodies the constants that they take.
 
     Args:
         inside: The regions of the equation. It must not have a rule of the user's.
         opened: Each body, which takes constants after its arguments, and these constants.
         taken: The constants of the jaxpr around the equation. It gets those that are new.
+        memo: What the run of the pass has made: equations that share a body share the new one.
     """
     fields = [_constants_field(inside, region) for region in inside.regions]
     wanted: dict[str, Taken] = {name: {} for name in fields}
@@ -32,7 +36,7 @@ def hand_in(inside: Regions, opened: Sequence[tuple[ClosedJaxpr, Taken]], taken:
     if same and not any(wanted.values()):
         return inside.eqn
     bodies = [
-        _handed(inside, region, *parts, name, wanted[name])
+        _handed(inside, region, *parts, name, wanted[name], memo)
         for region, parts, name in zip(inside.regions, opened, fields, strict=True)
     ]
     sharded = isinstance(inside.view, ShardMap)  # within it the types are those of a shard
@@ -52,9 +56,19 @@ def _constants_field(inside: Regions, region: Region) -> str:
 
 
 def _handed(
-    inside: Regions, region: Region, body: ClosedJaxpr, own: Taken, name: str, wanted: Taken
+    inside: Regions,
+    region: Region,
+    body: ClosedJaxpr,
+    own: Taken,
+    name: str,
+    wanted: Taken,
+    memo: Memo,
 ) -> ClosedJaxpr:
     """An opened body that takes all of the wanted constants where its equation hands them in."""
-    taken = [own[key][0] if key in own else Var(var.aval) for key, (var, _) in wanted.items()]
-    invars = inside.arguments(region, body.invars[: len(region.ins)], {name: taken})
-    return body if invars == list(body.invars) else jaxcompat.replace_jaxpr(body, invars=invars)
+    taken = {own[key][0] if key in own else Var(var.aval): key for key, (var, _) in wanted.items()}
+    invars = inside.arguments(region, body.invars[: len(region.ins)], {name: list(taken)})
+    if invars == list(body.invars):
+        return body
+    positions: dict[Var, Hashable] = {**taken, **{v: i for i, v in enumerate(body.invars)}}
+    order = tuple(positions[v] for v in invars)
+    return memo(lambda: jaxcompat.replace_jaxpr(body, invars=invars), body, order)

@@ -150,6 +150,14 @@ def test_bodies_that_calls_share_stay_shared(simplified):
     assert first.params["jaxpr"] is second.params["jaxpr"]
 
 
+def test_bodies_that_loops_share_stay_shared(simplified):
+    body = lambda c, row: (c + jnp.sin(W).sum() + row.sum(), None)  # noqa: E731
+    fun = lambda rows: (lax.scan(body, 0.0, rows)[0], lax.scan(body, 1.0, rows)[0])  # noqa: E731
+    program = jaxprtool.trace(fun, W)
+    first, second = (eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "scan")
+    assert first.params["jaxpr"] is second.params["jaxpr"]
+
+
 def test_a_jaxpr_without_array_literals_stays_as_it_is():
     jaxpr = jax.make_jaxpr(FUNCTIONS["scan"])(X)
     assert as_constants(jaxpr) is jaxpr

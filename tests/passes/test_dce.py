@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat
+from jaxprtool.ir.array_literals import as_constants
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.structured import sub_jaxprs, view
 from jaxprtool.passes.dce import Dce, dce_body, dce_jaxpr, dce_rules
@@ -260,7 +261,8 @@ class TestDceJaxpr:
         assert str(ours) == str(theirs)
 
     def test_constvars_stay(self):
-        closed = jax.make_jaxpr(lambda a: (a @ np.ones((4, 9), np.float32), jnp.sin(a)))(x)
+        traced = jax.make_jaxpr(lambda a: (a @ np.ones((4, 9), np.float32), jnp.sin(a)))(x)
+        closed = as_constants(traced)
         jaxpr, _ = dce_jaxpr(jaxcompat.open_jaxpr(closed), [False, True])
         assert len(jaxpr.constvars) == len(closed.constvars) == 1
 

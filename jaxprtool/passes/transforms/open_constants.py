@@ -157,7 +157,7 @@ class _Opening:
             eqn = eqn if operands == eqn.invars else eqn.replace(invars=operands)
         if (inside := _entered(eqn)) is None:
             return eqn
-        return hand_in(inside, [self.opened(body) for body in inside.bodies], taken)
+        return hand_in(inside, [self.opened(body) for body in inside.bodies], taken, self.memo)
 
 
 def _entered(eqn: JaxprEqn) -> Regions | None:

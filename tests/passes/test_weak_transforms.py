@@ -60,6 +60,19 @@ def test_products_of_weakly_typed_arrays_are_weakly_typed_in_mixed_precision():
     assert prove_weak_types(Case("product", product, (0.5, 2.0)), PIPELINES)["gradients"] == 3
 
 
+@pytest.mark.parametrize("strong", ["none", "array", "update"])
+def test_an_update_of_all_lanes_at_one_start_has_weakly_typed_gradients(strong):
+    def updated(s, t, start):
+        pair = [jnp.broadcast_to(s, (3,)), jnp.broadcast_to(t, (1,))]
+        return lax.dynamic_update_slice(*pair, (start,))
+
+    numbers = {"array": 0.5, "update": 2.0}
+    numbers |= {strong: np.float32(1)} if strong in numbers else {}
+    case = Case("updated", updated, (*numbers.values(), np.int32(1)))
+    for seed in range(4):  # draws what is mapped
+        prove_batch(case, random.Random(seed))
+
+
 # --- sizes --------------------------------------------------------------------------------------
 
 

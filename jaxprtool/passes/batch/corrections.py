@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
-from jaxprtool.ir.weak_types import as_weak_as
+from jaxprtool.ir.weak_types import as_weak_as, is_weak, strongly_typed
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Params, Primitive, Var
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import (
@@ -209,10 +209,14 @@ def _dynamic_update_slice(
     (x, update, *starts), (bdim, update_bdim, *start_dims) = operands, dims
     if _is_left_to_jax(axis, starts, start_dims) or bdim is update_bdim is None:
         return None
+    like = jax.typeof(x)
+    if is_weak(like):
+        # JAX's scatter is weakly typed if the array is, and so are gradients. An update is if the
+        # starts are, too.
+        x, update = strongly_typed(x), strongly_typed(update)
     lanes = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
     made = primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts)))
-    # JAX's scatter is weakly typed if the array is, an update if the starts are, too.
-    return as_weak_as(made, jax.typeof(x)), 0
+    return as_weak_as(made, like), 0
 
 
 def _is_left_to_jax(axis: Axis, starts: Operands, start_dims: Sequence[Dim]) -> bool:

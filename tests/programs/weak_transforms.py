@@ -111,8 +111,8 @@ def prove_derivatives(case: Case, rng: random.Random) -> Counter[str]:
     with case.setting():
         program = flat(case.program())
         for name, (pipelines, derivative) in _DERIVATIVES.items():
-            types = _tangents(program, name)
             try:
+                types = _tangents(program, name)
                 expected = trace(derivative(_function(program)), _args(program), types)
             except REFUSED:
                 continue
@@ -137,7 +137,12 @@ def _args(program: Program) -> tuple[Any, ...]:
 def _tangents(program: Program, name: str) -> tuple[Any, ...]:
     if name == "vjp":
         return tuple(_struct(aval.to_ct_aval()) for aval in program.out_avals)
-    return tuple(_struct(aval.to_tangent_aval()) for aval in program.in_avals)
+    tangents = tuple(_struct(aval.to_tangent_aval()) for aval in program.in_avals)
+    if name != "transpose":
+        return tangents
+    # The linear function may give weakly typed tangents of strongly typed results.
+    pushed = trace(_linearize(_function(program)), _args(program), tangents).out_avals
+    return tuple(map(_struct, pushed[len(program.out_avals) :]))
 
 
 def _vjp(function: Any) -> Any:
@@ -156,11 +161,20 @@ def _linearize(function: Any) -> Any:
     return both
 
 
-_TRANSPOSED = "linearize, backward.linear_transpose(argnums=1)"
+def _transpose(function: Any) -> Any:
+    def both(args: Any, cotangents: Any) -> Any:
+        tangents = [_struct(jax.typeof(x).to_tangent_aval()) for x in args]
+        out, push = jax.linearize(function, *args)
+        return out, jax.linear_transpose(push, *tangents)(cotangents)
+
+    return both
+
+
 _DERIVATIVES: dict[str, tuple[tuple[str, ...], Any]] = {
     "jvp": (("jvp",), lambda f: lambda primals, tangents: jax.jvp(f, primals, tangents)),
     "linearize": (("linearize",), _linearize),
-    "vjp": (("vjp", _TRANSPOSED), _vjp),
+    "vjp": (("vjp",), _vjp),
+    "transpose": (("linearize, backward.linear_transpose(argnums=1)",), _transpose),
 }
 
 

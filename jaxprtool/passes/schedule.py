@@ -2,7 +2,8 @@
 
 The model of what is alive is that of `ir.liveness`. Equations with effects, and sown values, keep
 their order among themselves, and so does whatever touches a ref; a value is read before it is
-donated; for the rest only operands count. Bodies are scheduled from the inside out, so that a loop
+donated; the last reader of a weakly typed value stays the last where rules of custom derivatives
+read it; for the rest only operands count. Bodies are scheduled from the inside out, so that a loop
 or call weighs what its own peak is. A body keeps its order, and stays the very same object, unless
 the new order's peak is strictly lower.
 
@@ -28,6 +29,8 @@ from jaxprtool.ir.equations import Contains, donations, is_flat
 from jaxprtool.ir.liveness import Lifetimes, Liveness
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Memo, with_bodies
+from jaxprtool.ir.traits import traits
+from jaxprtool.ir.weak_types import is_weak
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
@@ -123,6 +126,7 @@ class _Scheduler:
         self._liveness = Liveness()
         self._memo = Memo()
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
+        self._has_rule = Contains(lambda eqn: traits(eqn).custom_derivative)
 
     def __call__(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         """A jaxpr, closed or open, reordered at every depth; itself if that is no better."""
@@ -159,7 +163,8 @@ class _Scheduler:
     def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> DependencyGraph:
         pinned = keep_order(eqns, self._sows)
         needs = [{life.maker[value] for value in reads} for reads in life.reads]
-        for i, j in (*pairwise(i for i, flag in enumerate(pinned) if flag), *_donations(eqns)):
+        in_order = pairwise(i for i, flag in enumerate(pinned) if flag)
+        for i, j in (*in_order, *_donations(eqns), *_last_readers(eqns, self._has_rule)):
             needs[j].add(i)
         before = list(map(sorted, needs))
         after: list[list[int]] = [[] for _ in eqns]
@@ -196,6 +201,22 @@ def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
                 readers[v].append(i)
     for v, i in donated:
         yield from ((min(i, j), max(i, j)) for j in readers[v] if j != i)
+
+
+def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tuple[int, int]]:
+    """Readers of a weakly typed value and the last of them, if one has a derivative rule.
+
+    Each pair must keep its order. JAX adds cotangents from the last reader on, and a sum is as
+    weakly typed as its first term; a user's rule may give a strongly typed one.
+    """
+    readers: dict[Atom, list[int]] = {}
+    for i, eqn in enumerate(eqns):
+        for v in eqn.invars:
+            if is_weak(v.aval) and type(v) is not Literal:
+                readers.setdefault(v, []).append(i)
+    for *others, last in readers.values():
+        if others and any(has_rule.at(eqns[i]) for i in (*others, last)):
+            yield from ((i, last) for i in others if i != last)
 
 
 def _bound(life: Lifetimes) -> int:

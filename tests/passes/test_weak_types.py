@@ -119,6 +119,36 @@ def test_weak_constants_survive_a_file_and_python(tmp_path):
     assert jaxprtool.equivalent(jaxprtool.trace(fun, 1.0), program)
 
 
+strong_pullback = jax.custom_vjp(jnp.sin)
+strong_pullback.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * np.float32(2),))
+
+
+@jax.custom_jvp
+def strong_tangent(x):
+    return jnp.sin(x)
+
+
+@strong_tangent.defjvp
+def _(primals, tangents):
+    return strong_tangent(*primals), tangents[0] * np.float32(2)
+
+
+@pytest.mark.parametrize("rule", [strong_pullback, strong_tangent])
+def test_cotangents_of_a_rule_are_added_in_the_order_that_types_their_sum(rule):
+    def first(s, x):
+        return s * 2, s * 3 + rule(s) * x.sum()
+
+    def last(s, x):
+        return rule(s) * x.sum(), rule(s * x), s * 3
+
+    def inside(s, x):
+        return s * 2, s * 3 + jax.jit(lambda s: rule(s) + 1)(s) * x.sum()
+
+    cases = [Case(fun.__name__, fun, (0.5, ONES)) for fun in (first, last, inside)]
+    passes = ("sink", "schedule", "-O2", "-O3")
+    assert sum((prove_weak_types(case, passes) for case in cases), Counter())["gradients"]
+
+
 # --- the type check after a pass ----------------------------------------------------------------
 
 

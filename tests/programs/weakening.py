@@ -28,6 +28,9 @@ PIPELINES = (
     *("disable_jit", "jit", "checkpoint", 'named_call("name")', "-O1", "-O2", "-O3"),
 )
 
+#: Passes that cast arguments: the cotangent of a cast is as weakly typed as what it is a cast of.
+CASTING = frozenset(["mixed_precision"])
+
 _PYTHON_DTYPES = {"float32", "int32", "complex64", "float64", "int64", "complex128"}
 
 
@@ -75,7 +78,10 @@ def prove_weak_types(case: Any, pipelines: Iterable[str] = PIPELINES) -> Counter
             assert declared == results == weak_results(after), f"results by {text}"
             if gradients is not None and (found := weak_gradients(after)) is not None:
                 outcomes["gradients"] += 1
-                assert found == gradients, f"gradients by {text}"
+                own = [is_weak(aval) for aval in program.in_avals if inexact(aval)]
+                for new, old, of_argument in zip(found, gradients, own, strict=True):
+                    kept = new == old or (text in CASTING and new == of_argument)
+                    assert kept, f"gradients by {text}"
     return outcomes
 
 

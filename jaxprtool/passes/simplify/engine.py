@@ -7,21 +7,21 @@ It ends: a row puts one atom, or one equation, in the place of one equation; a r
 takes two or more away. Rows whose pattern reaches through an operand to the equation behind it
 leave an equation that reads older values; those that look at one equation alone make another
 primitive, or constant, of it that no row turns back. Rows of a plug-in that turn an equation in
-circles are reported.
+circles are reported, and so are rows that give it another type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
 
 import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PluginError
-from jaxprtool.ir.equations import named
+from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
 from jaxprtool.passes.simplify.pattern import (
     NumberPattern,
     OperationPattern,
@@ -45,12 +45,35 @@ _Table = dict[str, tuple[_Rows, _Rows]]
 _CONSTANT = "a constant"
 
 
+class ResultTypes:
+    """The type that an equation computes, of those that are alike inferred once in a run."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Aval] = {}
+
+    def __call__(self, eqn: JaxprEqn) -> Aval:
+        operands = (v.aval for v in eqn.invars)
+        key = (eqn.primitive, eqn.ctx, *operands, *eqn.params.items())
+        try:
+            return self._known[key]
+        except KeyError:
+            self._known[key] = found = self._inferred(eqn)
+            return found
+        except TypeError:  # a parameter that cannot be hashed
+            return self._inferred(eqn)
+
+    def _inferred(self, eqn: JaxprEqn) -> Aval:
+        with eqn.ctx.manager:
+            (aval,), _ = jaxcompat.inferred_types(eqn.primitive, eqn.params, eqn.invars)
+        return aval
+
+
 def simplified(jaxpr: AnyJaxpr, rows: Sequence[Row], *, fast: bool) -> AnyJaxpr:
     """`jaxpr` with the rows applied in it, at every depth; the same object if none applies.
 
     Raises PluginError if rows undo each other for ever.
     """
-    return rewrite(jaxpr, partial(_visitor, _table_of(tuple(rows), fast), fast))
+    return rewrite(jaxpr, partial(_visitor, _table_of(tuple(rows), fast), fast, ResultTypes()))
 
 
 def _may_be_inexact(row: Row, fast: bool) -> bool:
@@ -84,7 +107,7 @@ def _heads(tree: OperationPattern) -> Sequence[_Head]:
     return [None]
 
 
-def _visitor(table: _Table, fast: bool, writer: Writer) -> RewriteRule:
+def _visitor(table: _Table, fast: bool, types: ResultTypes, writer: Writer) -> RewriteRule:
     definition, constants = writer.definition, writer.constant_values
     uses = Uses(writer)
 
@@ -95,7 +118,7 @@ def _visitor(table: _Table, fast: bool, writer: Writer) -> RewriteRule:
     def step(eqn: JaxprEqn, rows: _Rows) -> Outcome:
         """What the first rule that applies makes of an equation."""
         for row in rows.get(None, ()):
-            if (outcome := _apply(row, eqn, writer, uses, fast)) is not None:
+            if (outcome := _apply(row, eqn, writer, uses, types, fast)) is not None:
                 return outcome
         for atom in eqn.invars:
             if type(atom) is Literal or atom in constants:
@@ -106,7 +129,7 @@ def _visitor(table: _Table, fast: bool, writer: Writer) -> RewriteRule:
                 continue
             for head in heads:
                 for row in rows.get(head, ()):
-                    if (outcome := _apply(row, eqn, writer, uses, fast)) is not None:
+                    if (outcome := _apply(row, eqn, writer, uses, types, fast)) is not None:
                         return outcome
         return None
 
@@ -142,7 +165,9 @@ def _constant_heads(atom: Atom, writer: Writer) -> Sequence[_Head]:
     return _CONSTANT, float(value.real if value.dtype.kind == "c" else value)
 
 
-def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> Outcome:
+def _apply(
+    row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, types: ResultTypes, fast: bool
+) -> Outcome:
     match = RowMatch(writer, uses)
     if not row.matches(match, eqn) or _may_strengthen(eqn):
         return None
@@ -154,7 +179,8 @@ def _apply(row: Row, eqn: JaxprEqn, writer: Writer, uses: Uses, fast: bool) -> O
     written, held = len(writer.eqns), len(writer.constvars)
     outcome = row.outcome(match, fast)
     if isinstance(outcome, JaxprEqn):
-        accepted = _is_plain(eqn) and _is_plain(outcome) and _keeps_weak_type(outcome)
+        plain = _is_plain(eqn) and _is_plain(outcome)
+        accepted = plain and _keeps_type(row, outcome, types(outcome))
     else:
         accepted = outcome is not None and writer.may_replace(eqn.outvars[0], outcome, written)
     if accepted:
@@ -172,13 +198,18 @@ def _may_strengthen(eqn: JaxprEqn) -> bool:
     return bool(aval.shape and aval.weak_type and is_inexact(eqn))
 
 
-def _keeps_weak_type(eqn: JaxprEqn) -> bool:
-    """Return True if an equation has the weak type that its result is annotated with."""
-    if not any(v.aval.weak_type for v in (*eqn.invars, *eqn.outvars)):
-        return True
-    with eqn.ctx.manager:
-        (aval,), _ = jaxcompat.inferred_types(eqn.primitive, eqn.params, eqn.invars)
-    return bool(aval.weak_type == eqn.outvars[0].aval.weak_type)
+def _keeps_type(row: Row, eqn: JaxprEqn, computed: Aval) -> bool:
+    """Return True if what an equation computes has the weak type that it is annotated with.
+
+    Raises PluginError if it has another shape or dtype, which is a fault of the row.
+    """
+    aval = eqn.outvars[0].aval
+    if computed.shape != aval.shape or computed.dtype != aval.dtype:
+        found, wanted = (type_of(each, weak=True) for each in (computed, aval))
+        raise PluginError(
+            f"simplify: the rule {row.name} makes {found} of {wanted}, with {named(eqn)}"
+        )
+    return bool(computed.weak_type == aval.weak_type)
 
 
 def _asks(eqn: JaxprEqn) -> bool:

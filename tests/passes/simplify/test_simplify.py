@@ -1,5 +1,7 @@
 """What `simplify` does with whole programs, and how a plug-in adds a rule."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -265,6 +267,18 @@ def test_rules_that_undo_each_other_are_reported():
     program = trace(lambda x, y: lax.max(x, y), VECTOR, VECTOR)
     with pytest.raises(PluginError, match="for ever on"):
         simplified(program.jaxpr, rows, fast=False)
+
+
+@pytest.mark.parametrize("replacement", ["sub(x, y)", "reduce_max(x)"])
+def test_a_rule_that_gives_another_type_is_reported(replacement):
+    rows = [Row("ge(x, y)", replacement, params=lambda _: PARAMS_OF[replacement])]
+    program = trace(lambda x, y: x >= y, VECTOR, VECTOR)
+    message = rf"the rule ge\(x, y\) → {re.escape(replacement)} makes f32.* of bool\[4\], with "
+    with pytest.raises(PluginError, match=message):
+        simplified(program.jaxpr, rows, fast=False)
+
+
+PARAMS_OF = {"sub(x, y)": {}, "reduce_max(x)": {"axes": (0,), "out_sharding": None}}
 
 
 @pytest.mark.parametrize("pattern", ["add(x", "add(x,, y)", "add x", "x", "add(x) y", "add(x; y)"])

@@ -183,7 +183,7 @@ def _are_numbers(shape: Any) -> bool:
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def _dynamic_slice(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
+def _dynamic_slice(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | Var | None:
     x, *indices = eqn.invars
     # Literal indices come from the user's own `lax.dynamic_slice`, which JAX keeps.
     if not _are_numbers(x.aval.shape) or all(type(index) is Literal for index in indices):
@@ -194,7 +194,7 @@ def _dynamic_slice(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
     sizes = eqn.params["slice_sizes"]
     pairs = zip(found, x.aval.shape, sizes, strict=True)
     starts = [min(max(int(start), 0), whole - size) for start, whole, size in pairs]
-    return [_slice(eqn, eqn.outvars[0], starts, sizes)]
+    return _cut(eqn, starts, sizes)
 
 
 def _gather(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | Var | None:
@@ -225,8 +225,6 @@ def _gather(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | Var | None:
     inside = all(start >= 0 and start + (n - 1) * step < whole for start, n, step, whole in spans)
     if numbers.offset_dims != kept or not inside:
         return None
-    if tuple(sizes) == shape and not dropped and isinstance(x, Var):
-        return x
     return _cut(eqn, starts, sizes, strides, dropped)
 
 
@@ -234,18 +232,23 @@ def _cut(
     eqn: JaxprEqn,
     starts: Sequence[int],
     sizes: Sequence[int],
-    strides: Sequence[int],
-    dropped: Sequence[int],
-) -> list[JaxprEqn]:
-    """Return a slice of an equation's first operand, and a squeeze of the `dropped` axes."""
-    (out,) = eqn.outvars
+    strides: Sequence[int] = (),
+    dropped: Sequence[int] = (),
+) -> list[JaxprEqn] | Var:
+    """Return a slice of an equation's first operand, and a squeeze of the `dropped` axes.
+
+    JAX traces no slice of all elements. One would have a strongly typed gradient.
+    """
+    (out,), x = eqn.outvars, eqn.invars[0]
+    whole = tuple(sizes) == x.aval.shape
     if not dropped:
-        return [_slice(eqn, out, starts, sizes, strides)]
-    inner = Var(out.aval.update(shape=tuple(sizes)))
+        same = whole and isinstance(x, Var)
+        return x if same else [_slice(eqn, out, starts, sizes, strides)]
+    inner = x if whole else Var(out.aval.update(shape=tuple(sizes)))
     squeezed = eqn.replace(
         primitive=primitives.squeeze_p, params={"dimensions": tuple(dropped)}, invars=[inner]
     )
-    return [_slice(eqn, inner, starts, sizes, strides), squeezed]
+    return [squeezed] if whole else [_slice(eqn, inner, starts, sizes, strides), squeezed]
 
 
 def _slice(
@@ -253,7 +256,7 @@ def _slice(
     out: Var,
     starts: Sequence[int],
     sizes: Sequence[int],
-    strides: Sequence[int] = (),
+    strides: Sequence[int],
 ) -> JaxprEqn:
     x = eqn.invars[0]
     steps = tuple(strides) if any(step != 1 for step in strides) else None

@@ -339,6 +339,15 @@ def counted_up(x):
     return lax.dynamic_slice(x, (start - 1999, 0), (1, 1))
 
 
+@pytest.mark.parametrize("indexed", [lambda x: x[0], lambda x: x[-1], lambda x: x[0, 1:]])
+def test_all_rows_are_no_slice(indexed):
+    """Nor has a weakly typed array another gradient than JAX's then, a strongly typed one."""
+    (n,) = export.symbolic_shape("n", constraints=["n >= 1"])
+    types = [jax.ShapeDtypeStruct((rows, 4), jnp.float32, weak_type=True) for rows in (n, 1)]
+    made, at_1 = (trace(indexed, each).specialized({"n": 1}) for each in types)
+    assert equivalent(made, at_1)
+
+
 def rounded(x):
     far = (jnp.float32(jnp.asarray(x.shape[0])) * 1e30).astype(jnp.int32)
     return lax.dynamic_slice(x, (far, 0), (1, 1))

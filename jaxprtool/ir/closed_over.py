@@ -18,7 +18,7 @@ from jax.extend.core import JaxprEqn
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.caches import anchor
-from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.frames import place_text
 from jaxprtool.ir.rewrite import Memo, with_bodies
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.jaxcompat import AnyJaxpr, Var
@@ -58,9 +58,26 @@ def keeps_ended(jaxpr: AnyJaxpr) -> bool:
 
 def refused(jaxpr: AnyJaxpr, what: str) -> UnsupportedError:
     """Return the error for a rule of a jaxpr that has kept a value of a trace that has ended."""
-    found = filter(jaxcompat.holds_ended, equations(jaxcompat.open_jaxpr(jaxpr)))
-    call = next((named(eqn) for eqn in found), "custom call")
+    rule = _rule_that_keeps(jaxpr, None) or "a rule of custom derivatives"
     return UnsupportedError(
-        f"{what}: the rule of the {call} closes over a value that is traced around it",
+        f"{what}: {rule} closes over a value that is traced around it",
         "give the value to the function as an argument",
     )
+
+
+def _rule_that_keeps(jaxpr: AnyJaxpr, place: str | None) -> str | None:
+    """Return the name of the first rule that does, and where it is called from.
+
+    Args:
+        jaxpr: Where to look for it, at every depth.
+        place: The source line of the equation that holds the jaxpr, for calls without one.
+    """
+    for eqn in jaxcompat.open_jaxpr(jaxpr).eqns:
+        at = place_text(eqn) or place
+        if jaxcompat.holds_ended(eqn):
+            call = eqn.primitive.name + (f" at {at}" if at else "")
+            return f"the rule of '{jaxcompat.custom_name(eqn)}', the {call},"
+        for _, body in sub_jaxprs(eqn):
+            if (found := _rule_that_keeps(body, at)) is not None:
+                return found
+    return None

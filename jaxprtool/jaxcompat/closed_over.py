@@ -133,7 +133,8 @@ class ClosedOver:
     def _taking(self, closed: ClosedJaxpr, values: Sequence[Any], place: int) -> ClosedJaxpr:
         """A closed jaxpr that takes `values`, some of them its constants, from invar `place` on.
 
-        So do its custom calls, which are differentiated once less.
+        So do its custom calls, which are differentiated once less; and these take what their rules
+        close over in it.
         """
         known = {id(c): v for v, c in zip(closed.constvars, closed.consts, strict=True)}
         taken = {id(x): known.get(id(x)) or Var(core.typeof(x)) for x in values}
@@ -147,7 +148,12 @@ class ClosedOver:
             operands = [*eqn.invars, *(taken[id(value)] for value in held)]
             return eqn.replace(invars=operands, params=inner.params(eqn, held))
 
-        return _with_parts(closed, invars, list(map(with_taken, closed.eqns)))
+        in_scope = {*closed.constvars, *invars}
+        eqns: list[JaxprEqn] = []
+        for eqn in closed.eqns:
+            eqns += with_closed_over(with_taken(eqn), in_scope)
+            in_scope.update(eqn.outvars)
+        return _with_parts(closed, invars, eqns)
 
 
 def _traced(eqn: JaxprEqn) -> list[ClosedJaxpr]:

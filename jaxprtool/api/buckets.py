@@ -32,6 +32,7 @@ from jaxprtool.ir.symbols import (
     symbolic_sizes,
     value_of,
 )
+from jaxprtool.ir.weak_types import as_weak_as, is_weak, strongly_typed
 from jaxprtool.loading.parameter_types import ParameterTypes, TypedValue
 from jaxprtool.passes.mask import Bounds, masked
 
@@ -173,7 +174,9 @@ class Buckets:
         sizes: CallSizes = kwargs.pop(SIZES)
 
         def types(values: list[TypedValue]) -> list[jax.ShapeDtypeStruct]:
-            return [sizes.symbolic(each.type) for each in values]
+            weak = [is_weak(jax.typeof(each.value)) for each in values]
+            symbolic = [sizes.symbolic(each.type) for each in values]
+            return [x.update(weak_type=flag) for x, flag in zip(symbolic, weak, strict=True)]
 
         return PaddedCall(*self.types.replaced(args, kwargs, types), sizes)
 
@@ -345,7 +348,7 @@ def _padded(value: Any, shape: tuple[int, ...]) -> Any:
     """Return an array with zeros behind it, or the type of one."""
     old = np.shape(value)
     if isinstance(value, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(shape, value.dtype)
+        return jax.ShapeDtypeStruct(shape, value.dtype, weak_type=is_weak(value))
     if not _is_on_host(value):
         return _padded_by_jax(value, shape)
     new = np.zeros(shape, value.dtype)
@@ -354,7 +357,7 @@ def _padded(value: Any, shape: tuple[int, ...]) -> Any:
         new[rows] = value
         return new
     # JAX puts what is not committed where it puts arrays of NumPy, unless a guard is against it.
-    moved = value.committed or _is_guarded()
+    moved = value.committed or is_weak(value.aval) or _is_guarded()
     with jax.transfer_guard_device_to_host("allow"), jax.transfer_guard_host_to_device("allow"):
         new[rows] = value
         return _placed_like(value, new) if moved else new
@@ -366,14 +369,17 @@ def _padded_by_jax(value: Any, shape: tuple[int, ...]) -> Any:
         padded = _padded_by_jax(data, (*shape, *data.shape[len(shape) :]))
         return jax.random.wrap_key_data(padded, impl=value.dtype)
     widths = [(0, new - old, 0) for old, new in zip(value.shape, shape, strict=True)]
-    return lax.pad(value, jnp.zeros((), value.dtype), widths)
+    # JAX's transpose of a pad or a slice would give a strongly typed gradient.
+    padded = lax.pad(strongly_typed(value), jnp.zeros((), value.dtype), widths)
+    return as_weak_as(padded, jax.typeof(value))
 
 
 def _cut(value: Any, shape: tuple[int, ...]) -> Any:
     if value.shape == shape:
         return value
     if not _is_on_host(value):
-        return lax.slice(value, (0,) * len(shape), shape)
+        cut = lax.slice(strongly_typed(value), (0,) * len(shape), shape)
+        return as_weak_as(cut, jax.typeof(value))
     with jax.transfer_guard_device_to_host("allow"), jax.transfer_guard_host_to_device("allow"):
         return _placed_like(value, np.asarray(value)[tuple(map(slice, shape))])
 
@@ -392,7 +398,8 @@ def _is_guarded() -> bool:
 
 
 def _placed_like(value: Any, array: np.ndarray) -> Any:
-    """Return an array where another one is: one of JAX's if that is."""
+    """Return an array where another one is, and as weakly typed: one of JAX's if that is."""
     if isinstance(value, np.ndarray):
         return array
-    return jax.device_put(array, value.sharding if value.committed else None)
+    placed = jax.device_put(array, value.sharding if value.committed else None)
+    return jaxcompat.weakly_typed(placed) if is_weak(value.aval) else placed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 
 PARAMS = {"w": jnp.linspace(-1, 1, 9).reshape(3, 3), "b": jnp.ones(3)}
@@ -144,6 +146,26 @@ def test_arrays_of_keys_and_of_small_floats_are_padded_too():
 
 
 # --- what jax.jit does ----------------------------------------------------------------------------
+
+
+def test_weakly_typed_arrays_and_gradients_by_them_stay_so():
+    def fun(s, x: f32[n]):  # noqa: F821
+        return s * 2, x * s, jnp.sin(x), x.sum() * s
+
+    weak = jaxcompat.weakly_typed(np.linspace(0, 1, 5, dtype=np.float32))
+    for x in (weak, jax.device_put(weak, jax.devices()[0]), weak[:0], np.ones(5, np.float32)):
+        found, wanted = (f(0.5, x) for f in (jaxprtool.jit(fun, shapes={"n": (8,)}), jax.jit(fun)))
+        assert list(map(jax.typeof, found)) == list(map(jax.typeof, wanted))
+
+        def total(f, *args):
+            return sum(map(jnp.sum, f(*args)))
+
+        for argnum in (0, 1):
+            found, wanted = (
+                jax.grad(partial(total, f), argnum)(0.5, x)
+                for f in (jaxprtool.jit(fun, shapes={"n": (8,)}), jax.jit(fun))
+            )
+            assert jax.typeof(found) == jax.typeof(wanted)
 
 
 def test_static_arguments_methods_and_defaults():

@@ -21,6 +21,7 @@ from tests.programs.weak_transforms import (
     prove_batch,
     prove_derivatives,
     prove_sizes,
+    prove_tile,
     prove_unzip,
 )
 from tests.programs.weakening import prove_weak_types, weakened
@@ -29,6 +30,7 @@ from tests.sweep.parts import Part
 
 PROOFS = {
     "batch": prove_batch,
+    "tile": prove_tile,
     "derivatives": prove_derivatives,
     "unzip": partial(prove_unzip, key_args=key_args),
 }
@@ -58,6 +60,12 @@ def test_products_of_weakly_typed_arrays_are_weakly_typed_in_mixed_precision():
         return jnp.dot(jnp.broadcast_to(s, (3, 4)), jnp.broadcast_to(t, (4,)))
 
     assert prove_weak_types(Case("product", product, (0.5, 2.0)), PIPELINES)["gradients"] == 3
+
+
+def test_tiles_of_a_result_are_as_weakly_typed_as_its_lanes():
+    """JAX's batching rule of `fft` gives a strongly typed result of a weakly typed array."""
+    case = weakened(Case("fft", lambda z: lax.fft(z, "FFT", (4,)), (np.ones((2, 4), "complex64"),)))
+    assert prove_tile(case, random.Random(0))["tile"]
 
 
 @pytest.mark.parametrize("strong", ["none", "array", "update"])

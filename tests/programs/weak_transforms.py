@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.batch import Batch
+from jaxprtool.passes.batch.tile import Tile
 from jaxprtool.passes.mask import Mask
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.ragged import Ragged
@@ -100,6 +102,34 @@ def _check_mapped(what: str, made: Program, expected: Program) -> Counter[str]:
     found, wanted = _types(made.out_avals), _types(expected.out_avals)
     assert found == wanted, f"{what}: {found}, JAX's {wanted}"
     return Counter({what: 1, f"{what}: {_check_gradients(made, expected, what)}": 1})
+
+
+def prove_tile(case: Case, rng: random.Random) -> Counter[str]:
+    """Hold a program that is tiled along first axes against `jax.vmap` between reshapes."""
+    with case.setting():
+        program = flat(case.program())
+        pairs = program.in_avals, program.out_avals
+        in_axes, out_axes = (tuple(0 if a.shape else None for a in avals) for avals in pairs)
+
+        def tiled(*args: Any) -> list[Any]:
+            cut = [x if axis is None else _tiles(x) for x, axis in zip(args, in_axes, strict=True)]
+            outs = jax.vmap(_function(program), in_axes, out_axes)(*cut)
+            pairs = zip(outs, out_axes, strict=True)
+            return [x if axis is None else lax.collapse(x, 0, 2) for x, axis in pairs]
+
+        try:
+            made = Tile(_TILES, None, in_axes, out_axes)(program)
+            expected = trace(tiled, *_args(made))
+        except REFUSED:
+            return Counter({"refused": 1})
+        return _check_mapped("tile", made, expected)
+
+
+_TILES = 3
+
+
+def _tiles(x: Any) -> Any:
+    return lax.reshape(x, (_TILES, x.shape[0] // _TILES, *x.shape[1:]))
 
 
 # --- derivatives ----------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import filled
+from jaxprtool.ir.weak_types import is_weak
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch import Batch
@@ -152,7 +153,7 @@ def _between_reshapes(
         if dim is None:
             return atom
         shape = (*aval.shape[:dim], tiles * aval.shape[dim], *aval.shape[dim + 1 :])
-        return Var(aval.update(shape=shape))
+        return Var(aval.update(shape=shape, weak_type=is_weak(atom.aval)))
 
     invars = [whole(*each) for each in zip(body.invars, program.in_avals, dims, strict=True)]
     results = [whole(*each) for each in zip(body.outvars, program.out_avals, outs, strict=True)]

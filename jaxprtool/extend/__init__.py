@@ -58,6 +58,7 @@ from jaxprtool.ir.structured import (
     view,
 )
 from jaxprtool.ir.traits import Traits, add_traits, primitives_with, traits
+from jaxprtool.ir.weak_types import as_weak_as
 from jaxprtool.jaxcompat import (
     Atom,
     ClosedJaxpr,
@@ -117,6 +118,7 @@ __all__ = [
     "While",
     "Writer",
     "add_traits",
+    "as_weak_as",
     "bodies",
     "call",
     "close_jaxpr",

@@ -173,7 +173,8 @@ def _fitted(leaf: Any, aval: Any, site: Site) -> Any:
     """A planted leaf as an array of the type that it replaces, if that loses nothing."""
     given = jax.typeof(leaf) if hasattr(leaf, "dtype") else jax.typeof(jnp.asarray(leaf))
     if given.shape == aval.shape and _converts(leaf, given.dtype, aval.dtype):
-        return leaf if given.dtype == aval.dtype else jnp.asarray(leaf, aval.dtype)
+        fits = given.dtype == getattr(leaf, "dtype", None) == aval.dtype
+        return extend.as_weak_as(leaf if fits else jnp.asarray(leaf, aval.dtype), aval)
     raise HarvestError(
         f"the value planted for '{site.name}' is {type_of(given)}, and what is sown is "
         f"{described(site)} ({named(site.eqn)})"

@@ -31,6 +31,24 @@ def test_grad_of_what_is_reaped_and_of_what_is_planted():
     assert jax.grad(plant_t(square))({"y": 3.0, "z": 1.0}, 2.0) == {"y": 6.0, "z": 0.0}
 
 
+@pytest.mark.parametrize("planted", [2.0, np.float32(2)])
+@pytest.mark.parametrize("name", ["plain", "inside", "either", "all"])
+def test_results_and_gradients_of_what_is_planted_keep_their_types(name, planted):
+    def fun(x, row):
+        plain = value(jnp.sin(x), name="plain")
+        inside = jax.jit(lambda x: value(x + 1, name="inside") * 2)(x)
+        branches = [partial(lambda n, x: value(x * n, name="either"), n) for n in (2, 3)]
+        each = jax.lax.scan(lambda c, _: (value(c * 2, name="all", mode="append"),) * 2, x, row)
+        return plain, inside, jax.lax.cond(row[0] > 0, *branches, x), each, row * plain
+
+    plants = {name: planted * np.ones(3, np.float32) if name == "all" else planted}
+    row = np.ones(3, np.float32)
+    found = plant_t(fun)(plants, 0.5, row)
+    assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, jax.jit(fun)(0.5, row))
+    gradient = jax.grad(lambda *args: sum(map(jnp.sum, jax.tree.leaves(plant_t(fun)(*args)))))
+    assert jax.typeof(gradient(plants, 0.5, row)[name]) == jax.typeof(plants[name])
+
+
 def test_what_is_sown_in_a_function_is_reaped_from_its_gradient():
     assert harvest_t(jax.grad(square))({}, 3.0) == (24.0, {"y": 6.0})
     assert plant_t(jax.grad(square))({"y": 1.0}, 3.0) == 4.0

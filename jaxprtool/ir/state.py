@@ -269,7 +269,10 @@ def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tupl
 
 
 class _Origins:
-    """The argument of a jaxpr that a variable is, through calls that hand it on, or None."""
+    """The argument of a jaxpr that a variable is, through calls that hand it on, or None.
+
+    An argument that a call donates is gone after it, and what the call hands on is another array.
+    """
 
     def __init__(self, jaxpr: AnyJaxpr):
         body = jaxcompat.open_jaxpr(jaxpr)
@@ -284,7 +287,10 @@ class _Origins:
             inner = _Origins(seen.body)(seen.body.outvars[at])
             if inner is None:
                 return None
-            atom = seen.operands[list(seen.body.invars).index(inner)]
+            position = list(seen.body.invars).index(inner)
+            if any(seen.operand_params.get("donated_invars", ())[position : position + 1]):
+                return None
+            atom = seen.operands[position]
         return None if isinstance(atom, Literal) else atom
 
 

@@ -224,6 +224,21 @@ def test_objects_stay_the_objects_that_they_are():
     assert isinstance(sowing.new, nnx.Intermediate)
 
 
+def biased(model, x):
+    model.bias[...] += x.sum()
+    return (x @ model.kernel[...]).sum()
+
+
+@pytest.mark.parametrize("passes", ["", "dce", "-O1", "-O3"])
+def test_an_object_that_is_donated_keeps_the_state_that_does_not_change(passes):
+    fun = nnx.jit(biased, donate_argnums=0)
+    mine, other = linear(), linear()
+    program = jaxprtool.trace(fun, mine, X).apply(passes)
+    for _ in range(2):
+        close(program(mine, X), fun(other, X))
+    close(mine, other)
+
+
 def test_the_new_state_is_a_result_by_path_and_dce_keeps_it():
     model = linear()
     program = jaxprtool.trace(nnx.jit(sgd), model, X)

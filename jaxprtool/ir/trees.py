@@ -145,7 +145,7 @@ def _filled(tree: PyTreeDef, leaves: Iterator[Any]) -> Any:
 
 
 def _unflattened(tree: PyTreeDef, leaves: Sequence[Any]) -> tuple[Any, bool]:
-    """Return a tree, and whether it could be made and has kept its leaves."""
+    """Return a tree, and whether it could be made, has kept its leaves and can be taken apart."""
     try:
         made = jax.tree.unflatten(tree, leaves)
     except Exception:  # the constructor is the user's, and may raise anything
@@ -153,8 +153,17 @@ def _unflattened(tree: PyTreeDef, leaves: Sequence[Any]) -> tuple[Any, bool]:
     try:
         kept = tree.flatten_up_to(made)
     except Exception:  # as of a node whose data are not equal to themselves
-        return made, True
+        return made, _flattens(made)
     return made, all(map(is_, kept, leaves))
+
+
+def _flattens(node: object) -> bool:
+    """Whether the classes of a tree take its nodes apart: they, too, may check their children."""
+    try:
+        jax.tree.structure(node)
+    except Exception:
+        return False
+    return True
 
 
 def _rooted(cls: type, data: object, children: Sequence[PyTreeDef]) -> PyTreeDef:

@@ -174,8 +174,11 @@ class _Kinds(dict[str, int | None]):
 _KINDS = _Kinds()
 
 
-def _kinds(codes: Sequence[CodeType]) -> list[int]:
-    """Return the kind of each code, the innermost first, without the callers of the tracer."""
+def _kinds(codes: Sequence[CodeType]) -> list[int | None]:
+    """Return the kind of each code, the innermost first, without the callers of the tracer.
+
+    More than one of our frames may be between a traced function and JAX: theirs is None.
+    """
     # Most frames are JAX's: `map` skips them without running Python code for each.
     kinds: list[Any] = [*map(_KINDS.__getitem__, map(_FILE, codes))]
     if None in kinds:
@@ -187,7 +190,9 @@ def _kinds(codes: Sequence[CodeType]) -> list[int]:
 @lru_cache(maxsize=4096)
 def _nearness(traceback: Any) -> int:
     """Return 2 if a traceback has a frame of the user's, 1 if only of a library's, and else 0."""
-    return 0 if traceback is None else max(_kinds(traceback.raw_frames()[0]), default=0)
+    if traceback is None:
+        return 0
+    return max(filter(None, _kinds(traceback.raw_frames()[0])), default=0)
 
 
 @lru_cache(maxsize=4096)

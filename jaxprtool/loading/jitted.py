@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.held import release
+from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import ClosedJaxpr
 
 
@@ -59,7 +60,7 @@ class Jitted:
     def trace(
         self, positional: Sequence[tuple[object, bool]], keywords: Mapping[str, tuple[object, bool]]
     ) -> tuple[ClosedJaxpr, object, jaxcompat.TracedOptions]:
-        """The jaxpr of a call, the shapes of its results in their tree, and the options.
+        """The jaxpr of a call, the types of its results in their tree, and the options.
 
         The jaxpr takes what the call traces; what is bound, and what the call calls static and
         `jax.jit` does not, are constants.
@@ -101,4 +102,4 @@ class Jitted:
             donated=tuple(told.donated[i] for i in kept),
             in_placements=tuple(told.in_placements[i] for i in kept),
         )
-        return jaxpr, stage.out_info, told
+        return jaxpr, filled(stage.out_tree, jaxpr.out_avals), told

@@ -37,6 +37,7 @@ from jaxprtool.ir.state import (
     sharing,
     without_unchanged,
 )
+from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.hints import value_needed
@@ -157,7 +158,7 @@ def trace_call(
         name=name,
         jaxpr=with_closed_over(jaxpr),
         in_tree=jax.tree.structure(arguments),
-        out_tree=jax.tree.structure(out),
+        out_tree=structure(out),
         arg_names=arg_names,
         out_names=result_paths(out),
         axis_env=tuple((name, size) for name, size in axis_env or ()),
@@ -188,11 +189,19 @@ def _is_sharded(leaf: object) -> bool:
 def _made(
     name: str, fun: Callable, call: BoundCall, axis_env: Sequence[tuple[Hashable, int]] | None
 ) -> tuple[ClosedJaxpr, object]:
-    """The jaxpr of a call of a function that is not under `jax.jit`, and the shapes it gives."""
+    """The jaxpr of a call of a function that is not under `jax.jit`, and the types it gives."""
     traced = released(fun, call.shared, name, **call.static_kwargs)
-    make = jax.make_jaxpr(traced, axis_env=axis_env, return_shape=True)
+    trees = []
+
+    @functools.wraps(traced)
+    def noting(*args: object, **kwargs: object) -> object:
+        out = traced(*args, **kwargs)
+        trees.append(jax.tree.structure(out))
+        return out
+
     args = [Held(arg) if static else arg for arg, static in call.positional]
-    return make(*args, **call.kwargs)
+    jaxpr = jax.make_jaxpr(noting, axis_env=axis_env)(*args, **call.kwargs)
+    return jaxpr, filled(trees[-1], jaxpr.out_avals)
 
 
 def function_name(fun: Any) -> str:

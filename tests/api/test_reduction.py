@@ -95,6 +95,19 @@ def test_what_is_left_is_minimal_in_constants_dtypes_and_options():
     assert dot.params["precision"] is None
 
 
+def test_a_call_that_is_left_asks_for_nothing_else_and_is_written(tmp_path):
+    step = jax.jit(lambda x, y: (x + y, y), donate_argnums=0, keep_unused=True)
+    program = jaxprtool.trace(lambda x: step(x, x * 2), jnp.ones(4))
+    found = jaxprtool.reduce(
+        program, lambda p: any(e.params.get("keep_unused") for e in p.jaxpr.eqns)
+    )
+    (call,) = found.program.jaxpr.eqns
+    assert call.params["keep_unused"] and not any(call.params["donated_invars"])
+    jaxprtool.write(found.program, tmp_path / "call.jaxpr")
+    assert jaxprtool.equivalent(jaxprtool.read(tmp_path / "call.jaxpr"), found.program)
+    assert "keep_unused=True" in jaxprtool.to_python(found.program)
+
+
 def test_a_predicate_that_is_not_true_of_the_program_is_refused():
     program = jaxprtool.trace(jnp.sin, 1.0)
     with pytest.raises(ArgumentsError, match="not true of the program as it was given"):

@@ -128,11 +128,32 @@ class Converting(Pairs):
         self.x, self.y = jnp.asarray(x), jnp.asarray(y)
 
 
+@jax.tree_util.register_pytree_node_class
+class CheckedWhenFlattened(Pairs):
+    def tree_flatten(self):
+        assert self.x.shape[0] == self.y.shape[0]
+        return (self.x, self.y), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        made = object.__new__(cls)
+        made.x, made.y = children
+        return made
+
+
+@jax.tree_util.register_pytree_node_class
+class TakesArrays(Pairs):
+    def __init__(self, x, y):
+        if not isinstance(x, jax.Array):
+            raise TypeError("x is to be an array")
+        super().__init__(x, y)
+
+
 def fit(w, pairs):
     return jnp.mean((pairs.x @ w - pairs.y) ** 2)
 
 
-CHECKING = [Pairs, CheckedFields, CheckedTuple, Converting]
+CHECKING = [Pairs, CheckedFields, CheckedTuple, Converting, CheckedWhenFlattened, TakesArrays]
 
 
 @pytest.mark.parametrize("cls", CHECKING)
@@ -170,3 +191,17 @@ def test_a_program_of_a_class_that_checks_its_children_is_written_and_rewritten(
         assert jaxprtool.equivalent(parse(text(made), "made"), made)
     with pytest.raises(TypeError, match=f"pairs is to be a {cls.__name__}"):
         program(w, w)
+
+
+@pytest.mark.parametrize("cls", CHECKING)
+def test_a_result_may_be_of_a_class_that_checks_its_children(cls):
+    def doubled(pairs):
+        return cls(pairs.x * 2, pairs.y), pairs.y.sum()
+
+    pairs = cls(jnp.ones((4, 3)), jnp.arange(4.0))
+    for fun in (doubled, jax.jit(doubled)):
+        program = jaxprtool.trace(fun, pairs)
+        for called in (program, program.apply("-O2"), jaxprtool.jit(fun)):
+            made, total = called(pairs)
+            assert type(made) is cls and made.x.sum() == 24 and total == 6
+        assert jaxprtool.equivalent(parse(text(program), "doubled"), program)

@@ -15,7 +15,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
-from jaxprtool.ir.structured import Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.structured import UNASKED, Cond, Scan, ShardMap, While, view
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.forward import Forward
 from jaxprtool.passes.reduction.candidates import (
@@ -222,23 +222,26 @@ def _constants_as_arguments(program: Program, chosen: Sequence[int]) -> Candidat
 
 
 def _options(program: Program) -> Sequence[tuple[Var, str, object]]:
-    """Return the parameters that may be replaced by None, False or 1, with the replacement."""
+    """Return the parameters that may be replaced, with the replacement."""
     found: list[tuple[Var, str, object]] = []
     for eqn in _every(program):
         for name, value in eqn.params.items():
-            # A callable is a rule or a callback, which the equation needs.
-            if value is None or value is False or callable(value):
-                continue
-            if value is True:
-                plain: object = False
-            elif isinstance(value, int):
-                if value in (0, 1):
-                    continue
-                plain = 1
-            else:
-                plain = None
-            found.append((eqn.outvars[0], name, plain))
+            plain = _plain(eqn, name, value)
+            if plain != value:
+                found.append((eqn.outvars[0], name, plain))
     return found
+
+
+def _plain(eqn: JaxprEqn, name: str, value: object) -> object:
+    """Return the plainest value of a parameter; the value itself if the equation needs that."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int):
+        return value if value == 0 else 1
+    if isinstance(value, tuple) and name in UNASKED:
+        return (UNASKED[name],) * len(value)
+    is_needed = callable(value) or view(eqn) is not None  # a rule, a callback, what has bodies
+    return value if is_needed else None
 
 
 def _without_options(

@@ -27,7 +27,12 @@ from jaxprtool.passes.batch.axes import free_axes, program_axes
 from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.inline import Inline
 from jaxprtool.passes.transforms.closed import Closed
-from jaxprtool.passes.transforms.retrace import chosen, function_of, retraced
+from jaxprtool.passes.transforms.retrace import (
+    chosen,
+    function_of,
+    positional_roots,
+    retraced,
+)
 from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_scopes
 
 __all__ = ["Checkpoint", "Closed", "DisableJit", "Jit", "NamedCall", "Pmap"]
@@ -89,7 +94,7 @@ class Jit(Pass):
     Args:
         name: The call's name; the program's own if none is given.
         donate_argnums: The positional arguments whose memory the results may take.
-        donate_argnames: The keyword arguments whose memory they may take.
+        donate_argnames: The arguments whose memory they may take, by name.
         keep_unused: Pass arguments that are not used, too.
         inline: Have JAX splice the call in: 0.10 when it is traced, which is at once, 0.12 when
             it is lowered.
@@ -120,16 +125,7 @@ class Jit(Pass):
 
     def __call__(self, program: Program) -> Program:
         """Raises ArgumentsError for arguments to donate that are not there."""
-        numbers = chosen(program, "jit", "donate_argnums", self.donate_argnums)
-        given = self.donate_argnames
-        names = (given,) if isinstance(given, str) else given
-        keywords = program.in_tree.children()[1].node_data()[1]
-        for name in names:
-            if name not in keywords:
-                raise ArgumentsError(
-                    f"jit: {program.name} has no keyword argument '{name}' for donate_argnames",
-                    did_you_mean(name, keywords),
-                )
+        numbers, names = self._donated(program)
         fun = jax.jit(
             function_of(program, self.name),
             donate_argnums=numbers,
@@ -139,6 +135,28 @@ class Jit(Pass):
         )
         call = retraced(program, "jit", fun, out_names=program.out_names)
         return call.replace(jit=self._told(program, numbers, names))
+
+    def _donated(self, program: Program) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the positions and the keywords to donate; an argument given by position has both.
+
+        Raises ArgumentsError for what is not there.
+        """
+        numbers = list(chosen(program, "jit", "donate_argnums", self.donate_argnums))
+        given = self.donate_argnames
+        keywords = program.in_tree.children()[1].node_data()[1]
+        places = positional_roots(program)
+        names = []
+        for name in (given,) if isinstance(given, str) else given:
+            if name in keywords:
+                names.append(name)
+            elif name in places:
+                numbers.append(places.index(name))
+            else:
+                raise ArgumentsError(
+                    f"jit: {program.name} has no argument '{name}' for donate_argnames",
+                    did_you_mean(name, [*keywords, *filter(None, places)]),
+                )
+        return tuple(dict.fromkeys(numbers)), tuple(names)
 
     def _told(
         self, program: Program, numbers: Sequence[int], names: Sequence[str]

@@ -186,6 +186,12 @@ def positional(program: Program) -> list[list[int]]:
     return groups
 
 
+def positional_roots(program: Program) -> list[str]:
+    """What each positional argument of a program is called; "" if it has no arrays."""
+    names = [program.arg_names[flat[0]] if flat else "" for flat in positional(program)]
+    return [_root(name) for name in names]
+
+
 def chosen(
     program: Program, transform: str, option: str, numbers: int | Sequence[int]
 ) -> tuple[int, ...]:
@@ -223,7 +229,11 @@ def chosen_argnums(
 
 def _roots(program: Program) -> str:
     """What the arguments of a program are called as wholes: of `params['w']`, `params`."""
-    return ", ".join(dict.fromkeys(re.split(r"[\[.]", name)[0] for name in program.arg_names))
+    return ", ".join(dict.fromkeys(map(_root, program.arg_names)))
+
+
+def _root(name: str) -> str:
+    return re.split(r"[\[.]", name)[0]
 
 
 def main_results(program: Program, transform: str, has_aux: bool) -> list[int]:

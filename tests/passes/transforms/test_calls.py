@@ -124,7 +124,7 @@ def test_jit_is_inlined_where_this_jax_does_so():
     ("pipeline", "says"),
     [
         ("jit(donate_argnums=7)", "no positional argument 7 for donate_argnums"),
-        ("jit(donate_argnames='scal')", "no keyword argument 'scal'"),
+        ("jit(donate_argnames='scal')", "no argument 'scal' for donate_argnames"),
     ],
 )
 def test_what_cannot_be_donated_is_told(pipeline, says):
@@ -222,5 +222,7 @@ def test_what_jit_donates_is_donated_by_what_is_compiled():
     assert program.apply("jit").jit is None and as_jax.apply("jit").jit == as_jax.jit
     assert memory(told).donated_bytes == memory(as_jax).donated_bytes == 64
     assert stablehlo(told).count("tf.aliasing_output") == 2
+    by_name = "jit(donate_argnames=('state', 'scale'), keep_unused=True)"
+    assert program.apply(by_name).jit == told.jit
     twice = program.apply("jit(donate_argnums=0), jit(donate_argnames='scale', keep_unused=True)")
     assert twice.jit == told.jit

@@ -32,6 +32,7 @@ from jaxprtool.loading.trace import (
     StaticArguments,
     bind_arguments,
     function_name,
+    positional_names,
     shown_signature,
     signature,
     trace_call,
@@ -182,8 +183,16 @@ def _call(
     if given is not None:
         return typed_call(fun, known, own, given, **static)
     if own is None:
-        return argspec.read_args(types or "", found.module, "types"), None
+        return _by_position(fun, *argspec.read_args(types or "", found.module, "types")), None
     return typed_call(fun, known, own, ((), {}), **static)[0], None
+
+
+def _by_position(fun: Callable, positional: tuple, named: Mapping[str, Any]) -> Arguments:
+    """Arguments with those given by name that have a position there, as passes count them."""
+    names, named = positional_names(fun, 0), dict(named)
+    while len(positional) < len(names) and names[len(positional)] in named:
+        positional = (*positional, named.pop(names[len(positional)]))
+    return positional, named
 
 
 def _symbols(arguments: object) -> list[Any]:

@@ -343,3 +343,18 @@ def test_types_of_all_parameters_are_those_of_the_function(cli, folder):
     types = "--types", "x=f32[], y=f32[]", "--args", "1.0"
     found = cli("run", "plain.py:half", "-p", "linear_transpose", *types)
     assert "result[0]: f32[] 0.5" in found.out and "result[1]: f32[] -0.5" in found.out
+
+
+def test_types_alone_are_arguments_by_position_where_the_parameters_have_one(cli, folder):
+    code = "def half(x, y, *, n=2.0): return (x - y) / n"
+    (folder / "plain.py").write_text(code)
+    types = "--types", "x=f32[], y=f32[], n=f32[]"
+    for passes in (
+        "grad(argnums=1)",
+        "batch(in_axes=(0, None), axis_size=2)",
+        "jit(donate_argnums=0)",
+    ):
+        found = cli("opt", "plain.py:half", "-p", passes, *types)
+        assert found.code == 0 and "{ lambda ; a:" in found.out
+    found = cli("opt", "plain.py:half", "--types", "y=f32[]")
+    assert found.code == 2 and "missing a required argument: 'x'" in found.err

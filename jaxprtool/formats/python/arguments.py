@@ -32,7 +32,7 @@ from jaxprtool.formats.python.expressions import (
     plain,
 )
 from jaxprtool.formats.python.naming import identifier, numbered
-from jaxprtool.ir.held import Held
+from jaxprtool.ir.held import LITERALS, Held
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import DESCRIBED_AS_TUPLES, Opaque, Shell, filled, one_level
 
@@ -228,7 +228,7 @@ class _Results:
         if isinstance(tree, int):
             return Slot(tree)
         if isinstance(tree, Held):
-            return tree.value if type(tree.value) is str else None
+            return tree.value if type(tree.value) in LITERALS else None
         keys, children, own = one_level(tree)
         if _is_class(own) and jax.tree.structure(tree) in self.known:
             return self._like_an_argument(tree)

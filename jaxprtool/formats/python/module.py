@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from jaxprtool.formats.python.selection import TextTemplates
 from jaxprtool.formats.python.symbols import bindings, finds_its_symbols
 from jaxprtool.formats.python.values import dtype_name, literal
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import Place, frames_now
+from jaxprtool.ir.frames import BEHIND, Place, frames_now, short_paths
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import sizes_by_symbol
 from jaxprtool.ir.traits import traits
@@ -47,7 +48,7 @@ Setting = Callable[[], AbstractContextManager[object]]
 
 
 class Origin(NamedTuple):
-    """A function of the user's, its file, and the library's behind it, as a comment says it."""
+    """A function of the user's, its file, and those of libraries behind it, as a comment says."""
 
     function: str
     file: str
@@ -254,16 +255,31 @@ class Module:
         """Return the function of the user's code that an equation comes from, if that is told."""
         traceback = eqn.source_info.traceback
         if traceback not in self._origins:
-            place = self._frames.place(eqn) if self._source else None
-            self._origins[traceback] = None if place is None else _origin(place)
+            place = self._place(eqn) if self._source else None
+            self._origins[traceback] = None if place is None else self._origin(place)
         return self._origins[traceback]
 
+    def _place(self, eqn: JaxprEqn) -> Place | None:
+        place = self._frames.place(eqn)
+        return None if place is None else place.chosen(self._frames.choice)
 
-def _origin(place: Place) -> Origin | None:
-    library = place.library
-    behind = "" if library is None else f" ← {_function(library)}, {os.path.basename(library.file)}"
-    found = Origin(_function(place.frame), os.path.basename(place.frame.file), behind)
-    return found if all(map(str.isprintable, found)) else None  # it is to be one line
+    def _origin(self, place: Place) -> Origin | None:
+        pairs = [(_function(f), self._file_name(f.file)) for f in (place.frame, *place.behind)]
+        behind = "".join(BEHIND + ", ".join(pair) for pair in pairs[1:])
+        found = Origin(*pairs[0], behind)
+        return found if all(map(str.isprintable, found)) else None  # it is to be one line
+
+    def _file_name(self, file: str) -> str:
+        """Return a file's name, with folders where another file of the program has that name."""
+        path = self._frames.path(file)
+        return self._file_names.get(path) or os.path.basename(path)
+
+    @cached_property
+    def _file_names(self) -> dict[str, str]:
+        places = filter(None, map(self._place, equations(open_jaxpr(self.program.jaxpr))))
+        frames = (frame for place in places for frame in (place.frame, *place.behind))
+        paths = list(dict.fromkeys(self._frames.path(frame.file) for frame in frames))
+        return dict(zip(paths, short_paths(paths), strict=True))
 
 
 def _function(frame: UserFrame) -> str:

@@ -850,3 +850,35 @@ def test_a_mesh_of_which_devices_are_missing_is_an_error_and_no_smaller_mesh(mon
     monkeypatch.setattr(jax, "devices", lambda platform: mesh.devices[:1])
     with pytest.raises(ValueError, match="reshape"):
         exec(source, {})
+
+
+def _of_file(file: Path, source: str) -> Any:
+    """The function `net` of a file that is written."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source)
+    space: dict[str, Any] = {}
+    exec(compile(source, str(file), "exec"), space)
+    return space["net"]
+
+
+def test_comments_tell_files_of_one_name_apart(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "def net(x):\n    y = x * 2.0\n    return y * y\n"
+    policy, value = (_of_file(tmp_path / each / "net.py", source) for each in ("policy", "value"))
+    both = to_python(trace(lambda x: value(policy(x)), 1.0))
+    assert "# net, policy/net.py" in both and "# net, value/net.py" in both
+    assert "# net, net.py" in to_python(trace(policy, 1.0))
+
+
+def test_comments_name_the_frames_that_are_chosen(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    library = tmp_path / "site-packages" / "lib"
+    inner = _of_file(library / "inner.py", "def net(x):\n    y = x * 2.0\n    return y * y\n")
+    outer = _of_file(library / "outer.py", "def net(f, x):\n    return f(x)\n")
+    fun = _of_file(tmp_path / "model.py", "def net(g, f, x):\n    return g(f, x)\n")
+    program = trace(lambda x: fun(outer, inner, x), 1.0)
+    assert "# net, model.py ← net, inner.py\n" in to_python(program)
+    with jaxprtool.frames("all"):
+        assert "# net, model.py ← net, outer.py ← net, inner.py\n" in to_python(program)
+    with jaxprtool.frames("library"):
+        assert "# net, inner.py\n" in to_python(program)

@@ -62,13 +62,20 @@ def verdict(variant: Compared) -> str:
         )
         return f"{text}, {beyond} beyond tolerance" if beyond else text
     if variant.equal:
-        return f"{variant.name}: {what}, equal to the bit"
+        return f"{variant.name}: {what}, equal to the bit{_nonfinite(variant)}"
     same = sum(each.equal for each in variant.results)
     bits = f"{same} equal to the bit" if same else "none equal to the bit"
     beyond = sum(not each.within for each in variant.results)
     if not beyond:
         return f"{variant.name}: {what}, {bits}, all within tolerance"
     return f"{variant.name}: {what}, {bits}, {beyond} beyond tolerance"
+
+
+def _nonfinite(variant: Compared) -> str:
+    """Return how many elements are NaNs or infinities, which the table of a variant has else."""
+    count = sum(each.nonfinite[1] for each in variant.results)
+    size = sum(each.size for each in variant.results)
+    return f", {count:,} of {size:,} elements not finite" if count else ""
 
 
 def _variant(variant: Compared, width: int) -> RenderableType:

@@ -156,6 +156,14 @@ def test_results_that_are_not_finite_prove_nothing(cli, folder):
     assert cli(*command, "--strict").code == 1
 
 
+def test_elements_that_are_not_finite_are_counted_where_bits_are_equal(cli, folder):
+    (folder / "few.py").write_text("def kept(x): return x\ndef inverse(x): return 1 / x")
+    more = "-p", "", "-p", "dce", "--args", "arange(f32[3])"
+    assert "1 result, equal to the bit\n" in cli("compare", "few.py:kept", *more).out
+    found = cli("compare", "few.py:inverse", *more)
+    assert found.code == 0 and "equal to the bit, 1 of 3 elements not finite" in found.out
+
+
 def test_verify_calls_nothing_verified_where_results_are_not_finite(cli, folder):
     (folder / "never.py").write_text(NEVER_FINITE.replace("return 2", "m + v; return 2"))
     command = ["opt", "never.py:wrong", "-p", "dce", "--verify"]

@@ -30,6 +30,10 @@ Store = Callable[[np.ndarray], Expression]
 
 def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
     """Return the lines that define a constant; large ones are stored, if that is allowed."""
+    if isinstance(value, jax.Ref):  # with what it holds now
+        made = call("jax.new_ref", Name(name))
+        lines = definition_of(name, value[...], scope, store)
+        return lines + statement(f"{name} = ", written(made, scope), "", 0)
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return _keys(name, value, scope, store)
     if is_foreign(value.dtype):

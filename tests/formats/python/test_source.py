@@ -882,3 +882,26 @@ def test_comments_name_the_frames_that_are_chosen(tmp_path, monkeypatch) -> None
         assert "# net, model.py ← net, outer.py ← net, inner.py\n" in to_python(program)
     with jaxprtool.frames("library"):
         assert "# net, inner.py\n" in to_python(program)
+
+
+def test_a_ref_that_a_function_closes_over_is_one_of_the_module() -> None:
+    total = jax.new_ref(jnp.arange(3.0))
+
+    def add(x):
+        total[...] += x
+        return total[...].sum()
+
+    space: dict[str, Any] = {}
+    exec(to_python(trace(add, 1.0)), space)
+    assert [space["add"](1.0), space["add"](1.0)] == [6.0, 9.0]
+    assert total[...].sum() == 3
+
+
+def test_numbers_that_a_result_holds_are_written() -> None:
+    module = pytest.importorskip("equinox").nn.Dropout(0.25)
+    source = to_python(trace(lambda x: (x + 1.0, eqx_scaled(module)), 1.0))
+    assert "p=0.5" in source
+
+
+def eqx_scaled(module: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf * 2 if isinstance(leaf, float) else leaf, module)

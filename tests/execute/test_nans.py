@@ -158,6 +158,75 @@ def test_the_way_goes_back_to_an_argument_by_the_element_to_blame():
     assert found.way[-1].argument in ("params['w']", "x")
 
 
+TABLE = np.array([[0.0, -9.0], [2.0, 1.0]], np.float32)
+
+
+def filled(x):
+    """A buffer of infinities with one number in it."""
+    return jnp.full(4, jnp.inf).at[1].set(x - 3.0)
+
+
+def in_a_loop(x, rounds):
+    """A loop that has a buffer of infinities beside the number that goes wrong."""
+
+    def body(i, carry):
+        y, buffer = carry
+        return y - 1.0, buffer.at[i % 4].set(jnp.sqrt(y) + 1.0)
+
+    return lax.fori_loop(0, rounds, body, (x, jnp.full(4, jnp.inf)))[1]
+
+
+#: What leads to a NaN or an infinity: the values, each with its element.
+WAYS = {
+    "an update": (
+        lambda x: jnp.log(filled(x[1])[1]),
+        [("convert_element_type", -2.0), ("sub", -2.0), ("x", 1.0)],
+    ),
+    "a where": (
+        lambda x: jnp.sqrt(jnp.where(x > 2, jnp.inf, -x)),
+        [("select_n", -1.0), ("neg", -1.0), ("x", 1.0)],
+    ),
+    "what a where replaces": (
+        lambda x: 1 / jnp.where(x - 3 > 0, x * 2, 0.0),
+        [("select_n", 0.0), ("mul", 0.0), ("x", 0.0)],
+    ),
+    "a maximum of a mask": (
+        lambda x: jnp.log(-jnp.where(x < 3, x, -jnp.inf).max()),
+        [("neg", -2.0), ("reduce_max", 2.0), ("select_n", 2.0), ("x", 2.0)],
+    ),
+    "a table": (
+        lambda x: jnp.log(jnp.asarray(TABLE)[x.astype(int)[1]] @ -x[1:3]),
+        [("dot_general", -4.0), ("neg", -2.0), ("x", 2.0)],
+    ),
+    "the row of a product": (
+        lambda x: jnp.log(jnp.stack([x + 9.0, x - 7.0]) @ jnp.ones(4)),
+        [("dot_general", -22.0), ("sub", -7.0), ("x", 0.0)],
+    ),
+    "a sort": (lambda x: jnp.sqrt(jnp.sort(1 - x)), [("sort", -2.0), ("sub", -2.0), ("x", 3.0)]),
+    "rows": (
+        lambda x: lax.scan(lambda c, r: (c, jnp.sqrt(r * -1.0)), 0.0, x + 1)[1],
+        [("mul", -1.0), ("add", 1.0), ("x", 0.0)],
+    ),
+    "a stack": (
+        lambda x: jnp.sqrt(lax.scan(lambda c, r: (jnp.minimum(c, 1 / r), r - 2), 9.0, x)[1][1:]),
+        [("sub", -1.0), ("x", 1.0)],
+    ),
+    "a difference": (lambda x: jnp.sqrt(x * 0 - x), [("sub", -1.0), ("x", 1.0)]),
+    "a loop": (lambda x: in_a_loop(x[3], 9), [*[("sub", -1.0 + i) for i in range(4)], ("x", 3.0)]),
+    "a compiled loop": (
+        lambda x: in_a_loop(x[3] + 3999, 4100),
+        [("scan", -1.0), ("add", None), ("x", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_the_way_stays_with_the_element_that_it_began_at(case):
+    function, expected = WAYS[case]
+    way = found_in(function, X)[0].way
+    assert [(each.primitive or each.argument, each.element) for each in way] == expected
+
+
 def test_in_a_backward_pass_the_forward_equation_is_named():
     def loss(x):
         y = x * 1e30  # the forward product

@@ -30,8 +30,17 @@ from jaxprtool.execute.loops import BY_HAND, Frame, can_be_compiled
 from jaxprtool.execute.nans.followed import Followed
 from jaxprtool.execute.nans.rounds import Known, Ran, body_equations, scan_rounds, while_rounds
 from jaxprtool.execute.nans.shards import CheckedShards, can_be_checked
-from jaxprtool.execute.nans.states import FINITE, INF, NAN, may_make, state_of
+from jaxprtool.execute.nans.states import (
+    FINITE,
+    INF,
+    NAN,
+    has_state,
+    is_moving,
+    may_make,
+    state_of,
+)
 from jaxprtool.execute.nans.steps import (
+    Moved,
     Origin,
     Step,
     Value,
@@ -85,7 +94,7 @@ class Search(Interpreter):
         self._effects = Effects()
         self._frames: list[Frame] = []
         self._refs: dict[int, tuple[Origin, ...]] = {}
-        self._remembered: deque[tuple[Step, int]] = deque()
+        self._remembered: deque[tuple[Step | Moved, int]] = deque()
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
         given = [self._argument(*each) for each in zip(arguments, names, strict=True)]
@@ -132,12 +141,18 @@ class Search(Interpreter):
         return value.data
 
     def row(self, value: Value, i: int) -> Value:
-        row = Value(row_of(value.data, i), value.step, (), value.name)
+        moved = Moved([value], i)
+        row = Value(row_of(value.data, i), value.step, (), value.name, value.position, moved)
+        self._remember(moved, 0)
         return tainted(row, value.origins)
 
     def stack(self, rows: Sequence[Value], var: Var) -> Value:
         data = super().stack([row.data for row in rows], var)
-        return Value(data, rows[-1].step if rows else None, origins_of(rows))
+        if not rows:
+            return Value(data)
+        moved, last = Moved(rows), rows[-1]
+        self._remember(moved, getattr(data, "nbytes", 0))
+        return Value(data, last.step, origins_of(rows), last.name, last.position, moved)
 
     def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
         self._frames[-1].entered += 1
@@ -156,8 +171,7 @@ class Search(Interpreter):
             return self.evaluate(eqn, operands)
         if id(eqn) in self._clean and not any(x.origins for x in operands) and not eqn.effects:
             given = list(bind(eqn, _data(operands)))
-            step = self.step(eqn, operands, given)
-            return [Value(x, step) for x in given]
+            return self.step(eqn, operands, given)[1]
         with self._inside(eqn, held):
             if isinstance(held, Scan) and isinstance(held.length, int):
                 equations = held.length * len(body_equations(held))
@@ -181,8 +195,7 @@ class Search(Interpreter):
             given = list(self._effects.call(eqn, data))
         else:
             given = list(bind(eqn, data))
-        step = self.step(eqn, operands, given)
-        results = [Value(x, step) for x in given]
+        step, results = self.step(eqn, operands, given)
         refs = [x for x in (*data, *given) if isinstance(jax.typeof(x), AbstractRef)]
         before = tuple(dict.fromkeys(o for ref in refs for o in self._refs.get(id(ref), ())))
         origins = union([*origins_of(operands), *before])
@@ -203,23 +216,29 @@ class Search(Interpreter):
             self._refs[id(ref)] = x.origins
         return results
 
-    def step(self, eqn: JaxprEqn, operands: Sequence[Value], given: Sequence[Any]) -> Step:
-        """Return the step of an equation, and forget the operands of old ones."""
+    def step(
+        self, eqn: JaxprEqn, operands: Sequence[Value], given: Sequence[Any]
+    ) -> tuple[Step, list[Value]]:
+        """Return the step of an equation, and its results."""
         rounds = tuple(frame.round for frame in self._frames)
         step = Step(
             eqn,
             tuple(frame.eqn for frame in self._frames),
             tuple(number for number in rounds if number is not None),
             operands,
+            held=_is_held(eqn, operands),
         )
-        size = sum(getattr(x, "nbytes", 0) for x in given)
+        self._remember(step, sum(getattr(x, "nbytes", 0) for x in given))
+        return step, [Value(x, step, position=i) for i, x in enumerate(given)]
+
+    def _remember(self, step: Step | Moved, size: int) -> None:
+        """Keep the operands of a step, and forget those of old ones."""
         self._remembered.append((step, size))
         self._bytes += size
         while self._bytes > _REMEMBERED and len(self._remembered) > 1:
             old, size = self._remembered.popleft()
             old.operands = ()
             self._bytes -= size
-        return step
 
     def _made(
         self, step: Step, operands: Sequence[Value], results: Sequence[Value]
@@ -283,7 +302,7 @@ class Search(Interpreter):
     def _sharded(self, held: ShardMap, operands: list[Value]) -> list[Value]:
         """Return the results of a `shard_map`, which is compiled as a whole."""
         checked = CheckedShards(held, _data(operands))
-        step = self.step(held.eqn, operands, checked.results)
+        step, outs = self.step(held.eqn, operands, checked.results)
         for made in checked.made():
             around = (*step.around, held.eqn)
             sources = checked.sources(made.eqn)
@@ -292,16 +311,15 @@ class Search(Interpreter):
                 for each in zip(made.operands, sources, strict=False)
             ]
             inner = Step(made.eqn, around, step.rounds, given)
-            results = list(map(Value, made.results))
+            results = [Value(x, inner, position=i) for i, x in enumerate(made.results)]
             origin = self._found(made.state, inner, inner.operands, results)
             origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
-        results = [Value(x, step) for x in checked.results]
         followed = Followed(self.last_made_by(checked.equations), operands)
-        if followed and any(x.state for x in results):
+        if followed and any(x.state for x in outs):
             masks = checked.masks(followed.table(checked.equations), followed.masks(operands))
-            for x, origins in zip(results, followed.all_of(masks), strict=True):
+            for x, origins in zip(outs, followed.all_of(masks), strict=True):
                 tainted(x, origins)
-        return results
+        return outs
 
     # --- loops ------------------------------------------------------------------------------------
 
@@ -325,8 +343,8 @@ class Search(Interpreter):
                 for y, out in zip(ys, outs[k:], strict=True)
             ]
             number += 1
-        step = self.step(scan.eqn, operands, _data(ys))
-        return [*carry, *(tainted(Value(y.data, step), y.origins) for y in ys)]
+        _, outs = self.step(scan.eqn, operands, _data([*carry, *ys]))
+        return [*carry, *map(tainted, outs[k:], (y.origins for y in ys))]
 
     def _looped(self, loop: While, operands: list[Value]) -> list[Value]:
         """Return the results of a while loop, whose rounds are compiled if there are many."""
@@ -438,9 +456,8 @@ class _Rounds:
         origins = followed.all_of(ran.ys_masks)
         ys = [Value(y, None, each) for y, each in zip(ran.ys, origins, strict=True)]
         if int(ran.number) > number:
-            step = self._search.step(self._eqn, self._operands, ran.carry)
-            origins = followed.all_of(ran.carry_masks)
-            carry = [tainted(Value(x, step), o) for x, o in zip(ran.carry, origins, strict=True)]
+            _, outs = self._search.step(self._eqn, self._operands, ran.carry)
+            carry = list(map(tainted, outs, followed.all_of(ran.carry_masks)))
         self._search.close(self._first, [*carry, *ys])
         return int(ran.number), carry, ys, bool(ran.more)
 
@@ -449,6 +466,13 @@ class _Rounds:
         for number, column in np.argwhere(counts):
             key = id(self._equations[number]), (NAN, INF)[column]
             made[key].times += int(counts[number, column])
+
+
+def _is_held(eqn: JaxprEqn, operands: Sequence[Value]) -> bool:
+    """Return True if what an equation gives does not depend on an argument, but for indices."""
+    if is_moving(eqn):
+        operands = [x for x in operands if has_state(x.data)] or operands
+    return not eqn.effects and all(x.held for x in operands)
 
 
 def _holds_nan(value: Value) -> bool:

@@ -76,3 +76,9 @@ def moves_constants(eqn: JaxprEqn) -> bool:
     """Return True if what an equation gives of constants alone is as good as a constant."""
     like = traits(eqn)
     return bool(eqn.invars) and (like.moves or bool(like.gives))
+
+
+def is_moving(eqn: JaxprEqn) -> bool:
+    """Return True if elements of what an equation gives are elements of its operands."""
+    like = traits(eqn)
+    return like.moves or like.updates or like.gives in ("same", "layout", "part")

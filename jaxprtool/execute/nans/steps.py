@@ -20,12 +20,28 @@ class Step:
         around: The equations whose bodies it is in, the outermost first.
         rounds: The number of the round of each loop around it.
         operands: What it was given; nothing, once that is forgotten.
+        held: Whether it was given nothing that depends on an argument.
     """
 
     eqn: JaxprEqn
     around: tuple[JaxprEqn, ...]
     rounds: tuple[int, ...]
     operands: Sequence[Value]
+    held: bool = False
+
+
+@dataclass(eq=False)
+class Moved:
+    """What a loop does between its operands or results and those of its rounds.
+
+    Attributes:
+        operands: The value of which a row was taken, or the rows that were stacked; nothing, once
+            that is forgotten.
+        row: The number of the row; None of a stack.
+    """
+
+    operands: Sequence[Value]
+    row: int | None = None
 
 
 @dataclass(eq=False)
@@ -74,17 +90,33 @@ class Origin:
 
 @dataclass(eq=False)
 class Value:
-    """A value: the step that made it, and the origins of what is not finite in it."""
+    """A value.
+
+    Attributes:
+        data: The value.
+        step: The step that made it; None of an argument, or of what the program holds.
+        origins: Those of what is not finite in it.
+        name: The argument that it is, or a row of, or "".
+        position: Which of the step's results it is.
+        moved: If it is a row or a stack, of what; `step` and `name` are then those of that.
+    """
 
     data: Any
     step: Step | None = None
     origins: tuple[Origin, ...] = ()
     name: str = ""
+    position: int = 0
+    moved: Moved | None = None
 
     @cached_property
     def state(self) -> int:
         """What is not finite in it."""
         return state_of(self.data)
+
+    @property
+    def held(self) -> bool:
+        """Whether it does not depend on an argument."""
+        return not self.name if self.step is None else self.step.held
 
 
 class Written(Value):

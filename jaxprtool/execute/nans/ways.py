@@ -7,37 +7,78 @@ from typing import Any
 
 import numpy as np
 
-from jaxprtool.execute.nans.states import NAN, has_state
+from jaxprtool.execute.nans.reading import Index, Read, read_by
+from jaxprtool.execute.nans.states import NAN, has_state, is_moving
 from jaxprtool.execute.nans.steps import OnWay, Step, Value, Written
 from jaxprtool.execute.summary import plain
 from jaxprtool.ir.traits import traits
 
-#: A way has at most so many values.
-_LONGEST = 12
+#: A way has at most so many values, and is followed past so many that are only moved.
+_LONGEST, _FURTHEST = 12, 100
 
 
 def way_to(step: Step, results: Sequence[Value]) -> list[OnWay]:
     """Return the values that led to what a step gave: from its operands back to an argument.
 
-    At each step it is the operand that is most likely to blame: where the step computes element by
-    element, by the element at the first place that is not finite, else by all elements. A zero is
-    likelier than a large number, and what is not finite likeliest. Values that were only moved are
-    left out.
+    Followed is one element at a time, from the first that is not finite to what it was computed
+    from: to an element that depends on an argument rather than to one that the program holds, and
+    of these to the likeliest to blame. Values that were only moved are left out.
     """
     found: list[OnWay] = []
-    place: tuple[int, ...] | None = first_place(next(x for x in results if x.state))
-    current: Step | None = step
-    while current is not None and len(found) < _LONGEST:
-        place = place_after(current, place)
-        operands = [x for x in current.operands if not isinstance(x, Written)]
-        operands = [x for x in operands if has_state(x.data)] or operands[:1]
-        if not operands:
+    value = next(x for x in results if x.state)
+    place: Index | None = first_place(value)
+    reads = read_by(value, place) or [Read(x, None) for x in step.operands]
+    is_known = True
+    for _ in range(_FURTHEST):
+        reads = [x for x in reads if not isinstance(x.value, Written)]
+        reads = [x for x in reads if has_state(x.value.data)] or reads[:1]
+        reads = [x for x in reads if not x.value.held] or reads
+        if not reads or len(found) == _LONGEST:
             break
-        value = max(operands, key=lambda x: _suspicion(x, place))
-        current = value.step
-        if current is None or not traits(current.eqn).moves:
-            found.append(OnWay(value, place))
+        one = _element(value, place)
+        read = max(reads, key=lambda x: _most_suspicious(x, one)[0])
+        is_known &= read.where is not None
+        value, place = read.value, _most_suspicious(read, one)[1]
+        if not _is_moved(value):
+            found.append(OnWay(value, place if is_known else None))
+        reads = read_by(value, place)
     return found
+
+
+def _is_moved(value: Value) -> bool:
+    if value.moved is not None:
+        return bool(value.moved.operands)
+    return value.step is not None and is_moving(value.step.eqn)
+
+
+def _element(value: Value, place: Index | None) -> float | complex | None:
+    if place is None or not has_state(value.data):
+        return None
+    return plain(value.data)[place].item()  # type: ignore[no-any-return]
+
+
+def _most_suspicious(
+    read: Read, result: float | complex | None
+) -> tuple[tuple[int, float], Index | None]:
+    """Return how likely what was read is to blame for an element, and where it is likeliest.
+
+    What is not finite is likeliest, and then a zero, unless the element is another number: then a
+    zero is not, nor is what is not finite and need not have been read. After these it is the
+    largest.
+    """
+    if not has_state(read.value.data) or not np.size(read.value.data):
+        return (0, 0.0), None
+    array = plain(read.value.data)
+    sizes = np.abs(array if read.where is None else array[read.where])
+    is_finite = result is None or np.isfinite(result)
+    ranks = np.where(sizes == 0, 0 if is_finite and result else 2, 1)
+    ranks = np.where(np.isfinite(sizes), ranks, -1 if is_finite and sizes.ndim else 3)
+    rank = int(ranks.max())
+    likeliest = np.where(ranks == rank, sizes if rank == 1 else 1, -1)
+    inside = iter(np.unravel_index(int(likeliest.argmax()), sizes.shape))
+    index = [slice(None)] * array.ndim if read.where is None else read.where
+    place = tuple(int(next(inside)) if isinstance(i, slice) else i for i in index)
+    return (rank, float(likeliest.max())), place
 
 
 def count_of(value: Value, state: int) -> int:
@@ -53,12 +94,12 @@ def first_place(value: Value) -> tuple[int, ...]:
     return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
 
 
-def place_after(step: Step, place: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def place_after(step: Step, place: Index | None) -> Index | None:
     """Return the place in the operands of a step that a place of its results is computed from."""
     return place if traits(step.eqn).elementwise else None
 
 
-def element(value: Value, place: tuple[int, ...] | None) -> Any:
+def element(value: Value, place: Index | None) -> Any:
     """Return the element of a value that stands at a place of a result; None if it has none."""
     if place is None or np.shape(value.data) not in ((), _shape_holding(value, place)):
         return None
@@ -70,14 +111,3 @@ def _shape_holding(value: Value, place: tuple[int, ...]) -> tuple[int, ...] | No
     shape = np.shape(value.data)
     fits = len(shape) == len(place) and all(i < n for i, n in zip(place, shape, strict=True))
     return shape if fits else None
-
-
-def _suspicion(value: Value, place: tuple[int, ...] | None) -> tuple[int, float]:
-    """Return how likely a value is to blame."""
-    if not has_state(value.data) or np.size(value.data) == 0:
-        return 0, 0.0
-    one = element(value, place)
-    size = abs(one) if one is not None else float(np.abs(plain(value.data)).max())
-    if not np.isfinite(size):
-        return 3, 0.0
-    return (2, 0.0) if one == 0 else (1, size)

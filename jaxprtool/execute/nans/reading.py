@@ -1,0 +1,180 @@
+"""Which elements of its operands an element of a result is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxprtool.execute.nans.states import has_state, is_moving
+from jaxprtool.execute.nans.steps import Moved, Step, Value
+from jaxprtool.execute.summary import plain
+from jaxprtool.ir.interpret import bind
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import JaxprEqn
+
+#: An index of an array: one element, or some.
+Index = tuple[Any, ...]
+
+
+class Read(NamedTuple):
+    """Elements of a value that an element of a result is computed from.
+
+    Attributes:
+        value: The value.
+        where: Which of its elements; None for all, of which it need not be computed from each.
+    """
+
+    value: Value
+    where: Index | None
+
+
+def read_by(value: Value, place: Index | None) -> list[Read]:
+    """Return what the element of a value at a place is computed from; nothing of an argument."""
+    if value.moved is not None:
+        return [_unmoved(value.moved, place)] if value.moved.operands else []
+    step = value.step
+    if step is None or not step.operands:
+        return []
+    if place is not None and has_state(value.data) and not step.eqn.effects:
+        found = _elements(step, value, place) or _alike(step.operands, value, place)
+        if found:
+            return found
+    started = _start(step.eqn, value.position)
+    if started is not None and not step.operands[started].held:
+        return [Read(step.operands[started], None)]
+    return [Read(x, None) for x in step.operands]
+
+
+def _unmoved(moved: Moved, place: Index | None) -> Read:
+    """Return the row, or the element of the stack, that an element is."""
+    if moved.row is not None:
+        return Read(moved.operands[0], None if place is None else (moved.row, *place))
+    if place is None:
+        return Read(moved.operands[-1], None)
+    return Read(moved.operands[place[0]], place[1:])
+
+
+def _elements(step: Step, value: Value, place: Index) -> list[Read]:
+    """Return what an element of a result is computed from, or nothing if that is not known."""
+    eqn, operands = step.eqn, step.operands
+    like, name = traits(eqn), eqn.primitive.name
+    if like.gives == "same":
+        return [Read(operands[value.position], place)]
+    if like.elementwise:
+        reads = [Read(x, _broadcast(np.shape(x.data), place)) for x in operands]
+        chooses = _CHOOSES.get(name)
+        chosen = [] if chooses is None else list(chooses(reads, plain(value.data)[place]))
+        # Where the program itself holds what was chosen, what it replaces is to blame.
+        return [x for x in chosen if not x.value.held] or reads
+    if is_moving(eqn):
+        return _origin(step, value, place)
+    if like.reduces and "axes" in eqn.params:
+        return [Read(operands[0], _reduced(np.ndim(operands[0].data), eqn.params["axes"], place))]
+    if name == "dot_general":
+        return list(map(Read, operands, _contracted(step, place)))
+    return []
+
+
+def _alike(operands: Sequence[Value], value: Value, place: Index) -> list[Read]:
+    """Return an element that was handed on, as far as numbers tell: the same, and not zero."""
+    element = plain(value.data)[place]
+    for x in operands:
+        if element and has_state(x.data) and not x.held:
+            same = plain(x.data) == element
+            if same.any():
+                there = same.shape == np.shape(value.data) and same[place]
+                return [Read(x, place if there else _first(same))]
+    return []
+
+
+def _broadcast(shape: Sequence[int], place: Index) -> Index:
+    return tuple(i if n > 1 else 0 for i, n in zip(place, shape, strict=False)) if shape else ()
+
+
+def _chosen(reads: Sequence[Read], element: Any) -> Iterator[Read]:
+    """Yield the case of a `select_n` that was chosen."""
+    predicate, *cases = reads
+    yield cases[int(plain(predicate.value.data)[predicate.where])]
+
+
+def _equal(reads: Sequence[Read], element: Any) -> Iterator[Read]:
+    """Yield what an element of a `max`, a `min` or a `clamp` is equal to."""
+    for each in reads:
+        if np.array_equal(plain(each.value.data)[each.where], element, equal_nan=True):
+            yield each
+
+
+_CHOOSES: dict[str, Callable[[Sequence[Read], Any], Iterator[Read]]] = {
+    "select_n": _chosen,
+    "max": _equal,
+    "min": _equal,
+    "clamp": _equal,
+}
+
+
+def _origin(step: Step, value: Value, place: Index) -> list[Read]:
+    """Return the element that was moved to a place, or nothing if it was made up or computed.
+
+    The equation moves the numbers of elements instead of the elements.
+    """
+    eqn, movable = step.eqn, [x for x in step.operands if has_state(x.data)]
+    ends = np.cumsum([np.size(x.data) for x in movable])
+    if not movable or ends[-1] > np.iinfo(np.int32).max or holds_jaxpr(eqn.params.values()):
+        return []
+    data = [x.data for x in step.operands]
+    for i, x in enumerate(step.operands):
+        if has_state(x.data):
+            end = ends[movable.index(x)]
+            numbers = np.arange(end - np.size(x.data), end, dtype=np.int32)
+            data[i] = _like(x.data, numbers.reshape(np.shape(x.data)))
+    if "fill_value" in eqn.params:
+        eqn = eqn.replace(params={**eqn.params, "fill_value": -1})
+    number = int(plain(bind(eqn, data)[value.position])[place])
+    if not 0 <= number < ends[-1]:
+        return []
+    which = int(np.searchsorted(ends, number, side="right"))
+    x = movable[which]
+    index = np.unravel_index(number - ends[which] + np.size(x.data), np.shape(x.data))
+    return [Read(x, tuple(map(int, index)))]
+
+
+def _like(array: Any, numbers: np.ndarray) -> Any:
+    """Return numbers on the devices of an array."""
+    sharding = getattr(array, "sharding", None)
+    return numbers if sharding is None else jax.device_put(numbers, sharding)
+
+
+def _reduced(rank: int, axes: Sequence[int], place: Index) -> Index:
+    kept = iter(place)
+    return tuple(slice(None) if axis in axes else next(kept) for axis in range(rank))
+
+
+def _first(flags: np.ndarray) -> Index:
+    return tuple(map(int, np.unravel_index(int(flags.argmax()), flags.shape)))
+
+
+def _contracted(step: Step, place: Index) -> Iterator[Index]:
+    """Yield the elements of the operands of a `dot_general` that one of its result comes from."""
+    contracted, batch = step.eqn.params["dimension_numbers"]
+    begin = len(batch[0])
+    for x, summed, shared in zip(step.operands, contracted, batch, strict=True):
+        rank = np.ndim(x.data)
+        index: list[Any] = [slice(None)] * rank
+        for axis, i in zip(shared, place, strict=False):
+            index[axis] = i
+        free = [axis for axis in range(rank) if axis not in (*summed, *shared)]
+        for axis, i in zip(free, place[begin:], strict=False):
+            index[axis] = i
+        begin += len(free)
+        yield tuple(index)
+
+
+def _start(eqn: JaxprEqn, position: int) -> int | None:
+    """Return the operand that a result of a loop begins as, by position; None if it is none."""
+    held = regions(eqn) if holds_jaxpr(eqn.params.values()) else None
+    return None if held is None else {out: i for i, out in held.carried}.get(position)

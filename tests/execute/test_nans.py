@@ -388,6 +388,20 @@ def test_an_equation_that_makes_an_infinity_and_then_a_nan_is_found_for_each(cou
     assert len(infinity.leads_to) == 1 and nan.leads_to == ()
 
 
+def test_a_loop_of_few_rounds_is_not_compiled_to_be_searched(monkeypatch):
+    def function(x):
+        def body(c, r):
+            for _ in range(40):
+                c = jnp.sin(c) + 1.0
+            return jnp.sqrt(c - r), c
+
+        return lax.scan(body, 1.0, x)[0]
+
+    monkeypatch.setattr(nans.search, "scan_rounds", None)
+    found = only(function, X.at[2].set(9.0))
+    assert (found.primitive, found.iteration, found.reaches) == ("sqrt", (2,), ("result",))
+
+
 def test_what_is_dropped_in_each_round_stops_a_compiled_loop_once(by_hand):
     def both(c, x):
         bad = jnp.log(x * c)

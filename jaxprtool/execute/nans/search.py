@@ -16,7 +16,7 @@ round that equations made in earlier rounds, too, but that was dropped there.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +63,10 @@ _REMEMBERED = 1 << 28
 #: So many origins of one equation that are not dropped are told apart.
 _APART = 16
 
+#: So many rounds of each loop run equation by equation before others are compiled, which takes as
+#: long as some hundred rounds.
+_ROUNDS_BY_HAND = 32
+
 #: A loop that is compiled stops so often for what its equations are known to make.
 _STOPS = 64
 
@@ -97,6 +101,8 @@ class Search(Interpreter):
         self._remembered: deque[tuple[Step | Moved, int]] = deque()
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
+        # How many rounds of each loop have run equation by equation.
+        self._by_hand: Counter[int] = Counter()
         given = [self._argument(*each) for each in zip(arguments, names, strict=True)]
         self.results: list[Value] = list(map(self._result, self.run(closed, given)))
         for position, value in enumerate(self.results):
@@ -174,12 +180,18 @@ class Search(Interpreter):
             return self.step(eqn, operands, given)[1]
         with self._inside(eqn, held):
             if isinstance(held, Scan) and isinstance(held.length, int):
-                equations = held.length * len(body_equations(held))
-                if equations > BY_HAND and can_be_compiled(held):
+                if not self._is_short(held) and can_be_compiled(held):
                     return self._scanned(held, operands)
             if isinstance(held, While) and can_be_compiled(held):
                 return self._looped(held, operands)
             return super().equation(eqn, operands)
+
+    def _is_short(self, scan: Scan) -> bool:
+        """Return True if the rounds of a scan are to run equation by equation, and count them."""
+        if scan.length * len(body_equations(scan)) <= BY_HAND:
+            return True
+        self._by_hand[id(scan.eqn)] += scan.length
+        return self._by_hand[id(scan.eqn)] <= _ROUNDS_BY_HAND
 
     @contextmanager
     def _inside(self, eqn: JaxprEqn, held: View) -> Iterator[None]:
@@ -354,7 +366,8 @@ class Search(Interpreter):
         first, number = BY_HAND // max(len(body_equations(loop)), 1), 0
         (more,) = self.enter(loop.cond, [*deciding, *carry])
         while bool(more.data):
-            if number >= first:
+            self._by_hand[id(loop.eqn)] += 1
+            if number >= first and self._by_hand[id(loop.eqn)] > _ROUNDS_BY_HAND:
                 number, carry, _, going = rounds.run(number, carry, [])
                 if not going:
                     break

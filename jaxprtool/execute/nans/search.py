@@ -179,19 +179,19 @@ class Search(Interpreter):
             given = list(bind(eqn, _data(operands)))
             return self.step(eqn, operands, given)[1]
         with self._inside(eqn, held):
-            if isinstance(held, Scan) and isinstance(held.length, int):
-                if not self._is_short(held) and can_be_compiled(held):
-                    return self._scanned(held, operands)
+            if isinstance(held, Scan) and self._is_long(held) and can_be_compiled(held):
+                return self._scanned(held, operands)
             if isinstance(held, While) and can_be_compiled(held):
                 return self._looped(held, operands)
             return super().equation(eqn, operands)
 
-    def _is_short(self, scan: Scan) -> bool:
-        """Return True if the rounds of a scan are to run equation by equation, and count them."""
-        if scan.length * len(body_equations(scan)) <= BY_HAND:
-            return True
+    def _is_long(self, scan: Scan) -> bool:
+        """Return True if the rounds of a scan are too many to run by hand, and count them."""
+        if not isinstance(scan.length, int):
+            return False
         self._by_hand[id(scan.eqn)] += scan.length
-        return self._by_hand[id(scan.eqn)] <= _ROUNDS_BY_HAND
+        equations = scan.length * len(body_equations(scan))
+        return equations > BY_HAND and self._by_hand[id(scan.eqn)] > _ROUNDS_BY_HAND
 
     @contextmanager
     def _inside(self, eqn: JaxprEqn, held: View) -> Iterator[None]:

@@ -636,6 +636,18 @@ def test_argument_infinities_are_no_fault_of_the_first_look(by_hand):
     assert by_hand == []
 
 
+def test_infinities_that_go_everywhere_are_not_looked_at_in_one_piece(monkeypatch):
+    def function(x):
+        for _ in range(8):
+            x = lax.reduce_precision(jnp.minimum(x, 1e9), 8, 7)
+        return x
+
+    program = jaxprtool.trace(function, X)
+    monkeypatch.setattr(nans.screening, "_INFINITE", 4)
+    assert nans.screened(program.jaxpr, [X.at[1].set(jnp.inf)]) is None
+    assert nans.screened(program.jaxpr, [X]) == (False, set())
+
+
 # --- what is refused, and how much is kept ----------------------------------------------------
 
 

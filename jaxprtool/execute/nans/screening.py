@@ -35,6 +35,14 @@ from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn
 
+#: So many values that may have an infinity are looked at in one body. Each takes kernels of its
+#: own, with which XLA compiles what they are computed of again.
+_INFINITE = 100
+
+
+class _TooMany(Exception):
+    """More values may have an infinity than are looked at."""
+
 
 class _Value:
     """A traced value.
@@ -58,7 +66,7 @@ def screened(closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[bool, set[i
     """Return whether a program may make something, and the loops that make nothing, by `id`.
 
     These are loops outside of all others. It is None if that is not known: an argument has a NaN,
-    or the program has effects or a `shard_map`.
+    the program has effects or a `shard_map`, or an infinity is handed on to many values.
     """
     states = list(map(state_of, arguments))
     if any(state & NAN for state in states) or _refused(closed):
@@ -73,7 +81,10 @@ def screened(closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[bool, set[i
         loops[:] = [eqn for eqn, _ in run.loops]
         return run.flag(), [flag for _, flag in run.loops]
 
-    whole, of_loops = jax.jit(flags)(*arguments)
+    try:
+        whole, of_loops = jax.jit(flags)(*arguments)
+    except _TooMany:
+        return None
     pairs = list(zip(map(id, loops), map(bool, of_loops), strict=True))
     return bool(whole), {loop for loop, _ in pairs} - {loop for loop, flag in pairs if flag}
 
@@ -139,6 +150,8 @@ class _Screening(Interpreter):
         if state & INF and hands_on:
             result = _Value(data, INF)
             if makes:
+                if len(self._flags) > 2 * _INFINITE:
+                    raise _TooMany
                 given = reduce(or_, (x.has_inf for x in operands), jnp.array(False))
                 self._flags += [jnp.isnan(data).any(), result.has_inf & ~given]
             return result

@@ -6,7 +6,8 @@ same again, JAX's `debug_nans` under `disable_jit`, and `checkify`; and what eac
 
 Names of models of `tests/models/zoo` (`… bench_nans.py ppo_loop mjx_pendulum`), or `zoo` for four
 with many loops, ask for these instead, in which nothing is found: `find_nan` and `watch` beside
-compiling and running the program, in medians of processes that have compiled nothing.
+compiling and running the program, in medians of processes that have compiled nothing. `faulty_ppo`
+is the PPO loop with the logarithm of a negative reward in it.
 """
 
 from __future__ import annotations
@@ -99,12 +100,29 @@ def measured(program: str, means: str, results: Any) -> None:
 
 
 ZOO = ("ppo_loop", "diffrax_gradient", "mjx_pendulum", "brax_pendulum")
+FAULTY = "faulty_ppo"
 TIMES = 3
+
+
+def faulty_ppo() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the PPO loop with the logarithm of a negative reward in it."""
+    ppo = importlib.import_module("tests.models.zoo.ppo_loop")
+    move = ppo.move
+
+    def faulty(*args: Any) -> Any:
+        after, reward, done = move(*args)
+        return after, jnp.log(reward - 0.85), done
+
+    ppo.move = faulty
+    function, args = ppo.model()
+    return function, args
 
 
 def measured_model(name: str, means: str, results: Any) -> None:
     """Put the seconds into a queue that a means takes for a model."""
-    function, args = importlib.import_module(f"tests.models.zoo.{name}").model()
+    is_faulty = name == FAULTY
+    model = faulty_ppo if is_faulty else importlib.import_module(f"tests.models.zoo.{name}").model
+    function, args = model()
     program = jaxprtool.trace(function, *args)
     flat = fitting(program, flat_arguments(program, args))
     jax.jit(lambda: jnp.zeros(()))()
@@ -112,7 +130,7 @@ def measured_model(name: str, means: str, results: Any) -> None:
     if means == "compile and run":
         jax.block_until_ready(jax.jit(jaxcompat.jaxpr_as_fun(program.jaxpr))(*flat))
     elif means == "find_nan":
-        assert not jaxprtool.find_nan(program, args).found
+        assert bool(jaxprtool.find_nan(program, args).found) == is_faulty
     else:
         jaxprtool.watch(program, args)
     results.put(time.process_time() - start)
@@ -155,6 +173,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        models(ZOO if sys.argv[1:] == ["zoo"] else sys.argv[1:])
+        models((*ZOO, FAULTY) if sys.argv[1:] == ["zoo"] else sys.argv[1:])
     else:
         main()

@@ -648,6 +648,18 @@ def test_infinities_that_go_everywhere_are_not_looked_at_in_one_piece(monkeypatc
     assert nans.screened(program.jaxpr, [X]) == (False, set())
 
 
+def test_the_first_look_keeps_no_large_values_to_check_them_together():
+    def function(x):
+        for _ in range(20):
+            x = jnp.cos(jnp.log(x + 2))
+        return x
+
+    program = jaxprtool.trace(function, jnp.ones(100_000))
+    look = jax.jit(lambda x: nans.screening.flags_of(program.jaxpr, [x], [0])[0])
+    memory = look.lower(jnp.ones(100_000)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 8 * 400_000
+
+
 # --- what is refused, and how much is kept ----------------------------------------------------
 
 

@@ -35,6 +35,9 @@ from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn
 
+#: Values of no more elements are joined to be checked; a larger one would be kept alive for it.
+_SMALL = 1024
+
 #: So many values that may have an infinity are looked at in one body. Each takes kernels of its
 #: own, with which XLA compiles what they are computed of again.
 _INFINITE = 100
@@ -74,12 +77,9 @@ def screened(closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[bool, set[i
     loops: list[JaxprEqn] = []
 
     def flags(*data: Any) -> Any:
-        run = _Screening()
-        results = run.run(closed, list(map(_Value, data, states)))
-        for value in results:
-            run.require(value, INF)
-        loops[:] = [eqn for eqn, _ in run.loops]
-        return run.flag(), [flag for _, flag in run.loops]
+        whole, of_loops = flags_of(closed, data, states)
+        loops[:] = [eqn for eqn, _ in of_loops]
+        return whole, [flag for _, flag in of_loops]
 
     try:
         whole, of_loops = jax.jit(flags)(*arguments)
@@ -87,6 +87,22 @@ def screened(closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[bool, set[i
         return None
     pairs = list(zip(map(id, loops), map(bool, of_loops), strict=True))
     return bool(whole), {loop for loop, _ in pairs} - {loop for loop, flag in pairs if flag}
+
+
+def flags_of(
+    closed: ClosedJaxpr, data: Sequence[Any], states: Sequence[int]
+) -> tuple[Any, list[tuple[JaxprEqn, Any]]]:
+    """Return the flag of a program for traced arguments, and those of its loops.
+
+    Args:
+        closed: The program's jaxpr.
+        data: The arguments.
+        states: What may be not finite in each.
+    """
+    run = _Screening()
+    for value in run.run(closed, list(map(_Value, data, states))):
+        run.require(value, INF)
+    return run.flag(), run.loops
 
 
 @Contains
@@ -114,10 +130,14 @@ class _Screening(Interpreter):
     def flag(self) -> Any:
         """Return whether something was made."""
         by_dtype: dict[Any, list[Any]] = {}
+        whole: list[Any] = []
         for x in map(jnp.asarray, (*self._unchecked.values(), *self._checked)):
-            by_dtype.setdefault(x.dtype, []).append(jnp.ravel(x))
+            if x.size > _SMALL:
+                whole.append(x)
+            else:
+                by_dtype.setdefault(x.dtype, []).append(jnp.ravel(x))
         # One array is checked by one kernel, which compiles in less time than many.
-        whole = map(jnp.concatenate, by_dtype.values())
+        whole += map(jnp.concatenate, by_dtype.values())
         flags = [*(~jnp.isfinite(x).all() for x in whole), *self._flags]
         return reduce(or_, flags, jnp.array(False))
 

@@ -147,7 +147,7 @@ def watch(
         program = with_scalar_predicates(given.program)
         chosen = choose_device(program, backend, device)
         stops = _equations_of(program, stop, function.target) if stop else frozenset[int]()
-        told("" if stop else f"running {program.name}, equation by equation")
+        told("" if stop else f"running {program.name}")
         with printed_by_functions(json):
             found = watch(
                 program,

@@ -10,7 +10,7 @@ from jax import lax
 import jaxprtool
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.execute.watch import collected, numbers, stepping, watch
+from jaxprtool.execute.watch import collected, numbers, pieces, watch
 from jaxprtool.execute.watch.numbers import FORMATS, Tally, tallies
 from jaxprtool.ir.dtypes import array_dtypes
 
@@ -186,10 +186,19 @@ def looped(x, n):
     return lax.while_loop(lambda state: state[0] < n, body, (0, x))[1]
 
 
-@pytest.fixture(params=["by hand", "compiled"])
+MODES = "together", "loop by loop", "by step"
+
+
+def set_mode(monkeypatch, mode):
+    """Compile the program, only its loops, or none of it."""
+    monkeypatch.setattr(pieces, "ROUND_BYTES", 1 << 25 if mode == "together" else -1)
+    if mode == "by step":
+        monkeypatch.setattr(pieces, "is_stepped", lambda eqn: True)
+
+
+@pytest.fixture(params=MODES)
 def mode(request, monkeypatch):
-    monkeypatch.setattr(stepping, "BY_HAND", 0 if request.param == "compiled" else 10**9)
-    return request.param
+    set_mode(monkeypatch, request.param)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -212,9 +221,7 @@ def test_rounds_of_a_while_loop_count_from_the_end_too(n):
     assert found[0].numbers.mean == pytest.approx(4e-30)
 
 
-@pytest.mark.parametrize("by_hand", [300, 0])
-def test_a_loop_with_a_predicate_for_each_lane_is_watched(by_hand, monkeypatch):
-    monkeypatch.setattr(stepping, "BY_HAND", by_hand)
+def test_a_loop_with_a_predicate_for_each_lane_is_watched(mode):
     count = jax.vmap(lambda n: lax.while_loop(lambda n: n < 7, lambda n: n + 1, n))
     (row,) = rows(count, X, by="equation", only=["add"], rounds=[-1])
     assert row.iteration == (6,)
@@ -273,8 +280,8 @@ def test_loops_in_loops_have_a_round_of_each(mode):
 
 
 def test_compiled_rounds_run_some_at_a_time(monkeypatch):
-    monkeypatch.setattr(stepping, "BY_HAND", 0)
-    monkeypatch.setattr(collected, "_BYTES", 4 * 4 * 7)
+    set_mode(monkeypatch, "loop by loop")
+    monkeypatch.setattr(collected, "ROUND_BYTES", 4 * 4 * 7)
 
     def function(xs):
         def body(c, x):
@@ -290,22 +297,49 @@ def test_compiled_rounds_run_some_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("function", [layered, jax.grad(layered)], ids=["forward", "gradient"])
-def test_compiled_and_not_compiled_rounds_give_the_same_values(monkeypatch, function):
+def test_pieces_give_the_values_that_steps_give(monkeypatch, function):
     found = []
-    for limit in (10**9, 0):
-        monkeypatch.setattr(stepping, "BY_HAND", limit)
-        found.append(watched(function, *LAYERED, by="equation", values=True))
-    hand, compiled = found
-    assert hand.values.keys() == compiled.values.keys()
-    for name, value in hand.values.items():
-        np.testing.assert_allclose(value, compiled.values[name], 1e-5, 1e-6)
-    for a, b in zip(hand.rows, compiled.rows, strict=True):
-        assert (a.name, a.times, a.path, a.numbers.size) == (
-            b.name,
-            b.times,
-            b.path,
-            b.numbers.size,
-        )
+    for mode in MODES:
+        with monkeypatch.context() as patch:
+            set_mode(patch, mode)
+            found.append(watched(function, *LAYERED, by="equation", values=True))
+    *compiled, stepped = found
+    for each in compiled:
+        assert each.values.keys() == stepped.values.keys()
+        for name, value in each.values.items():
+            np.testing.assert_allclose(value, stepped.values[name], 1e-5, 1e-6)
+        for a, b in zip(each.rows, stepped.rows, strict=True):
+            assert (a.name, a.times, a.path) == (b.name, b.times, b.path)
+            assert a.numbers.size == b.numbers.size
+
+
+def emptied(x, n):
+    """Loop over arrays without elements, and loops without rounds."""
+
+    def layer(carry, row):
+        gone, x = carry
+        gone = jnp.sin(gone) * row.sum()
+        gone = lax.cond(x.sum() > 0, jnp.cos, lambda y: y, gone)
+        return (gone, x + 1.0), (jnp.tanh(gone), row.sum())
+
+    none = jnp.zeros((0, 3))
+    (gone, x), (rows, sums) = lax.scan(layer, (none, x), jnp.ones((4, 2)))
+    (gone, x), _ = lax.scan(layer, (gone, x), jnp.ones((0, 2)))
+    gone, x = lax.fori_loop(0, n, lambda _, c: (jnp.exp(c[0]), jnp.sqrt(c[1])), (gone, x))
+    lax.scan(lambda c, _: (c, None), (), None, length=3)
+    return x.sum() + rows.sum() + sums.sum() + jnp.log(gone).sum()
+
+
+@pytest.mark.parametrize("n", [0, 3])
+@pytest.mark.parametrize("by", ["line", "scope", "equation"])
+def test_arrays_without_elements_and_loops_without_rounds_are_watched(mode, by, n):
+    for rounds in (None, [0, -1]):
+        found = watched(emptied, X, n, by=by, rounds=rounds, values=True)
+        sizes = {row.name: row.numbers.size for row in found.rows}
+        if by == "equation":
+            assert sizes["tanh"] == sizes["sin"] == 0 and sizes["reduce_sum"] > 0
+            assert ("sqrt" in sizes) == (n > 0)
+        assert found.values["tanh"].shape == (4 if rounds is None else 2, 0, 3)
 
 
 # --- values, stops, devices -------------------------------------------------------------------

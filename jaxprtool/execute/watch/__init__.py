@@ -3,8 +3,8 @@
     watched = jaxprtool.watch(program, (params, batch), by="line")
     watched.rows[0].numbers.high
 
-The program runs equation by equation, at every depth and in every round (`stepping`). Results are
-those of each equation by itself: where a compiler fuses several, they may round otherwise.
+The program runs compiled, with the values of its equations at every depth and in every round as
+further results (`stepping`). They may round otherwise than those of each equation by itself.
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ def watch(
     selection = None if only is None else Selection(only=[only] if isinstance(only, str) else only)
     recorder = Recorder(program, by, chosen, values, selection is None)
 
-    def wanted(eqn: JaxprEqn) -> bool:
-        return selection.fits(eqn) if selection is not None else not _has_steps(eqn)
+    def wanted(eqn: JaxprEqn, result: int) -> bool:
+        asked = selection.fits(eqn) if selection is not None else not _has_steps(eqn)
+        return asked and recorder.wants(eqn, result)
 
     kept, last = runs_of(program, stops)
     run = Stepping(wanted, chosen, recorder.take, kept, last, stopping(program, stop))

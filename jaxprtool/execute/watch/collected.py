@@ -1,7 +1,6 @@
 """Values of bodies that are compiled: collected while JAX traces, and given as further results.
 
-A loop of many rounds runs compiled, so many rounds at a time that the values of all of them fit
-into memory; so does the body of a `shard_map`.
+A loop whose values take much memory runs so many rounds at a time that those of all of them fit.
 """
 
 from __future__ import annotations
@@ -15,14 +14,24 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxprtool.execute.watch.numbers import has_numbers
-from jaxprtool.ir.equations import Contains
+from jaxprtool.execute.effects import leaves_the_program
 from jaxprtool.ir.interpret import Interpreter, bind
+from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
+from jaxprtool.jaxcompat import AbstractRef, ClosedJaxpr, JaxprEqn
 
 #: The values of rounds that run at a time take no more bytes.
-_BYTES = 1 << 25
+ROUND_BYTES = 1 << 25
+
+#: So many rounds of a while loop run at a time: memory for the values of all is cleared for each.
+_WHILE_ROUNDS = 1 << 8
+
+#: On the CPU each equation stays a kernel of its own, which compiles faster than fused ones that
+#: give all their values. Without "fusion-wrapper", too, XLA transposes some results of scans.
+_CPU_OPTIONS = {
+    "xla_disable_hlo_passes": "fusion",
+    "xla_backend_optimization_level": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,8 @@ class Site:
     offset: int = 0
 
 
-#: Decides which equations are watched.
-Wanted = Callable[[JaxprEqn], bool]
+#: Decides which results of equations are watched.
+Wanted = Callable[[JaxprEqn, int], bool]
 
 
 @dataclass
@@ -58,7 +67,7 @@ class Collector(Interpreter):
     """Evaluates a jaxpr while JAX traces, and keeps the values of equations.
 
     Attributes:
-        wanted: Which equations.
+        wanted: Which results of them.
         around: The equations around.
         sites: Whose values were collected.
         values: The values, and the numbers of branches that were taken.
@@ -70,14 +79,15 @@ class Collector(Interpreter):
     values: list[Any] = field(default_factory=list)
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        if is_left_out(eqn):
+            return []
         return self._noted(eqn, bind(eqn, operands))
 
     def _noted(self, eqn: JaxprEqn, results: Sequence[Any]) -> Sequence[Any]:
-        if self.wanted(eqn):
-            for i, x in enumerate(results):
-                if has_numbers(x):
-                    self.sites.append(Site(eqn, i, self.around, len(self.values)))
-                    self.values.append(x)
+        for i, x in enumerate(results):
+            if self.wanted(eqn, i):
+                self.sites.append(Site(eqn, i, self.around, len(self.values)))
+                self.values.append(x)
         return results
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -160,14 +170,56 @@ def _zeros(aval: Any) -> Any:
     return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
-#: Whether a body has what does not run compiled: loops without a known number of rounds, shards.
-_stays = Contains(lambda eqn: isinstance(view(eqn), While | ShardMap))
+def is_left_out(eqn: JaxprEqn) -> bool:
+    """Return True if an equation is a call that gives nothing, as a print: it is not made."""
+    return leaves_the_program(eqn) and not eqn.outvars and view(eqn) is None
 
 
-def can_be_collected(loop: Scan | While) -> bool:
-    """Return True if the values of compiled rounds of a loop can be collected."""
-    bodies = (loop.body,) if isinstance(loop, Scan) else (loop.body, loop.cond)
-    return not any(map(_stays, bodies))
+def is_stepped(eqn: JaxprEqn) -> bool:
+    """Return True if an equation is not compiled together with others.
+
+    These are loops without a known number of rounds, and what refs, meshes or a world outside of
+    the program take part in.
+    """
+    held = view(eqn)
+    if isinstance(held, While | ShardMap):
+        return True
+    avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+    if any(isinstance(aval, AbstractRef) or mesh_of(aval) is not None for aval in avals):
+        return True
+    return held is None and leaves_the_program(eqn) and not is_left_out(eqn)
+
+
+def _compiled(function: Callable[..., Any], operands: Sequence[Any], **options: Any) -> Any:
+    """Return a function that is compiled where its operands are."""
+    devices = [d for x in operands if isinstance(x, jax.Array) for d in x.devices()]
+    platform = devices[0].platform if devices else jax.default_backend()
+    if platform == "cpu":
+        options["compiler_options"] = _CPU_OPTIONS
+    return jax.jit(function, **options)
+
+
+class BodyValues:
+    """A body that is compiled as a whole.
+
+    Attributes:
+        sites: Whose values it gives.
+    """
+
+    def __init__(self, body: ClosedJaxpr, wanted: Wanted, operands: Sequence[Any]):
+        self._body, self._wanted = body, wanted
+        self.sites: list[Site] = []
+        self._run = _compiled(self._results, operands)
+
+    def __call__(self, operands: Sequence[Any]) -> Any:
+        """Return the results and the values, in order of place."""
+        return self._run(operands)
+
+    def _results(self, operands: Sequence[Any]) -> Any:
+        run = Collector(self._wanted)
+        results = run.run(self._body, operands)
+        self.sites = run.sites
+        return results, run.values
 
 
 class ScanRounds:
@@ -181,7 +233,7 @@ class ScanRounds:
     def __init__(self, scan: Scan, wanted: Wanted, operands: Sequence[Any]):
         self._scan, self._wanted = scan, wanted
         self._n, self._k = len(scan.consts), len(scan.carry)
-        self._run = jax.jit(self._rounds, static_argnums=(0,))
+        self._run = _compiled(self._rounds, operands, static_argnums=(0,))
         self.sites: list[Site] = []
         shapes = jax.eval_shape(lambda *given: self._rounds(1, 0, given), *operands)
         self.at_a_time = _at_a_time(shapes[2], scan.length)
@@ -217,10 +269,10 @@ class WhileRounds:
         sites: Whose values they give.
     """
 
-    def __init__(self, loop: While, wanted: Wanted):
+    def __init__(self, loop: While, wanted: Wanted, operands: Sequence[Any]):
         self._loop, self._wanted = loop, wanted
         self.sites: list[Site] = []
-        self._run = jax.jit(self._rounds)
+        self._run = _compiled(self._rounds, operands)
 
     def __call__(self, operands: Sequence[Any]) -> Any:
         """Return how many rounds ran, the carry, whether there are more, and their values."""
@@ -243,7 +295,7 @@ class WhileRounds:
         c, b = len(self._loop.cond_consts), len(self._loop.body_consts)
         deciding, consts, carry = operands[:c], operands[c : c + b], list(operands[c + b :])
         shapes = jax.eval_shape(self._one, deciding, consts, carry)[2]
-        most = _at_a_time(shapes, 1 << 12)
+        most = _at_a_time(shapes, _WHILE_ROUNDS)
         kept = [jnp.zeros((most, *x.shape), x.dtype) for x in shapes]
 
         def one(state: Any) -> Any:
@@ -261,7 +313,7 @@ class WhileRounds:
 
 def _at_a_time(shapes: Any, most: int) -> int:
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    return max(1, min(most, _BYTES // max(size, 1)))
+    return max(1, min(most, ROUND_BYTES // max(size, 1)))
 
 
 def shard_map_values(
@@ -278,13 +330,12 @@ def shard_map_values(
         return results, [jnp.asarray(x)[None] for x in run.values]
 
     everywhere = PartitionSpec(held.mesh.axis_names)
-    outs, values = jax.jit(
-        jax.shard_map(
-            collecting,
-            mesh=held.mesh,
-            in_specs=tuple(held.in_specs),
-            out_specs=(list(held.out_specs), everywhere),
-            check_vma=held.eqn.params["check_vma"],
-        )
-    )(*operands)
+    shards = jax.shard_map(
+        collecting,
+        mesh=held.mesh,
+        in_specs=tuple(held.in_specs),
+        out_specs=(list(held.out_specs), everywhere),
+        check_vma=held.eqn.params["check_vma"],
+    )
+    outs, values = _compiled(shards, operands)(*operands)
     return list(outs), sites, values

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxprtool.execute.summary import plain
 from jaxprtool.ir.dtypes import array_dtypes, is_extended
-from jaxprtool.jaxcompat import AbstractRef, DType
+from jaxprtool.jaxcompat import AbstractRef, Aval, DType
 
 #: The formats that magnitudes are compared with, by their short names.
 FORMATS = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
@@ -71,9 +71,8 @@ class Numbers:
     lost: Mapping[str, Lost]
 
 
-def has_numbers(value: Any) -> bool:
-    """Return True if a value is an array of numbers or booleans."""
-    aval = jax.typeof(value)
+def has_numbers(aval: Aval) -> bool:
+    """Return True if a type is that of an array of numbers or booleans."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None or isinstance(aval, AbstractRef) or dtype == jax.dtypes.float0:
         return False
@@ -236,8 +235,8 @@ def _widened(counts: np.ndarray) -> np.ndarray:
 
 def tallies(values: Any, rows: int) -> list[Tally]:
     """Return a tally for each of `rows` equal parts of an array along its first axes."""
-    on_host = not isinstance(values, jax.Array) or is_on_host(values)
-    if is_inexact(values.dtype) and not on_host and len(values.devices()) == 1:
+    on_device = isinstance(values, jax.Array) and len(values.devices()) == 1
+    if is_inexact(values.dtype) and on_device:
         wide = jnp.float64 if values.dtype in (jnp.float64, jnp.complex128) else jnp.float32
         moments, counts = _on_device(values, rows, np.dtype(wide))
         return _tallies(values.dtype, np.size(values) // max(rows, 1), moments, counts)
@@ -255,9 +254,11 @@ def tallies(values: Any, rows: int) -> list[Tally]:
     return _tallies(values.dtype, array.shape[1], moments, counts.reshape(rows, bins))
 
 
-def is_on_host(array: jax.Array) -> bool:
-    """Return True if an array is in the memory of the CPU."""
-    return all(device.platform == "cpu" for device in array.devices())
+def on_host(array: Any) -> Any:
+    """Return an array of NumPy if an array is in the memory of the CPU, else the array."""
+    if isinstance(array, jax.Array) and all(d.platform == "cpu" for d in array.devices()):
+        return np.asarray(array)
+    return array
 
 
 @partial(jax.jit, static_argnums=(1, 2))

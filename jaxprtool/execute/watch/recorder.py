@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.summary import plain
-from jaxprtool.execute.watch.numbers import Numbers, Tally, is_inexact, tallies
+from jaxprtool.execute.watch.numbers import Numbers, Tally, has_numbers, is_inexact, tallies
 from jaxprtool.execute.watch.selected import Rounds
 from jaxprtool.execute.watch.stepping import Result
 from jaxprtool.execute.watch.stops import value_names
@@ -21,7 +21,7 @@ from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn
 
 #: What values are grouped by.
 By: TypeAlias = Literal["line", "scope", "equation"]
@@ -105,6 +105,16 @@ class Recorder:
         self._seen: Counter[str] = Counter()
         self._kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
 
+    def wants(self, eqn: JaxprEqn, result: int) -> bool:
+        """Return True if values of a result of an equation are kept, or count in a row."""
+        aval = eqn.outvars[result].aval
+        return has_numbers(aval) and (self._keeps or self._counts(eqn, aval))
+
+    def _counts(self, eqn: JaxprEqn, aval: Aval) -> bool:
+        if self._by == "equation":
+            return True
+        return is_inexact(aval.dtype) and not (self._computed and traits(eqn).moves)
+
     def take(self, result: Result, rounds: np.ndarray, data: Any) -> None:
         """Take the values of some executions."""
         key = (id(result.eqn), result.number, *map(id, result.around))
@@ -161,8 +171,7 @@ class Recorder:
     def _group(self, result: Result, name: str) -> _Group | None:
         eqn = result.eqn
         aval = eqn.outvars[result.number].aval
-        counts = is_inexact(aval.dtype) and not (self._computed and traits(eqn).moves)
-        if self._by != "equation" and not counts:
+        if not self._counts(eqn, aval):
             return None
         eqns = (*result.around, eqn)
         source, behind, library = self._frames.line_of(eqns).partition(BEHIND)

@@ -1,6 +1,7 @@
-"""A program as it runs, equation by equation, with the values of those that are watched.
+"""A program as it runs, piece by piece, with the values of the equations that are watched.
 
-The bodies of long loops run compiled, and give their values so many rounds at a time (`collected`).
+Pieces are compiled with the values as further results (`collected`). Between them are loops without
+a known number of rounds, calls that leave the program, and equations at which it stops.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.effects import Effects, leaves_the_program
-from jaxprtool.execute.loops import BY_HAND, Frame, can_be_compiled
+from jaxprtool.execute.loops import Frame, can_be_compiled
 from jaxprtool.execute.nans.shards import can_be_checked
 from jaxprtool.execute.watch.collected import (
+    BodyValues,
     ScanRounds,
     Site,
     Wanted,
     WhileRounds,
-    can_be_collected,
     shard_map_values,
 )
-from jaxprtool.execute.watch.numbers import has_numbers, is_on_host
+from jaxprtool.execute.watch.numbers import on_host
+from jaxprtool.execute.watch.pieces import Piece, Pieces
 from jaxprtool.execute.watch.selected import Rounds
-from jaxprtool.ir.equations import Contains, equations, named
+from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
-from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal, Var
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Stepping(Interpreter):
     """A run of a program that hands on the values of equations.
 
     Args:
-        wanted: Which equations are watched.
+        wanted: Which results of equations are watched.
         rounds: Which rounds of loops.
         take: Takes the values.
         stops: The equations, by `id`, whose operands and results are kept for `stop`.
@@ -84,12 +86,12 @@ class Stepping(Interpreter):
         self._wanted, self._selected, self._take = wanted, rounds, take
         self._stops, self._last, self._stop = stops, last, stop
         self._kept: list[tuple[JaxprEqn, list[Any], Sequence[Any]]] = []
-        self._has_stop = Contains(lambda eqn: id(eqn) in stops)
+        self._pieces = Pieces(wanted, lambda eqn: id(eqn) in stops)
         self._effects = Effects()
         self._frames: list[Frame] = []
         self._lengths: list[int | None] = []
         self._on = True
-        self._compiled: dict[int, Any] = {}
+        self._compiled: dict[tuple[str, int], Any] = {}
 
     # --- the interpreter's hooks ------------------------------------------------------------------
 
@@ -100,6 +102,26 @@ class Stepping(Interpreter):
             for frame, length in zip(self._frames, self._lengths, strict=True)
         )
         return self.run(body, operands)
+
+    def run(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        env: dict[Var, Any] = dict(zip(closed.invars, args, strict=True))
+        env.update(zip(closed.constvars, closed.consts, strict=True))
+        for piece in self._pieces.of(closed):
+            operands = [env[v] for v in piece.body.invars]
+            run = self._run_together if piece.together else self._run_by_step
+            env.update(zip(piece.body.outvars, run(piece, operands), strict=True))
+            env = {v: env[v] for v in piece.alive}
+        return [v.val if isinstance(v, Literal) else env[v] for v in closed.outvars]
+
+    def _run_by_step(self, piece: Piece, operands: list[Any]) -> list[Any]:
+        return super().run(piece.body, operands)
+
+    def _run_together(self, piece: Piece, operands: list[Any]) -> list[Any]:
+        run = self._made(("run", piece), lambda: BodyValues(piece.body, self._wanted, operands))
+        results, values = run(operands)
+        if self._on:
+            self._take_sites(run.sites, values)
+        return results
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         held = view(eqn)
@@ -139,14 +161,12 @@ class Stepping(Interpreter):
         self._lengths.pop()
 
     def _structured(self, held: View, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        if isinstance(held, Scan | While) and can_be_compiled(held) and can_be_collected(held):
+        if isinstance(held, Scan | While) and can_be_compiled(held):
             bodies = (held.body,) if isinstance(held, Scan) else (held.body, held.cond)
-            if not any(map(self._has_stop, bodies)):
-                number = sum(len(list(equations(jaxcompat.open_jaxpr(body)))) for body in bodies)
-                if isinstance(held, While):
-                    return self._looped(held, operands, BY_HAND // max(number, 1))
-                if isinstance(held.length, int) and held.length * number > BY_HAND:
-                    return self._scanned(held, operands)
+            has_rounds = isinstance(held, While) or held.length
+            if has_rounds and not any(map(self._pieces.steps, bodies)):
+                run = self._scanned if isinstance(held, Scan) else self._looped
+                return run(held, operands)  # type: ignore[arg-type]
         return super().equation(eqn, operands)
 
     def _counted(self, loop: While, operands: list[Any]) -> int:
@@ -158,8 +178,6 @@ class Stepping(Interpreter):
                 "count them from the first: --rounds 0,10",
             )
         c, b = len(loop.cond_consts), len(loop.body_consts)
-        key = ~id(loop.eqn)
-
         more, once = jaxcompat.jaxpr_as_fun(loop.cond), jaxcompat.jaxpr_as_fun(loop.body)
 
         def count(deciding: Any, consts: Any, carry: Any) -> Any:
@@ -169,7 +187,7 @@ class Stepping(Interpreter):
                 (jnp.int32(0), carry),
             )[0]
 
-        run = self._compiled.setdefault(key, jax.jit(count))
+        run = self._made(("count", loop.eqn), lambda: jax.jit(count))
         return int(run(operands[:c], operands[c : c + b], operands[c + b :]))
 
     # --- values -----------------------------------------------------------------------------------
@@ -181,11 +199,10 @@ class Stepping(Interpreter):
         return tuple(frame.eqn for frame in self._frames)
 
     def _note(self, eqn: JaxprEqn, results: Sequence[Any]) -> None:
-        if self._on and self._wanted(eqn):
-            for i, x in enumerate(results):
-                if has_numbers(x):
-                    rounds = np.array([self._rounds()], int)
-                    self._take(Result(eqn, i, self._around()), rounds, x)
+        for i, x in enumerate(results if self._on else ()):
+            if self._wanted(eqn, i):
+                rounds = np.array([self._rounds()], int)
+                self._take(Result(eqn, i, self._around()), rounds, on_host(x))
 
     def _leave_out(self, eqn: JaxprEqn) -> None:
         if (text := named(eqn)) not in self.left_out:
@@ -198,58 +215,72 @@ class Stepping(Interpreter):
             if isinstance(view(inner), While | ShardMap):
                 self._leave_out(inner)
         if self._on:
+            values = [np.asarray(x) for x in values]
             with self._inside(held.eqn, held, operands):
-                for site in sites:
-                    self._take_site(site, values, None)
+                for device in range(held.mesh.size):
+                    self._take_sites(sites, [x[device] for x in values])
         return outs
 
-    def _take_site(
-        self,
-        site: Site,
-        values: Sequence[Any],
-        first: np.ndarray | None,
+    def _take_sites(
+        self, sites: Sequence[Site], values: Sequence[Any], first: np.ndarray | None = None
     ) -> None:
-        """Hand on the values of a site in the equation that is running.
+        """Hand on values of what is running.
 
         Args:
-            site: The site.
+            sites: The sites.
             values: What was collected.
-            first: The number of the round of each index of the first axis; None if that axis is of
-                devices.
+            first: The number of the round of each index of the first axis; None if there is no
+                such axis.
         """
-        outer = self._rounds()[: len(self._rounds()) - (first is not None)]
-        loops = [held.length for eqn in site.around if isinstance(held := view(eqn), Scan)]
-        # NumPy reads the memory of the CPU as it is, and compiles nothing.
-        data = values[site.place]
-        data = np.asarray(data) if is_on_host(data) else data
-        numbers = [np.arange(data.shape[0]) if first is None else first + site.offset]
-        numbers += map(np.arange, loops)
-        lengths = [self._lengths[-1], *loops]
-        shape = tuple(map(len, numbers))
-        chosen = np.ones(shape, bool)
+        values = list(map(on_host, values))
+        known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+        around = self._around()
+        for site in sites:
+            # Sites in the same bodies run together.
+            key = (*map(id, site.around), site.taken, site.offset)
+            if key not in known:
+                known[key] = self._executions(site, values, first)
+            chosen, rounds = known[key]
+            if not len(rounds):
+                continue
+            data = values[site.place]
+            data = data.reshape(chosen.size, *data.shape[chosen.ndim :])
+            if len(rounds) < chosen.size:
+                data = data[np.flatnonzero(chosen)]
+            self._take(Result(site.eqn, site.result, (*around, *site.around)), rounds, data)
+
+    def _executions(
+        self, site: Site, values: Sequence[Any], first: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return which executions of a site are watched, along the axes of its values.
+
+        And of each of these the numbers of the rounds around it.
+        """
+        outer = list(self._rounds())
+        scans = (held for eqn in site.around if isinstance(held := view(eqn), Scan))
+        lengths: list[Any] = [scan.length for scan in scans]
+        numbers: list[np.ndarray] = [np.arange(length) for length in lengths]
+        if first is not None:
+            outer.pop()
+            lengths.insert(0, self._lengths[-1])
+            numbers.insert(0, first + site.offset)
+        chosen = np.ones(tuple(map(len, numbers)), bool)
         for axis, (row, length) in enumerate(zip(numbers, lengths, strict=True)):
-            if axis or first is not None:
-                chosen &= _along(self._selected.among(row, length), axis, len(shape))
+            chosen &= _along(self._selected.among(row, length), axis, chosen.ndim)
         for place, branch in site.taken:
-            index = np.asarray(values[place])
-            chosen &= _along(index == branch, 0, len(shape))
-        rounds = np.stack(np.meshgrid(*numbers, indexing="ij"), -1)[chosen]
-        if not len(rounds):
-            return
-        rounds = np.column_stack(
-            [*(np.full(len(rounds), n) for n in outer), rounds[:, int(first is None) :]]
-        )
-        data = data.reshape(-1, *data.shape[len(shape) :])
-        if not chosen.all():
-            data = data[np.flatnonzero(chosen)]
-        around = (*self._around(), *site.around)
-        self._take(Result(site.eqn, site.result, around), rounds, data)
+            chosen &= _along(np.asarray(values[place]) == branch, 0, chosen.ndim)
+        indices = np.argwhere(chosen)
+        rounds = np.empty((len(indices), len(outer) + len(numbers)), int)
+        rounds[:, : len(outer)] = outer
+        for axis, row in enumerate(numbers):
+            rounds[:, len(outer) + axis] = row[indices[:, axis]]
+        return chosen, rounds
 
     # --- loops ------------------------------------------------------------------------------------
 
     def _scanned(self, scan: Scan, operands: list[Any]) -> list[Any]:
         """Return the results of a scan, whose rounds are compiled."""
-        rounds = self._made(scan.eqn, lambda: ScanRounds(scan, self._wanted, operands))
+        rounds = self._made(("run", scan.eqn), lambda: ScanRounds(scan, self._wanted, operands))
         n, k = len(scan.consts), len(scan.carry)
         stacked: list[Any] = []
         for first in range(0, scan.length, rounds.at_a_time):
@@ -260,8 +291,7 @@ class Stepping(Interpreter):
             self._frames[-1].entered = first + number
             if self._on:
                 low = scan.length - first - number if scan.reverse else first
-                for site in rounds.sites:
-                    self._take_site(site, values, np.arange(low, low + number))
+                self._take_sites(rounds.sites, values, np.arange(low, low + number))
         stacked = stacked[::-1] if scan.reverse else stacked
         ys = [
             jnp.concatenate(parts) if len(parts) > 1 else parts[0]
@@ -269,35 +299,31 @@ class Stepping(Interpreter):
         ]
         return [*operands[n : n + k], *ys]
 
-    def _looped(self, loop: While, operands: list[Any], first: int) -> list[Any]:
-        """Return the results of a while loop, whose rounds after `first` are compiled."""
-        c, b = len(loop.cond_consts), len(loop.body_consts)
-        deciding, consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
+    def _looped(self, loop: While, operands: list[Any]) -> list[Any]:
+        """Return the results of a while loop, whose rounds are compiled."""
+        c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
+        carry = operands[b:]
         frame, number, on = self._frames[-1], 0, self._on
-        (more,) = self.enter(loop.cond, [*deciding, *carry])
+        (more,) = self.enter(loop.cond, [*operands[:c], *carry])
         while bool(more):
-            if number < first:
-                carry = self.enter(loop.body, [*consts, *carry])
-                (more,) = self.enter(loop.cond, [*deciding, *carry])
-                number += 1
-                continue
-            rounds = self._made(loop.eqn, lambda: WhileRounds(loop, self._wanted))
-            ran, carry, more, values = rounds([*deciding, *consts, *carry])
+            rounds = self._made(
+                ("run", loop.eqn), lambda: WhileRounds(loop, self._wanted, operands)
+            )
+            ran, carry, more, values = rounds([*operands[:b], *carry])
             ran = int(ran)
             frame.entered = 2 * (number + ran)
             if on:
-                values = [x[:ran] for x in values]
-                for site in rounds.sites:
-                    self._take_site(site, values, np.arange(number, number + ran))
+                values = [on_host(x)[:ran] for x in values]
+                self._take_sites(rounds.sites, values, np.arange(number, number + ran))
             number += ran
         return list(carry)
 
-    def _made(self, eqn: JaxprEqn, make: Callable[[], Any]) -> Any:
-        """Return the compiled rounds of a loop."""
-        # Equations live as long as the program, so that an `id` stays theirs.
-        if id(eqn) not in self._compiled:
-            self._compiled[id(eqn)] = make()
-        return self._compiled[id(eqn)]
+    def _made(self, key: tuple[str, object], make: Callable[[], Any]) -> Any:
+        """Return what is compiled of a piece or a loop: pieces and equations live as long."""
+        known = key[0], id(key[1])
+        if known not in self._compiled:
+            self._compiled[known] = make()
+        return self._compiled[known]
 
 
 def _along(values: Any, axis: int, rank: int) -> Any:

@@ -1,0 +1,109 @@
+"""Bodies in pieces: equations that are compiled together, and those between that are stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.watch.collected import ROUND_BYTES, Wanted, is_stepped
+from jaxprtool.ir.caches import anchor
+from jaxprtool.ir.equations import Contains, free_variables, size_of
+from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, view
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
+
+#: The values of equations that are compiled together take no more bytes, but of one alone.
+_PIECE_BYTES = 1 << 28
+
+_DEBUG = DebugInfo("piece", "piece", None, None)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Equations that follow each other.
+
+    Attributes:
+        body: They, given what they read, with results that are read later.
+        together: Whether they are compiled as a whole.
+        alive: What is read after them.
+    """
+
+    body: ClosedJaxpr
+    together: bool
+    alive: tuple[Var, ...]
+
+
+class Pieces:
+    """The pieces of bodies.
+
+    Args:
+        wanted: Which results of equations are watched.
+        stepped: Which equations are stepped, besides those that cannot be compiled with others.
+    """
+
+    def __init__(self, wanted: Wanted, stepped: Callable[[JaxprEqn], bool]):
+        self._wanted = wanted
+        #: Whether a body has an equation that is stepped.
+        self.steps = Contains(lambda eqn: stepped(eqn) or is_stepped(eqn))
+        self._known: dict[AnyJaxpr, list[Piece]] = {}
+        self._bytes: dict[Jaxpr, int] = {}
+
+    def of(self, closed: ClosedJaxpr) -> list[Piece]:
+        """Return the pieces of a body, in order."""
+        key = anchor(closed)
+        if key not in self._known:
+            self._known[key] = self._cut(closed)
+        return self._known[key]
+
+    def _cut(self, closed: ClosedJaxpr) -> list[Piece]:
+        constants = dict(zip(closed.constvars, closed.consts, strict=True))
+        alive = {v: None for v in closed.outvars if not isinstance(v, Literal)}
+        found = []
+        for together, eqns in reversed(self._groups(closed)):
+            free = free_variables(eqns)
+            results = [v for eqn in eqns for v in eqn.outvars if v in alive]
+            held = {v: constants[v] for v in free if v in constants}
+            given = [v for v in free if v not in held]
+            body = jaxcompat.new_jaxpr(
+                list(held), list(held.values()), given, results, eqns, _DEBUG
+            )
+            found.append(Piece(body, together, tuple(alive)))
+            for v in results:
+                del alive[v]
+            alive.update(free)
+        return found[::-1]
+
+    def _groups(self, closed: ClosedJaxpr) -> list[tuple[bool, list[JaxprEqn]]]:
+        groups: list[tuple[bool, list[JaxprEqn]]] = []
+        total = 0
+        for eqn in closed.eqns:
+            size = self._size(eqn)
+            together = not self.steps.at(eqn) and (size <= ROUND_BYTES or not _inside(eqn))
+            total += size
+            if not groups or groups[-1][0] != together or total > _PIECE_BYTES:
+                groups.append((together, []))
+                total = size
+            groups[-1][1].append(eqn)
+        return groups
+
+    def _size(self, eqn: JaxprEqn) -> int:
+        """Return how many bytes the values take that are collected of an equation."""
+        held = view(eqn)
+        wanted = (v for i, v in enumerate(eqn.outvars) if self._wanted(eqn, i))
+        size = sum(size_of(v.aval, unknown=0) for v in wanted)
+        times = held.length if isinstance(held, Scan) else 1
+        return size + times * sum(map(self._size_inside, _inside(eqn)))
+
+    def _size_inside(self, body: ClosedJaxpr) -> int:
+        jaxpr = jaxcompat.open_jaxpr(body)
+        if jaxpr not in self._bytes:
+            self._bytes[jaxpr] = sum(map(self._size, jaxpr.eqns))
+        return self._bytes[jaxpr]
+
+
+def _inside(eqn: JaxprEqn) -> tuple[ClosedJaxpr, ...]:
+    """Return the bodies that are collected from."""
+    held = view(eqn)
+    if isinstance(held, Cond):
+        return tuple(held.branches)
+    return (held.body,) if isinstance(held, Scan | Call | CustomJVP) else ()

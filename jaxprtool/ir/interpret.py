@@ -141,6 +141,7 @@ def _last_read(closed: ClosedJaxpr) -> list[list[Var]]:
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Return the results of an equation on arrays, as JAX runs it by itself."""
+    eqn = jaxcompat.equation_for_jax(eqn)
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     if not eqn.primitive.multiple_results:
         results = [results]

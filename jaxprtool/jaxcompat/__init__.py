@@ -17,11 +17,9 @@ from jax.extend.core import (
     Literal,
     Primitive,
     Var,
-    jaxpr_as_fun,
     new_jaxpr_eqn,
 )
 
-from jaxprtool.jaxcompat import marked_lowering as marked_lowering
 from jaxprtool.jaxcompat.aliases import (
     AnyJaxpr,
     Atom,
@@ -170,6 +168,7 @@ from jaxprtool.jaxcompat.mapping import (
     spmd_axis_names,
     vmappable_specs,
 )
+from jaxprtool.jaxcompat.marked_calls import equation_for_jax, for_jax, from_jax, jaxpr_as_fun
 from jaxprtool.jaxcompat.marks import Mark, convolves, mark_of, marked, marked_name
 from jaxprtool.jaxcompat.places import (
     common_scope,

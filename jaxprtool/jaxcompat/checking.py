@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from jax._src import config, core, pjit
@@ -16,6 +18,8 @@ from jax.sharding import Mesh
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval, Effect, Params
 from jaxprtool.jaxcompat.jaxprs import axes_bound
+from jaxprtool.jaxcompat.marked_calls import MarkedCall
+from jaxprtool.jaxcompat.rebound import rebound
 from jaxprtool.jaxcompat.values import AbstractRef, nested_type
 
 
@@ -28,10 +32,16 @@ def registered_primitives() -> dict[str, Primitive]:
         core.custom_typechecks,
         pe.dce_rules,
     ]
-    return {primitive.name: primitive for table in tables for primitive in table}
+    return {
+        primitive.name: primitive
+        for table in tables
+        for primitive in table
+        if not isinstance(primitive, MarkedCall)
+    }
 
 
-_checking = threading.Lock()
+#: Checks the body of a call, for the `check_jaxpr` that is running in this thread.
+_check_body: ContextVar[Callable[[AnyJaxpr], None]] = ContextVar("_check_body")
 
 #: Primitives whose rules compare the types of operands and results with those of the bodies, and
 #: do not look into the bodies.
@@ -76,20 +86,48 @@ def check_jaxpr(
 
     def check(body: ClosedJaxpr) -> None:
         if config.debug_key_reuse.value or alike is None or not alike.is_well_typed(body):
-            original(body)
+            _check_with_jax(body)
         for eqn in body.eqns:
             if eqn.primitive.name in _BODIES_NOT_CHECKED:
                 with eqn.ctx.manager:
                     for inner in core.jaxprs_in_params(eqn.params):
                         once(inner)
 
-    with _checking:
-        original = core.check_jaxpr
-        core.check_jaxpr = once
-        try:
-            once(jaxpr)
-        finally:
-            core.check_jaxpr = original
+    token = _check_body.set(once)
+    try:
+        once(jaxpr)
+    finally:
+        _check_body.reset(token)
+
+
+def _by_check_body(jaxpr: AnyJaxpr) -> None:
+    """Check a body as the `check_jaxpr` does that is running."""
+    _check_body.get()(jaxpr)
+
+
+class _Rules:
+    """JAX's rules for checking equations by primitive; they check bodies by `_check_body`."""
+
+    def __contains__(self, primitive: Primitive) -> bool:
+        return primitive in core.custom_typechecks
+
+    def __getitem__(self, primitive: Primitive) -> Any:
+        return _rule(core.custom_typechecks[primitive])
+
+
+@cache
+def _rule(rule: Any) -> Any:
+    return rebound(rule, core=SimpleNamespace(**{**vars(core), **_CHECKS}), **_CHECKS)
+
+
+#: JAX's checks, which check bodies by `_check_body`.
+_check_call = rebound(core._check_call, check_jaxpr=_by_check_body)
+_check_eqn = rebound(core.check_eqn, check_jaxpr=_by_check_body)
+_CHECKS = {"check_jaxpr": _by_check_body, "_check_call": _check_call, "check_eqn": _check_eqn}
+_check_with_jax = rebound(
+    core.check_jaxpr,
+    _check_jaxpr=rebound(core._check_jaxpr, custom_typechecks=_Rules(), check_eqn=_check_eqn),
+)
 
 
 class _Alike:
@@ -201,13 +239,11 @@ def _rule_agrees(eqn: JaxprEqn, jaxpr: AnyJaxpr) -> bool:
     rule = core.custom_typechecks.get(primitive)
     with eqn.ctx.manager:
         if rule is not None:
-            results, effects = rule(_names_for_printing, *operands, **eqn.params)
+            results, effects = _rule(rule)(_names_for_printing, *operands, **eqn.params)
         elif primitive.call_primitive:
-            results, effects = core._check_call(
-                _names_for_printing, primitive, operands, eqn.params
-            )
+            results, effects = _check_call(_names_for_printing, primitive, operands, eqn.params)
         else:
-            results, effects = core.check_eqn(primitive, [x.aval for x in operands], eqn.params)
+            results, effects = _check_eqn(primitive, [x.aval for x in operands], eqn.params)
     if core.resolve_input_effects(effects, operands) != eqn.effects:
         return False
     for effect in eqn.effects:

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 from jax._src import ad_util, core
 from jax._src import linear_util as lu
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval, Params
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr
+from jaxprtool.jaxcompat.marked_calls import jaxpr_as_fun
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of, trace_flat
 
 

@@ -15,11 +15,12 @@ import jax
 from jax._src import ad_checkpoint, ad_util, hijax
 from jax._src.interpreters import ad, partial_eval
 from jax._src.lax.control_flow import solves
-from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval
 from jaxprtool.jaxcompat.custom_rules import JVPRule, VJPRule, live_key
 from jaxprtool.jaxcompat.jaxprs import ONE_JAXPR_CLASS, close_jaxpr, open_jaxpr
+from jaxprtool.jaxcompat.marked_calls import jaxpr_as_fun
 from jaxprtool.jaxcompat.tracing import setting_of, trace_flat
 
 #: The class of the objects.

@@ -19,6 +19,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval
 from jaxprtool.jaxcompat.high import lowered
 from jaxprtool.jaxcompat.jaxprs import axes_bound, open_jaxpr
+from jaxprtool.jaxcompat.marked_calls import for_jax
 
 
 def traced_jaxpr(
@@ -36,7 +37,7 @@ def traced_jaxpr(
     formats = [p if isinstance(p, Format) else Format(None, p) for p in placements]
     traced._params = {
         **traced._params,
-        "jaxpr": jaxpr,
+        "jaxpr": for_jax(jaxpr),
         "name": name,
         "out_shardings": tuple(
             sharding_impls.UNSPECIFIED if f.sharding is None else f.sharding for f in formats
@@ -71,7 +72,7 @@ def module_under_axes(
     avals = {"in_avals": jaxpr.in_avals, "out_avals": jaxpr.out_avals}
     known = mlir.lower_jaxpr_to_module.__annotations__
     with axes_bound(axis_env), _DENSE_REPLICA_GROUPS():
-        jaxpr = lowered(jaxpr)
+        jaxpr = lowered(for_jax(jaxpr))
         module = mlir.lower_jaxpr_to_module(
             name,
             jaxpr,

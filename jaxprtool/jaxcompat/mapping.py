@@ -26,6 +26,7 @@ from jaxprtool.jaxcompat.aliases import Atom, Aval, Effect, MappedAxis, Params
 from jaxprtool.jaxcompat.batching import names_axis, renamed_effects
 from jaxprtool.jaxcompat.closed_over import ClosedOver, derivatives_around, unperturbed
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr, replace_jaxpr
+from jaxprtool.jaxcompat.marked_calls import for_jax
 from jaxprtool.jaxcompat.shapes import mentions_symbols
 from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
 
@@ -55,9 +56,6 @@ class _LaneTracer(pe.DynamicJaxprTracer):
         if value is None:
             return super().__array__(*args, **options)
         return np.asarray(value, *args, **options)
-
-
-core.pytype_aval_mappings[_LaneTracer] = lambda tracer: tracer.aval
 
 
 # JAX knows by "BatchTrace" in a trace's name that it is under a vmap, and by "DynamicJaxprTrace"
@@ -469,6 +467,7 @@ _LITERALS = (bool, int, float, complex, literals.TypedNdArray)
 
 def evaluated(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """The results of a closed jaxpr, whose equations are run, or written if JAX is tracing."""
+    closed = for_jax(closed)
     trace = core.trace_ctx.trace
     jaxpr = open_jaxpr(closed)
     if type(trace) is not pe.DynamicJaxprTrace or (jaxpr.is_high and trace.requires_low):

@@ -18,7 +18,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -33,11 +32,10 @@ from jax.interpreters import mlir
 from jaxprtool.jaxcompat.marks import (
     MARKS,
     Mark,
+    MarkedName,
     convolves,
-    mark_in,
     marked,
     metadata_of,
-    name_in,
     told,
 )
 
@@ -48,45 +46,25 @@ def _least(*marks: Mark) -> Mark:
 
 # --- lowering -------------------------------------------------------------------------------------
 
-#: The name of the marked body that is being lowered.
-_within: ContextVar[str | None] = ContextVar("_within", default=None)
 
-
-def _lower_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Sequence[Any]:
-    """Lower a jit as JAX does, and leave of our marks what can be done with them here."""
-    context = ctx.jaxpr_eqn_ctx
-    name = context and name_in(context)
-    if name is None:
-        return pjit._pjit_lowering(ctx, *args, **params)
-    # JAX's transformations mark all equations within a call as they find the call.
-    inherited = name == _within.get()
+def lower_marked_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Sequence[Any]:
+    """Lower a marked call as JAX does a jit, with as much of its mark as can be kept here."""
+    name: MarkedName = params["name"]
     possible = _possible(ctx)
-    mark: Mark = "plain" if inherited else _least(mark_in(context), possible)
+    mark = _least(name.mark, possible)
     if mark == "call" and convolves(params["jaxpr"]):
         mark = "plain"
-    ctx.jaxpr_eqn_ctx = marked(context, mark, name)
-    with _lowering_body(name):
-        if mark == "plain":
-            return pjit._pjit_lowering(ctx, *args, **params)
-        draws_in_units = possible == "unit" and _platforms(ctx) == ("cpu",)
-        module = _body_module(ctx.module_context, mark, draws_in_units)
-        inner = ctx.replace(module_context=module)
-        with config.include_full_tracebacks_in_locations(True) if mark == "unit" else nullcontext():
-            results = pjit._pjit_lowering(inner, *args, **params)
-        if inner.tokens_out is not None:  # of ordered effects
-            ctx.set_tokens_out(inner.tokens_out)
-        return results
-
-
-@contextmanager
-def _lowering_body(name: str) -> Iterator[None]:
-    """Lower the body of a marked call: what JAX traces meanwhile is not marked with it."""
-    token = _within.set(name)
-    try:
-        with _unmarked():
-            yield
-    finally:
-        _within.reset(token)
+    ctx.jaxpr_eqn_ctx = marked(ctx.jaxpr_eqn_ctx, mark, name.body)
+    if mark == "plain":
+        return pjit._pjit_lowering(ctx, *args, **params)
+    draws_in_units = possible == "unit" and _platforms(ctx) == ("cpu",)
+    module = _body_module(ctx.module_context, mark, draws_in_units)
+    inner = ctx.replace(module_context=module)
+    with config.include_full_tracebacks_in_locations(True) if mark == "unit" else nullcontext():
+        results = pjit._pjit_lowering(inner, *args, **params)
+    if inner.tokens_out is not None:  # of ordered effects
+        ctx.set_tokens_out(inner.tokens_out)
+    return results
 
 
 @contextmanager
@@ -165,9 +143,6 @@ def _by_one_device(ctx: mlir.ModuleContext) -> bool:
     if isinstance(axes, sharding_impls.SPMDAxisContext):
         return axes.mesh.size == 1 or axes.manual_axes == frozenset(axes.mesh.axis_names)
     return isinstance(axes, sharding_impls.ShardingContext) and axes.num_devices == 1
-
-
-mlir.register_lowering(pjit.jit_p, _lower_call, cacheable=False)
 
 
 # --- backends -------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 A call that is marked is not inlined by XLA. As a *unit* it is compiled by itself as well, once for
 all calls of equal bodies. JAX writes the marks on the call as attributes for XLA, and they stay
-with it under its transformations. What becomes of them in the end is for `marked_lowering`.
+with it under its transformations. What JAX is given instead is in `marked_calls`, what becomes of
+the marks in the end in `marked_lowering`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,22 @@ _KEYS = "inlineable", "compilation_unit"
 
 #: The key under which a marked call has its body's name, by which it is known for one of ours.
 _OUTLINED = "outlined"
+
+
+class MarkedName(str):
+    """The name of a jit that JAX is given as a marked call: it goes where the call's name goes.
+
+    JAX's transformations hand it on as it is, to the calls that become of this one alone.
+    """
+
+    mark: Mark
+    body: str
+
+    def __new__(cls, name: str, mark: Mark, body: str) -> MarkedName:
+        """Return the name of a call with this mark, of the body of this name."""
+        made = super().__new__(cls, name)
+        made.mark, made.body = mark, body
+        return made
 
 
 def marked(context: Any, mark: Mark, name: str) -> Any:

@@ -22,6 +22,7 @@ from jaxprtool.jaxcompat.jaxprs import (
     new_jaxpr,
     open_jaxpr,
 )
+from jaxprtool.jaxcompat.marked_calls import from_jax
 from jaxprtool.jaxcompat.values import AbstractRef
 
 
@@ -87,6 +88,7 @@ def trace_in_setting(
 
 def attach_constants(jaxpr: AnyJaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
     """A closed jaxpr from what JAX's tracing gives: an open one and its constants apart."""
+    jaxpr = from_jax(jaxpr)
     if not ONE_JAXPR_CLASS:
         return ClosedJaxpr(jaxpr, consts)
     names = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
@@ -119,6 +121,7 @@ def trace_lifted(
     wrapped = lu.wrap_init(fun, debug_info=debug)
     wrapped.debug_info = debug  # the paths of results too, which JAX would leave out
     jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(wrapped, avals)
+    jaxpr = from_jax(jaxpr)
     if not consts:
         return close_jaxpr(jaxpr), []
     count = len(consts) if ONE_JAXPR_CLASS else 0

@@ -96,7 +96,9 @@ class Jitted:
         constants |= {
             len(captured) + i: jnp.asarray(leaf) for i, (leaf, bound) in enumerate(leaves) if bound
         }
-        jaxpr = jaxcompat.with_constants(stage.jaxpr, list(constants), list(constants.values()))
+        jaxpr = jaxcompat.with_constants(
+            jaxcompat.from_jax(stage.jaxpr), list(constants), list(constants.values())
+        )
         kept = [i for i, (_, bound) in enumerate(leaves) if not bound]
         told = told._replace(
             donated=tuple(told.donated[i] for i in kept),

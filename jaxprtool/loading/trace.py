@@ -201,7 +201,7 @@ def _made(
 
     args = [Held(arg) if static else arg for arg, static in call.positional]
     jaxpr = jax.make_jaxpr(noting, axis_env=axis_env)(*args, **call.kwargs)
-    return jaxpr, filled(trees[-1], jaxpr.out_avals)
+    return jaxcompat.from_jax(jaxpr), filled(trees[-1], jaxpr.out_avals)
 
 
 def function_name(fun: Any) -> str:

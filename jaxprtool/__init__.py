@@ -3,7 +3,6 @@
 Public names are imported when they are first used, so that `import jaxprtool` does not import JAX.
 """
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -140,10 +139,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'jaxprtool' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    if "jaxprtool.ir.program" in sys.modules:
-        import_module("jaxprtool.api.program")  # where a Program gets the methods that need passes
-    return value
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

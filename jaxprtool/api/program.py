@@ -1,4 +1,4 @@
-"""The Python face of jaxprtool: loading, tracing, and a Program with all that it can do."""
+"""The Python face of jaxprtool: loading, tracing and splitting."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 from jaxprtool.api.targets import find
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.loading.trace import StaticArguments, bind_arguments, trace
-from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE
-from jaxprtool.render.listing import listing
 
 __all__ = [
     "Program",
@@ -86,34 +84,3 @@ def unzip(
         return parts.init, parts.apply
 
     return unzipped
-
-
-def _apply(
-    program: Program, passes: str | Callable[[Program], Program | Programs]
-) -> Program | Programs:
-    """The program rewritten by a pass, or by a pipeline as text: `program.apply("dce")`."""
-    transform = Pipeline.parse(passes) if isinstance(passes, str) else passes
-    return transform(program)
-
-
-def _html(program: Program | Programs) -> str:
-    from jaxprtool.analysis.stats import stats  # of use in notebooks alone
-    from jaxprtool.render.page import cell
-
-    return cell(program if isinstance(program, Programs) else {program.name: program}, stats)
-
-
-def _summary(program: Program) -> str:
-    from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.overview import summary
-
-    return summary(program, count_equations(program))
-
-
-# A Program stands at the bottom of the house and cannot import what is built on it. Its
-# conveniences are attached here, the one place from which everything is in sight.
-Program.apply = _apply  # type: ignore[method-assign, assignment]
-Program.__str__ = lambda program: listing(program).plain()  # type: ignore[method-assign, assignment]
-Program.__repr__ = _summary  # type: ignore[method-assign, assignment]
-Program._repr_html_ = _html  # type: ignore[method-assign, assignment]
-Programs._repr_html_ = _html  # type: ignore[method-assign, assignment]

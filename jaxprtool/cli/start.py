@@ -21,7 +21,7 @@ def start_jax(told: Told, x64: bool = False) -> None:
     with _interrupts_held_back():
         import jax
 
-        import jaxprtool.api.program  # noqa: F401  (a user's pass may say program.apply)
+        import jaxprtool.api.program  # noqa: F401  (what most commands need)
         from jaxprtool import jaxcompat
     gc.freeze()
     gc.enable()

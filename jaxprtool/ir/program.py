@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -282,12 +283,30 @@ class Program:
         left = tuple(bound for bound in made.bounds if bound[0] in made.arg_names)
         return made if left == made.bounds else replace(made, bounds=left)
 
-    if TYPE_CHECKING:
-        # Attached by api.program: they need passes and render, which stand above this module.
-        def apply(
-            self, passes: str | Callable[[Program], Program | Programs]
-        ) -> Program | Programs: ...
-        def _repr_html_(self) -> str: ...
+    def apply(self, passes: str | Callable[[Program], Program | Programs]) -> Program | Programs:
+        """Return the program rewritten by a pass, or by a pipeline as text.
+
+        Args:
+            passes: A pass, or a pipeline such as `"dce, cse"`.
+        """
+        return _from_above("applied")(self, passes)  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        return str(_from_above("text")(self))
+
+    def __repr__(self) -> str:
+        return str(_from_above("summary")(self))
+
+    def _repr_html_(self) -> str:
+        return str(_from_above("html")(self))
+
+
+def _from_above(name: str) -> Callable[..., Any]:
+    """Return a function of `api.methods`, where methods are that need passes or render.
+
+    These rooms stand above this module, so that they are imported when a method is called.
+    """
+    return getattr(import_module("jaxprtool.api.methods"), name)  # type: ignore[no-any-return]
 
 
 def _as_result(value: object, aval: Aval) -> Any:
@@ -317,9 +336,8 @@ class Programs(Mapping[str, Program]):
     def __len__(self) -> int:
         return len(self._programs)
 
-    if TYPE_CHECKING:
-
-        def _repr_html_(self) -> str: ...
+    def _repr_html_(self) -> str:
+        return str(_from_above("html")(self))
 
     def __repr__(self) -> str:
         return f"Programs({', '.join(self._programs)})"

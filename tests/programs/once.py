@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-import jaxprtool.api.program  # noqa: F401  # shows a program as text
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.compare.arrays import as_numpy
 from jaxprtool.ir.equivalence import equivalent

@@ -52,7 +52,6 @@ def main(folder: str) -> None:
     import jax
 
     jax.config.update("jax_enable_x64", request.x64)
-    from jaxprtool.api.program import Program
     from jaxprtool.api.reduction import checks
     from jaxprtool.api.reduction.search import ForkingJudge, Search, State
     from jaxprtool.errors import JaxprToolError
@@ -60,6 +59,7 @@ def main(folder: str) -> None:
     from jaxprtool.files import file_written_whole
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
+    from jaxprtool.ir.program import Program
     from jaxprtool.passes.reduction.candidates import count_of
     from jaxprtool.passes.registry import load_plugin
 

@@ -1,0 +1,40 @@
+"""The methods of a Program that need passes or render, which `ir.program` imports when called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxprtool.ir.program import Program, Programs
+
+
+def applied(
+    program: Program, passes: str | Callable[[Program], Program | Programs]
+) -> Program | Programs:
+    """Return a program rewritten by a pass, or by a pipeline as text."""
+    from jaxprtool.passes.pipeline import Pipeline
+
+    transform = Pipeline.parse(passes) if isinstance(passes, str) else passes
+    return transform(program)
+
+
+def text(program: Program) -> str:
+    """Return the listing of a program."""
+    from jaxprtool.render.listing import listing
+
+    return listing(program).plain()
+
+
+def summary(program: Program) -> str:
+    """Return what a program is in a line."""
+    from jaxprtool.analysis.stats import count_equations
+    from jaxprtool.render.overview import summary
+
+    return summary(program, count_equations(program))
+
+
+def html(program: Program | Programs) -> str:
+    """Return programs as a notebook shows them."""
+    from jaxprtool.analysis.stats import stats
+    from jaxprtool.render.page import cell
+
+    return cell(program if isinstance(program, Programs) else {program.name: program}, stats)

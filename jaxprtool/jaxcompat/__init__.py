@@ -9,6 +9,7 @@ which has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`, `.effects` an
 """
 
 from jax.extend.core import (
+    AbstractToken,
     ClosedJaxpr,
     DebugInfo,
     DropVar,
@@ -226,7 +227,6 @@ from jaxprtool.jaxcompat.values import (
     HIGH_PRIMITIVES,
     UNSPECIFIED,
     AbstractRef,
-    AbstractToken,
     ArrayCopySemantics,
     FrozenDict,
     IndexSlice,

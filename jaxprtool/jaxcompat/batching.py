@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax._src import callback, config, core, effects, pjit, shard_map, source_info_util
-from jax._src import mesh as mesh_lib
+from jax._src import callback, config, core, effects, pjit, shard_map
 from jax._src.interpreters import batching, pxla
 from jax._src.lax.control_flow import loops
 from jax._src.state.types import RefEffect
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var, unmapped_aval
+from jax.interpreters.batching import fancy_primitive_batchers
 from jax.sharding import Mesh
 
 from jaxprtool.jaxcompat.aliases import Aval, Effect, MappedAxis, Params
@@ -40,7 +41,7 @@ def axis_mapped(axis: MappedAxis) -> Iterator[None]:
 
 
 #: JAX's rules by primitive: `rule(axis_data, operands, dims, **params)`.
-jaxs_batching_rules = batching.fancy_primitive_batchers
+jaxs_batching_rules = fancy_primitive_batchers
 
 #: `match_axis(axis_data, source, target, x)` has a value that is mapped along dimension `source`,
 #: or unmapped, be mapped along `target`.
@@ -55,7 +56,7 @@ def mapped_aval(axis: MappedAxis, dim: int | None, aval: Aval) -> Aval:
     """The type of a value whose every lane is of type `aval`, mapped along dimension `dim`."""
     if dim is None:
         return aval
-    aval = core.unmapped_aval(axis.size, dim, aval, axis.explicit_mesh_axis)
+    aval = unmapped_aval(axis.size, dim, aval, axis.explicit_mesh_axis)
     if axis.spmd_name is None or not config._check_vma.value:
         return aval
     varying = aval.mat.varying | frozenset(axis.spmd_name)
@@ -124,7 +125,7 @@ def manual_mesh(
     inner = shard_map._as_manual_mesh(mesh, newly_manual_axes)
     with (
         inside_shard_map(mesh, newly_manual_axes, **params),
-        mesh_lib.use_abstract_mesh(inner),
+        jax.sharding.use_abstract_mesh(inner),
     ):
         yield
 

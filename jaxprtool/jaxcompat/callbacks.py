@@ -6,7 +6,8 @@ import inspect
 from types import FunctionType
 from typing import Any
 
-from jax._src import callback, checkify, custom_batching, debugging, tree_util
+import jax
+from jax._src import callback, checkify, custom_batching, debugging
 
 from jaxprtool.jaxcompat.aliases import Effect, Params
 
@@ -22,13 +23,13 @@ _OF_CHECKS = (*map(type, DEBUG_EFFECTS.values()), checkify.ErrorEffect)
 
 
 #: Where the structure of a custom_vmap call's operands is registered.
-_OPERANDS = getattr(custom_batching, "tracing_registry", tree_util.default_registry)
+_OPERANDS = getattr(custom_batching, "tracing_registry", jax.tree_util.default_registry)
 
 
 def flat_custom_vmap_trees(operands: int, results: int) -> Params:
     """The parameters of a custom_vmap call that hold structures, for operands in a row."""
     in_tree = _OPERANDS.flatten((0,) * operands)[1]
-    return {"in_tree": in_tree, "out_tree": tree_util.tree_structure((0,) * results)}
+    return {"in_tree": in_tree, "out_tree": jax.tree_util.tree_structure((0,) * results)}
 
 
 def is_check_effect(effect: Effect) -> bool:

@@ -9,11 +9,24 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from jax._src import config, core, pjit
+import jax
+from jax._src import config, core
 from jax._src.effects import JaxprInputEffect
-from jax._src.interpreters import ad, mlir
-from jax._src.interpreters import partial_eval as pe
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax._src.interpreters import mlir
+from jax.extend.core import (
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    jaxprs_in_params,
+)
+from jax.extend.core import check_jaxpr as jaxs_check_jaxpr
+from jax.extend.core.primitives import jit_p
+from jax.interpreters import ad
+from jax.interpreters import partial_eval as pe
 from jax.sharding import Mesh
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval, Effect, Params
@@ -85,12 +98,12 @@ def check_jaxpr(
             raise found
 
     def check(body: ClosedJaxpr) -> None:
-        if config.debug_key_reuse.value or alike is None or not alike.is_well_typed(body):
+        if jax.debug_key_reuse.value or alike is None or not alike.is_well_typed(body):
             _check_with_jax(body)
         for eqn in body.eqns:
             if eqn.primitive.name in _BODIES_NOT_CHECKED:
                 with eqn.ctx.manager:
-                    for inner in core.jaxprs_in_params(eqn.params):
+                    for inner in jaxprs_in_params(eqn.params):
                         once(inner)
 
     token = _check_body.set(once)
@@ -125,7 +138,7 @@ _check_call = rebound(core._check_call, check_jaxpr=_by_check_body)
 _check_eqn = rebound(core.check_eqn, check_jaxpr=_by_check_body)
 _CHECKS = {"check_jaxpr": _by_check_body, "_check_call": _check_call, "check_eqn": _check_eqn}
 _check_with_jax = rebound(
-    core.check_jaxpr,
+    jaxs_check_jaxpr,
     _check_jaxpr=rebound(core._check_jaxpr, custom_typechecks=_Rules(), check_eqn=_check_eqn),
 )
 
@@ -163,7 +176,7 @@ class _Alike:
             for v in eqn.outvars:
                 if v in bound:
                     return False
-                if type(v) is not core.DropVar:
+                if type(v) is not DropVar:
                     bound.add(v)
         return all(
             (type(x) is Literal or x in bound) and not isinstance(x.aval, AbstractRef)
@@ -261,13 +274,13 @@ def _weak_type_fault(eqn: JaxprEqn) -> str:
     Of an equation with bodies these are for the pass to keep: JAX's own differ from the bodies'.
     """
     named = eqn.primitive in core.custom_typechecks or eqn.primitive.call_primitive
-    if named or next(core.jaxprs_in_params(eqn.params), None) is not None:
+    if named or next(jaxprs_in_params(eqn.params), None) is not None:
         return ""
     with eqn.ctx.manager:
         results, _ = inferred_types(eqn.primitive, eqn.params, eqn.invars)
     for var, aval in zip(eqn.outvars, results, strict=True):
         weak, found = (getattr(each, "weak_type", False) for each in (var.aval, aval))
-        if weak != found and type(var) is not core.DropVar:
+        if weak != found and type(var) is not DropVar:
             words = ["strongly", "weakly"]
             return f"{eqn.primitive} gives a {words[found]} typed {aval.str_short()}, " + (
                 f"annotated as {words[weak]} typed"
@@ -286,7 +299,7 @@ def inferred_types(
     rule = core.custom_typechecks.get(primitive)
     if rule is None and primitive.call_primitive:
         results, effs = core._check_call(_names_for_printing, primitive, operands, params)
-    elif rule is None or primitive is pjit.jit_p:
+    elif rule is None or primitive is jit_p:
         results, effs = primitive.abstract_eval(*(x.aval for x in operands), **params)
         results = results if primitive.multiple_results else [results]
     else:

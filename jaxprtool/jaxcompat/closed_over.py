@@ -16,12 +16,15 @@ from typing import Any
 from weakref import WeakSet
 
 import jax
-from jax._src import ad_util, core
+from jax._src import core
 from jax._src import linear_util as lu
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax._src.util import Hashable, Unhashable
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.linear_util import WrappedFun
+from jax.interpreters.ad import JVPTrace, Zero
+from jax.interpreters.partial_eval import DynamicJaxprTracer
 
 from jaxprtool.jaxcompat.aliases import Params
 from jaxprtool.jaxcompat.custom_rules import BWD_GIVES_LOGS, cells_of
@@ -35,7 +38,7 @@ def derivatives_around(trace: Any) -> int:
     """Return how often a call under `trace` may be differentiated while its tracers live."""
     count = 0
     while trace is not None and type(trace) is not pe.DynamicJaxprTrace:
-        count += isinstance(trace, ad.JVPTrace | ad.LinearizeTrace)
+        count += isinstance(trace, JVPTrace | ad.LinearizeTrace)
         trace = getattr(trace, "parent_trace", None)
     return count
 
@@ -101,7 +104,7 @@ class ClosedOver:
             *traced, out_zeros = rule.call_wrapped(*in_zeros[:count])
             closed = self._taking(attach_constants(*traced), values, count)
             unused = [
-                Var(core.typeof(value).to_tangent_aval())
+                Var(jax.typeof(value).to_tangent_aval())
                 for value, zero in zip(values, in_zeros[count:], strict=True)
                 if not zero
             ]
@@ -119,7 +122,7 @@ class ClosedOver:
             return detach_constants(self._taking(closed, values, count))
 
         def bwd(*args: Any) -> Any:
-            zeros = [ad_util.Zero(core.typeof(value).to_ct_aval()) for value in values]
+            zeros = [Zero(jax.typeof(value).to_ct_aval()) for value in values]
             if not BWD_GIVES_LOGS:
                 return [*backward.call_wrapped(*args), *zeros]
             cotangents, logs = backward.call_wrapped(*args)
@@ -137,7 +140,7 @@ class ClosedOver:
         close over in it.
         """
         known = {id(c): v for v, c in zip(closed.constvars, closed.consts, strict=True)}
-        taken = {id(x): known.get(id(x)) or Var(core.typeof(x)) for x in values}
+        taken = {id(x): known.get(id(x)) or Var(jax.typeof(x)) for x in values}
         invars = [*closed.invars[:place], *taken.values(), *closed.invars[place:]]
         inner = replace(self, depth=self.depth - 1)
 
@@ -219,7 +222,7 @@ def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
     live = list(_traces_around())
     _ended.update(each._trace for each in held if each._trace not in live)
     rules = ClosedOver(
-        lambda value: isinstance(value, pe.DynamicJaxprTracer) and value.val in in_scope,
+        lambda value: isinstance(value, DynamicJaxprTracer) and value.val in in_scope,
         _MOST_DERIVATIVES,
     )
     try:
@@ -246,7 +249,7 @@ def some_ended() -> bool:
 
 def has_ended(value: object) -> bool:
     """Return True for a tracer that a rule has kept beyond its trace."""
-    return isinstance(value, pe.DynamicJaxprTracer) and value._trace in _ended
+    return isinstance(value, DynamicJaxprTracer) and value._trace in _ended
 
 
 def holds_ended(eqn: JaxprEqn) -> bool:
@@ -273,9 +276,9 @@ def _tracers(eqn: JaxprEqn) -> list[Any]:
             continue
         seen.add(id(value))
         match value:
-            case pe.DynamicJaxprTracer():
+            case DynamicJaxprTracer():
                 found.append(value)
-            case lu.WrappedFun():
+            case WrappedFun():
                 todo += [value.f, *value.transforms]
             case FunctionType():
                 todo += [*cells_of(value).values(), *(value.__defaults__ or ())]

@@ -9,9 +9,11 @@ from types import FunctionType
 from typing import Any
 
 import jax
-from jax._src import ad_util, core
 from jax._src import linear_util as lu
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, TraceTag
+from jax.extend.linear_util import WrappedFun
+from jax.interpreters.ad import Zero, zeros_like_aval
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval, Params
@@ -107,7 +109,7 @@ def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) 
         def with_zeros(*args: Any) -> Any:
             given = iter(args[num_primals:])
             pairs = zip(in_zeros, tangents, strict=True)
-            full = [ad_util.zeros_like_aval(a) if zero else next(given) for zero, a in pairs]
+            full = [zeros_like_aval(a) if zero else next(given) for zero, a in pairs]
             return jaxpr_as_fun(jaxpr)(*args[:num_primals], *full)
 
         given = [a for zero, a in zip(in_zeros, tangents, strict=True) if not zero]
@@ -151,7 +153,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
                 cts, logs = cts
                 if logs is not None:
                     raise TypeError("its backward rule writes a log")
-            zeros[:] = [isinstance(ct, ad_util.Zero | ad_util.SymbolicZero) for ct in cts]
+            zeros[:] = [isinstance(ct, Zero | SymbolicZero) for ct in cts]
             return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
 
         made = trace_flat(backward, bwd.debug_info.func_name, [*residuals, *cotangents])
@@ -160,7 +162,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
 
 
 @contextmanager
-def retraced(fwd: lu.WrappedFun) -> Iterator[None]:
+def retraced(fwd: WrappedFun) -> Iterator[None]:
     """Have JAX trace a forward rule again, in here and when it is called next.
 
     JAX remembers the rule's jaxpr for every choice of operands to differentiate by, but the trees
@@ -175,7 +177,7 @@ def retraced(fwd: lu.WrappedFun) -> Iterator[None]:
 
 def _forget(rule: object) -> None:
     """Clear what `_memoize` remembers of a function, and of those that it closes over."""
-    if isinstance(rule, lu.WrappedFun):
+    if isinstance(rule, WrappedFun):
         _forget(rule.f)
     elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith(WRAPPERS):
         for name, held in cells_of(rule).items():
@@ -220,12 +222,12 @@ def custom_vjp_rule_params(
         residuals, cts = args[:count], args[count:]
         cotangents = [v.aval for v in found.bwd.invars[count:]]
         full = [
-            ad_util.zeros_like_aval(aval) if isinstance(ct, ad_util.SymbolicZero) else ct
+            zeros_like_aval(aval) if isinstance(ct, SymbolicZero) else ct
             for ct, aval in zip(cts, cotangents, strict=True)
         ]
         given = iter(jaxpr_as_fun(found.bwd)(*residuals, *full))
         result = [
-            ad_util.Zero(aval.to_ct_aval()) if zero else next(given)
+            Zero(aval.to_ct_aval()) if zero else next(given)
             for zero, aval in zip(found.in_zeros, primals, strict=True)
         ]
         return (result, None) if BWD_GIVES_LOGS else result
@@ -272,7 +274,7 @@ class _Identity:
 WRAPPERS = ("jax.", "jaxprtool.")
 
 #: What JAX makes for each call of a custom rule, and what the rule does not depend on.
-_OF_ONE_CALL = (core.Trace, core.TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
+_OF_ONE_CALL = (jax.core.Trace, TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
 
 
 _AFTER_DCE: dict[str, Callable[[Any], Any]] = {
@@ -299,7 +301,7 @@ def live_key(value: object) -> Hashable:
     wrappers close over: the user's functions and static arguments, trees and types.
     """
     match value:
-        case lu.WrappedFun():
+        case WrappedFun():
             if (passed_on := _passed_on(value)) is not None:
                 return live_key(passed_on)
             return live_key(value.f), live_key(tuple(filter(_counts, value.transforms)))
@@ -335,14 +337,14 @@ def _unhashable_key(value: object) -> Hashable:
     return tree, tuple(map(live_key, leaves))
 
 
-def _passed_on(rule: lu.WrappedFun) -> lu.WrappedFun | None:
+def _passed_on(rule: WrappedFun) -> WrappedFun | None:
     """The rule that a rule does nothing but call, if it is such a one.
 
     When a jaxpr is evaluated, JAX binds its custom calls again, with rules that call the old ones.
     """
     thunk = cells_of(cells_of(rule.f).get("fn"))
     lifted = thunk.get("jvp", thunk.get("fwd"))
-    if not isinstance(lifted, lu.WrappedFun) or lifted.transforms:
+    if not isinstance(lifted, WrappedFun) or lifted.transforms:
         return None
     held = cells_of(lifted.f)
     if held.get("num_consts") != 0:

@@ -12,10 +12,13 @@ from collections.abc import Hashable
 from typing import Any
 
 import jax
-from jax._src import ad_checkpoint, ad_util, hijax
+from jax._src import ad_checkpoint, hijax
 from jax._src.interpreters import ad, partial_eval
 from jax._src.lax.control_flow import solves
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core.primitives import name_p, remat_p
+from jax.interpreters.ad import Zero, primitive_jvps
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval
 from jaxprtool.jaxcompat.custom_rules import JVPRule, VJPRule, live_key
@@ -119,7 +122,7 @@ def _overridden(held: object, method: str) -> bool:
 
 def _is_zero(value: object) -> bool:
     """Whether a tangent or cotangent is none, or one of a type that has but one."""
-    if isinstance(value, ad_util.Zero | ad_util.SymbolicZero):
+    if isinstance(value, Zero | SymbolicZero):
         return True
     return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
 
@@ -140,10 +143,10 @@ def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
             zeros[:] = [True] * len(held.out_avals_flat)
             return list(hijax.call_hi_primitive_p.bind(*args[: len(primals)], _prim=held))
         given = [
-            ad_util.Zero(aval) if _is_zero(t) else t
+            Zero(aval) if _is_zero(t) else t
             for t, aval in zip(args[len(primals) :], tangents, strict=True)
         ]
-        outs, dots = ad.primitive_jvps[hijax.call_hi_primitive_p](
+        outs, dots = primitive_jvps[hijax.call_hi_primitive_p](
             args[: len(primals)], given, _prim=held
         )
         zeros[:] = map(_is_zero, dots)
@@ -217,7 +220,7 @@ def older_form(eqn: JaxprEqn) -> JaxprEqn | None:
     """An equation of `remat2` or `name` for those objects that have taken over their part."""
     held = eqn.params["_prim"]
     if isinstance(held, ad_checkpoint.CheckpointName):
-        return eqn.replace(primitive=ad_checkpoint.name_p, params={"name": held.name})
+        return eqn.replace(primitive=name_p, params={"name": held.name})
     if not isinstance(held, ad_checkpoint.RematTraced):
         return None
     jaxpr = close_jaxpr(held.jaxpr)
@@ -230,7 +233,7 @@ def older_form(eqn: JaxprEqn) -> JaxprEqn | None:
         "differentiated": False,
         "policy": held.policy,
     }
-    return eqn.replace(primitive=ad_checkpoint.remat_p, params=params)
+    return eqn.replace(primitive=remat_p, params=params)
 
 
 def lowered(jaxpr: AnyJaxpr) -> ClosedJaxpr:

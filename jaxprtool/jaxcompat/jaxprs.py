@@ -11,7 +11,8 @@ from typing import Any
 from jax._src import core, dtypes, effects
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import types as state_types
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var, unmapped_aval
+from jax.interpreters.partial_eval import dce_jaxpr, dce_rules
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval, Effect, Params
 
@@ -106,7 +107,7 @@ short_dtype_name = dtypes.short_dtype_name
 
 def stacked_aval(length: int, aval: Aval) -> Aval:
     """The type of `length` values of one type, on a new leading axis."""
-    return core.unmapped_aval(length, 0, aval)
+    return unmapped_aval(length, 0, aval)
 
 
 def varying_axes(aval: Aval) -> frozenset[Hashable]:
@@ -202,7 +203,7 @@ SCAN_KEEPS_TREES = find_spec("jax._src.flattree") is not None
 
 
 #: JAX's own table of rules by primitive, other packages' included.
-jax_dce_rules = pe.dce_rules
+jax_dce_rules = dce_rules
 
 
 def apply_jax_dce_rule(
@@ -212,7 +213,7 @@ def apply_jax_dce_rule(
 
     `live_inputs` are the operands that may be read after the equation, all if it is None.
     """
-    rule = pe.dce_rules[eqn.primitive]
+    rule = dce_rules[eqn.primitive]
     if _DCE_RULES_TAKE_LIVE_INPUTS:
         live = [True] * len(eqn.invars) if live_inputs is None else list(live_inputs)
         return rule(list(used_outputs), live, eqn)
@@ -220,7 +221,7 @@ def apply_jax_dce_rule(
 
 
 #: In 0.12 a rule is also told which refs are read after the equation.
-_DCE_RULES_TAKE_LIVE_INPUTS = "live_inputs" in pe.dce_jaxpr.__annotations__
+_DCE_RULES_TAKE_LIVE_INPUTS = "live_inputs" in dce_jaxpr.__annotations__
 
 
 def jax_dce_jaxpr(
@@ -228,7 +229,7 @@ def jax_dce_jaxpr(
 ) -> Any:
     """JAX's own `dce_jaxpr`, which takes all refs for live before 0.12: ours is measured by it."""
     more = (live_inputs,) if _DCE_RULES_TAKE_LIVE_INPUTS else ()
-    return pe.dce_jaxpr(jaxpr, used_outputs, instantiate, *more)
+    return dce_jaxpr(jaxpr, used_outputs, instantiate, *more)
 
 
 def _is_high(eqn: JaxprEqn) -> bool:

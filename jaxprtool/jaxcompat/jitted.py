@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import api_util, core, traceback_util
-from jax._src.pjit import PjitInfo
-from jax._src.sharding_impls import UnspecifiedValue
+from jax._src import api_util, traceback_util
 from jax._src.state import types as state_types
 from jax._src.tree_util import tracing_registry
 from jax.experimental.layout import Format
@@ -17,6 +16,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr
 from jaxprtool.jaxcompat.jaxprs import replace_jaxpr
+from jaxprtool.jaxcompat.values import UNSPECIFIED
 
 #: Raises TypeError for what JAX does not transform: generators, static methods, no functions.
 check_callable = api_util.check_callable
@@ -25,7 +25,7 @@ check_callable = api_util.check_callable
 RefView = state_types.TransformedRef
 
 #: A context in which operations on arrays are evaluated, whatever is being traced around.
-at_once = core.eval_context
+at_once = jax.core.eval_context
 
 #: Have JAX leave a file's frames out of the tracebacks that it shows, as its own.
 hide_from_tracebacks = traceback_util.register_exclusion
@@ -54,13 +54,13 @@ def is_jitted(fun: object) -> bool:
 
 def jit_static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The static positions and names of a function under `jax.jit`."""
-    info: PjitInfo = jitted._jit_info
+    info = jitted._jit_info
     return info.static_argnums, info.static_argnames
 
 
 def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
     """The function that `jax.jit` was given, and the keyword arguments that it was given."""
-    info: PjitInfo = jitted._jit_info
+    info = jitted._jit_info
     told: dict[str, Any] = {
         "static_argnums": info.static_argnums,
         "static_argnames": info.static_argnames,
@@ -118,7 +118,7 @@ def with_constants(jaxpr: AnyJaxpr, places: Sequence[int], values: Sequence[Any]
 
 
 def _placement(sharding: object, layout: object) -> Any:
-    known = None if isinstance(sharding, UnspecifiedValue) else sharding
+    known = None if sharding is UNSPECIFIED else sharding
     return known if layout is None else Format(layout, known)
 
 
@@ -128,11 +128,19 @@ def static_arguments(
     """The positions and the names that are static, as `jax.jit` infers each from the other."""
     signature = api_util.fun_signature(fun)
     if signature is None:
-        numbers = () if argnums is None else api_util._ensure_index_tuple(argnums)
-        names = () if argnames is None else api_util._ensure_str_tuple(argnames)
+        numbers = () if argnums is None else _indices(argnums)
+        names = (argnames,) if isinstance(argnames, str) else tuple(argnames or ())
     else:
         numbers, names = api_util.infer_argnums_and_argnames(signature, argnums, argnames)
     return tuple(numbers), frozenset(names)
+
+
+def _indices(argnums: Any) -> tuple[int, ...]:
+    """Return a position, or positions, as a tuple."""
+    try:
+        return (operator.index(argnums),)
+    except TypeError:
+        return tuple(map(operator.index, argnums))
 
 
 def open_views(tree: PyTreeDef) -> tuple[Any, jax.tree_util.PyTreeDef]:

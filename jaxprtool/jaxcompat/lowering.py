@@ -8,18 +8,19 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax._src import config, effects, sharding_impls
-from jax._src.interpreters import mlir
+from jax._src import config, effects
 from jax._src.lib import _jax, hlo
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax.experimental.layout import Format
+from jax.interpreters import mlir
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval
 from jaxprtool.jaxcompat.high import lowered
 from jaxprtool.jaxcompat.jaxprs import axes_bound, open_jaxpr
 from jaxprtool.jaxcompat.marked_calls import for_jax
+from jaxprtool.jaxcompat.values import UNSPECIFIED
 
 
 def traced_jaxpr(
@@ -39,9 +40,7 @@ def traced_jaxpr(
         **traced._params,
         "jaxpr": for_jax(jaxpr),
         "name": name,
-        "out_shardings": tuple(
-            sharding_impls.UNSPECIFIED if f.sharding is None else f.sharding for f in formats
-        ),
+        "out_shardings": tuple(UNSPECIFIED if f.sharding is None else f.sharding for f in formats),
         "out_layouts": tuple(f.layout for f in formats),
     }
     traced._in_tree, traced.out_tree = in_tree, out_tree
@@ -80,7 +79,7 @@ def module_under_axes(
             ordered_effects=list(effects.ordered_effects.filter_in(jaxpr.effects)),
             platforms=(platform,),
             backend=None,
-            axis_context=sharding_impls.SPMDAxisContext(mesh, frozenset(names)),
+            axis_context=mlir.SPMDAxisContext(mesh, frozenset(names)),
             donated_args=[i in donated for i in range(len(jaxpr.in_avals))],
             arg_names=open_jaxpr(jaxpr).debug_info.arg_names,
             result_names=open_jaxpr(jaxpr).debug_info.result_paths,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
-from jax._src import core
 from jax._src import linear_util as lu
 from jax._src.interpreters import batching
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, TraceTag
+from jax.extend.linear_util import WrappedFun
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import MappedAxis, Params
@@ -53,7 +53,7 @@ def mapped_jvp_params(
 
 
 def _mapped_jvp(
-    rule: lu.WrappedFun,
+    rule: WrappedFun,
     axis: MappedAxis,
     batch: Batch,
     dims: Dims,
@@ -116,9 +116,7 @@ def mapped_vjp_params(
     more: tuple[Any, ...] = ()
     if BWD_IS_TOLD_RESIDUALS:
         more = (lambda: len(out_trees()[2])), params["call_jaxpr"].debug_info.func_name
-    backward = batching.batch_custom_vjp_bwd(
-        bwd, core.TraceTag(), axis, bwd_dims, tuple(dims), *more
-    )
+    backward = batching.batch_custom_vjp_bwd(bwd, TraceTag(), axis, bwd_dims, tuple(dims), *more)
 
     def mapped_bwd(*args: Any) -> Any:
         with axis_mapped(axis):
@@ -131,7 +129,7 @@ def mapped_vjp_params(
 
 
 def _mapped_fwd(
-    fwd: lu.WrappedFun,
+    fwd: WrappedFun,
     axis: MappedAxis,
     batch: Batch,
     dims: Dims,
@@ -171,7 +169,7 @@ def more_consts(params: Params, count: int) -> Params:
     return {**changed, "out_trees": shifted}
 
 
-def _require_unmapped(rule: lu.WrappedFun, given: Dims, wanted: Dims) -> None:
+def _require_unmapped(rule: WrappedFun, given: Dims, wanted: Dims) -> None:
     """Refuse a rule that gives something mapped of a result that is the same in all lanes."""
     if any(dim is None and got is not None for dim, got in zip(wanted, given, strict=False)):
         raise NotImplementedError(

@@ -13,14 +13,27 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api, api_util, config, core, dtypes, literals, source_info_util
-from jax._src import linear_util as lu
-from jax._src import mesh as mesh_lib
+from jax._src import api, api_util, config, core, dtypes, literals
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
-from jax.extend.core import ClosedJaxpr, DebugInfo, JaxprEqn, Primitive, Var
+from jax.extend import linear_util as lu
+from jax.extend import source_info_util
+from jax.extend.core import (
+    ClosedJaxpr,
+    DebugInfo,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    mapped_aval,
+    new_jaxpr_eqn,
+    set_current_trace,
+)
+from jax.interpreters.batching import fancy_primitive_batchers
+from jax.interpreters.partial_eval import DynamicJaxprTracer, dce_jaxpr, dce_rules
 
 from jaxprtool.jaxcompat.aliases import Atom, Aval, Effect, MappedAxis, Params
 from jaxprtool.jaxcompat.batching import names_axis, renamed_effects
@@ -31,7 +44,7 @@ from jaxprtool.jaxcompat.shapes import mentions_symbols
 from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
 
 
-class _LaneTracer(pe.DynamicJaxprTracer):
+class _LaneTracer(DynamicJaxprTracer):
     """A value that is staged. If it does not depend on the lane after all, Python may look at it.
 
     A jit or a loop may have mapped operands and a result that depends on none of them. JAX's vmap
@@ -58,9 +71,7 @@ class _LaneTracer(pe.DynamicJaxprTracer):
         return np.asarray(value, *args, **options)
 
 
-# JAX knows by "BatchTrace" in a trace's name that it is under a vmap, and by "DynamicJaxprTrace"
-# that it is under a jit.
-class _LaneBatchTrace(pe.DynamicJaxprTrace):
+class _LaneTrace(pe.DynamicJaxprTrace):
     """Stages what depends on mapped values, or has an effect after one that does.
 
     `operands` are the values that are mapped, and `dims` where, in the order of the arguments of
@@ -83,9 +94,13 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self.known: dict[Any, Any] = {}
         self.symbolic = False  # whether values have symbols for sizes
 
+    def __repr__(self) -> str:
+        # JAX looks for names of its traces here, to say whether it is under a `vmap` or a `jit`.
+        return "BatchTrace"
+
     def argument(self, value: object, dim: int) -> Any:
         """One lane of a value that is mapped along a dimension, counted from 0."""
-        return self.staged(value, _lane_aval(self.axis, dim, core.typeof(value)), dim)
+        return self.staged(value, _lane_aval(self.axis, dim, jax.typeof(value)), dim)
 
     def staged(self, value: object, aval: Aval, dim: int = 0) -> Any:
         """A value of this type in one lane."""
@@ -94,11 +109,11 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         return self.new_arg(aval, source_info_util.current())
 
     def owns(self, value: object) -> bool:
-        return isinstance(value, pe.DynamicJaxprTracer) and value._trace is self
+        return isinstance(value, DynamicJaxprTracer) and value._trace is self
 
     def invalidate(self) -> None:
         super().invalidate()
-        core.Trace.invalidate(self)  # which JAX's tracing to jaxprs leaves out
+        jax.core.Trace.invalidate(self)  # which JAX's tracing to jaxprs leaves out
         self.operands.clear()  # derivatives of custom functions may hold on to the trace
         self.known.clear()
         self.parent_trace = None
@@ -110,7 +125,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         self, primitive: Primitive, values: Sequence[Any], params: Params, /
     ) -> Any:
         for value in values:
-            if isinstance(value, pe.DynamicJaxprTracer) and value._trace is self:
+            if isinstance(value, DynamicJaxprTracer) and value._trace is self:
                 break
         else:
             found = self._effects(primitive, values, params)
@@ -124,7 +139,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def process_custom_jvp_call(
         self, prim: Primitive, fun: object, jvp: Any, values: Any, /, **options: Any
     ) -> Any:
-        if not any(isinstance(value, core.Tracer) for value in values):
+        if not any(isinstance(value, jax.core.Tracer) for value in values):
             return self._run(fun, values)
         with self._asking(fun, jvp):
             return super().process_custom_jvp_call(prim, fun, jvp, values, **options)
@@ -132,7 +147,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def process_custom_vjp_call(
         self, prim: Primitive, fun: object, fwd: Any, bwd: Any, values: Any, /, **options: Any
     ) -> Any:
-        if not any(isinstance(value, core.Tracer) for value in values):
+        if not any(isinstance(value, jax.core.Tracer) for value in values):
             return self._run(fun, values)
         with self._asking(fun, fwd):
             return super().process_custom_vjp_call(prim, fun, fwd, bwd, values, **options)
@@ -155,7 +170,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         eqn, results = super().make_eqn(operands, avals, primitive, params, effs, *a, **kw)
         runs = self.runs and not self._mentions_symbols(params)
         if runs and (
-            (len(results) > 1 and primitive in pe.dce_rules)
+            (len(results) > 1 and primitive in dce_rules)
             or all(self._is_constant(t) or t.val in self.same for t in operands)
         ):
             self.same.update(eqn.outvars)
@@ -177,7 +192,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
             and not (self._waits(effs) or names_axis(params, self.axis.name))
             and not self._mentions_symbols(params)
         ):
-            with self._outside(), core.set_current_trace(self.parent_trace):
+            with self._outside(), set_current_trace(self.parent_trace):
                 values = map(self.get_const, operands)
                 return list(primitive.bind(*values, **primitive.get_bind_params(params)))
         return super().emit_eqn(operands, avals, primitive, params, effs, *a, **kw)
@@ -190,8 +205,8 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         What its rules close over is among the operands. If a rule raises now, it is left to do so
         when the call is differentiated.
         """
-        ins, outs = [core.Var(x.aval) for x in operands], list(map(core.Var, avals))
-        eqn = core.new_jaxpr_eqn(ins, outs, primitive, params, effs)
+        ins, outs = [Var(x.aval) for x in operands], list(map(Var, avals))
+        eqn = new_jaxpr_eqn(ins, outs, primitive, params, effs)
         try:
             held = self.rules.values(eqn)
         except Exception:
@@ -199,7 +214,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         if not held:
             return operands, params
         params = self.rules.params(eqn, held)
-        with core.set_current_trace(self):
+        with set_current_trace(self):
             held = [self.to_jaxpr_tracer(unperturbed(x), source_info_util.current()) for x in held]
         return [*operands, *held], params
 
@@ -225,19 +240,20 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
             return None
         if tracer.val not in self.known:
             self.known[tracer.val] = self._value(tracer)
-        return core.to_concrete_value(self.known[tracer.val])
+        value = self.known[tracer.val]
+        return value.to_concrete_value() if isinstance(value, jax.core.Tracer) else value
 
     def _value(self, tracer: Any) -> Any:
         """What the equations without effects make of constants alone; None if they cannot."""
         closed = self.closed([tracer])
         pure = replace_jaxpr(closed, eqns=[eqn for eqn in closed.eqns if not eqn.effects])
-        needed, used = pe.dce_jaxpr(open_jaxpr(pure), [True])
+        needed, used = dce_jaxpr(open_jaxpr(pure), [True])
         given = {*closed.constvars}.union(*(eqn.outvars for eqn in needed.eqns))
-        read = {v for eqn in needed.eqns for v in eqn.invars if isinstance(v, core.Var)}
+        read = {v for eqn in needed.eqns for v in eqn.invars if isinstance(v, Var)}
         if any(used) or not {*read, *needed.outvars} <= given:
             return None
-        with self._outside(), core.set_current_trace(self.parent_trace):
-            return core.eval_jaxpr(needed, closed.consts)[0]
+        with self._outside(), set_current_trace(self.parent_trace):
+            return jax.core.eval_jaxpr(needed, closed.consts)[0]
 
     def closed(self, results: Sequence[Any]) -> ClosedJaxpr:
         """The closed jaxpr of what was staged; its constants are what it closes over."""
@@ -248,7 +264,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
 
     def _run(self, fun: lu.WrappedFun, values: Any) -> Any:
         """A function with rules of its own for derivatives, where there is nothing to derive by."""
-        with core.set_current_trace(self):
+        with set_current_trace(self):
             return fun.call_wrapped(*values)
 
     def _at_once(self, primitive: Primitive, values: Any, params: Params, has_effects: bool) -> Any:
@@ -259,12 +275,12 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         """
         rule = None
         if has_effects or self.axis.name is not core.no_axis_name:
-            rule = batching.fancy_primitive_batchers.get(primitive)
+            rule = fancy_primitive_batchers.get(primitive)
         with self._outside():
             if rule is None:
-                avals = tuple(map(core.typeof, values))
+                avals = tuple(map(jax.typeof, values))
                 return primitive.bind_with_trace(self.parent_trace, values, avals, params)
-            with core.set_current_trace(self.parent_trace):
+            with set_current_trace(self.parent_trace):
                 results, dims = rule(self.axis, list(values), [None] * len(values), **params)
         if not primitive.multiple_results:
             return results if dims is None else self.argument(results, dims)
@@ -286,7 +302,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
     def _effects(self, primitive: Primitive, values: Any, params: Params) -> Any:
         """The effects that an equation would have."""
         try:
-            avals = map(core.typeof, values)
+            avals = map(jax.typeof, values)
             if primitive.ref_allocating:
                 return primitive.abstract_eval(*avals, **params)[1]
             return pe._cached_abstract_eval(primitive, *avals, **params)[1]
@@ -302,7 +318,7 @@ class _LaneBatchTrace(pe.DynamicJaxprTrace):
         return self.ordered and any(map(_is_ordered, effs))
 
     def _is_constant(self, tracer: Any) -> bool:
-        return isinstance(tracer.val, core.Literal) or tracer.val in self.frame.constvar_to_val
+        return isinstance(tracer.val, Literal) or tracer.val in self.frame.constvar_to_val
 
 
 def _has_run(function: lu.WrappedFun) -> bool:
@@ -319,13 +335,13 @@ def _is_ordered(effect: Effect) -> bool:
 
 def _lane_aval(axis: MappedAxis, dim: int, aval: Aval) -> Aval:
     """The type of one lane of a value that is mapped along a dimension."""
-    aval = core.mapped_aval(axis.size, dim, aval)
+    aval = mapped_aval(axis.size, dim, aval)
     return _in_lane(aval, axis.spmd_name) if axis.spmd_name and config._check_vma.value else aval
 
 
 def _in_lane(aval: Aval, names: Any) -> Aval:
     """A type without the manual axes of these names, which in one lane do not vary."""
-    if not isinstance(aval, core.ShapedArray) or aval.mat.varying.isdisjoint(names):
+    if not isinstance(aval, jax.core.ShapedArray) or aval.mat.varying.isdisjoint(names):
         return aval
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - {*names}))
 
@@ -338,7 +354,7 @@ class Lanes:
     """
 
     def __init__(self, axis: MappedAxis, debug: DebugInfo):
-        self._trace = _LaneBatchTrace(debug, core.trace_ctx.trace, axis)
+        self._trace = _LaneTrace(debug, core.trace_ctx.trace, axis)
         self.operands, self.dims = self._trace.operands, self._trace.dims
 
     def elements(self, values: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
@@ -355,7 +371,7 @@ class Lanes:
                 return handler(element, index, value, spec)
             if spec is None:
                 return value
-            return trace.argument(value, operator.index(spec) % len(core.typeof(value).shape))
+            return trace.argument(value, operator.index(spec) % len(jax.typeof(value).shape))
 
         return list(map(element, values, specs))
 
@@ -369,7 +385,7 @@ class Lanes:
         """The context in which the function is run, and in which its tracers may be used."""
         axis = self._trace.axis
         with (
-            core.set_current_trace(self._trace),
+            set_current_trace(self._trace),
             core.extend_axis_env_nd([(axis.name, axis.size)]),
             core.add_spmd_axis_names(axis.spmd_name),
             core.add_explicit_mesh_axis_names(axis.explicit_mesh_axis),
@@ -402,8 +418,9 @@ def assembled(axis: MappedAxis, result: Any, spec: Any, leaf: Callable[[Any, Any
     return handler(lambda _, part, spec: assembled(axis, part, spec, leaf), axis.size, result, spec)
 
 
-#: Whether a value is of a type that is registered with `register_vmappable`.
-is_vmappable = batching.is_vmappable
+def is_vmappable(value: object) -> bool:
+    """Return True for a value of a type that is registered with `register_vmappable`."""
+    return type(value) in batching.vmappables
 
 
 def is_element(value: object) -> bool:
@@ -422,9 +439,9 @@ def check_refs(debug: DebugInfo, values: Sequence[Any], axes: Sequence[Any]) -> 
     Raises TypeError and ValueError.
     """
     api_util.check_no_transformed_refs_args(lambda: debug, values)
-    if config.mutable_array_checks.value:
+    if jax.config.jax_mutable_array_checks:
         avals = [
-            None if axis is None or batching.is_vmappable(value) else core.typeof(value)
+            None if axis is None or is_vmappable(value) else jax.typeof(value)
             for value, axis in zip(values, axes, strict=True)
         ]
         api_util.check_no_aliased_ref_args(lambda: debug, avals, values)
@@ -450,8 +467,8 @@ def spmd_axis_names(names: Any, mesh_axes: tuple[Any, ...] | None) -> tuple[Any,
     names = names if isinstance(names, tuple) else (names,)
     if mesh_axes is None:
         return names
-    if config.remove_size_one_mesh_axis_from_type.value:
-        sizes = mesh_lib.get_abstract_mesh().shape
+    if jax.remove_size_one_mesh_axis_from_type.value:
+        sizes = jax.sharding.get_abstract_mesh().shape
         names = tuple(name for name in names if sizes[name] != 1)
     if names == mesh_axes:
         return None
@@ -471,7 +488,7 @@ def evaluated(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     trace = core.trace_ctx.trace
     jaxpr = open_jaxpr(closed)
     if type(trace) is not pe.DynamicJaxprTrace or (jaxpr.is_high and trace.requires_low):
-        outs = core.eval_jaxpr(jaxpr, closed.consts, *operands)
+        outs = jax.core.eval_jaxpr(jaxpr, closed.consts, *operands)
         return [jnp.asarray(x) if isinstance(x, _LITERALS) else x for x in outs]
     return _written(trace, closed, operands)
 
@@ -490,12 +507,12 @@ def _written(trace: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[A
     values = [*closed.consts, *operands]
     tracers = [trace.to_jaxpr_tracer(dtypes.canonicalize_value(x), source) for x in values]
     env = dict(zip([*closed.constvars, *closed.invars], tracers, strict=True))
-    Literal, folded, written = core.Literal, pe.const_fold_rules, frame.tracing_eqns
+    folded, written = pe.const_fold_rules, frame.tracing_eqns
 
     def read(atom: Atom) -> Any:
         tracer = None if type(atom) is Literal else env.get(atom)
         if tracer is None:
-            tracer = pe.DynamicJaxprTracer(trace, atom.aval, atom, source)
+            tracer = DynamicJaxprTracer(trace, atom.aval, atom, source)
         return tracer
 
     for eqn in closed.eqns:
@@ -537,4 +554,4 @@ def _in_frame(eqn: JaxprEqn, operands: list[Any]) -> Any:
 def _renamed_effects(eqn: JaxprEqn, operands: list[Any]) -> set[Any]:
     """Return the effects of an equation on these operands: those on refs name them."""
     pairs = zip(eqn.invars, operands, strict=True)
-    return renamed_effects(eqn.effects, {v: t.val for v, t in pairs if type(v) is core.Var})
+    return renamed_effects(eqn.effects, {v: t.val for v, t in pairs if type(v) is Var})

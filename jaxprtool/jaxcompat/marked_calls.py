@@ -15,8 +15,10 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from jax._src import core, pjit
+from jax._src import pjit
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import jaxpr_as_fun as _jaxs_function
+from jax.extend.core.primitives import jit_p
 from jax.interpreters import mlir
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr
@@ -35,18 +37,18 @@ class MarkedCall(Primitive):
         if known:
             return super().bind_with_trace(trace, args, avals, params)
         params = {**params, "name": str(params["name"])}
-        return pjit.jit_p.bind_with_trace(trace, args, avals, params)
+        return jit_p.bind_with_trace(trace, args, avals, params)
 
 
 @cache
 def marked_call_p() -> MarkedCall:
     """Return the primitive. JAX's tables have rows for it from the first marked call on."""
-    primitive = MarkedCall(pjit.jit_p.name)
+    primitive = MarkedCall(jit_p.name)
     module = SimpleNamespace(**{**vars(pjit), "jit_p": primitive})
-    for name, value in vars(pjit.jit_p).items():
+    for name, value in vars(jit_p).items():
         setattr(primitive, name, rebound(value, jit_p=primitive))
     for table in _tables_with_jit():
-        table[primitive] = rebound(table[pjit.jit_p], jit_p=primitive, pjit=module)
+        table[primitive] = rebound(table[jit_p], jit_p=primitive, pjit=module)
     mlir.register_lowering(primitive, lower_marked_call, cacheable=False)
     return primitive
 
@@ -57,7 +59,7 @@ def _tables_with_jit() -> Iterator[dict[Any, Any]]:
 
     modules = [module for name, module in sys.modules.items() if name.startswith("jax.")]
     tables = {id(x): x for m in modules for x in list(vars(m).values()) if isinstance(x, dict)}
-    yield from (table for table in tables.values() if pjit.jit_p in table)
+    yield from (table for table in tables.values() if jit_p in table)
 
 
 # --- there and back -------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def _equation_for_jax(eqn: JaxprEqn, around: str | None) -> JaxprEqn:
         mark = mark_in(eqn.ctx)
         eqn = eqn.replace(ctx=marked(eqn.ctx, "plain", name))
         # JAX's transformations mark all equations within a call as they find the call.
-        if eqn.primitive is pjit.jit_p and name != around:
+        if eqn.primitive is jit_p and name != around:
             params = {**eqn.params, "name": MarkedName(eqn.params["name"], mark, name)}
             eqn = eqn.replace(primitive=marked_call_p(), params=params)
         around = name
@@ -121,7 +123,7 @@ def _equation_from_jax(eqn: JaxprEqn, _: str | None) -> JaxprEqn:
         name = eqn.params["name"]
         context = marked(eqn.ctx, name.mark, name.body)
         params = {**eqn.params, "name": str(name)}
-        eqn = eqn.replace(primitive=pjit.jit_p, params=params, ctx=context)
+        eqn = eqn.replace(primitive=jit_p, params=params, ctx=context)
     return _with_bodies(eqn, lambda body: _mapped(body, None, _equation_from_jax, _from_jax))
 
 
@@ -145,4 +147,4 @@ _JAXPRS = Jaxpr, ClosedJaxpr
 
 def jaxpr_as_fun(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """Return the function from flat values to flat values that a closed jaxpr computes."""
-    return core.jaxpr_as_fun(for_jax(closed))
+    return _jaxs_function(for_jax(closed))

@@ -23,10 +23,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import config, pjit, sharding_impls
+from jax._src import config, pjit
 from jax._src.interpreters.mlir import TracebackCaches
 from jax._src.random import threefry2x32
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core.primitives import threefry2x32_p
 from jax.interpreters import mlir
 
 from jaxprtool.jaxcompat.marks import (
@@ -121,7 +122,7 @@ def _hash(*args: jax.Array) -> Sequence[jax.Array]:
         return threefry2x32._threefry2x32_lowering(*args, use_rolled_loops=False)
 
 
-_DRAW = threefry2x32.threefry2x32_p, _draw
+_DRAW = threefry2x32_p, _draw
 
 
 def _possible(ctx: mlir.LoweringRuleContext) -> Mark:
@@ -140,9 +141,9 @@ def _by_one_device(ctx: mlir.ModuleContext) -> bool:
     axes = ctx.axis_context
     if ctx.lowering_parameters.for_export:
         return False
-    if isinstance(axes, sharding_impls.SPMDAxisContext):
+    if isinstance(axes, mlir.SPMDAxisContext):
         return axes.mesh.size == 1 or axes.manual_axes == frozenset(axes.mesh.axis_names)
-    return isinstance(axes, sharding_impls.ShardingContext) and axes.num_devices == 1
+    return isinstance(axes, mlir.ShardingContext) and axes.num_devices == 1
 
 
 # --- backends -------------------------------------------------------------------------------------

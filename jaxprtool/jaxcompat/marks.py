@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from jax._src import core, pjit
-from jax._src.lax import convolution
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, jaxprs_in_params
+from jax.extend.core.primitives import conv_general_dilated_p, jit_p
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr
 from jaxprtool.jaxcompat.values import with_metadata
@@ -68,7 +67,7 @@ def mark_of(eqn: JaxprEqn) -> Mark:
 
     JAX's transformations mark what they write within a call like the call.
     """
-    return mark_in(eqn.ctx) if eqn.primitive is pjit.jit_p else "plain"
+    return mark_in(eqn.ctx) if eqn.primitive is jit_p else "plain"
 
 
 def marked_name(eqn: JaxprEqn) -> str | None:
@@ -79,8 +78,8 @@ def marked_name(eqn: JaxprEqn) -> str | None:
 def convolves(jaxpr: AnyJaxpr, *, in_units: bool = True) -> bool:
     """Whether a body holds a convolution, at any depth; or at any but within units."""
     return any(
-        eqn.primitive is convolution.conv_general_dilated_p
-        or any(convolves(body, in_units=in_units) for body in core.jaxprs_in_params(eqn.params))
+        eqn.primitive is conv_general_dilated_p
+        or any(convolves(body, in_units=in_units) for body in jaxprs_in_params(eqn.params))
         for eqn in jaxpr.eqns
         if in_units or mark_of(eqn) != "unit"
     )

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple, TypeAlias
 from jax._src import source_info_util
 from jax._src.lib import xla_client
 from jax.extend.core import JaxprEqn
+from jax.extend.source_info_util import SourceInfo, new_name_stack, register_exclusion
 
 from jaxprtool.jaxcompat.identity import identity
 
 #: Our own frames are hidden, as JAX hides its own: users look for equations in their code.
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-source_info_util.register_exclusion(_PACKAGE)
+register_exclusion(_PACKAGE)
 
 #: Our packages that trace functions. Older frames than theirs do not belong to the traced function,
 #: but to its caller: a script, the command line, a test runner.
@@ -43,7 +44,7 @@ def hide_frames(path: str) -> None:
     Args:
         path: The path of a file, or of a folder with a separator at the end.
     """
-    source_info_util.register_exclusion(path)
+    register_exclusion(path)
     is_users_file.cache_clear()
     _KINDS.clear()
     _nearness.cache_clear()
@@ -214,7 +215,7 @@ def _behind(inner: Any, call: Any) -> Any:
 
 def source_under(
     call: JaxprEqn,
-) -> Callable[[source_info_util.SourceInfo], source_info_util.SourceInfo]:
+) -> Callable[[SourceInfo], SourceInfo]:
     """Return a function that maps the `source_info` of an equation in a call to that when inlined.
 
     The name scopes of the call are put around those of the equation. If the equation has no frames
@@ -224,13 +225,13 @@ def source_under(
     outer, traceback = call.source_info.name_stack, call.source_info.traceback
     nearness = _nearness(traceback)
 
-    def source(info: source_info_util.SourceInfo) -> source_info_util.SourceInfo:
+    def source(info: SourceInfo) -> SourceInfo:
         is_nearer = nearness > _nearness(info.traceback)
         if not (is_nearer or outer.stack):
             return info
         scopes = outer + info.name_stack if outer.stack else info.name_stack
         own = _behind(info.traceback, traceback) if is_nearer else info.traceback
-        return source_info_util.SourceInfo(own, scopes)
+        return SourceInfo(own, scopes)
 
     return source
 
@@ -291,9 +292,7 @@ def source_infos(places: Sequence[tuple[Sequence[FramePosition], str]]) -> list[
     """
     tracebacks = iter(_tracebacks([frames for frames, _ in places if frames]))
     return [
-        source_info_util.SourceInfo(
-            next(tracebacks) if frames else None, source_info_util.new_name_stack(scope)
-        )
+        SourceInfo(next(tracebacks) if frames else None, new_name_stack(scope))
         for frames, scope in places
     ]
 

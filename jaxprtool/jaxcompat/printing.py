@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax._src import core, sharding_impls
-from jax.extend.core import Jaxpr, JaxprEqn, Primitive
+from jax._src import core
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive, jaxprs_in_params
 
 from jaxprtool.jaxcompat.aliases import Params
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr
+from jaxprtool.jaxcompat.values import UNSPECIFIED
 
 
 def printing_rule(primitive: Primitive) -> str | None:
@@ -61,9 +62,9 @@ def printed_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     rule = getattr(core, "pp_subjaxprs_rules", {}).get(eqn.primitive)
     if rule is not None:
         return [open_jaxpr(jaxpr) for _, jaxpr in rule(eqn)]
-    return list(core.jaxprs_in_params(eqn.params))
+    return list(jaxprs_in_params(eqn.params))
 
 
 def is_unspecified(sharding: object) -> bool:
     """Whether a jit's sharding says that nothing was asked for."""
-    return isinstance(sharding, sharding_impls.UnspecifiedValue)
+    return sharding is UNSPECIFIED

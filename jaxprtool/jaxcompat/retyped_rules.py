@@ -15,6 +15,7 @@ from typing import Any
 from jax._src import linear_util as lu
 from jax._src.util import Hashable, Unhashable
 from jax.extend.core import JaxprEqn
+from jax.extend.linear_util import StoreException, WrappedFun
 
 from jaxprtool.jaxcompat.aliases import Params
 from jaxprtool.jaxcompat.custom_rules import WRAPPERS, cells_of
@@ -46,7 +47,7 @@ def closes_over_sizes(params: Params) -> bool:
             continue
         seen.add(id(value))
         match value:
-            case lu.WrappedFun():
+            case WrappedFun():
                 todo += [value.f, value.transforms]
             case FunctionType():
                 read = map(value.__globals__.get, value.__code__.co_names)
@@ -75,7 +76,7 @@ class _Retyping:
 
     def _new(self, old: Any) -> Any:
         match old:
-            case lu.WrappedFun():
+            case WrappedFun():
                 return self._wrapped(old)
             case lu.Store() | lu.EqualStore():
                 return self._store(old)
@@ -94,7 +95,7 @@ class _Retyping:
             case _:
                 return self._value(old)
 
-    def _wrapped(self, old: lu.WrappedFun) -> lu.WrappedFun:
+    def _wrapped(self, old: WrappedFun) -> WrappedFun:
         new = lu.wrap_init(self(old.f), dict(old.params), debug_info=old.debug_info)
         steps = list(zip(old.transforms, old.stores, strict=True))
         for (transform, args), store in reversed(steps):
@@ -103,7 +104,7 @@ class _Retyping:
 
     def _store(self, old: lu.Store | lu.EqualStore) -> lu.Store | lu.EqualStore:
         new = type(old)()
-        with suppress(lu.StoreException):  # nothing may be in it yet
+        with suppress(StoreException):  # nothing may be in it yet
             new.store(self(old.val))
         return new
 

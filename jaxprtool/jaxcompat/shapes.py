@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax._src import core
 from jax._src.export import shape_poly
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxprtool.jaxcompat.aliases import Aval
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr
@@ -21,7 +20,7 @@ SymbolicDimension = shape_poly._DimExpr
 DIM_AS_VALUE = shape_poly.dim_as_value_p.name
 
 #: Whether a size is an expression such as `2*n`.
-is_symbolic_dimension = core.is_symbolic_dim
+is_symbolic_dimension = jax.export.is_symbolic_dim
 
 
 def lacks_a_size(error: Exception) -> bool:
@@ -39,7 +38,7 @@ def mentions_symbols(value: Any) -> bool:
         return any(map(mentions_symbols, value))
     if isinstance(value, ClosedJaxpr):
         value = open_jaxpr(value)
-    if not isinstance(value, core.Jaxpr):
+    if not isinstance(value, Jaxpr):
         return is_symbolic_dimension(value)
     variables = [*value.invars, *(v for eqn in value.eqns for v in eqn.outvars)]
     shapes = (getattr(v.aval, "shape", ()) for v in variables)

@@ -13,6 +13,8 @@ from jax._src import config, core, pjit
 from jax._src import linear_util as lu
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var
+from jax.extend.core.primitives import jit_p
+from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Aval, Params
 from jaxprtool.jaxcompat.jaxprs import (
@@ -23,7 +25,7 @@ from jaxprtool.jaxcompat.jaxprs import (
     open_jaxpr,
 )
 from jaxprtool.jaxcompat.marked_calls import from_jax
-from jaxprtool.jaxcompat.values import AbstractRef
+from jaxprtool.jaxcompat.values import UNSPECIFIED, AbstractRef
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def default_settings(x64: bool) -> Iterator[None]:
 def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Aval]) -> ClosedJaxpr:
     """The closed jaxpr of a function that takes and gives flat values, all of the types given."""
     wrapped = lu.wrap_init(fun, debug_info=DebugInfo("custom rule", name, None, None))
-    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, list(avals))
     return attach_constants(jaxpr, consts)
 
 
@@ -117,17 +119,17 @@ def trace_lifted(
     These are the traced values and the refs that it closes over; arrays are constants. They have no
     names in the jaxpr's `debug_info`.
     """
-    avals = [core.typeof(arg) for arg in args]
+    avals = [jax.typeof(arg) for arg in args]
     wrapped = lu.wrap_init(fun, debug_info=debug)
     wrapped.debug_info = debug  # the paths of results too, which JAX would leave out
-    jaxpr, _, consts = pe.trace_to_jaxpr_dynamic(wrapped, avals)
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, avals)
     jaxpr = from_jax(jaxpr)
     if not consts:
         return close_jaxpr(jaxpr), []
     count = len(consts) if ONE_JAXPR_CLASS else 0
     constvars, invars = jaxpr.invars[:count] or jaxpr.constvars, jaxpr.invars[count:]
     lifted = [
-        isinstance(const, core.Tracer) or isinstance(var.aval, AbstractRef)
+        isinstance(const, jax.core.Tracer) or isinstance(var.aval, AbstractRef)
         for const, var in zip(consts, constvars, strict=True)
     ]
     held = [not flag for flag in lifted]
@@ -155,13 +157,13 @@ def bind_jit(
     closed, lifted = trace_lifted(fun, debug, args)
     args = *lifted, *args
     ins, outs = len(args), len(open_jaxpr(closed).outvars)
-    return pjit.jit_p.bind(
+    return jit_p.bind(
         *args,
         jaxpr=closed,
         name=name,
         ctx_mesh=pjit.get_ctx_mesh(False),
-        in_shardings=(pjit.UNSPECIFIED,) * ins,
-        out_shardings=(pjit.UNSPECIFIED,) * outs,
+        in_shardings=(UNSPECIFIED,) * ins,
+        out_shardings=(UNSPECIFIED,) * outs,
         in_layouts=(None,) * ins,
         out_layouts=(None,) * outs,
         donated_invars=(False,) * ins,

@@ -9,8 +9,6 @@ import jax
 import numpy as np
 from jax._src import (
     api,
-    array,
-    config,
     core,
     frozen_dict,
     indexing,
@@ -26,15 +24,13 @@ from jax._src.numpy import hijax as numpy_hijax
 from jax._src.numpy import ufuncs
 from jax._src.random import prng
 from jax._src.state import indexing as state_indexing
-from jax._src.state import types as state_types
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive
 from jax.interpreters import mlir
 
 from jaxprtool.jaxcompat.aliases import Aval, DType, Params
 from jaxprtool.jaxcompat.jaxprs import close_jaxpr, open_jaxpr, replace_jaxpr
 
-AbstractRef = state_types.AbstractRef
-AbstractToken = core.AbstractToken
+AbstractRef = jax.ref.AbstractRef
 ABSTRACT_TOKEN = core.abstract_token
 ArrayCopySemantics = xla_client.ArrayCopySemantics
 FrozenDict = frozen_dict.FrozenDict
@@ -45,15 +41,14 @@ NDIndexer = state_indexing.NDIndexer
 
 #: The classes whose instances 0.12's `call_hi_primitive` holds, for some of `jax.numpy`'s
 #: functions: those that are made of types and plain values.
-HIGH_PRIMITIVES: tuple[type, ...] = tuple(
-    getattr(module, name)
-    for module, names in (
-        (numpy_hijax, ("Nonzero", "SearchSorted", "Einsum")),
-        (ufuncs, ("Ldexp", "Frexp")),
-    )
-    for name in names
-    if hasattr(module, name)
+_HIGH_PRIMITIVES = (
+    getattr(numpy_hijax, "Nonzero", None),
+    getattr(numpy_hijax, "SearchSorted", None),
+    getattr(numpy_hijax, "Einsum", None),
+    getattr(ufuncs, "Ldexp", None),
+    getattr(ufuncs, "Frexp", None),
 )
+HIGH_PRIMITIVES: tuple[type, ...] = tuple(filter(None, _HIGH_PRIMITIVES))
 
 #: What a jit's sharding is if nothing was asked for.
 UNSPECIFIED = sharding_impls.UNSPECIFIED
@@ -126,7 +121,7 @@ def as_literal(value: object, aval: Aval) -> Literal | None:
     """A literal for a scalar of this type; None for what cannot be one: arrays, keys, refs."""
     if getattr(aval, "shape", None) != () or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return None
-    if isinstance(aval, AbstractRef) or isinstance(value, core.Tracer):
+    if isinstance(aval, AbstractRef) or isinstance(value, jax.core.Tracer):
         return None
     data = np.asarray(value).astype(aval.dtype, copy=False)
     return Literal(literal_value(data.item() if aval.weak_type else data, aval), aval)
@@ -141,12 +136,12 @@ def with_weak_type(value: Any, dtype: DType, weak_type: bool) -> Any:
 
 def weakly_typed(value: Any) -> jax.Array:
     """Return an array with a weak type, which an array of NumPy cannot have."""
-    if isinstance(value, core.Tracer) or getattr(value, "weak_type", False):
+    if isinstance(value, jax.core.Tracer) or getattr(value, "weak_type", False):
         return value
-    with jax.ensure_compile_time_eval(), config.enable_x64(True), jax.transfer_guard("allow"):
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True), jax.transfer_guard("allow"):
         held = jax.device_put(value)
     aval = held.aval.update(weak_type=True)
-    return array.ArrayImpl(aval, held.sharding, held._arrays, committed=held.committed)
+    return type(held)(aval, held.sharding, held._arrays, committed=held.committed)
 
 
 #: Returns the type of the array that holds one element of an extended dtype.
@@ -200,7 +195,7 @@ def array_type(
 ) -> Aval:
     """The type of an array, with the axes of manual meshes that it is `varying`, ... over."""
     manual = jax.sharding.ManualAxisType(**{k: frozenset(v) for k, v in (varying or {}).items()})
-    return core.ShapedArray(
+    return jax.core.ShapedArray(
         tuple(shape),
         dtype,
         weak_type,

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.documentation import json_page, picture
+from tests.documentation import jax_internals, json_page, picture
 from tests.documentation.blocks import PAGES, ROOT
 
 README = PAGES["README.md"]
@@ -67,3 +67,9 @@ def test_a_picture_shows_what_its_commands_print(monkeypatch, name):
     shown = "".join("".join(text.itertext()) for text in drawn)
     printed = picture.screen(name).plain
     assert "".join(shown.split()).removeprefix("jaxprtool") == "".join(printed.split())
+
+
+def test_the_page_of_jaxs_internals_lists_those_that_are_used():
+    listed = re.findall(r"^\| `([\w.]+)` \| .+ \|$", PAGES["docs/jax_internals.md"], re.MULTILINE)
+    assert sorted(listed) == list(jax_internals.used_names())
+    assert len(listed) <= 150

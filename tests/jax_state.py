@@ -17,7 +17,8 @@ def jax_state() -> State:
     """Return what the modules of JAX that are imported hold, and how JAX is configured."""
     found: State = {}
     for module_name, module in list(sys.modules.items()):
-        if module_name.partition(".")[0] == "jax":
+        # Whether JAX has looked for its persistent cache changes whenever JAX compiles.
+        if module_name.partition(".")[0] == "jax" and "compilation_cache" not in module_name:
             for name, value in list(vars(module).items()):
                 if not isinstance(value, ModuleType) and not name.startswith("__"):
                     found.update(_entries((module_name, name), value))

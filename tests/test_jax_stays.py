@@ -35,6 +35,73 @@ print(json.dumps(changed(before, jax_state()) + changed(filled, caches())))
     assert printed(code) == []
 
 
+FUNCTIONS = """
+import jax, jax.numpy as jnp, jaxprtool
+
+@jaxprtool.example("f32[3]")
+def double(x):
+    return jnp.sin(x).sum() * 2
+
+@jaxprtool.example("key<fry>[]", "f32[3]")
+def sown(key, x):
+    return x * jaxprtool.variable(jax.random.normal(key, (3,)), name="w")
+
+@jaxprtool.example("f32[3,3]")
+def layers(x):
+    for _ in range(8):
+        x = jnp.tanh(x @ x.T) @ x
+    return x
+"""
+
+#: Each command, but that for the terminal.
+COMMANDS = {
+    "show": "f.py:double",
+    "cost": "f.py:double",
+    "source": "f.py:double",
+    "memory": "f.py:double",
+    "residuals": "f.py:double",
+    "why": "f.py:double result",
+    "report": "f.py:double -o report.html",
+    "opt": "f.py:double -p -O3 --verify",
+    "diff": "f.py:double f.py:layers",
+    "run": "f.py:double --x64",
+    "nans": "f.py:double",
+    "watch": "f.py:double",
+    "compare": "f.py:double f.py:double",
+    "reduce": "f.py:double --check 'grep -q sin {}' -o small.jaxpr",
+    "emit": "f.py:layers -p outline(equations=2) --to hlo",
+    "unzip": "f.py:sown",
+    "vmap": "f.py:double --axis-size 4",
+    "outline": "f.py:layers",
+    "shapecheck": "f.py:layers f32[n,n] f32[n,n]",
+    "passes": "",
+    "explain": "sin",
+    "backends": "",
+}
+
+
+def test_every_command_leaves_jax_as_it_was(tmp_path):
+    (tmp_path / "f.py").write_text(FUNCTIONS)
+    code = f"""
+import contextlib, io, os, shlex
+import jaxprtool
+from jaxprtool.cli.main import main
+os.chdir({str(tmp_path)!r})
+jax.jit(jax.numpy.sin)(1.0)
+told = {{}}
+for name, arguments in {COMMANDS!r}.items():
+    before = jax_state()
+    with contextlib.redirect_stdout(io.StringIO()):
+        ended = main([name, *shlex.split(arguments)])
+    told[name] = [ended, changed(before, jax_state())]
+print(json.dumps([told]))
+"""
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    (told,) = printed(code, **environment)
+    different = {"diff"}  # which ends with 1 for programs that differ
+    assert told == {name: [int(name in different), []] for name in COMMANDS}
+
+
 def test_a_change_is_told():
     """Of a function, a row, a switch, and a row that is added for a primitive of JAX's."""
     code = """

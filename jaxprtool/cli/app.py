@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from jaxprtool.cli import completion, errors, signs
+from jaxprtool.cli import completion, errors, signs, start
 from jaxprtool.cli.backends import backends
 from jaxprtool.cli.browse import browse
 from jaxprtool.cli.compare import compare
@@ -142,6 +142,6 @@ def answer(arguments: list[str]) -> int:
             # takes longer than all the rest of a --help.
             name, command = f"{PROGRAM} {arguments[0]}", command.commands[arguments[0]]
             arguments = arguments[1:]
-        with command.make_context(name, arguments) as context:
+        with start.jax_put_back(), command.make_context(name, arguments) as context:
             command.invoke(context)
     return ending.code

@@ -8,9 +8,31 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 from jaxprtool.cli import output
 from jaxprtool.cli.progress import Told
+
+#: What is done when the command has ended.
+_at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
+
+
+@contextlib.contextmanager
+def jax_put_back() -> Iterator[None]:
+    """Have JAX configured after a command as before it: other code may go on in this process."""
+    with contextlib.ExitStack() as stack:
+        token = _at_end.set(stack)
+        try:
+            yield
+        finally:
+            _at_end.reset(token)
+
+
+def _put_back_at_end(*settings: str) -> None:
+    import jax
+
+    for name in settings:
+        _at_end.get().callback(jax.config.update, name, jax.config.values[name])
 
 
 def start_jax(told: Told, x64: bool = False) -> None:
@@ -29,6 +51,7 @@ def start_jax(told: Told, x64: bool = False) -> None:
         jaxcompat.hide_frames(path)
     jaxcompat.keep_backend_probing_quiet()
     if x64:
+        _put_back_at_end("jax_enable_x64")
         jax.config.update("jax_enable_x64", True)
     if version := jaxcompat.untested_version():
         output.warning(f"jaxprtool has not been tested with JAX {version}")
@@ -38,6 +61,8 @@ def use_cache(wanted: bool) -> None:
     """Have JAX keep what it compiles in the user's cache folder, or not look at any cache."""
     from jaxprtool.execute import compile_cache
 
+    _at_end.get().callback(compile_cache.forget)
+    _put_back_at_end(*compile_cache.SETTINGS)
     if not wanted:
         compile_cache.compile_afresh()
         return

@@ -18,6 +18,13 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+#: The settings of JAX that the functions here change.
+SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_enable_compilation_cache",
+)
+
 #: Bytes that all entries may take; beyond it the least recently used ones go.
 LIMIT = 2**30
 
@@ -78,7 +85,12 @@ def compiled_afresh() -> Iterator[None]:
 
 def _enable(enabled: bool) -> None:
     jax.config.update("jax_enable_compilation_cache", enabled)
-    compilation_cache.reset_cache()  # JAX asks only once whether there is one
+    forget()
+
+
+def forget() -> None:
+    """Have JAX look again where what it compiles is kept: it asks only once."""
+    compilation_cache.reset_cache()
 
 
 def prune(folder: Path, limit: int) -> None:

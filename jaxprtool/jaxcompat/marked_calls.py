@@ -100,10 +100,23 @@ def _mapped(jaxpr: AnyJaxpr, around: str | None, rule: _Rule, known: _Known) -> 
     lasting = jaxpr if getattr(jaxpr, "consts", ()) else open_jaxpr(jaxpr)
     made, key = known.setdefault(lasting, {}), (type(jaxpr), around)
     if key not in made:
-        eqns = [rule(eqn, around) for eqn in jaxpr.eqns]
+        eqns = [rule(eqn, around) if _may_change(eqn) else eqn for eqn in jaxpr.eqns]
         same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
         made[key] = None if same else replace_jaxpr(jaxpr, eqns=eqns)
     return made[key] or jaxpr
+
+
+def _may_change(eqn: JaxprEqn) -> bool:
+    """Return True for a marked call and for what holds jaxprs; quickly, for all traces ask."""
+    if eqn.ctx.xla_metadata or isinstance(eqn.primitive, MarkedCall):
+        return True
+    for value in eqn.params.values():
+        if type(value) is tuple:
+            if value and type(value[0]) is not int and any(isinstance(x, _JAXPRS) for x in value):
+                return True
+        elif isinstance(value, _JAXPRS):
+            return True
+    return False
 
 
 def _equation_for_jax(eqn: JaxprEqn, around: str | None) -> JaxprEqn:
@@ -135,10 +148,10 @@ def _with_bodies(eqn: JaxprEqn, change: Callable[[AnyJaxpr], AnyJaxpr]) -> Jaxpr
             changed: Any = change(value)
             if changed is not value:
                 new[key] = changed
-        elif type(value) in (tuple, list) and any(isinstance(x, _JAXPRS) for x in value):
+        elif type(value) is tuple and any(isinstance(x, _JAXPRS) for x in value):
             changed = [change(x) if isinstance(x, _JAXPRS) else x for x in value]
             if any(a is not b for a, b in zip(changed, value, strict=True)):
-                new[key] = type(value)(changed)
+                new[key] = tuple(changed)
     return eqn.replace(params={**eqn.params, **new}) if new else eqn
 
 

@@ -74,6 +74,8 @@ class _LaneTracer(DynamicJaxprTracer):
 class _LaneTrace(pe.DynamicJaxprTrace):
     """Stages what depends on mapped values, or has an effect after one that does.
 
+    `docs/jax_internals.md` says why it derives from a class that JAX does not make public.
+
     `operands` are the values that are mapped, and `dims` where, in the order of the arguments of
     the jaxpr that is written. `scope` are the name scopes outside.
     """

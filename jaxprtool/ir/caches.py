@@ -2,7 +2,7 @@
 
 What passes find out about a jaxpr is kept as long as the jaxpr, so that it is found once, and what
 is made of a shared jaxpr is shared as well. A cache may change how long a pass takes, never its
-result. Every cache that outlives one run of a pass is made here.
+result. Every cache that outlives one run of a pass is made here, or listed if it is `jaxcompat`'s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cache(Protocol):
 
 C = TypeVar("C", bound=Cache)
 
-_caches: list[Cache] = []
+_caches: list[Cache] = [*jaxcompat.CONVERTED]
 
 
 def process_cache(cache: C) -> C:

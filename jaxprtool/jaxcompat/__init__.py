@@ -169,7 +169,13 @@ from jaxprtool.jaxcompat.mapping import (
     spmd_axis_names,
     vmappable_specs,
 )
-from jaxprtool.jaxcompat.marked_calls import equation_for_jax, for_jax, from_jax, jaxpr_as_fun
+from jaxprtool.jaxcompat.marked_calls import (
+    CONVERTED,
+    equation_for_jax,
+    for_jax,
+    from_jax,
+    jaxpr_as_fun,
+)
 from jaxprtool.jaxcompat.marks import Mark, convolves, mark_of, marked, marked_name
 from jaxprtool.jaxcompat.places import (
     common_scope,

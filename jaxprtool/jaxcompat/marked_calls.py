@@ -70,6 +70,9 @@ _Known: TypeAlias = WeakKeyDictionary[AnyJaxpr, dict[tuple[type, str | None], An
 _for_jax: _Known = WeakKeyDictionary()
 _from_jax: _Known = WeakKeyDictionary()
 
+#: Both, for who empties caches.
+CONVERTED = _for_jax, _from_jax
+
 
 def for_jax(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """Return a jaxpr, open or closed, as JAX is to evaluate or to lower it; itself if unmarked.

@@ -27,7 +27,6 @@ from jaxprtool.errors import (
 )
 from jaxprtool.ir.closed_over import keeps_ended, refused, with_closed_over
 from jaxprtool.ir.equations import equations, named
-from jaxprtool.ir.marked_calls import with_own_marks
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.state import Changed
@@ -107,8 +106,7 @@ def retraced(
 
     with reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
         avals = program.in_avals if avals is None else avals
-        jaxpr = with_own_marks(jaxcompat.trace_flat(flat, program.name, avals))
-        jaxpr = with_closed_over(jaxpr)
+        jaxpr = with_closed_over(jaxcompat.trace_flat(flat, program.name, avals))
         if jaxcompat.some_ended() and keeps_ended(jaxpr):
             raise refused(program.jaxpr, f"{transform} of {program.name}")
     _check_forward(program, transform, jaxpr)

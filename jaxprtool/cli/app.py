@@ -128,8 +128,10 @@ def answer(arguments: list[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if show_traceback:
         os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
+    if sys.stderr is None:  # closed by whoever started this process, as stdout may be
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     with errors.guarded(show_traceback) as ending:
-        if sys.stdout is None:  # closed by whoever started this process
+        if sys.stdout is None:
             raise OutputError("stdout is closed")
         signs.use_ascii_where_needed()
         command: Any = get_command(app)

@@ -82,7 +82,7 @@ def test_lines_and_dots_have_their_like_in_ascii(sign, text):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
-@pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "2> /dev/full"])
+@pytest.mark.parametrize("redirected", ["> /dev/full", ">&-", "2> /dev/full", "2>&-"])
 def test_a_stream_that_cannot_be_written_is_told_in_one_line(redirected):
     command = f"{sys.executable} -m jaxprtool passes nowhere {redirected}"
     if ">" in redirected and "2" not in redirected:
@@ -92,5 +92,6 @@ def test_a_stream_that_cannot_be_written_is_told_in_one_line(redirected):
         "> /dev/full": "error: cannot write to stdout: No space left on device\n",
         ">&-": "error: stdout is closed\n",
         "2> /dev/full": "",
+        "2>&-": "",
     }
     assert (ended.returncode, ended.stderr) == (2, said[redirected])

@@ -27,11 +27,15 @@ class Verified:
         changed: How many of these gave another program; the others were not run.
         unproven: What to say of each result that is not finite in most elements, of which little
             is proved.
+        nonfinite: How many elements of the results are a NaN or an infinity.
+        elements: How many elements they have.
     """
 
     passes: int
     changed: int
     unproven: tuple[str, ...]
+    nonfinite: int
+    elements: int
 
 
 class Verifier(Observer):
@@ -84,6 +88,7 @@ class Verifier(Observer):
             CheckError: For the first pass that has made something else of a program.
         """
         unproven: dict[str, None] = {}
+        counts: dict[str, tuple[int, int]] = {}
         for i, (step, program, result) in enumerate(self._made, 1):
             if program.symbols and {*program.symbols, *result.symbols} <= sizes.keys():
                 program, result = program.specialized(sizes), result.specialized(sizes)
@@ -104,11 +109,13 @@ class Verifier(Observer):
                 )
                 self._runs[id(result)] = compared
                 unproven |= dict.fromkeys(f"{what}, {runs.inputs}" for what in compared.unproven())
+                counts[result.name] = compared.nonfinite()
             except CheckError as error:
                 hint = f"--print-after {type(step.transform).name} shows what the pass has made"
                 message = f"pass '{step}': {error.message}"
                 raise CheckError(message, error.hint or hint, error.details) from error
-        return Verified(len(self._compared), len(self._made), tuple(unproven))
+        nonfinite, elements = (sum(each[i] for each in counts.values()) for i in (0, 1))
+        return Verified(len(self._compared), len(self._made), tuple(unproven), nonfinite, elements)
 
     def _leave(self, step: Step, why: str) -> None:
         if id(step) not in self._left:

@@ -235,7 +235,8 @@ def _say_verified(verified: Verified, strict: bool) -> None:
     if not verified.unproven:
         unchanged = verified.passes and not verified.changed
         how = "changed nothing" if unchanged else "on the same inputs"
-        output.say(f"verified: {passes} {how}")
+        counts = f"{verified.nonfinite:,} of {verified.elements:,} elements not finite"
+        output.say(f"verified: {passes} {how}{f', {counts}' if verified.nonfinite else ''}")
         return
     output.say(f"not verified: {passes} compared on the same inputs; --args gives others")
     if strict:

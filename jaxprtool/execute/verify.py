@@ -34,7 +34,7 @@ from jaxprtool.execute.compare.arrays import Difference, difference, values_agre
 from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
 from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
 from jaxprtool.execute.fill import refitted
-from jaxprtool.execute.finite import finite_fill, unproven
+from jaxprtool.execute.finite import finite_fill, nonfinite, unproven
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.ir.callbacks import is_check
 from jaxprtool.ir.equations import type_of
@@ -124,8 +124,12 @@ class Runs:
 
     def unproven(self) -> list[str]:
         """Return what to say of each result of the last run that is not finite in most elements."""
-        values = self._run.values if self._run is not None else self.results()
-        return unproven(self.program.out_names, values)
+        return unproven(self.program.out_names, self.results())
+
+    def nonfinite(self) -> tuple[int, int]:
+        """Return how many elements of the results are not finite, and how many there are."""
+        values = self.results()
+        return sum(map(nonfinite, values)), sum(getattr(x, "size", 0) for x in values)
 
     @unchecked()
     @jax.transfer_guard("allow")

@@ -53,6 +53,13 @@ def test_passes_that_are_right_are_counted(cli):
     assert "cos" in result.out
 
 
+def test_elements_that_are_not_finite_are_counted(cli, folder):
+    source = "import jax.numpy as jnp\ndef masked(x):\n    return jnp.append(-(-x), -jnp.inf)\n"
+    (folder / "masked.py").write_text(source)
+    result = cli("opt", "masked.py:masked", "--args", "f32[3]", "-p", "-O1", "--verify")
+    assert result.lines[-1].endswith("on the same inputs, 1 of 4 elements not finite")
+
+
 def test_the_first_wrong_pass_and_equation_are_named_and_nothing_is_written(cli, folder, plugin):
     arguments = ("opt", "functions.py:wasteful", "-p", "dce, verify_wrong, dce")
     result = cli(*arguments, "--plugin", plugin, "--verify", "-o", "out.jaxpr")

@@ -37,7 +37,7 @@ def first_found(found: NanSearch, width: int) -> Rendering:
     for name, fact in _facts(first):
         facts.add_row(name, fact)
     parts.append(facts)
-    if first.primitive:
+    if first.operands:
         parts += [Text(), _values("what it was given", first.operands)]
         if first.way and first.way != first.operands:
             parts += [Text(), _values("what led to it, the nearest first", first.way)]

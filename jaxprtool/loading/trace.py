@@ -284,14 +284,13 @@ def bind_arguments(
         *traced,
         {i: _bare(arg) for i, arg in static_args.items()},
         {name: _bare(arg) for name, arg in static_kwargs.items()},
-        shared_variables(traced),
     )
     named_leaves(fun, call)  # says which argument is not a pytree
     arrays = held(fun, traced)
     for path, leaf in named_leaves(fun, replace(call, args=arrays[0], kwargs=arrays[1])):
         _check_leaf(path, leaf)
     types = jax.tree.map(_as_array_type, arrays)
-    return replace(call, args=types[0], kwargs=types[1])
+    return replace(call, args=types[0], kwargs=types[1], shared=shared_variables(traced))
 
 
 def named_leaves(fun: Callable, call: BoundCall) -> list[tuple[str, object]]:

@@ -213,6 +213,11 @@ def test_calls_in_a_row_give_and_leave_what_those_of_nnx_jit_do(name, way):
         close((mine, my_kwargs), (args, kwargs))
 
 
+def test_an_argument_that_is_no_pytree_is_named():
+    with pytest.raises(ArgumentsError, match="argument x is not a pytree"):
+        jaxprtool.trace(lambda x: x, {1: 1.0, "a": 2.0})
+
+
 def test_objects_stay_the_objects_that_they_are():
     model = Tied()
     jaxprtool.jit(sgd)(model, X)

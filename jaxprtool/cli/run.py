@@ -116,7 +116,7 @@ def run(
                 report = run.run(given.program, filled.arguments, chosen, repeat, told)
             found = []
             if check:
-                told(f"checking {report.name}, equation by equation")
+                told(f"checking the values of {report.name}")
                 found = checked.findings(given.program, filled.arguments, check, chosen)
         if file:
             save_arrays({out.name: out.value for out in report.outputs}, file)

@@ -149,6 +149,8 @@ def models(names: Sequence[str]) -> None:
                 process = spawn.Process(target=measured_model, args=(name, each, results))
                 process.start()
                 process.join()
+                if process.exitcode:
+                    sys.exit(f"{each} of {name} failed")
             seconds.append(median(results.get() for _ in range(TIMES)))
         plain, nans, watch = seconds
         ratios = nans / plain, watch / plain

@@ -40,7 +40,7 @@ _SMALL = 1024
 
 #: So many values that may have an infinity are looked at in one body. Each takes kernels of its
 #: own, with which XLA compiles what they are computed of again.
-_INFINITE = 100
+_INFINITE = 250
 
 
 class _TooMany(Exception):

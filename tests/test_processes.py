@@ -98,7 +98,12 @@ def test_out_of_memory_is_an_error_of_the_command():
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT", "SIGSEGV"])
 def test_children_die_with_their_parent(name, tmp_path):
     pids = tmp_path / "pids"
-    parent = subprocess.Popen(python(PARENT, FAMILY, str(pids)), stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(
+        python(PARENT, FAMILY, str(pids)),
+        stderr=subprocess.DEVNULL,
+        # A shell starts what it puts into the background with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     children = family(pids)
     assert all(map(is_alive, children))
     parent.send_signal(getattr(signal, name))

@@ -161,7 +161,7 @@ def _flattens(node: object) -> bool:
     """Whether the classes of a tree take its nodes apart: they, too, may check their children."""
     try:
         jax.tree.structure(node)
-    except Exception:
+    except Exception:  # a class of the user's may raise anything
         return False
     return True
 

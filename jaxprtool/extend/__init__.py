@@ -8,7 +8,7 @@
 *   How programs are rewritten: `map_equations`, `rewrite` with its `Writer`, `with_bodies`, `Memo`.
 *   How a pass or a format learns of a primitive: `rule(table, "primitive")`, where `table` is one
     of `TABLES`. What its rules are called with, and return, is in `extend.batch`, `extend.cost`,
-    `extend.files`, `extend.mask`, `extend.python` and `extend.unzip`; for "dce",
+    `extend.domains`, `extend.files`, `extend.mask`, `extend.python` and `extend.unzip`; for "dce",
     `rule(used_outputs, live_inputs, eqn)` returns `(used_inputs, new_eqn)`.
 
 A package names the primitives that it has rules and traits for in the entry-point group

@@ -257,6 +257,7 @@ class Regions:
         facts: Sequence[T],
         through: Callable[[int, list[T]], Sequence[T]],
         meet: Callable[[T, T], T],
+        widen: Callable[[T, T], T] | None = None,
         decided: bool = False,
     ) -> tuple[list[T], list[T]]:
         """Return what holds of the operands in every round, and what holds of the results.
@@ -266,9 +267,10 @@ class Regions:
             through: Of a region, by number, and of what holds of its arguments: what holds of its
                 results.
             meet: What holds of a value that is one of two. It must not go up and down for ever.
+            widen: The same for a carried value before and after a round; `meet` if None.
             decided: Whether what holds of a value that decides is met with what it decides on.
         """
-        facts = list(facts)
+        facts, widen = list(facts), widen or meet
         while True:
             before, results = list(facts), dict[int, T]()
             deciders = [facts[i] for i in self.deciding]
@@ -278,7 +280,7 @@ class Regions:
                     if out is None:
                         deciders.append(fact)
                     elif back is not None:
-                        facts[back] = meet(facts[back], fact)
+                        facts[back] = widen(facts[back], fact)
                     else:
                         results[out] = meet(results[out], fact) if out in results else fact
             if decided and deciders:

@@ -23,12 +23,10 @@ from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import check_symbols, known_range
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import Aval, Var
+from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.mask import (  # noqa: F401  # their rules
-    calls,
     cumulative,
-    custom_derivatives,
     elementwise,
     expanded,
     indexing,
@@ -39,10 +37,17 @@ from jaxprtool.passes.mask import (  # noqa: F401  # their rules
     random,
     reductions,
     reshaping,
+    scans,
     slicing,
     windows,
 )
-from jaxprtool.passes.mask.body import SCALAR, Run, Writing, structured_mask_rules
+from jaxprtool.passes.mask.body import (
+    MaskDomain,
+    MaskWriting,
+    Outermost,
+    Place,
+    structured_mask_rules,
+)
 from jaxprtool.passes.mask.sizes import Bounds, check_constraints, with_own_constraints
 from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Facts, Filled, Padded
@@ -52,10 +57,10 @@ __all__ = [
     "Bounds",
     "Filled",
     "Mask",
+    "MaskDomain",
+    "MaskWriting",
     "Masking",
     "Padded",
-    "Run",
-    "Writing",
     "mask_rules",
     "masked",
     "refusal",
@@ -197,10 +202,10 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     padded = [aval for aval in program.out_avals if bounds.axes(getattr(aval, "shape", ()))]
     facts = [Facts.of(var, active=True) for var in old.invars]
     sizes = [n for aval in padded for n in aval.shape]
-    made = Writing(Run(bounds)).body(old, facts, sizes, outermost=True)
-    own = dict(zip(made.symbols, made.jaxpr.invars, strict=False))
-    symbols = [own.get(name) or Var(SCALAR) for name in bounds]
-    arguments = made.jaxpr.invars[len(made.symbols) :]
+    domain = MaskDomain(bounds)
+    made = Outermost(domain, Place(), sizes=sizes).body(old, facts, (None,) * len(old.outvars))
+    body, first = made.taking(domain, domain.extras), len(domain.extras)
+    symbols, arguments = body.invars[:first], body.invars[first:]
     args, kwargs = filled(program.in_tree, range(len(arguments)))
     count = len(jax.tree.leaves(args))
     names = program.arg_names
@@ -216,7 +221,7 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     return program.replace(
         jaxpr=with_names(
             jaxcompat.replace_jaxpr(
-                made.jaxpr, invars=[*arguments[:count], *symbols, *arguments[count:]]
+                body, invars=[*arguments[:count], *symbols, *arguments[count:]]
             ),
             program.name,
             arg_names,

@@ -110,6 +110,13 @@ class Bounds:
         sizes = (n for v in atoms for n in getattr(v.aval, "shape", ()))
         return any(map(self.is_masked, sizes)) or any(map(self._holds, eqn.params.values()))
 
+    def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
+        """Return the masked sizes in the types of an equation, without duplicates."""
+        sizes = [n for v in (*eqn.invars, *eqn.outvars) for n in getattr(v.aval, "shape", ())]
+        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            sizes.append(eqn.params["dim"])
+        return list(dict.fromkeys(filter(self.is_masked, sizes)))
+
     def _holds(self, value: Any) -> bool:
         """Return True if a parameter, such as the start of a slice, holds a masked size."""
         if type(value) in (tuple, list):

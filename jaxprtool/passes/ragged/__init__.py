@@ -29,8 +29,6 @@ from jaxprtool.passes.batch.axes import flat_in_axes
 from jaxprtool.passes.mask.sizes import check_constraints, with_own_constraints
 from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
     by_lanes,
-    calls,
-    custom_derivatives,
     indexing,
     layout,
     pair_products,

@@ -1,22 +1,23 @@
-"""Rewrite the jaxpr of one example into the jaxpr of all, in one forward pass over its equations.
+"""Rewrite the jaxpr of one example into the jaxpr of all: the domain of ragged programs.
 
 - An equation whose operands are all shared stays as it is.
 - An equation of packed operands is replaced by the equations of its rule. Equations that are alike
   share a template, for which the rule is traced once (`ir.templates`).
-- An equation that holds jaxprs has a structured rule, which rewrites these jaxprs in turn.
+- An equation that holds jaxprs has a structured rule, which rewrites these jaxprs in turn. Branches
+  and loops are rewritten if all lanes take them together.
 - Any other equation is computed lane by lane, padded and masked (`by_lanes`).
 
 A value is packed where possible. One that comes stacked out of a masking rule stays stacked while
 only cheap equations use it. When an equation needs another layout, the value is converted, once.
+The kind of a value (`passes.domains`) is its layout.
 
 A rewritten body takes the lengths of the ragged symbols that it needs as its first arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -24,44 +25,35 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.rules import RuleTable
-from jaxprtool.ir.templates import (
-    Template,
-    has_float,
-    instantiated,
-    signature,
-    template_of_jaxpr,
-)
+from jaxprtool.ir.regions import Regions
+from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.ir.structured import CALLS, CustomJVP, CustomVJP
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.weak_types import as_weak_as, keep_weak_types, strongly_typed
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
-from jaxprtool.passes.dce import dce_body
-from jaxprtool.passes.mask.body import Run as Masks
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.passes.domains import Domain, Role, Writing, by_edges, custom_derivative
+from jaxprtool.passes.domains.domain import StructuredRule
+from jaxprtool.passes.mask.body import MaskDomain
 from jaxprtool.passes.mask.table import mask_rules
-from jaxprtool.passes.ragged.pairs import lanes_of_pairs, pair_rules, pairs_of_lanes
+from jaxprtool.passes.ragged.pairs import (
+    lanes_of_pairs,
+    pair_rules,
+    pairs_of_lanes,
+    without_others,
+)
 from jaxprtool.passes.ragged.stacked import packed_rows, stacked_lanes, to_lanes
-from jaxprtool.passes.ragged.table import FACTS, Ragging, ragged_rules, refusal
-from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Pairs, Shared, Sizes, Stacked, Value
-
-
-@dataclass(frozen=True, eq=False)
-class RaggedBody:
-    """A rewritten jaxpr.
-
-    Attributes:
-        jaxpr: The jaxpr. It takes the lengths of `symbols`, then the arguments of the old body.
-        symbols: The ragged symbols whose lengths it needs.
-        kinds: The layouts of its results.
-    """
-
-    jaxpr: ClosedJaxpr
-    symbols: tuple[str, ...]
-    kinds: tuple[Kind, ...]
-
-
-#: `rule(writing, eqn) -> bool`. It writes the equation, with `Writing.add`, and returns True; or it
-#: writes nothing and returns False.
-StructuredRule = Callable[..., bool]
+from jaxprtool.passes.ragged.table import FACTS, Ragging, ragged_rules, refusal, select
+from jaxprtool.passes.ragged.values import (
+    Kind,
+    Lanes,
+    Packed,
+    Pairs,
+    RowsFirst,
+    Shared,
+    Sizes,
+    Stacked,
+    Value,
+)
 
 #: The conversion to each kind. Pairs are converted by `lanes_of_pairs` instead.
 _CONVERSIONS = {
@@ -73,107 +65,32 @@ _CONVERSIONS = {
 
 #: The open table of rules for equations that hold jaxprs.
 structured_ragged_rules: RuleTable[StructuredRule] = RuleTable()
+rule(structured_ragged_rules, *CALLS, "cond", "while")(by_edges)
+rule(structured_ragged_rules, *CustomJVP.primitives, *CustomVJP.primitives)(custom_derivative)
 
 #: The name of the fallback rule in this table, which writes any equation lane by lane.
 BY_LANES = "by lanes"
 
 
-@dataclass(eq=False)
-class Run:
-    """The state of rewriting one program, shared by all its bodies.
-
-    Attributes:
-        sizes: The sizes of the program.
-        templates: The template of each packed rule, None for a rule that returned None.
-        with_floats: Primitives with a float in the parameters of some equation.
-        by_lanes: What `by_lanes` has made for equations without a packed rule.
-        bodies: The rewritten bodies.
-    """
-
-    sizes: Sizes
-    templates: dict[Hashable, Template | None] = field(default_factory=dict)
-    with_floats: set[Primitive] = field(default_factory=set)
-    by_lanes: dict[Hashable, Any] = field(default_factory=dict)
-    bodies: dict[Hashable, tuple[AnyJaxpr, RaggedBody]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.masks = Masks(self.sizes.bounds)
-
-    def body(
-        self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None] | None = None
-    ) -> RaggedBody:
-        """Return the rewritten form of a closed jaxpr.
-
-        Args:
-            body: The jaxpr.
-            kinds: The layouts of its arguments.
-            wanted: The layouts of its results; None for a result that may have any.
-        """
-        wanted = (None,) * len(body.outvars) if wanted is None else tuple(wanted)
-        key = id(jaxcompat.open_jaxpr(body)), tuple(kinds), wanted
-        if key not in self.bodies:
-            # Keep the old body alive, so that no other gets its id.
-            self.bodies[key] = body, Writing(self).body(body, kinds, wanted)
-        return self.bodies[key][1]
+@rule(structured_ragged_rules, "scan")
+def _scan(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
+    """Write a scan over the rows of an example by its packed rule (`scans`)."""
+    if writing.domain.sizes.axes([eqn.params["length"]]):
+        return writing.by_rule(eqn)
+    return by_edges(writing, eqn)
 
 
 @dataclass(eq=False)
-class Writing:
+class RaggedWriting(Writing[Kind]):
     """One new body while it is written.
 
     Attributes:
-        run: The rewriting of the program.
-        eqns: The equations written so far.
         forms: For each variable of the old body, the atoms of the new body that hold it, by kind.
-        symbols: The arguments of the new body that are the lengths of ragged symbols.
-        consts: The constants that rules have used, by id.
-        source: The source info of the equation that is being rewritten.
-
-    `_facts` has the facts about sizes that are computed in this body.
     """
 
-    run: Run
-    eqns: list[JaxprEqn] = field(default_factory=list)
     forms: dict[Var, dict[Kind, Atom]] = field(default_factory=dict)
-    symbols: dict[str, Var] = field(default_factory=dict)
-    consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
-    source: Any = jaxcompat.NO_SOURCE
-    _facts: dict[Hashable, Atom] = field(default_factory=dict)
-
-    def body(
-        self, body: ClosedJaxpr, kinds: Sequence[Kind], wanted: Sequence[Kind | None]
-    ) -> RaggedBody:
-        """Write the new body of a closed jaxpr; see `Run.body`."""
-        sizes, invars = self.run.sizes, []
-        for var, kind in zip(body.invars, kinds, strict=True):
-            invars.append(var if isinstance(kind, Shared) else Var(sizes.aval(kind, var.aval)))
-            self.forms[var] = {kind: invars[-1]}
-        for eqn in jaxcompat.open_jaxpr(body).eqns:
-            self.source = eqn.source_info
-            self.equation(eqn)
-        self.source = jaxcompat.NO_SOURCE
-        found = [
-            self.kind(atom) if want is None else want
-            for atom, want in zip(body.outvars, wanted, strict=True)
-        ]
-        outvars = [self.result(atom, kind) for atom, kind in zip(body.outvars, found, strict=True)]
-        made = self.consts.values()
-        names = tuple(name for name in sizes.bounds if name in self.symbols)
-        new = jaxcompat.replace_jaxpr(
-            body,
-            constvars=[*body.constvars, *(var for var, _ in made)],
-            consts=[*body.consts, *(value for _, value in made)],
-            invars=[*(self.symbols[name] for name in names), *invars],
-            outvars=outvars,
-            eqns=self.eqns,
-        )
-        return RaggedBody(new, names, tuple(found))
 
     # --- values ---------------------------------------------------------------------------------
-
-    def result(self, atom: Atom, kind: Kind) -> Atom:
-        """Return the atom of a result in the layout in which it leaves the body."""
-        return self.held(atom, kind)
 
     def kind(self, atom: Atom) -> Kind:
         """Return the layout of an atom of the old body; if there are several, the packed one."""
@@ -188,11 +105,13 @@ class Writing:
         return isinstance(self.kind(atom), Shared)
 
     def bind(self, var: Var, kind: Kind, atom: Atom) -> None:
-        """Record that an atom of the new body holds a variable of the old one."""
+        if isinstance(kind, RowsFirst):
+            kind, atom = kind.kind, self._swapped(atom)
         self.forms.setdefault(var, {})[kind] = atom
 
     def held(self, atom: Atom, kind: Kind) -> Atom:
-        """Return the atom that holds an atom of the old body in a layout; convert it if needed."""
+        if isinstance(kind, RowsFirst):
+            return self._swapped(self.held(atom, kind.kind))
         if type(atom) is Literal and isinstance(kind, Shared):
             return atom
         forms = {} if type(atom) is Literal else self.forms.setdefault(atom, {})
@@ -210,102 +129,90 @@ class Writing:
         shape = tuple(atom.aval.shape)
         array = self.held(atom, source)
         convert = lanes_of_pairs if isinstance(source, Pairs) else _CONVERSIONS[type(kind)]
-        wide = list(dict.fromkeys(n for n in shape if self.run.sizes.axes([n])))
-        key = convert, source, kind, array.aval
 
-        def compute(ragging: Ragging, value: Any) -> list[Any]:
+        def compute(ragging: Ragging, value: Any) -> Any:
             # JAX's transpose of a look-up of rows gives a strongly typed gradient.
             made = convert(ragging, Value(strongly_typed(value), source, shape))
-            return [as_weak_as(made, array.aval)]
+            return as_weak_as(made, array.aval)
 
-        return self.template(key, compute, [array], wide, None)[0]
+        return self.computed((convert, source, kind, array.aval), compute, [array], shape)
 
-    def symbol(self, name: str) -> Var:
-        """Return the argument of the new body that is the lengths of a ragged symbol."""
-        if name not in self.symbols:
-            self.symbols[name] = Var(self.run.sizes.lengths_aval)
-        return self.symbols[name]
+    def _swapped(self, atom: Atom) -> Atom:
+        """Exchange the axes of lanes and rows."""
+        key = RowsFirst, atom.aval
+        return self.computed(key, lambda _, array: jnp.swapaxes(array, 0, 1), [atom])
 
-    def fact(self, what: str, size: Any) -> Atom:
-        """Return a fact about a size (see `table.FACTS`), which is computed once in this body."""
-        key = what, size
-        if key not in self._facts:
-            before = FACTS[: FACTS.index(what)]
+    # --- facts ----------------------------------------------------------------------------------
 
-            def compute(ragging: Ragging) -> list[Any]:
-                return [ragging.fact(what, size)]
+    def made_fact(self, fact: Any) -> Atom:
+        what, size = fact
+        if what == "extra":
+            return self.extra(size)
+        known = FACTS[: FACTS.index(what)]
+        return self.computed(fact, lambda ragging: ragging.fact(what, size), [], [size], known)
 
-            self._facts[key] = self.template(key, compute, [], [size], None, before)[0]
-        return self._facts[key]
+    def computed(
+        self,
+        key: Hashable,
+        compute: Any,
+        operands: Sequence[Atom],
+        sizes: Sequence[Any] = (),
+        facts: Sequence[str] = FACTS,
+    ) -> Atom:
+        """Write the equations of `compute(ragging, *operands)`, and return its result.
+
+        Args:
+            key: Equal for calls that trace to the same equations.
+            compute: Return an array.
+            operands: The atoms of the new body that it is applied to.
+            sizes: The sizes whose facts it may use.
+            facts: The facts that are passed to it; it computes any others itself.
+        """
+
+        def one(uses: Mapping[Any, Any], *arrays: Any) -> tuple[list[Any], list[None]]:
+            return [compute(self._ragging(uses), *arrays)], [None]
+
+        made = self.applied(key, one, operands, self._uses(sizes, facts))
+        assert made is not None
+        return made[0][0]
+
+    def _uses(self, sizes: Sequence[Any], facts: Sequence[str] = FACTS) -> list[tuple[str, Any]]:
+        """Return the facts that a rule may use if an equation mentions these sizes."""
+        wide = [n for n in dict.fromkeys(sizes) if self.domain.sizes.axes([n])]
+        symbols = [("extra", name) for name in self.domain.extras]
+        return symbols + [(what, size) for size in wide for what in facts]
+
+    def _ragging(self, uses: Mapping[Any, Any]) -> Ragging:
+        """Return the context of a rule."""
+        symbols = {name: uses["extra", name] for name in self.domain.extras}
+        known = {key: value for key, value in uses.items() if key[0] != "extra"}
+        return Ragging(self.domain.sizes, symbols, known)
 
     # --- equations ------------------------------------------------------------------------------
 
-    def add(self, eqn: JaxprEqn, like: JaxprEqn, kinds: Sequence[Kind]) -> None:
-        """Add an equation whose results hold the results of the old equation `like`."""
-        self.eqns.append(eqn)
-        for old, new, kind in zip(like.outvars, eqn.outvars, kinds, strict=True):
-            self.bind(old, kind, new)
-
-    def outs(self, variables: Sequence[Var], kinds: Sequence[Kind]) -> list[Var]:
-        """Return new variables for results in these layouts."""
-        sizes = self.run.sizes
-        return [
-            type(var)(sizes.aval(kind, var.aval))
-            for var, kind in zip(variables, kinds, strict=True)
-        ]
-
-    def equation(self, eqn: JaxprEqn) -> None:
-        """Write the new form of an equation.
-
-        Raises:
-            UnsupportedError: If the equation cannot be computed for lanes of different lengths.
-        """
-        try:
-            mentions = self.run.sizes.bounds.mentions(eqn)
-            if not mentions and all(map(self.is_shared, eqn.invars)):
-                self._unchanged(eqn)
-                return
-            refs = any(
-                isinstance(v.aval, jaxcompat.AbstractRef) for v in (*eqn.invars, *eqn.outvars)
-            )
-            if eqn.effects and (mentions or refs):
-                on = "a ref" if refs else "the rows of lanes"
-                raise refusal(eqn, f"it has an effect on {on}")
-            layout = self.run.sizes.layout
-            if not (mentions and layout != "padded" and self._packed(eqn)):
-                if layout == "packed" and mentions and self._pads(eqn):
-                    reason = "it needs padding, but the layout is 'packed'"
-                    raise refusal(eqn, reason, "layout=None pads what cannot be packed")
-                structured_ragged_rules[BY_LANES](self, eqn)
-        except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
-            if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
-                reason = "the largest number of rows of an example is not known"
-                raise refusal(eqn, reason, "longest=512 gives it") from error
-            if isinstance(error, JaxprToolError):
-                raise
-            raise refusal(eqn, " ".join(str(error).split()) or type(error).__name__) from error
-
-    def _pads(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation would pad a value when it is computed by lanes."""
+    def rewrite(self, eqn: JaxprEqn) -> None:
+        sizes = self.domain.sizes
+        mentions = sizes.bounds.mentions(eqn)
+        if not mentions and all(map(self.is_shared, eqn.invars)):
+            self.unchanged(eqn, [self.held(atom, Shared()) for atom in eqn.invars])
+            return
+        refs = any(isinstance(v.aval, jaxcompat.AbstractRef) for v in (*eqn.invars, *eqn.outvars))
+        if eqn.effects and (mentions or refs):
+            on = "a ref" if refs else "the rows of lanes"
+            raise refusal(eqn, f"it has an effect on {on}")
+        if mentions and sizes.layout != "padded" and self._packed(eqn):
+            return
         shapes = [tuple(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
-        return any(map(self.run.sizes.axes, shapes))
-
-    def _unchanged(self, eqn: JaxprEqn) -> None:
-        operands = [self.held(atom, Shared()) for atom in eqn.invars]
-        same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
-        effects = eqn.effects
-        if effects and not same:
-            pairs = zip(eqn.invars, operands, strict=True)
-            names = {old: new for old, new in pairs if type(old) is not Literal}
-            effects = jaxcompat.renamed_effects(effects, names)
-        self.eqns.append(eqn if same else eqn.replace(invars=operands, effects=effects))
+        if sizes.layout == "packed" and mentions and any(map(sizes.axes, shapes)):
+            reason = "it needs padding, but the layout is 'packed'"
+            raise refusal(eqn, reason, "layout=None pads what cannot be packed")
+        structured_ragged_rules[BY_LANES](self, eqn)
 
     def _packed(self, eqn: JaxprEqn) -> bool:
         """Write an equation by its structured or packed rule; return False if it has none."""
-        structured = structured_ragged_rules.get(eqn.primitive.name)
-        if structured is not None:
-            return structured(self, eqn)
-        return self.by_rule(eqn)
+        return self.structured(eqn) or (
+            eqn.primitive.name not in structured_ragged_rules and self.by_rule(eqn)
+        )
 
     def _prefers_packed(self, eqn: JaxprEqn) -> bool:
         """Return True if a packed rule is preferred for an equation.
@@ -314,7 +221,7 @@ class Writing:
         whose ragged operands are all padded already.
         """
         atoms = [*eqn.invars, *eqn.outvars]
-        sizes = self.run.sizes
+        sizes = self.domain.sizes
         if any(isinstance(sizes.canonical(atom.aval), Stacked) for atom in atoms):
             return False
         ragged = [atom for atom in eqn.invars if sizes.axes(getattr(atom.aval, "shape", ()))]
@@ -325,7 +232,7 @@ class Writing:
         """Write an equation by its packed rule; return False if it has none, or it returns None."""
         if not self._prefers_packed(eqn):
             return False
-        run, sizes = self.run, self.run.sizes
+        sizes = self.domain.sizes
         avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
         pairs = any(isinstance(sizes.canonical(aval), Pairs) for aval in avals)
         rules = pair_rules if pairs else ragged_rules
@@ -336,121 +243,137 @@ class Writing:
             return False
         kinds = [sizes.canonical(atom.aval, shared=self.is_shared(atom)) for atom in eqn.invars]
         shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
-        operands = [self.held(atom, kind) for atom, kind in zip(eqn.invars, kinds, strict=True)]
+        operands = [*map(self.held, eqn.invars, kinds)]
         outs = tuple(v.aval for v in eqn.outvars)
-        types = tuple((a.aval, kind) for a, kind in zip(operands, kinds, strict=True))
-        key: Hashable
-        try:
-            key = signature(eqn, (), run.with_floats), types, tuple(shapes), outs
-            hash(key)
-        except TypeError:  # a parameter that cannot be hashed
-            key = id(eqn)
+        out_kinds = [*map(sizes.canonical, outs)]
 
-        def compute(ragging: Ragging, *arrays: Any) -> list[Any] | None:
-            def rule(*arrays: Any) -> list[Any] | None:
+        def compute(uses: Mapping[Any, Any], *arrays: Any) -> tuple[Any, Any] | None:
+            ragging = self._ragging(uses)
+
+            def one(*arrays: Any) -> list[Any] | None:
                 made = apply(ragging, eqn, *map(Value, arrays, kinds, shapes))
                 return made if made is None or eqn.primitive.multiple_results else [made]
 
-            return keep_weak_types(rule, arrays, outs, eqn)
+            results = keep_weak_types(one, arrays, outs, eqn)
+            return None if results is None else (results, out_kinds)
 
-        mentioned = {n: None for shape in [*shapes, *(v.shape for v in outs)] for n in shape}
-        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
-            mentioned[eqn.params["dim"]] = None
-        wide = [n for n in mentioned if sizes.axes([n])]
-        results = self.template(key, compute, operands, wide, eqn)
-        if any(map(has_float, eqn.params.values())):
-            run.with_floats.add(eqn.primitive)
-        if results is None:
+        numbers = [self.domain.number(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
+        key = self.signature(eqn, numbers, tuple(shapes), outs)
+        made = self.applied(key, compute, operands, self._uses(sizes.bounds.sizes_of(eqn)), eqn)
+        if made is None:
             return False
-        for var, atom in zip(eqn.outvars, results, strict=True):
-            self.bind(var, sizes.canonical(var.aval), atom)
+        for var, atom, kind in zip(eqn.outvars, *made, strict=True):
+            self.bind(var, kind, atom)
         return True
 
-    # --- templates ------------------------------------------------------------------------------
 
-    def template(
-        self,
-        key: Hashable,
-        compute: Callable[..., Any],
-        operands: Sequence[Atom],
-        wide: Sequence[Any],
-        eqn: JaxprEqn | None,
-        facts: Sequence[str] = FACTS,
-    ) -> Any:
-        """Write the equations of `compute(ragging, *operands)`, which is traced once for a key.
+class RaggedDomain(Domain[Kind]):
+    """The domain of ragged programs.
 
-        Args:
-            key: Equal for calls that trace to the same equations.
-            compute: Return a sequence of results, or None.
-            operands: The atoms of the new body that it is applied to.
-            wide: The ragged sizes whose facts it may use.
-            eqn: The equation in whose context (mesh, precision, …) it is traced.
-            facts: The facts that are passed to it; it computes any others itself.
+    Args:
+        sizes: The sizes of the program, and the layout of its values.
+    """
 
-        Returns:
-            The atoms of the results, or None if `compute` returns None.
+    writing = RaggedWriting
+    rules = ragged_rules
+    structured_rules = structured_ragged_rules
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.extras = tuple(sizes.bounds)
+        self.masks = MaskDomain(sizes.bounds)
+        #: What `by_lanes` has made for equations without a packed rule.
+        self.by_lanes: dict[Hashable, Any] = {}
+
+    def kind_of(self, atom: Atom) -> Kind:
+        return Shared()
+
+    def join(self, first: Kind, second: Kind) -> Kind:
+        return second if isinstance(first, Shared) else first
+
+    def aval(self, kind: Kind, aval: Aval) -> Aval:
+        return self.sizes.aval(kind, aval)
+
+    def settled(self, kind: Kind, aval: Aval, role: Role, found: Regions) -> Kind:
+        if role == "operand":
+            return kind
+        return self.sizes.canonical(aval, shared=isinstance(kind, Shared))
+
+    def stacked(self, kind: Kind, length: Any) -> Kind:
+        if isinstance(kind, Packed):
+            return Packed(kind.axis + 1, kind.size)
+        if isinstance(kind, Pairs):
+            first, second = kind.axes
+            return Pairs((first + 1, second + 1), kind.size)
+        if isinstance(kind, Stacked):
+            facts = kind.facts
+            shape, fills = (length, *facts.shape), (None, *facts.fills)
+            return RowsFirst(Stacked(type(facts)(shape, fills, facts.active)))
+        return RowsFirst(kind) if isinstance(kind, Lanes) else kind
+
+    def uniform(self, kind: Kind) -> bool:
+        return isinstance(kind, Shared)
+
+    def differentiated(self, kind: Kind, aval: Aval) -> Kind:
+        return self.sizes.canonical(aval)
+
+    def tangent(self, kind: Kind, aval: Aval) -> Kind:
+        return _unknown(kind)
+
+    def backward(
+        self, bwd: ClosedJaxpr, kinds: Sequence[Kind], primals: Sequence[Kind], context: Any
+    ) -> ClosedJaxpr:
+        """Return the rewritten backward rule.
+
+        The cotangent of a shared primal is summed over the lanes. In spare rows and invalid pairs
+        it is zero.
         """
-        if key not in self.run.templates:
-            self.run.templates[key] = self._traced(compute, operands, wide, eqn, facts)
-        template = self.run.templates[key]
-        if template is None:
-            return None
-        values: list[Any] = list(operands)
-        symbols = self.run.sizes.bounds
-        values += [None] * (len(symbols.bounds) + len(wide) * len(facts))
-        if max(template.used, default=0) >= len(operands):
-            makers: list[Callable[[], Atom]] = [partial(self.symbol, name) for name in symbols]
-            makers += [partial(self.fact, what, size) for size in wide for what in facts]
-            for i, maker in enumerate(makers, len(operands)):
-                values[i] = maker() if i in template.used else None
-        # What is computed from lengths alone comes from no line of the source.
-        source = self.source if operands else jaxcompat.NO_SOURCE
-        return self.instantiate(template, values, source)
+        sizes = self.sizes
+        wanted = [
+            sizes.canonical(var.aval) if isinstance(kind, Shared) else _unknown(kind)
+            for var, kind in zip(bwd.outvars, primals, strict=True)
+        ]
+        body = self.body(bwd, kinds, wanted, context).taking(self, self.extras)
+        evaluate = jaxcompat.jaxpr_as_fun(body)
 
-    def instantiate(self, template: Template, operands: Sequence[Any], source: Any) -> list[Atom]:
-        """Write the equations of a template, and return the atoms of its results."""
-        values = [*operands, *map(self._constant, template.consts)]
-        eqns, results = instantiated(template, values, source)
-        self.eqns += eqns
-        return results
+        def fun(*args: Any) -> list[Any]:
+            ragging = Ragging(sizes, dict(zip(self.extras, args, strict=False)), {})
+            results = []
+            for kind, cotangent in zip(primals, evaluate(*args), strict=True):
+                if isinstance(kind, Shared):
+                    cotangent = cotangent.sum(0)
+                elif isinstance(kind, Packed) and not sizes.is_exact(kind.size):
+                    cotangent = select(ragging.real(kind.size), kind.axis, cotangent, 0)
+                elif isinstance(kind, Pairs):
+                    cotangent = without_others(ragging, cotangent, kind, kind.axes[1])
+                results.append(cotangent)
+            return results
 
-    def _traced(
-        self,
-        compute: Callable[..., Any],
-        operands: Sequence[Atom],
-        wide: Sequence[Any],
-        eqn: JaxprEqn | None,
-        facts: Sequence[str],
-    ) -> Template | None:
-        sizes = self.run.sizes
-        names = list(sizes.bounds)
-        lanes = sizes.lengths_aval
-        keys = [(what, size) for size in wide for what in facts]
-        per_row = ("examples", "lanes", "positions")
-        avals = [a.aval for a in operands] + [lanes] * len(names)
+        return jaxcompat.trace_in_setting(fun, [v.aval for v in body.invars], None)
+
+    def extra_aval(self, name: str) -> Aval:
+        return self.sizes.lengths_aval
+
+    def fact_aval(self, fact: tuple[str, Any]) -> Aval:
+        what, size = fact
         # Of a size that cannot be packed, no rule uses the facts about rows: any type will do.
-        for what, size in keys:
-            count = sizes.count(size)
-            rows = jax.core.ShapedArray((count,), jnp.int32) if count is not None else lanes
-            avals.append(rows if what in per_row else lanes)
-        found: list[bool] = []
+        count = self.sizes.count(size) if what in ("examples", "lanes", "positions") else None
+        lengths = self.sizes.lengths_aval
+        return lengths if count is None else jax.core.ShapedArray((count,), jnp.int32)
 
-        def fun(*values: Any) -> list[Any]:
-            arrays = values[: len(operands)]
-            symbols = dict(zip(names, values[len(operands) :], strict=False))
-            known = dict(zip(keys, values[len(operands) + len(names) :], strict=True))
-            made = compute(Ragging(sizes, symbols, known), *arrays)
-            found.append(made is not None)
-            return [] if made is None else list(made)
+    def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
+        if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
+            reason = "the largest number of rows of an example is not known"
+            return refusal(eqn, reason, "longest=512 gives it")
+        if isinstance(error, JaxprToolError):
+            return error
+        return refusal(eqn, " ".join(str(error).split()) or type(error).__name__)
 
-        jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
-        if not found[-1]:
-            return None
-        jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-        return template_of_jaxpr(jaxpr, ())
 
-    def _constant(self, value: Any) -> Var:
-        """Return the constvar of a constant that a rule has used."""
-        if id(value) not in self.consts:
-            self.consts[id(value)] = Var(jax.typeof(value)), value
-        return self.consts[id(value)][0]
+def _unknown(kind: Kind) -> Kind:
+    """Return a kind with unknown padding."""
+    if not isinstance(kind, Stacked):
+        return kind
+    facts = kind.facts
+    return Stacked(replace(facts, fills=(None,) * len(facts.shape), active=True))

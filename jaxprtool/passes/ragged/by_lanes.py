@@ -17,7 +17,12 @@ from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.mask.values import Facts, fill, is_number
-from jaxprtool.passes.ragged.body import BY_LANES, Run, Writing, structured_ragged_rules
+from jaxprtool.passes.ragged.body import (
+    BY_LANES,
+    RaggedDomain,
+    RaggedWriting,
+    structured_ragged_rules,
+)
 from jaxprtool.passes.ragged.values import Kind, Lanes, Packed, Pairs, Shared, Sizes, Stacked
 
 
@@ -36,9 +41,9 @@ class ByLanes(NamedTuple):
 
 
 @rule(structured_ragged_rules, BY_LANES)
-def _by_lanes(writing: Writing, eqn: JaxprEqn) -> bool:
+def _by_lanes(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
     """Write an equation for each padded lane, by its masking rule."""
-    run = writing.run
+    domain = writing.domain
     kinds = [_lane_kind(writing, atom) for atom in eqn.invars]
     facts = [
         kind.facts if isinstance(kind, Stacked) else Facts.of(atom, active=True)
@@ -47,14 +52,14 @@ def _by_lanes(writing: Writing, eqn: JaxprEqn) -> bool:
     operands = [writing.held(atom, kind) for atom, kind in zip(eqn.invars, kinds, strict=True)]
     outs = tuple(v.aval for v in eqn.outvars)
     types = tuple(zip((a.aval for a in operands), kinds, facts, strict=True))
-    key: Hashable = ByLanes, signature(eqn, (), run.with_floats), types, outs
+    key: Hashable = ByLanes, signature(eqn, (), domain.with_floats), types, outs
     try:
-        made = run.by_lanes.get(key)
+        made = domain.by_lanes.get(key)
     except TypeError:  # a parameter that cannot be hashed
         key, made = id(eqn), None
     if made is None:
-        run.by_lanes[key] = made = _masked_and_batched(run, eqn, kinds, facts)
-    lengths: list[Atom] = [writing.symbol(name) for name in made.symbols]
+        domain.by_lanes[key] = made = _masked_and_batched(domain, eqn, kinds, facts)
+    lengths: list[Atom] = [writing.extra(name) for name in made.symbols]
     results = writing.instantiate(made.template, [*lengths, *operands], eqn.source_info)
     for var, kind, atom in zip(eqn.outvars, made.kinds, results, strict=True):
         writing.bind(var, kind, atom)
@@ -62,9 +67,9 @@ def _by_lanes(writing: Writing, eqn: JaxprEqn) -> bool:
 
 
 def _masked_and_batched(
-    run: Run, eqn: JaxprEqn, kinds: Sequence[Kind], facts: Sequence[Facts]
+    domain: RaggedDomain, eqn: JaxprEqn, kinds: Sequence[Kind], facts: Sequence[Facts]
 ) -> ByLanes:
-    sizes = run.sizes
+    sizes = domain.sizes
     operands, outs = [Var(a.aval) for a in eqn.invars], [Var(v.aval) for v in eqn.outvars]
     body = jaxcompat.replace_jaxpr(
         jaxcompat.trace_in_setting(list, [], None),
@@ -72,8 +77,8 @@ def _masked_and_batched(
         outvars=outs,
         eqns=[eqn.replace(invars=operands, outvars=outs)],
     )
-    masked = run.masks.body(body, facts)
-    dims: list[int | None] = [0] * len(masked.symbols)
+    masked = domain.masks.masked(body, facts)
+    dims: list[int | None] = [0] * len(masked.extras)
     dims += [None if isinstance(kind, Shared) else 0 for kind in kinds]
     axis = Axis(None, sizes.lanes)
     wanted: list[int | None] = [0 if _axes(sizes, var) else None for var in outs]
@@ -83,10 +88,10 @@ def _masked_and_batched(
         batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
     results = [
         Stacked(known) if _axes(sizes, var) else Shared() if dim is None else Lanes()
-        for var, dim, known in zip(outs, found, masked.facts, strict=True)
+        for var, dim, known in zip(outs, found, masked.kinds, strict=True)
     ]
     batched = _as_weak(batched, outs, eqn)
-    return ByLanes(masked.symbols, template_of_jaxpr(batched, ()), tuple(results))
+    return ByLanes(masked.extras, template_of_jaxpr(batched, ()), tuple(results))
 
 
 def _as_weak(batched: ClosedJaxpr, variables: Sequence[Var], eqn: JaxprEqn) -> ClosedJaxpr:
@@ -108,7 +113,7 @@ def _axes(sizes: Sizes, atom: Atom) -> tuple[int, ...]:
     return sizes.axes(getattr(atom.aval, "shape", ()))
 
 
-def _lane_kind(writing: Writing, atom: Atom) -> Kind:
+def _lane_kind(writing: RaggedWriting, atom: Atom) -> Kind:
     """Return the layout of an operand of an equation that is computed by lanes."""
     kind = writing.kind(atom)
     if not isinstance(kind, Packed | Pairs):

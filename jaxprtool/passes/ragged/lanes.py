@@ -10,7 +10,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import type_of
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Var
-from jaxprtool.passes.ragged.body import Run, Writing
+from jaxprtool.passes.ragged.body import RaggedDomain, RaggedWriting
 from jaxprtool.passes.ragged.table import Ragging, select
 from jaxprtool.passes.ragged.values import Kind, Packed, Pairs, Sizes, Stacked
 
@@ -47,13 +47,11 @@ def all_lanes(
             result has two ragged axes.
     """
     wanted = [_result_kind(sizes, v.aval, i, result_names) for i, v in enumerate(body.outvars)]
-    run = Run(sizes)
-    writing = _Outermost(run)
-    made = writing.body(body, kinds, wanted)
-    own = dict(zip(made.symbols, made.jaxpr.invars, strict=False))
-    lengths = [own.get(name) or Var(sizes.lengths_aval) for name in sizes.bounds]
-    invars = [*made.jaxpr.invars[len(made.symbols) :], *lengths]
-    return AllLanes(jaxcompat.replace_jaxpr(made.jaxpr, invars=invars), made.kinds)
+    domain = RaggedDomain(sizes)
+    made = _Outermost(domain).body(body, kinds, wanted)
+    jaxpr, count = made.taking(domain, domain.extras), len(domain.extras)
+    invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]
+    return AllLanes(jaxcompat.replace_jaxpr(jaxpr, invars=invars), made.kinds)
 
 
 def _result_kind(
@@ -70,7 +68,7 @@ def _result_kind(
     return kind
 
 
-class _Outermost(Writing):
+class _Outermost(RaggedWriting):
     """The outermost body, which defines the spare rows of arguments and results.
 
     The spare rows of an argument may hold anything: they are made equal to the first row before use
@@ -85,7 +83,7 @@ class _Outermost(Writing):
     def held(self, atom: Atom, kind: Kind) -> Atom:
         """Return the atom that holds an atom of the old body, with its spare rows defined."""
         found = super().held(atom, kind)
-        if not isinstance(kind, Packed) or self.run.sizes.is_exact(kind.size):
+        if not isinstance(kind, Packed) or self.domain.sizes.is_exact(kind.size):
             return found
         if type(atom) is not Var or atom not in self._arguments:
             return found
@@ -96,18 +94,20 @@ class _Outermost(Writing):
     def _rows(self, convert: Callable[..., Any], atom: Atom, kind: Packed) -> Atom:
         """Apply `_spared` or `_cleared`."""
 
-        def compute(ragging: Ragging, array: Any) -> list[Any]:
-            return [convert(ragging, array, kind)]
+        def compute(ragging: Ragging, array: Any) -> Any:
+            return convert(ragging, array, kind)
 
-        key = convert, atom.aval, kind
-        return self.template(key, compute, [atom], [kind.size], None)[0]
+        return self.computed((convert, atom.aval, kind), compute, [atom], [kind.size])
 
-    def result(self, atom: Atom, kind: Kind) -> Atom:
-        """Return the atom of a result, with zeros in its spare rows."""
-        found = self.held(atom, kind)
-        if not isinstance(kind, Packed) or self.run.sizes.is_exact(kind.size):
-            return found
-        return self._rows(_cleared, found, kind)
+    def results(
+        self, atoms: Sequence[Atom], wanted: Sequence[Kind | None]
+    ) -> tuple[list[Atom], list[Kind]]:
+        """Return the atoms of the results, with zeros in their spare rows."""
+        found, kinds = super().results(atoms, wanted)
+        for i, kind in enumerate(kinds):
+            if isinstance(kind, Packed) and not self.domain.sizes.is_exact(kind.size):
+                found[i] = self._rows(_cleared, found[i], kind)
+        return found, kinds
 
 
 def _spared(ragging: Ragging, array: Any, kind: Packed) -> Any:

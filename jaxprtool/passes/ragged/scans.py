@@ -28,10 +28,10 @@ from jaxprtool.jaxcompat import Aval, JaxprEqn
 from jaxprtool.passes.batch.axis import Axis
 from jaxprtool.passes.batch.body import batch_body
 from jaxprtool.passes.cse import cse_body
-from jaxprtool.passes.mask.body import MaskedBody
-from jaxprtool.passes.mask.body import Run as Masks
-from jaxprtool.passes.mask.calls import has_while
+from jaxprtool.passes.domains import Rewritten
+from jaxprtool.passes.mask.body import MaskDomain
 from jaxprtool.passes.mask.guards import guarded
+from jaxprtool.passes.mask.scans import has_while
 from jaxprtool.passes.mask.values import Facts, is_float, is_number
 from jaxprtool.passes.ragged.table import Ragging, ragged_rules, taken
 from jaxprtool.passes.ragged.values import Lanes, Shared, Value
@@ -177,7 +177,7 @@ def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[A
     masked = _masked(ragging, scan)
     inner = operands if ragging.sizes.is_exact(size) else _guarded(lengths, operands)
     rows = [position == first]
-    rows += [ragging.at_rows(ragging.symbol(name), size) for name in masked.symbols]
+    rows += [ragging.at_rows(ragging.symbol(name), size) for name in masked.extras]
     rows += [_at_rows(ragging, x, size) for x in inner if not isinstance(x.kind, Shared)]
     xs = [taken(each, index) for each in rows]
     stacked, places = _stacked(scan)
@@ -226,17 +226,16 @@ def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
     return [replace(x, array=guarded(some, x.array)) if is_float(x.array) else x for x in operands]
 
 
-def _masked(ragging: Ragging, scan: Scan) -> MaskedBody:
+def _masked(ragging: Ragging, scan: Scan) -> Rewritten[Facts]:
     """Return the body of the scan for one slot, in which other ragged axes are padded."""
-    masks = Masks(ragging.sizes.bounds)
-    with masks.scanned():
-        return masks.body(scan.body, [Facts.of(var, active=True) for var in scan.body.invars])
+    facts = [Facts.of(var, active=True) for var in scan.body.invars]
+    return MaskDomain(ragging.sizes.bounds).masked(scan.body, facts, in_scan=True)
 
 
 def _slot_body(
     scan: Scan,
     operands: Sequence[Value],
-    masked: MaskedBody,
+    masked: Rewritten[Facts],
     stacked: Sequence[int],
     width: int,
 ) -> Any:
@@ -246,7 +245,7 @@ def _slot_body(
     the shared ones, and the carry. Its results are the carry and the stacked results.
     """
     evaluate = jaxcompat.jaxpr_as_fun(masked.jaxpr)
-    n, k, m = len(scan.consts), len(scan.consts) + len(scan.carry), len(masked.symbols)
+    n, k, m = len(scan.consts), len(scan.consts) + len(scan.carry), len(masked.extras)
     by_row = [i for i, x in enumerate(operands) if not isinstance(x.kind, Shared)]
     shared = [i for i, x in enumerate(operands) if isinstance(x.kind, Shared)]
 

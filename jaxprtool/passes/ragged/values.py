@@ -11,6 +11,7 @@ says how the value of all lanes is laid out in one array:
 | Packed    | the rows of all lanes, concatenated along the one ragged axis               |
 | Pairs     | each row paired with the rows near it (`bands`): `[..., N, ..., width, ...]` |
 | Stacked   | each lane padded: `[B, ..., bound, ...]`, and the known values of the padding |
+| RowsFirst | a stack of Lanes or Stacked values, as a scan takes it: `[length, B, ...]`          |
 
 B is the number of lanes and N the number of rows that are held. N may exceed the number of rows in
 use: `x[1:]` of examples that may be empty is held in as many rows as `x`. The *spare rows* at the
@@ -84,7 +85,20 @@ class Stacked:
     facts: Facts
 
 
-Kind: TypeAlias = Shared | Lanes | Packed | Pairs | Stacked
+@dataclass(frozen=True)
+class RowsFirst:
+    """The values of all iterations of a scan, with the axis of lanes behind that of iterations.
+
+    Only the operands and results of a scan are laid out like that.
+
+    Attributes:
+        kind: The layout with the axis of lanes first.
+    """
+
+    kind: Lanes | Stacked
+
+
+Kind: TypeAlias = Shared | Lanes | Packed | Pairs | Stacked | RowsFirst
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,6 +273,9 @@ class Sizes:
         """Return the shape of the array that holds a value with this shape in one lane."""
         if isinstance(kind, Shared):
             return tuple(shape)
+        if isinstance(kind, RowsFirst):
+            lanes, rows, *rest = self.shape(kind.kind, shape)
+            return (rows, lanes, *rest)
         if isinstance(kind, Packed | Pairs):
             counts = list(map(self.count, shape))
             if isinstance(kind, Pairs):

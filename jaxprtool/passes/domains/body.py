@@ -1,0 +1,256 @@
+"""Rewrite a jaxpr, in one forward pass over its equations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.regions import regions
+from jaxprtool.ir.templates import (
+    Template,
+    has_float,
+    instantiated,
+    signature,
+    template_of_jaxpr,
+)
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.passes.dce import dce_body
+from jaxprtool.passes.domains.domain import K, Rewritten
+from jaxprtool.passes.domains.regions import by_edges
+
+#: `compute(facts, *arrays) -> (results, kinds)`, or None if the rule is not for these operands.
+Compute = Callable[..., tuple[Sequence[Any], Sequence[Any]] | None]
+
+
+@dataclass(eq=False)
+class Writing(Generic[K]):
+    """One new body while it is written.
+
+    Attributes:
+        domain: The domain of the program.
+        context: What equations depend on besides their operands; see `Domain.context`.
+        eqns: The equations written so far.
+        values: For variables of the old body, the atoms of the new body that hold them, and kinds.
+        extras: The extra arguments of the new body, by name.
+        consts: The constants that rules have used, by id.
+        source: The source info of the equation that is being rewritten.
+    """
+
+    domain: Any
+    context: Any = None
+    eqns: list[JaxprEqn] = field(default_factory=list)
+    values: dict[Var, tuple[Atom, K]] = field(default_factory=dict)
+    extras: dict[Any, Var] = field(default_factory=dict)
+    consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
+    source: Any = jaxcompat.NO_SOURCE
+    _facts: dict[Hashable, Atom] = field(default_factory=dict)
+
+    def body(
+        self, body: ClosedJaxpr, kinds: Sequence[K], wanted: Sequence[K | None]
+    ) -> Rewritten[K]:
+        """Write the new form of a closed jaxpr; see `Domain.body`."""
+        invars = [self.argument(var, kind) for var, kind in zip(body.invars, kinds, strict=True)]
+        self.equations(jaxcompat.open_jaxpr(body))
+        self.source = jaxcompat.NO_SOURCE
+        outvars, found = self.results(body.outvars, wanted)
+        made = self.consts.values()
+        new = jaxcompat.replace_jaxpr(
+            body,
+            constvars=[*body.constvars, *(var for var, _ in made)],
+            consts=[*body.consts, *(value for _, value in made)],
+            invars=[*self.extras.values(), *invars],
+            outvars=outvars,
+            eqns=self.eqns,
+        )
+        return Rewritten(new, tuple(self.extras), tuple(found))
+
+    def argument(self, var: Var, kind: K) -> Var:
+        """Return the argument of the new body that holds one of the old body."""
+        (new,) = self.outs([var], [kind])
+        self.bind(var, kind, new)
+        return new
+
+    def equations(self, jaxpr: Jaxpr) -> None:
+        """Write the new form of each equation."""
+        for eqn in jaxpr.eqns:
+            self.source = eqn.source_info
+            try:
+                self.rewrite(eqn)
+            except JaxprToolError as error:
+                if (other := self.domain.failed(eqn, error)) is error:
+                    raise
+                raise other from error
+            except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
+                raise self.domain.failed(eqn, error) from error
+
+    def results(
+        self, atoms: Sequence[Atom], wanted: Sequence[K | None]
+    ) -> tuple[list[Atom], list[K]]:
+        """Return the atoms of the results, and their kinds: those that are wanted, or any."""
+        pairs = zip(atoms, wanted, strict=True)
+        kinds = [self.kind(atom) if want is None else want for atom, want in pairs]
+        return [*map(self.held, atoms, kinds)], kinds
+
+    def rewrite(self, eqn: JaxprEqn) -> None:
+        """Write the new form of an equation."""
+        raise NotImplementedError
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def kind(self, atom: Atom) -> K:
+        """Return the kind of an atom of the old body."""
+        found = None if type(atom) is Literal else self.values.get(atom)
+        return self.domain.kind_of(atom) if found is None else found[1]
+
+    def held(self, atom: Atom, kind: K) -> Atom:
+        """Return the atom that holds an atom of the old body as a kind; convert it if needed."""
+        found = None if type(atom) is Literal else self.values.get(atom)
+        return atom if found is None else found[0]
+
+    def bind(self, var: Var, kind: K, atom: Atom) -> None:
+        """Record that an atom of the new body holds a variable of the old one, as this kind."""
+        self.values[var] = atom, kind
+
+    def outs(self, variables: Sequence[Var], kinds: Sequence[K]) -> list[Var]:
+        """Return variables for results of these kinds: new ones if their type changes."""
+        avals = [self.domain.aval(k, v.aval) for v, k in zip(variables, kinds, strict=True)]
+        return [
+            var if aval is var.aval else type(var)(aval)
+            for var, aval in zip(variables, avals, strict=True)
+        ]
+
+    def extra(self, name: Any) -> Var:
+        """Return the extra argument of the new body with this name."""
+        if name not in self.extras:
+            self.extras[name] = Var(self.domain.extra_aval(name))
+        return self.extras[name]
+
+    def fact(self, fact: Any) -> Atom:
+        """Return the atom of a value that rules use, which is computed once in this body."""
+        if fact not in self._facts:
+            self._facts[fact] = self.made_fact(fact)
+        return self._facts[fact]
+
+    def made_fact(self, fact: Any) -> Atom:
+        """Compute a fact."""
+        raise NotImplementedError
+
+    def constant(self, value: Any) -> Var:
+        """Return the constvar of a constant that a rule has used."""
+        if id(value) not in self.consts:
+            self.consts[id(value)] = Var(jax.typeof(value)), value
+        return self.consts[id(value)][0]
+
+    # --- equations ------------------------------------------------------------------------------
+
+    def add(self, eqn: JaxprEqn, like: JaxprEqn, kinds: Sequence[K]) -> None:
+        """Add an equation whose results hold the results of the old equation `like`."""
+        self.eqns.append(eqn)
+        for old, new, kind in zip(like.outvars, eqn.outvars, kinds, strict=True):
+            self.bind(old, kind, new)
+
+    def unchanged(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> None:
+        """Write an equation as it is, of other operands."""
+        same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
+        effects = eqn.effects
+        if effects and not same:
+            pairs = zip(eqn.invars, operands, strict=True)
+            names = {old: new for old, new in pairs if type(old) is not Literal}
+            effects = jaxcompat.renamed_effects(effects, names)
+        self.eqns.append(eqn if same else eqn.replace(invars=[*operands], effects=effects))
+
+    def structured(self, eqn: JaxprEqn) -> bool:
+        """Write an equation that holds jaxprs; return False if it has another rule, or none.
+
+        A loop or branch of a plug-in that has no rule is written by its edges.
+        """
+        apply = self.domain.structured_rules.get(eqn.primitive.name)
+        if apply is not None:
+            return apply(self, eqn)
+        found = regions(eqn)
+        if found is None or found.kind not in ("loop", "branch"):
+            return False
+        return self.domain.rules.get(eqn.primitive.name) is None and by_edges(self, eqn)
+
+    # --- templates ------------------------------------------------------------------------------
+
+    def signature(self, eqn: JaxprEqn, kinds: Sequence[int], *more: Hashable) -> Hashable:
+        """Return a key that is equal for equations whose rule is traced to the same template."""
+        try:
+            key = signature(eqn, kinds, self.domain.with_floats), *more
+            hash(key)
+        except TypeError:  # a parameter that cannot be hashed
+            return id(eqn)
+        return key
+
+    def applied(
+        self,
+        key: Hashable,
+        compute: Compute,
+        operands: Sequence[Atom],
+        facts: Sequence[Any] = (),
+        eqn: JaxprEqn | None = None,
+    ) -> tuple[list[Atom], Sequence[Any]] | None:
+        """Write the equations of `compute(facts, *operands)`, which is traced once for a key.
+
+        Args:
+            key: Equal for calls that trace to the same equations.
+            compute: Return results and their kinds, or None. It takes the facts by name.
+            operands: The atoms of the new body that it is applied to.
+            facts: The facts that it may use. The others are not computed.
+            eqn: The equation in whose context (mesh, precision, …) it is traced.
+
+        Returns:
+            The atoms of the results and their kinds, or None if `compute` returns None.
+        """
+        templates = self.domain.templates
+        if key not in templates:
+            templates[key] = self._traced(compute, operands, facts, eqn)
+            if eqn is not None and any(map(has_float, eqn.params.values())):
+                self.domain.with_floats.add(eqn.primitive)
+        template = templates[key]
+        if template is None:
+            return None
+        values: list[Any] = [*operands]
+        for i, fact in enumerate(facts, len(operands)):
+            values.append(self.fact(fact) if i in template.used else None)
+        # What is computed from facts alone comes from no line of the source.
+        source = self.source if operands or eqn is not None else jaxcompat.NO_SOURCE
+        return self.instantiate(template, values, source), template.kinds
+
+    def instantiate(self, template: Template, operands: Sequence[Any], source: Any) -> list[Atom]:
+        """Write the equations of a template, and return the atoms of its results."""
+        values = [*operands, *map(self.constant, template.consts)]
+        eqns, results = instantiated(template, values, source)
+        self.eqns += eqns
+        return results
+
+    def _traced(
+        self,
+        compute: Compute,
+        operands: Sequence[Atom],
+        facts: Sequence[Any],
+        eqn: JaxprEqn | None,
+    ) -> Template | None:
+        avals = [atom.aval for atom in operands]
+        avals += [self.domain.fact_aval(fact) for fact in facts]
+        kinds: list[Sequence[Any]] = []
+
+        def fun(*values: Any) -> list[Any]:
+            known: Mapping[Any, Any] = dict(zip(facts, values[len(operands) :], strict=True))
+            made = compute(known, *values[: len(operands)])
+            if made is None:
+                return []
+            kinds[:] = [tuple(made[1])]
+            return [*made[0]]
+
+        jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
+        if not kinds:
+            return None
+        jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+        return template_of_jaxpr(jaxpr, kinds[0])

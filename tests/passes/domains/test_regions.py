@@ -1,0 +1,57 @@
+"""Loops, branches and calls are rewritten by their edges, those of plug-ins too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprtool import trace
+from tests.programs.repeat import repeat
+
+SYMBOLIC = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n,3"), np.float32)
+X = jnp.arange(15.0).reshape(5, 3) / 7
+ROWS = jnp.arange(4.0)
+
+
+def repeated(x, scale):
+    """A loop of a plug-in, with a carry, constants and stacked results of masked length."""
+
+    def body(rows, carry, consts):
+        (row,), (state,), (factor, rest) = rows, carry, consts
+        state = jnp.tanh(state * factor + row) + rest.sum(0)
+        return [state], [state.sum(0), state * 2]
+
+    sums, states, last = repeat(body, [x], [scale, x], [ROWS])
+    return sums, states.sum((0, 1)), last.sum(0)
+
+
+@pytest.mark.parametrize("length", [5, 3])
+def test_a_loop_of_a_plug_in_is_masked_by_its_edges(length):
+    program = trace(repeated, SYMBOLIC, jnp.float32(0.5)).apply("mask(n=5)")
+    padded = X.at[length:].set(jnp.nan)
+    got = program(padded, jnp.float32(0.5), length)
+    want = repeated(X[:length], jnp.float32(0.5))
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["None", "'packed'", "'padded'"])
+def test_a_loop_of_a_plug_in_runs_for_examples_of_different_length(layout):
+    scale = jnp.float32(0.5)
+    passes = f"ragged(axis='n', lanes=3, layout={layout}, longest=3, in_axes=(0, None))"
+    program = trace(repeated, SYMBOLIC, scale).apply(passes)
+    lengths = np.array([2, 0, 3], np.int32)
+    got = program(X, scale, lengths)
+    for lane, (start, stop) in enumerate([(0, 2), (2, 2), (2, 5)]):
+        for mine, theirs in zip(got, repeated(X[start:stop], scale), strict=True):
+            np.testing.assert_allclose(mine[lane], theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("passes", ["mask(n=5)", "ragged(axis='n', lanes=2)"])
+def test_a_body_is_rewritten_once_and_stays_shared(passes):
+    shared = jax.jit(lambda x: jnp.sin(x).sum(0))
+    program = trace(lambda x: (shared(x), shared(x * 2)), SYMBOLIC).apply(passes)
+    first, second = [
+        eqn.params["jaxpr"] for eqn in program.jaxpr.eqns if eqn.primitive.name == "jit"
+    ]
+    assert first is second

@@ -29,6 +29,7 @@ from jaxprtool.ir.differences import (
     has_other_operand_types,
     type_difference,
 )
+from jaxprtool.ir.documents import Number, document
 from jaxprtool.ir.equation_keys import is_cast
 from jaxprtool.ir.equations import weak_marks
 from jaxprtool.ir.frames import frames_now
@@ -42,6 +43,7 @@ Verdict: TypeAlias = Literal["equivalent", "same up to constants", "same up to d
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
+@document(without=("work",), also=("flops", "bytes"))
 @dataclass(frozen=True)
 class Size:
     """The size of a program.
@@ -55,6 +57,16 @@ class Size:
     name: str
     equations: int
     work: Work
+
+    @property
+    def flops(self) -> Number:
+        """The FLOPs of running it."""
+        return self.work.flops
+
+    @property
+    def bytes(self) -> Number:
+        """The bytes that it reads and writes."""
+        return self.work.bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +112,7 @@ class Hunk:
     lines: tuple[Line, ...]
 
 
+@document(without=("is_dtype", "within"))
 class BorderChange(NamedTuple):
     """An argument, result or named axis that was removed, added, or has changed its type.
 

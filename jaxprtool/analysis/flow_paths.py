@@ -12,6 +12,7 @@ from jaxprtool.analysis.points import point
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.border import Border, border
 from jaxprtool.ir.dataflow import DataFlow, Holder
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import bodies, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program
@@ -24,6 +25,7 @@ from jaxprtool.jaxcompat.places import UserFrame
 _MOST = 500_000
 
 
+@document(without=("frame",))
 @dataclass(frozen=True)
 class Step:
     """An equation that a value passes through.
@@ -43,6 +45,7 @@ class Step:
     frame: UserFrame | None
 
 
+@document(names={"program": "name"})
 @dataclass(frozen=True)
 class Path:
     """A shortest path from one point of a program to another.

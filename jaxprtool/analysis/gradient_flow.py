@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import border
 from jaxprtool.ir.custom_rules import vjp_rule
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
@@ -27,6 +28,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame
 
 
+@document(without=("frame",))
 @dataclass(frozen=True)
 class Stop:
     """An operation at which a tangent stops, on the way to a result.
@@ -42,6 +44,7 @@ class Stop:
     frame: UserFrame | None = field(repr=False)
 
 
+@document(without=("argument", "type"))
 @dataclass(frozen=True)
 class GradientFlow:
     """What becomes of the tangent of an argument.

@@ -19,6 +19,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.memory import TemporaryMemory, outlined_memory
 from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.program import Program
@@ -26,13 +27,25 @@ from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.places import UserFrame
 
 
+@document(without=("file",), names={"path": "file"}, also=("path",))
 @dataclass(frozen=True)
 class SourceRange:
-    """Lines of a source file, from 1, both included."""
+    """Lines of a source file.
+
+    Attributes:
+        file: The file.
+        first: The first line, from 1.
+        last: The last line.
+    """
 
     file: str
     first: int
     last: int
+
+    @property
+    def path(self) -> str:
+        """The path of the file: from the user's folder, or from a library's package on."""
+        return frames_now().path(self.file)
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,7 @@ class RepeatedBody:
     bodies: tuple[RepeatedBody, ...]
 
 
+@document(without=("roots",))
 @dataclass(frozen=True)
 class Repetition:
     """What a program repeats.
@@ -69,8 +83,8 @@ class Repetition:
         small: What repeats where there are none of these, and would gain too little to be outlined.
         memory: The temporary memory that the calls cost, if there are any and it can be estimated.
         roots: The folders of the user's files, as the program has them.
-        left_to_partitioner: What of it has a sharding over several devices: arguments, results and
-            equations, as `ir.auto_sharding` tells them.
+        left_to_partitioner: Arguments, results and equations with a sharding over several devices,
+            whose arrays are counted whole.
     """
 
     name: str

@@ -15,6 +15,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.recomputation import Recomputation
 from jaxprtool.ir.dataflow import DataFlow
+from jaxprtool.ir.documents import Number
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.makers import Maker, Makers
@@ -61,7 +62,7 @@ class Residual:
     source: str
     name: str
     readers: tuple[Reader, ...]
-    recompute: Any
+    recompute: Number
     policies: tuple[str, ...]
 
 

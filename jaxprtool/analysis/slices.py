@@ -17,12 +17,14 @@ from jaxprtool.analysis.cost.groupings import Line, LineReader
 from jaxprtool.analysis.gradient_flow import GradientFlow, gradient_flow
 from jaxprtool.analysis.points import Kind, Point, point
 from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.slicing import Run, backward_slice, everything, forward_slice
 from jaxprtool.jaxcompat import AnyJaxpr
 
 
+@document(without=("line",), names={"name": "source", "behind": "library"}, optional=("behind",))
 @dataclass(frozen=True)
 class SlicedLine:
     """A line that equations of a slice come from.
@@ -45,6 +47,7 @@ class SlicedLine:
     behind: str = ""
 
 
+@document(without=("other_lines", "members"))
 @dataclass(frozen=True)
 class Slice:
     """A part of a program along the flow of values.
@@ -70,6 +73,11 @@ class Slice:
     members: frozenset[int] = field(default=frozenset(), repr=False)
 
 
+@document(
+    without=("ends", "all_arguments", "all_results"),
+    names={"program": "name"},
+    optional=("forward", "back", "gradient"),
+)
 @dataclass(frozen=True)
 class Why:
     """What flows from a point of a program, and to it.

@@ -13,6 +13,7 @@ from jaxprtool.analysis.residuals import Residual
 from jaxprtool.analysis.slices import EquationsByLine
 from jaxprtool.ir.border import border
 from jaxprtool.ir.collector import without_collector
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
@@ -23,6 +24,7 @@ _NONE = Group("", NOTHING, NOTHING)
 _NOTHING = Sides(_NONE, _NONE, _NONE)
 
 
+@document(names={"number": "line", "kept": "residual_bytes"}, optional=("kept",))
 @dataclass(frozen=True)
 class SourceLine:
     """A line that equations come from.
@@ -33,7 +35,7 @@ class SourceLine:
         total: What they cost.
         forward: What those cost that are not of the backward part of a gradient.
         backward: What those cost that are.
-        kept: The bytes of the residuals that it computes; 0 if these are not known.
+        kept: The bytes of the residuals that it computes; None if these are not known.
     """
 
     number: int
@@ -41,9 +43,10 @@ class SourceLine:
     total: Group
     forward: Group
     backward: Group
-    kept: int = 0
+    kept: int | None = None
 
 
+@document(without=("file",), names={"path": "file"})
 @dataclass(frozen=True)
 class SourceFile:
     """A file of the user's.
@@ -74,6 +77,7 @@ class Kept:
     elsewhere: int
 
 
+@document(without=("has_backward", "kept", "why_not_kept", "package"), also=("residual_bytes",))
 @dataclass(frozen=True)
 class Source:
     """What the lines of a user's source cost.
@@ -99,6 +103,11 @@ class Source:
     kept: Kept | None = None
     why_not_kept: str = ""
     package: str = ""
+
+    @property
+    def residual_bytes(self) -> int | None:
+        """The bytes of all residuals; None if these are not known."""
+        return None if self.kept is None else self.kept.total
 
 
 @without_collector()

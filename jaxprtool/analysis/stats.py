@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from jaxprtool.ir.border import NamedValue, border, top_jaxpr
 from jaxprtool.ir.caches import JaxprCache
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import holders, size_of, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
@@ -21,20 +23,38 @@ from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
 
 @dataclass(frozen=True)
 class PrimitiveCount:
-    """How often a primitive occurs: in all, and at each depth, the program's own being 0."""
+    """How often a primitive occurs.
+
+    Attributes:
+        name: The primitive.
+        total: The number of its equations.
+        by_depth: The number at each depth; that of the program itself is 0.
+    """
 
     name: str
     total: int
     by_depth: tuple[int, ...]
 
 
+@document(also=("format", "version"))
 @dataclass(frozen=True)
 class Stats:
-    """The size of a program. `primitives` come the most frequent first.
+    """The size of a program.
 
-    `constants` are those of the program and of its bodies, each body's once.
+    Attributes:
+        format: What this is.
+        version: The version of the format.
+        name: The name of the function.
+        equations: The number of equations, at every depth.
+        by_depth: The number at each depth; that of the program itself is 0.
+        primitives: How often each primitive occurs, the most frequent first.
+        constants: The constants of the program and of its bodies, each body's once.
+        arguments: The arguments.
+        outputs: The outputs.
     """
 
+    format: ClassVar[Literal["jaxprtool.stats"]] = "jaxprtool.stats"
+    version: ClassVar[Literal[1]] = 1
     name: str
     equations: int
     by_depth: tuple[int, ...]

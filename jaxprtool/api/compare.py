@@ -21,7 +21,7 @@ from jaxprtool.api.variants import Axes, Planned, planned
 from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.arguments import flat_arguments, require_count, require_program
 from jaxprtool.execute.compare.bisection import Parting
-from jaxprtool.execute.compare.comparison import Comparison
+from jaxprtool.execute.compare.comparison import Comparison, SmallestArgument
 from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.trials import described, scaled, shrunk
 from jaxprtool.execute.compare.variants import (
@@ -235,7 +235,7 @@ class _Variants:
             f"made smaller by {plural(count, 'run')}"
         )
         said = [
-            (name, described(value))
+            SmallestArgument(name, described(value))
             for name, value, is_free in zip(names, values, free, strict=True)
             if is_free
         ]

@@ -165,7 +165,7 @@ def compare(
 
         output.write_page(comparison_page(found), html)
     if json:
-        output.write_json(render.compare_document(found))
+        output.write_json(found)
     else:
         output.write_rendered(render.comparison(found, output.width()))
     for each in found.unproven:

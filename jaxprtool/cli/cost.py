@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry
     from jaxprtool.ir.program import Program
     from jaxprtool.loading.load import Entry
-    from jaxprtool.render.documents.analyses import CostDocument
+    from jaxprtool.render.documents.found import CostDocument
 
 _COUNTED = Panel("What is counted")
 
@@ -96,7 +96,7 @@ def cost(
         raise OutputError("--seconds says how long it takes, --measure measures it: not both")
     start_jax(told, function.x64)
     from jaxprtool.analysis.cost import cost as found_cost
-    from jaxprtool.analysis.cost.devices import device_named
+    from jaxprtool.analysis.cost.devices import device_named, with_times
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import cost as render
 
@@ -119,14 +119,12 @@ def cost(
     output.say_if_partitioned(programs, json)
     taken = [_seconds(p, entry, traced, told) if measure else seconds for p in programs]
     if json:
-        documents = [
-            render.cost_document(each, on, time) for each, time in zip(found, taken, strict=True)
-        ]
-        first = documents[0]
+        found = [with_times(each, on, time) for each, time in zip(found, taken, strict=True)]
+        first = found[0]
         document: CostDocument = {
-            "total": first["total"],
-            "groups": first["groups"],
-            "programs": documents,
+            "total": first.total,
+            "groups": first.groups,
+            "programs": found,
         }
         output.write_json(document)
         return

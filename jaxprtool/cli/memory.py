@@ -12,7 +12,7 @@ from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
-    from jaxprtool.render.documents.analyses import MemoryDocument
+    from jaxprtool.render.documents.found import MemoryDocument
 
 _Top = Annotated[
     int, Panel("What is shown").option("--top", "N", "Show the N largest groups.", min=1)
@@ -78,13 +78,12 @@ def memory(
             file.write(_profile(found[0]))
     output.say_if_partitioned((each for _, each in programs), json)
     if json:
-        documents = [render.memory_document(each) for each in found]
-        first = documents[0]
+        first = found[0]
         document: MemoryDocument = {
-            "peak_bytes": first["peak_bytes"],
-            "at": first["at"],
-            "live": first["live"],
-            "programs": documents,
+            "peak_bytes": first.peak_bytes,
+            "at": first.at,
+            "live": first.live,
+            "programs": found,
         }
         output.write_json(document)
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxprtool.execute.run import RunReport
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.outline import Outline
-    from jaxprtool.render.documents.analyses import OutlineDocument
+    from jaxprtool.render.documents.found import OutlineDocument
 
 _OUTLINED = Panel("What is outlined")
 
@@ -111,7 +111,7 @@ def outline(
     found = [
         _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
     ]
-    document: OutlineDocument = {"programs": list(map(render.repetition_document, found))}
+    document: OutlineDocument = {"programs": found}
     output.say_if_partitioned((each for _, each in programs), json)
     if not json:
         for i, each in enumerate(found):
@@ -152,7 +152,7 @@ def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
 
     watcher = Watcher(before_all=False, after_all=False, after=frozenset())
     ((_, result),) = options.each(Pipeline((Step(outlining),)).run(program, watcher))
-    return result, watcher.rows[0]["seconds"]
+    return result, watcher.rows[0].seconds
 
 
 def _filled(

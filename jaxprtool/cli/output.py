@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -300,20 +299,9 @@ def write_json(document: object) -> None:
     """A result as JSON, on stdout."""
     import json
 
-    write(json.dumps(jsonable(document), indent=2, allow_nan=False))
+    from jaxprtool.ir.documents import as_json
 
-
-def jsonable(value: object) -> object:
-    """A value with what JSON lacks (NaN, infinities, complex numbers) written as JSON can."""
-    if isinstance(value, dict):
-        return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(v) for v in value]
-    if isinstance(value, complex):
-        return [jsonable(value.real), jsonable(value.imag)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    write(json.dumps(as_json(document), indent=2, allow_nan=False))
 
 
 def write_table(

@@ -97,15 +97,7 @@ class Watcher(Observer):
     ) -> None:
         programs = [each for _, each in options.each(result)]
         left = sum(map(count_equations, programs))
-        self.rows.append(
-            {
-                "pass": str(step),
-                "program": program.name,
-                "seconds": seconds,
-                "equations_before": count_equations(program),
-                "equations_after": left,
-            }
-        )
+        self.rows.append(PassRun(str(step), program.name, seconds, count_equations(program), left))
         if self._keeps:
             self._keep(program, result)
         if type(step.transform).name == "outline":
@@ -142,9 +134,9 @@ def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[St
     traced, *made = watcher.states or [dict(programs)]
     states = [State(traced, after=sum(map(count_equations, traced.values())))]
     for state, row in zip(made, watcher.rows, strict=True):
-        which = f", {row['program']}" if len(states[-1].programs) > 1 else ""
-        counts = row["equations_before"], row["equations_after"]
-        states.append(State(state, row["pass"] + which, row["seconds"], *counts))
+        which = f", {row.program}" if len(states[-1].programs) > 1 else ""
+        counts = row.equations_before, row.equations_after
+        states.append(State(state, row.step + which, row.seconds, *counts))
     return states
 
 
@@ -172,11 +164,11 @@ def write_rows(rows: list[PassRun], equations: bool, timing: bool) -> None:
     columns += ["seconds"] if timing else []
     table = []
     for row in rows:
-        before, after = row["equations_before"], row["equations_after"]
-        cells = [row["pass"], row["program"]]
+        before, after = row.equations_before, row.equations_after
+        cells = [row.step, row.program]
         cells += [str(n) for n in (before, after, before - after)] if equations else []
-        table.append([*cells, f"{row['seconds']:.4f}"] if timing else cells)
+        table.append([*cells, f"{row.seconds:.4f}"] if timing else cells)
     if timing:
-        total = sum(row["seconds"] for row in rows)
+        total = sum(row.seconds for row in rows)
         table.append(["total", *[""] * (len(columns) - 2), f"{total:.4f}"])
     output.write_table(columns, table, right=columns[2:], stream=sys.stderr)

@@ -20,7 +20,6 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 if TYPE_CHECKING:
     from jaxprtool.api.reduction import Reduction
     from jaxprtool.api.reduction.checks import Check
-    from jaxprtool.render.documents.checks import ReduceDocument
 
 _KEPT = Panel("What is kept")
 _CheckText = Annotated[
@@ -127,28 +126,12 @@ def reduce(
         told("writing")
         _write(found, wanted, out)
     if json:
-        output.write_json(_document(found))
+        output.write_json(found)
     elif out is None:
         output.write_pages([(found.program.name, found.program)])
     _tell(found)
     if found.interrupted:
         raise typer.Exit(130)
-
-
-def _document(found: Reduction) -> ReduceDocument:
-    from jaxprtool.render.as_json import program_document
-
-    return {
-        "equations_before": found.equations_before,
-        "equations_after": found.equations_after,
-        "tries": found.tries,
-        "seconds": found.seconds,
-        "seen": found.seen,
-        "smaller": found.is_smaller,
-        "holds": found.holds,
-        "interrupted": found.interrupted,
-        "program": program_document(found.program),
-    }
 
 
 def _arrays(values: dict[str, Any]) -> dict[str, Any]:

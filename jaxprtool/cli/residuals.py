@@ -60,6 +60,6 @@ def residuals(
     told("differentiating")
     found = found_residuals(result, limit)
     if json:
-        output.write_json(render.residuals_document(found))
+        output.write_json(found)
     else:
         output.write_rendered(render.residuals_table(found, output.width(), top))

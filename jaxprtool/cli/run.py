@@ -124,7 +124,7 @@ def run(
     if json:
         document = runs.document(report, trace_time, filled.random, pass_time)
         if check:
-            document["found"] = list(map(runs.finding_document, found))
+            document["found"] = found
         output.write_json(document)
     else:
         _write_report(report, runs.steps(report, trace_time, pass_time if passes else None))

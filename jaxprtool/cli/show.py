@@ -235,10 +235,10 @@ def _document(
     programs: Programs, want_stats: bool, options: ShowOptions
 ) -> ShowDocument | StatsDocument:
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.as_json import program_document, stats_document
+    from jaxprtool.render.as_json import program_document
 
     if want_stats:
-        return {"stats": [stats_document(stats(program)) for _, program in programs]}
+        return {"stats": [stats(program) for _, program in programs]}
     options = replace(options, source=True, scopes=True)
     return {"programs": [program_document(program, options) for _, program in programs]}
 

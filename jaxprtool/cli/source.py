@@ -12,7 +12,7 @@ from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents.analyses import SourceDocument
+    from jaxprtool.render.documents.found import SourceDocument
 
 _Residuals = Annotated[
     bool | None,
@@ -47,7 +47,7 @@ def source(
       jaxprtool source samples/transformer.py:loss -p grad --device h100
     """
     start_jax(told, function.x64)
-    from jaxprtool.analysis.cost.devices import device_named
+    from jaxprtool.analysis.cost.devices import device_named, timed
     from jaxprtool.api.source import source as found_source
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import source as render
@@ -71,9 +71,7 @@ def source(
                 "`jaxprtool cost --by primitive` counts without lines",
             )
     if json:
-        document: SourceDocument = {
-            "programs": [render.source_document(each, on) for each in found]
-        }
+        document: SourceDocument = {"programs": found if on is None else timed(tuple(found), on)}
         output.write_json(document)
         return
     for i, each in enumerate(found):

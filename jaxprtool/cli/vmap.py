@@ -156,7 +156,7 @@ def _summary(batch: Batch, program: Program, row: PassRun) -> str:
         f"{output.some(names)} {'unmapped' if dim is None else f'at axis {dim}'}"
         for dim, names in names_by_axis(mapped_arguments(batch, program)).items()
     )
-    before, after = row["equations_before"], row["equations_after"]
+    before, after = row.equations_before, row.equations_after
     return f"{lanes}: {mapped or 'no arguments'}; {before} -> {after} equations"
 
 
@@ -174,7 +174,7 @@ def _document(
         "arguments": [
             {"name": name, "axis": dim} for name, dim in mapped_arguments(batch, program)
         ],
-        "equations_before": row["equations_before"],
-        "equations_after": row["equations_after"],
+        "equations_before": row.equations_before,
+        "equations_after": row.equations_after,
         "programs": [program_document(each) for _, each in programs],
     }

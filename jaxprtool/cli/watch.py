@@ -166,7 +166,7 @@ def watch(
     for each in found.left_out:
         output.note(f"inside {each}, in a shard_map, nothing is watched")
     if json:
-        output.write_json(render.watch_document(found))
+        output.write_json(found)
         return
     with output.paged(pager):
         output.write_rendered(render.watched_text(found, output.width()))

@@ -108,7 +108,7 @@ def why(
     if path is not None:
         way = flow_path(program, *path)
         if json:
-            output.write_json(render.path_document(way))
+            output.write_json(way)
         else:
             output.write_rendered(render.path_text(way, output.width()))
         return
@@ -116,7 +116,7 @@ def why(
     asked = {"forward": forward, "back": back} if forward or back else {}
     found = found_why(program, what, **asked)
     if json:
-        output.write_json(render.why_document(found))
+        output.write_json(found)
     elif full or format not in (None, Format.lines):
         _write_equations(program, found, format or Format.text)
     else:

@@ -18,6 +18,7 @@ from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
 from jaxprtool.execute.compile_cache import hits_counted
 from jaxprtool.execute.summary import Summary, summarize
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, placed
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
@@ -43,11 +44,16 @@ class Output:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds each step took; `repeat` is the median of `repeats` calls after the first.
+    """How long each step of a run took, in seconds.
 
-    `compile_cpu` are those that all threads spent while the program was compiled; `cached` is
-    whether it was not, since JAX had it in its cache. Under `jax_disable_jit` nothing is lowered
-    and compiled as a whole.
+    Attributes:
+        lower: Lowering; None under `jax_disable_jit`.
+        compile: Compiling; None under `jax_disable_jit`.
+        compile_cpu: The CPU time of all threads while the program was compiled.
+        cached: Whether it was not compiled, but found in JAX's cache.
+        first_call: The first call.
+        repeat: The median of the calls after the first; None if there were none.
+        repeats: The number of these calls.
     """
 
     lower: float | None
@@ -60,22 +66,37 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes of a compiled program on a device: what it takes, gives, and needs while it runs."""
+class CompiledMemory:
+    """The memory of a compiled program, in bytes.
+
+    Attributes:
+        arguments: What it takes.
+        outputs: What it gives.
+        temporary: What it needs besides while it runs.
+    """
 
     arguments: int
     outputs: int
     temporary: int
 
 
+@document(without=("name", "devices", "outputs"), flat=("times",))
 @dataclass(frozen=True)
 class RunReport:
-    """What a run gave: the devices it ran on, the times, the memory if known, the results."""
+    """How a program was compiled and run.
+
+    Attributes:
+        name: The program.
+        devices: The devices that it ran on.
+        times: How long each step took.
+        memory: Its memory; None if the backend does not say.
+        outputs: The results.
+    """
 
     name: str
     devices: tuple[jax.Device, ...]
     times: Times
-    memory: Memory | None
+    memory: CompiledMemory | None
     outputs: tuple[Output, ...]
 
 
@@ -213,7 +234,7 @@ class Compiled:
     compile: float | None = None
     compile_cpu: float | None = None
     cached: bool = False
-    memory: Memory | None = None
+    memory: CompiledMemory | None = None
 
 
 def compiled(
@@ -242,13 +263,13 @@ def compiled(
     return Compiled(call, lower_time, compile_time, compile_cpu, hits() > 0, memory)
 
 
-def _memory(compiled: jax.stages.Compiled) -> Memory | None:
+def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:
     """Return the memory of a compiled program, unless its backend does not say."""
     known = compiled.memory_analysis()
     if known is None:
         return None
     sizes = known.argument_size_in_bytes, known.output_size_in_bytes, known.temp_size_in_bytes
-    return Memory(*sizes)
+    return CompiledMemory(*sizes)
 
 
 def _thrower(checked: Callable) -> Callable:

@@ -43,7 +43,12 @@ class NamedValue:
 
 @dataclass(frozen=True)
 class NamedSize(NamedValue):
-    """An argument that is a size, with bounds: `i32[] at most 512`, `i32[] from 2 to 512`."""
+    """An argument that is a size, with bounds: `i32[] at most 512`, `i32[] from 2 to 512`.
+
+    Attributes:
+        at_most: Of a size, its largest value.
+        at_least: Of a size, its least value.
+    """
 
     at_most: int
     at_least: int
@@ -57,7 +62,13 @@ class NamedSize(NamedValue):
 
 @dataclass(frozen=True)
 class NamedLengths(NamedValue):
-    """An argument with the lengths of examples: `i32[4] of N rows, each at most 512`."""
+    """An argument with the lengths of examples: `i32[4] of N rows, each at most 512`.
+
+    Attributes:
+        rows: Of lengths of examples, the number of rows of all examples.
+        at_most: Of lengths of examples, the largest; None if unknown.
+        at_least: Of lengths of examples, the least.
+    """
 
     rows: str
     at_most: int | None

@@ -1,13 +1,14 @@
-"""A program, and its stats, as plain data for JSON: see `documents`."""
+"""A program as plain data for JSON: see `documents`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import Border, NamedValue, border
+from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
@@ -17,10 +18,6 @@ from jaxprtool.render.comments import source_line
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.rows import Reader
-
-if TYPE_CHECKING:
-    from jaxprtool.analysis.stats import Stats
-
 
 #: A document says where equations come from, unless that is not wanted.
 _WITH_PLACES = replace(DEFAULTS, source=True, scopes=True)
@@ -47,12 +44,6 @@ def program_document(
     }
 
 
-def stats_document(stats: Stats) -> documents.Stats:
-    """The document of a program's stats."""
-    document = {"format": "jaxprtool.stats", "version": 1, **asdict(stats)}
-    return cast(documents.Stats, document)
-
-
 class _Documents:
     def __init__(self, about: Border, options: ShowOptions):
         self.reader = Reader(about, ShowOptions(weak=options.weak))
@@ -61,13 +52,9 @@ class _Documents:
         self.frames = frames_now(about.roots)
         self._called: dict[Jaxpr, int] = {}
 
-    def named(
-        self, values: Sequence[NamedValue], atoms: Sequence[Atom]
-    ) -> list[documents.BoundValue]:
-        return [
-            cast(documents.BoundValue, {**asdict(value), **self._operand(atom)})
-            for value, atom in zip(values, atoms, strict=True)
-        ]
+    def named(self, values: Sequence[NamedValue], atoms: Sequence[Atom]) -> Any:
+        bound = map(documents.BoundValue, values, map(self._operand, atoms))
+        return list(map(as_json, bound))
 
     def equations(self, jaxpr: Jaxpr, depth: int) -> list[documents.Equation | documents.Skipped]:
         rows = self.selection.rows(jaxpr)

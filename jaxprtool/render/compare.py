@@ -1,4 +1,4 @@
-"""Variants beside the first of them, as text and as JSON."""
+"""Variants beside the first of them, as text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from rich.text import Text
 
 from jaxprtool.ir.quantities import plural
 from jaxprtool.render import theme
-from jaxprtool.render.documents import CompareDocument, checks
-from jaxprtool.render.measures import COLUMNS, cells, measure_document, types
-from jaxprtool.render.parting import parting, parting_document
+from jaxprtool.render.measures import COLUMNS, cells, types
+from jaxprtool.render.parting import parting
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.stats import new_table
 
@@ -115,31 +114,3 @@ def worst(results: Sequence[Measure]) -> list[Measure]:
 def _error(each: Measure) -> float:
     """Return the largest error in units of what is tolerated."""
     return (each.absolute or 0.0) / (each.atol or each.rtol or 1.0)
-
-
-# --- as JSON --------------------------------------------------------------------------------------
-
-
-def compare_document(found: Comparison) -> CompareDocument:
-    """Return the document of a comparison."""
-    return {
-        "name": found.name,
-        "reference": found.reference,
-        "inputs": found.inputs,
-        "random": list(found.random),
-        "smallest": [{"name": name, "value": text} for name, text in found.smallest],
-        "within": found.within,
-        "error": found.error,
-        "variants": list(map(_document, found.variants)),
-        "partings": list(map(parting_document, found.partings)),
-    }
-
-
-def _document(variant: Compared) -> checks.VariantDocument:
-    return {
-        "name": variant.name,
-        "error": variant.error,
-        "equal": variant.equal,
-        "within": variant.within,
-        "results": list(map(measure_document, variant.results)),
-    }

@@ -1,4 +1,4 @@
-"""What a program costs, as a table and as JSON."""
+"""What a program costs, as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.text import Text
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.render import theme
-from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
 from jaxprtool.render.stats import new_table
@@ -182,48 +181,6 @@ def notes(found: Cost, device: Device | None, seconds: float | None) -> Iterator
     if found.unknown:
         names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())
         yield f"without what is not known: {', '.join(names)}"
-
-
-# --- as JSON ----------------------------------------------------------------------------------
-
-
-def cost_document(
-    found: Cost, device: Device | None, seconds: float | None
-) -> documents.ProgramCost:
-    """Return the document of what a program costs."""
-    each = found.per_device
-    return {
-        "name": found.name,
-        "by": found.by,
-        "total": group_document(found.total, device),
-        "per_device": None if each is None else group_document(each, device),
-        "groups": [group_document(group, device) for group in found.groups],
-        "collectives": [group_document(group, None) for group in found.collectives],
-        "unknown": dict(found.unknown),
-        "left_to_partitioner": list(found.left_to_partitioner),
-        "seconds": seconds,
-        "utilisation": (
-            device.utilisation(found.total, seconds) if device and seconds is not None else None
-        ),
-    }
-
-
-def group_document(group: Group, device: Device | None) -> documents.GroupCost:
-    """Return the document of what a group of equations costs."""
-    numbers = group.work.map(_jsonable)._asdict()
-    document: dict[str, Any] = {"name": group.name, **numbers, "per_round": group.per_round}
-    if group.least != group.work:
-        document["least"] = group.least.map(_jsonable)._asdict()
-    if group.behind:
-        document["library"] = group.behind
-    if device is not None:
-        bound = device.bound(group)
-        document |= {"seconds": bound.seconds, "limit": bound.limit}
-    return document  # type: ignore[return-value]
-
-
-def _jsonable(number: Any) -> int | str:
-    return number if type(number) is int else str(number)
 
 
 def symbols_in(found: Cost) -> bool:

@@ -22,7 +22,6 @@ from jaxprtool.ir.notation.tokens import (
 )
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.render.documents import DiffDocument, diffs
 from jaxprtool.render.grid import columns
 from jaxprtool.render.lines import Cell, printable, wrapped
 from jaxprtool.render.listing import Listing
@@ -30,8 +29,9 @@ from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.rows import Reader
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line, Size
+    from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line
     from jaxprtool.ir.differences import Difference
+    from jaxprtool.render.documents.found import DiffDocument, DiffLine
 
 _MARKS = {
     "removed": RemovedToken("- "),
@@ -392,7 +392,7 @@ def _arrow(old: str, new: str) -> list[str]:
 def diff_document(found: Diff) -> DiffDocument:
     """Return the document of a diff."""
     texts = _Texts(found) if found.hunks else None
-    lines: dict[str, list[diffs.DiffLine]] = {"removed": [], "added": [], "changed": []}
+    lines: dict[str, list[DiffLine]] = {"removed": [], "added": [], "changed": []}
     for number, hunk in enumerate(found.hunks):
         for line in hunk.lines:
             assert texts is not None
@@ -402,7 +402,7 @@ def diff_document(found: Diff) -> DiffDocument:
                     "primitive": "" if line.equation is None else line.equation.primitive.name,
                     "text": "".join(texts.line(hunk, line)),
                     "source": line.source,
-                    "path": list(hunk.path),
+                    "path": hunk.path,
                     "differs_in": sorted({each.kind for each in line.differences}),
                 }
             )
@@ -412,22 +412,7 @@ def diff_document(found: Diff) -> DiffDocument:
         "added": lines["added"],
         "changed": lines["changed"],
         "retyped": len(found.retyped),
-        "border": [_border_document(each) for each in found.border],
-        "before": _size_document(found.before),
-        "after": _size_document(found.after),
+        "border": found.border,
+        "before": found.before,
+        "after": found.after,
     }
-
-
-def _border_document(change: BorderChange) -> diffs.BorderChange:
-    return {
-        "what": change.what,
-        "name": change.name,
-        "before": change.before,
-        "after": change.after,
-    }
-
-
-def _size_document(size: Size) -> diffs.DiffSize:
-    work = size.work
-    flops, count = (n if isinstance(n, int | float) else str(n) for n in (work.flops, work.bytes))
-    return {"name": size.name, "equations": size.equations, "flops": flops, "bytes": count}

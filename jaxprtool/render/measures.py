@@ -1,11 +1,10 @@
-"""How values differ, as cells of a table and as JSON."""
+"""How values differ, as cells of a table."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from jaxprtool.ir.quantities import with_prefix
-from jaxprtool.render.documents import checks
 
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.measures import Measure
@@ -41,8 +40,7 @@ def _cosine(cosine: float | None) -> str:
 
 def _nonfinite(each: Measure) -> str:
     """Return how many NaNs and infinities there are, if as many as in the reference."""
-    nans, infinities = each.nans[1], each.nonfinite[1] - each.nans[1]
-    counts = [(nans, "NaN"), (infinities, "inf")]
+    counts = [(each.own_nans, "NaN"), (each.infinities, "inf")]
     return ", ".join(f"{count:,} {what}" for count, what in counts if count)
 
 
@@ -64,29 +62,3 @@ def types(each: Measure) -> str:
     """Return the type of a result, and that of the reference if it has another."""
     same = each.type == each.reference_type
     return each.type if same else f"{each.type}, not {each.reference_type}"
-
-
-def measure_document(each: Measure) -> checks.MeasureDocument:
-    """Return the document of how a value differs."""
-    return {
-        "name": each.name,
-        "type": each.type,
-        "reference_type": each.reference_type,
-        "equal": each.equal,
-        "within": each.within,
-        "rtol": each.rtol,
-        "atol": each.atol,
-        "absolute": each.absolute,
-        "relative": each.relative,
-        "ulps": each.ulps,
-        "cosine": each.cosine,
-        "nans": each.nans[1],
-        "reference_nans": each.nans[0],
-        "infinities": each.nonfinite[1] - each.nans[1],
-        "reference_infinities": each.nonfinite[0] - each.nans[0],
-        "proof": each.is_proof,
-        "differing": each.differing,
-        "beyond": each.beyond,
-        "size": each.size,
-        "position": None if each.position is None else list(each.position),
-    }

@@ -1,4 +1,4 @@
-"""The memory that a program needs, as a curve and a table for the terminal, and as JSON."""
+"""The memory that a program needs, as a curve and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.text import Text
 
 from jaxprtool.ir.quantities import in_bytes
 from jaxprtool.render import theme
-from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.stats import described, new_table
 
@@ -159,46 +158,3 @@ def _steps(found: Memory, width: int) -> Iterator[tuple[float, int]]:
             point, following = following, next(curve, None)
             highest = max(highest, point.bytes)
         yield position, max(highest, point.bytes)
-
-
-# --- as JSON ----------------------------------------------------------------------------------
-
-
-def memory_document(found: Memory) -> documents.ProgramMemory:
-    """Return the document of the memory that a program needs."""
-    return {
-        "name": found.name,
-        "peak_bytes": found.peak_bytes,
-        "argument_bytes": found.argument_bytes,
-        "result_bytes": found.result_bytes,
-        "constant_bytes": found.constant_bytes,
-        "temporary_bytes": found.temporary_bytes,
-        "donated_bytes": found.donated_bytes,
-        "left_to_partitioner": list(found.left_to_partitioner),
-        "at": _point(found.at),
-        "live": list(map(_live, found.live)),
-        "curve": list(map(_point, found.curve)),
-    }
-
-
-def _point(point: Point) -> documents.MemoryPoint:
-    return {
-        "position": point.position,
-        "bytes": point.bytes,
-        "primitive": point.primitive,
-        "source": point.source,
-    }
-
-
-def _live(live: Live) -> documents.LiveValues:
-    return {
-        "kind": live.kind,
-        "count": live.count,
-        "type": live.type,
-        "bytes": live.bytes,
-        "name": live.name,
-        "primitive": live.primitive,
-        "source": live.source,
-        "reader": live.reader,
-        "reader_source": live.reader_source,
-    }

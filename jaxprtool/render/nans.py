@@ -11,12 +11,12 @@ from rich.text import Text
 
 from jaxprtool.ir.quantities import plural
 from jaxprtool.render import theme
-from jaxprtool.render.documents import NansDocument, checks
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.stats import new_table
 
 if TYPE_CHECKING:
     from jaxprtool.execute.nans import BadValue, NanSearch, Operand
+    from jaxprtool.render.documents.found import NansDocument
 
 #: So many results, equations or devices are named.
 _FEW = 4
@@ -135,56 +135,16 @@ def _number(number: object) -> str:
     return "" if number is None else f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
-# --- as JSON ----------------------------------------------------------------------------------
-
-
 def nans_document(found: NanSearch) -> NansDocument:
-    """Return the document of what was found."""
+    """Return the document of what was found: the first, and all others."""
     first = found.first
     return {
         "name": found.name,
         "found": first is not None,
         "primitive": first.primitive if first else "",
         "source": first.source if first else "",
-        "path": list(first.path) if first else [],
-        "iteration": list(first.iteration) if first else [],
-        "operands": list(map(_operand, first.operands)) if first else [],
-        "all": list(map(_document, found.found)),
-    }
-
-
-def _document(found: BadValue) -> checks.FoundValue:
-    return {
-        "kind": found.kind,
-        "argument": found.argument,
-        "primitive": found.primitive,
-        "source": found.source,
-        "scope": found.scope,
-        "path": list(found.path),
-        "iteration": list(found.iteration),
-        "times": found.times,
-        "type": found.type,
-        "count": found.count,
-        "size": found.size,
-        "position": list(found.position),
-        "devices": list(found.devices),
-        "operands": list(map(_operand, found.operands)),
-        "way": list(map(_operand, found.way)),
-        "reaches": list(found.reaches),
-        "dropped": found.dropped,
-        "leads_to": list(found.leads_to),
-        "forward": found.forward,
-    }
-
-
-def _operand(value: Operand) -> checks.FoundOperand:
-    return {
-        "type": value.type,
-        "argument": value.argument,
-        "primitive": value.primitive,
-        "source": value.source,
-        "low": value.low,
-        "high": value.high,
-        "nans": value.nans,
-        "infs": value.infs,
+        "path": first.path if first else (),
+        "iteration": first.iteration if first else (),
+        "operands": first.operands if first else (),
+        "all": found.found,
     }

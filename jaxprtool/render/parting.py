@@ -1,4 +1,4 @@
-"""Where a variant parts from the reference, as text and as JSON."""
+"""Where a variant parts from the reference, as text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.render import theme
-from jaxprtool.render.documents import checks
-from jaxprtool.render.measures import COLUMNS, cells, measure_document, types
+from jaxprtool.render.measures import COLUMNS, cells, types
 from jaxprtool.render.stats import new_table
 
 if TYPE_CHECKING:
@@ -94,30 +93,3 @@ def errors(found: Parting) -> Table:
         name = Text(each.name, style=theme.PRIMITIVE).append(f" {types(each)}", style=theme.TYPE)
         table.add_row(Text(which, style=theme.COMMENT), name, *cells(each))
     return table
-
-
-# --- as JSON --------------------------------------------------------------------------------------
-
-
-def parting_document(found: Parting) -> checks.PartingDocument:
-    """Return the document of where a variant parts from the reference."""
-    return {
-        "variant": found.variant,
-        "found": found.found,
-        "why": found.why,
-        "pass": found.step,
-        "place": found.place,
-        "passes": found.passes,
-        "strict": found.strict,
-        "primitive": found.primitive,
-        "source": found.source,
-        "scope": found.scope,
-        "path": list(found.path),
-        "iteration": list(found.iteration),
-        "counterpart": found.counterpart,
-        "parameters": list(found.parameters),
-        "operands": list(map(measure_document, found.operands)),
-        "results": list(map(measure_document, found.results)),
-        "removed": list(found.removed),
-        "added": list(found.added),
-    }

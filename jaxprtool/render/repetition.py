@@ -1,4 +1,4 @@
-"""What a program repeats, and what it takes as traced and outlined, as tables and as JSON."""
+"""What a program repeats, and what it takes as traced and outlined, as tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rich.text import Text
 from jaxprtool.ir.frames import frames_now, short_paths
 from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render import theme
-from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
 from jaxprtool.render.stats import new_table
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.memory import TemporaryMemory
     from jaxprtool.analysis.repetition import RepeatedBody, Repetition, SourceRange
     from jaxprtool.execute.run import RunReport
+    from jaxprtool.render.documents.found import Measurements
 
 
 #: Of bodies that gain too little so many are shown.
@@ -174,71 +174,15 @@ def _times(number: float) -> str:
     return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
 
 
-# --- as JSON ----------------------------------------------------------------------------------
-
-
-def repetition_document(found: Repetition) -> documents.Repetition:
-    """Return the document of what a program repeats."""
-    memory = found.memory
-    return {
-        "name": found.name,
-        "equations": found.equations,
-        "compiled": found.compiled,
-        "rest": found.rest,
-        "left_to_partitioner": list(found.left_to_partitioner),
-        "bodies": list(map(_body_document, found.bodies)),
-        "small": list(map(_body_document, found.small)),
-        "memory": {"as_traced": memory.as_traced, "outlined": memory.outlined} if memory else None,
-    }
-
-
-def _body_document(body: RepeatedBody) -> documents.RepeatedBody:
-    return {
-        "name": body.name,
-        "copies": body.copies,
-        "equations": body.equations,
-        "share": body.share,
-        "source": _source_document(body.source),
-        "bodies": list(map(_body_document, body.bodies)),
-    }
-
-
-def _source_document(source: SourceRange | None) -> documents.SourceRange | None:
-    if source is None:
-        return None
-    file = frames_now().path(source.file)
-    return {"file": file, "first": source.first, "last": source.last}
-
-
 def measured_document(
     reports: Sequence[RunReport], random: Sequence[str], trace_time: float, outline_time: float
-) -> documents.Measurements:
+) -> Measurements:
     """Return the document of what `measured_rows` shows; `random` arguments had random values."""
-    traced, *outlined = map(_measurement_document, reports)
     return {
-        "devices": [str(device) for device in reports[0].devices],
-        "random": list(random),
+        "devices": list(map(str, reports[0].devices)),
+        "random": random,
         "trace": trace_time,
         "outline": outline_time,
-        "as_traced": traced,
-        "outlined": outlined[0] if outlined else None,
-    }
-
-
-def _measurement_document(ran: RunReport) -> documents.Measurement:
-    times, memory = ran.times, ran.memory
-    return {
-        "lower": times.lower,
-        "compile": times.compile,
-        "compile_cpu": times.compile_cpu,
-        "first_call": times.first_call,
-        "repeat": times.repeat,
-        "repeats": times.repeats,
-        "memory": {
-            "arguments": memory.arguments,
-            "outputs": memory.outputs,
-            "temporary": memory.temporary,
-        }
-        if memory
-        else None,
+        "as_traced": reports[0],
+        "outlined": reports[1] if len(reports) > 1 else None,
     }

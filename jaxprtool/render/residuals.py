@@ -1,4 +1,4 @@
-"""What a backward pass keeps, as tables and as JSON."""
+"""What a backward pass keeps, as tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rich.text import Text
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.render import theme
-from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.stats import described, new_table
 
@@ -171,46 +170,3 @@ def dropped_text(found: Residuals, policy: str) -> str:
     """Return the largest residual that a policy drops: `f32[8] tanh`; empty if it drops none."""
     dropped = next((each for each in found.residuals if policy in each.policies), None)
     return "" if dropped is None else f"{dropped.type} {dropped.name or dropped.primitive}"
-
-
-# --- as JSON ----------------------------------------------------------------------------------
-
-
-def residuals_document(found: Residuals) -> documents.ResidualsDocument:
-    """Return the document of what a backward pass keeps."""
-    return {
-        "name": found.name,
-        "total_bytes": found.total_bytes,
-        "residuals": list(map(_document, found.residuals)),
-        "policies": dict(found.policies),
-        "proposal": None if found.proposal is None else _proposal_document(found.proposal),
-    }
-
-
-def _proposal_document(found: Proposal) -> documents.Proposal:
-    return {
-        "budget": found.budget,
-        "policy": found.policy,
-        "values": [
-            {"name": v.name, "source": v.source, "code": v.code, "bytes": v.bytes}
-            for v in found.values
-        ],
-        "total_bytes": found.total_bytes,
-        "flops": found.flops,
-        "flops_before": found.flops_before,
-    }
-
-
-def _document(residual: Residual) -> documents.Residual:
-    number = residual.recompute
-    return {
-        "type": residual.type,
-        "bytes": residual.bytes,
-        "source": residual.source,
-        "name": residual.name,
-        "argument": residual.argument,
-        "primitive": residual.primitive,
-        "readers": [{"primitive": r.primitive, "source": r.source} for r in residual.readers],
-        "recompute": number if type(number) is int else str(number),
-        "policies": list(residual.policies),
-    }

@@ -113,36 +113,12 @@ def document(
     report: RunReport, trace_time: float, random: Sequence[str], pass_time: float | None = None
 ) -> documents.RunDocument:
     """Return the document of a run, of a program whose arguments `random` had random values."""
-    times = report.times
     return {
         "name": report.name,
         "devices": [str(d) for d in report.devices],
         "random": list(random),
-        "times": {
-            "trace": trace_time,
-            "passes": pass_time,
-            "lower": times.lower,
-            "compile": times.compile,
-            "cached": times.cached,
-            "first_call": times.first_call,
-            "repeat": times.repeat,
-            "repeats": times.repeats,
-        },
+        "times": documents.StepTimes(trace_time, pass_time, report.times),
         "outputs": list(map(_output_document, report.outputs)),
-    }
-
-
-def finding_document(finding: Finding) -> documents.CheckFinding:
-    """Return the document of what a check has found."""
-    return {
-        "check": finding.check,
-        "primitives": list(finding.primitives),
-        "source": finding.source,
-        "backward": finding.backward,
-        "iteration": list(finding.iteration),
-        "count": finding.count,
-        "size": finding.size,
-        "reaches": list(finding.reaches),
     }
 
 

@@ -1,4 +1,4 @@
-"""The user's files with what each line costs beside it, as text and as JSON."""
+"""The user's files with what each line costs beside it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from jaxprtool.render import theme
 from jaxprtool.render.cost import (
     RANGE,
     bytes_text,
-    group_document,
     number_text,
     total_text,
     weight_of,
 )
-from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.grid import GAP
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
@@ -90,7 +88,7 @@ class _Matter:
         return (
             _is_part(weight_of(line.total, self._device), self._work)
             or _is_part(line.total.work.bytes, self._bytes)
-            or _is_part(line.kept, self._kept)
+            or _is_part(line.kept or 0, self._kept)
             or not (self._work or self._bytes)
         )
 
@@ -127,7 +125,7 @@ def _columns(found: Source, device: Device | None) -> list[_Column]:
         columns.append(_Column("FLOPs", lambda e: _flops(e.total)))
     columns.append(_Column("bytes", lambda e: _cut(_bytes(e.total.work.bytes))))
     if found.kept is not None:
-        columns.append(_Column("kept", lambda e: _bytes(e.kept)))
+        columns.append(_Column("kept", lambda e: _bytes(e.kept or 0)))
     return [*columns, _Column("equations", lambda e: f"{e.equations:,}")]
 
 
@@ -266,41 +264,3 @@ def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
     if found.unknown:
         names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())
         yield f"without what is not known: {', '.join(names)}"
-
-
-# --- as JSON ----------------------------------------------------------------------------------
-
-
-def source_document(found: Source, device: Device | None) -> documents.ProgramSource:
-    """Return the document of what the lines of a user's files cost."""
-    kept = found.kept
-    return {
-        "name": found.name,
-        "total": group_document(found.total, device),
-        "files": [
-            {
-                "file": file.path,
-                "lines": [_line_document(line, found, device) for line in file.lines],
-            }
-            for file in found.files
-        ],
-        "elsewhere": found.elsewhere,
-        "residual_bytes": None if kept is None else kept.total,
-        "unknown": dict(found.unknown),
-    }
-
-
-def _line_document(
-    line: SourceLine, found: Source, device: Device | None
-) -> documents.SourceLineCost:
-    document: documents.SourceLineCost = {
-        "line": line.number,
-        "equations": line.equations,
-        "total": group_document(line.total, device),
-    }
-    if found.has_backward:
-        document["forward"] = group_document(line.forward, device)
-        document["backward"] = group_document(line.backward, device)
-    if found.kept is not None:
-        document["residual_bytes"] = line.kept
-    return document

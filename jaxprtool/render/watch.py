@@ -1,20 +1,18 @@
-"""Watched values, as a table and as JSON."""
+"""Watched values, as a table."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from math import isfinite
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.render import theme
-from jaxprtool.render.documents import WatchDocument, watched
 from jaxprtool.render.rendering import Rendering
 
 if TYPE_CHECKING:
@@ -140,32 +138,3 @@ def _number(number: float | None) -> str:
     if number is None:
         return ""
     return f"{number:.3g}" if abs(number) < 1e5 or not isfinite(number) else f"{number:.2e}"
-
-
-# --- as JSON ----------------------------------------------------------------------------------
-
-
-def watch_document(found: Watched) -> WatchDocument:
-    """Return the document of what was watched."""
-    return {
-        "name": found.name,
-        "by": found.by,
-        "rows": list(map(_document, found.rows)),
-        "left_out": list(found.left_out),
-    }
-
-
-def _document(row: WatchedRow) -> watched.WatchedValues:
-    numbers: Any = asdict(row.numbers)
-    numbers["exponents"] = {str(e): n for e, n in sorted(row.numbers.exponents.items())}
-    document = {
-        "name": row.name,
-        "source": row.source,
-        "backward": row.backward,
-        "iteration": list(row.iteration),
-        "primitives": list(row.primitives),
-        "types": list(row.types),
-        "path": list(row.path),
-        "times": row.times,
-    }
-    return document | numbers  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Slices and paths, by the user's lines, as text and as JSON."""
+"""Slices and paths, by the user's lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from jaxprtool.ir.border import covering
 from jaxprtool.ir.frames import BEHIND, short_paths
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
 from jaxprtool.ir.quantities import plural
-from jaxprtool.render.documents import analyses as documents
 from jaxprtool.render.grid import GAP
 from jaxprtool.render.lines import Cell, cut, printable, wrapped
 from jaxprtool.render.listing import Listing
@@ -186,67 +185,3 @@ def path_text(found: Path, width: int) -> Listing:
             row += [SourceLine(place), GAP, *cut([" ".join(code.split())], room)]
         tokens += "\n", *row
     return Listing(printable(tokens))
-
-
-# --- as JSON ----------------------------------------------------------------------------------
-
-
-def why_document(found: Why) -> documents.WhyDocument:
-    """Return the document of slices."""
-    document: documents.WhyDocument = {
-        "name": found.program,
-        "what": found.what,
-        "kind": found.kind,
-    }
-    if found.forward is not None:
-        document["forward"] = {**_document(found.forward), "results": list(found.forward.results)}
-    if found.back is not None:
-        document["back"] = {**_document(found.back), "arguments": list(found.back.arguments)}
-    if (flow := found.gradient) is not None:
-        document["gradient"] = {
-            "zero": list(flow.zero),
-            "reached": list(flow.reached),
-            "stops": [{"primitive": e.primitive, "source": e.source} for e in flow.stops],
-        }
-    return document
-
-
-def _document(found: Slice) -> documents.Slice:
-    return {
-        "equations": found.equations,
-        "of": found.of,
-        "lines": list(map(_line_document, found.lines)),
-    }
-
-
-def _line_document(line: SlicedLine) -> documents.SlicedLine:
-    document: documents.SlicedLine = {
-        "source": line.name,
-        "equations": line.equations,
-        "of": line.of,
-        "primitives": dict(line.primitives),
-    }
-    if line.behind:
-        document["library"] = line.behind
-    return document
-
-
-def path_document(found: Path) -> documents.PathDocument:
-    """Return the document of a path."""
-    steps = found.steps
-    return {
-        "name": found.program,
-        "start": found.start,
-        "end": found.end,
-        "steps": None
-        if steps is None
-        else [
-            {
-                "primitive": step.primitive,
-                "type": step.type,
-                "depth": step.depth,
-                "source": step.source,
-            }
-            for step in steps
-        ],
-    }

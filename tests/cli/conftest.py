@@ -1,7 +1,7 @@
 """The command line in this process: `cli("show", "bad.py:f")` gives what it printed, and its code.
 
 The tests stand in a folder of their own, which holds the module `functions.py`. Every JSON document
-that a command prints is one of its types in `render.documents`.
+that a command prints is one of its types in `tests.documentation.documents`.
 """
 
 import gc
@@ -17,7 +17,7 @@ import pytest
 import typeguard
 
 from jaxprtool.cli.main import main
-from jaxprtool.render.documents import DOCUMENTS
+from tests.documentation.documents import schemas
 
 FUNCTIONS = """
     import jax, jax.numpy as jnp, jaxprtool
@@ -120,7 +120,7 @@ def folder(tmp_path, monkeypatch):
 def check_document(command, document):
     """Raise TypeCheckError for a document that is of none of the types of a command."""
     every = typeguard.CollectionCheckStrategy.ALL_ITEMS
-    kinds = Union[DOCUMENTS[command]]  # noqa: UP007  (as many as there are)
+    kinds = Union[schemas(command)]  # noqa: UP007  (as many as there are)
     typeguard.check_type(document, kinds, collection_check_strategy=every)
 
 

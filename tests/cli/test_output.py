@@ -7,6 +7,7 @@ import pytest
 from jaxprtool.cli import output
 from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole
+from jaxprtool.ir.documents import as_json
 
 
 class Terminal(io.StringIO):
@@ -57,7 +58,7 @@ def test_a_message_that_is_piped_is_one_line(capsys):
 
 def test_what_json_lacks_is_written_as_json_can():
     value = {"a": (float("nan"), -float("inf"), 1.5), "b": 1 + 2j, 3: [True, None]}
-    assert output.jsonable(value) == {
+    assert as_json(value) == {
         "a": ["NaN", "-Infinity", 1.5],
         "b": [1.0, 2.0],
         "3": [True, None],

@@ -1,18 +1,15 @@
-"""Write the page of JSON documents, `docs/json.md`: `python -m tests.documentation.json_page`.
-
-The page is made of the types in `jaxprtool.render.documents` and what they say of themselves.
-"""
+"""Write the page of JSON documents, `docs/json.md`: `python -m tests.documentation.json_page`."""
 
 from __future__ import annotations
 
-import inspect
 import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxprtool.render import documents
+from jaxprtool.ir import documents
+from tests.documentation.documents import DOCUMENTS, schemas
 
 PATH = Path(__file__).parents[2] / "docs" / "json.md"
 
@@ -21,7 +18,8 @@ _HEAD = """# JSON documents
 `--json` makes every command print one JSON document on stdout, which is of the type given here.
 {about}
 
-<!-- Made from jaxprtool/render/documents/ by `python -m tests.documentation.json_page`. -->
+<!-- Made from the dataclasses and types that tests/documentation/documents.py lists, by
+`python -m tests.documentation.json_page`. -->
 
 | command | documents |
 | --- | --- |
@@ -32,12 +30,11 @@ _HEAD = """# JSON documents
 def page() -> str:
     """Return the text of the page."""
     commands = "\n".join(
-        f"| `{command}` | {', '.join(map(_link, kinds))} |"
-        for command, kinds in documents.DOCUMENTS.items()
+        f"| `{command}` | {', '.join(map(_link, schemas(command)))} |" for command in DOCUMENTS
     )
-    about = (documents.__doc__ or "").split("\n\n", 1)[1].strip().rpartition(" The page ")[0]
+    about = documents.__doc__.rpartition("unless `document` says otherwise. ")[2].strip()
     parts = [_HEAD.format(about=about, commands=commands)]
-    parts += map(_section, dict.fromkeys(_all(documents.DOCUMENTS.values())))
+    parts += map(_section, _all())
     return "\n".join(parts)
 
 
@@ -57,26 +54,28 @@ def _description(hint: Any) -> str:
     return text
 
 
-def _all(kinds: Any) -> Iterator[type]:
+def _all() -> Iterator[type]:
     seen: set[type] = set()
-    queue = [kind for of_command in kinds for kind in of_command]
+    queue = [kind for command in DOCUMENTS for kind in schemas(command)]
     while queue:
         cls = queue.pop(0)
         if cls not in seen:
             seen.add(cls)
             yield cls
-            inner = [d for hint in typing.get_type_hints(cls).values() for d in typed_dicts(hint)]
+            inner = [d for hint in cls.__annotations__.values() for d in typed_dicts(hint)]
             queue = [*inner, *queue]
 
 
 def _section(cls: type) -> str:
-    title = inspect.getdoc(cls)
-    hints = typing.get_type_hints(cls, include_extras=True).items()
-    rows = [f"| `{key}` | {_shown(hint)} | {_description(hint)} |" for key, hint in hints]
+    rows = [
+        f"| `{key}` | {_shown(hint)} | {_description(hint)} |"
+        for key, hint in cls.__annotations__.items()
+    ]
     return (
         "\n".join(
             (
-                f"## {cls.__name__}\n\n{title}\n\n| key | type | what it is |\n| --- | --- | --- |",
+                f"## {cls.__name__}\n\n{cls.__doc__}\n",
+                "| key | type | what it is |\n| --- | --- | --- |",
                 *rows,
             )
         )

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from jaxprtool.analysis.stats import stats
+from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
-from jaxprtool.render.as_json import program_document, stats_document
+from jaxprtool.render.as_json import program_document
 from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.stats import stats as stats_tables
 from jaxprtool.render.table import table
@@ -119,7 +120,7 @@ def test_documents_are_json_and_hold_every_equation(name):
     written = json.dumps(document["equations"]) + json.dumps(document["shared"])
     for primitive in {eqn.primitive.name for eqn in closed.eqns}:
         assert f'"primitive": "{primitive}"' in written
-    json.dumps(stats_document(stats(closed)))
+    json.dumps(as_json(stats(closed)))
 
 
 def test_document_of_a_program():

@@ -34,6 +34,7 @@ from jaxprtool.analysis.cost.work import Work
 from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.border import Border, border
 from jaxprtool.ir.collector import without_collector
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import symbols_of, value_of
@@ -48,6 +49,13 @@ BY: tuple[By, ...] = get_args(By)
 TYPICAL_SIZE = 512
 
 
+@document(
+    without=("least", "products", "line", "path"),
+    names={"behind": "library", "lower_bound": "least"},
+    also=("lower_bound",),
+    flat=("work",),
+    optional=("behind", "lower_bound", "seconds", "limit"),
+)
 @dataclass(frozen=True)
 class Group:
     """The cost of a group of equations.
@@ -64,6 +72,8 @@ class Group:
             `flax/linen/linear.py:199`. With `jaxprtool.frames("all")`, by which groups are told
             apart, all frames of libraries behind the line.
         path: The scopes, the outermost first, if grouped by scope.
+        seconds: A lower bound of its time, if a device was asked for (`devices.timed`).
+        limit: What limits it there: `compute` or `memory`.
     """
 
     name: str
@@ -74,6 +84,13 @@ class Group:
     line: Line | None = None
     behind: str = ""
     path: tuple[str, ...] = ()
+    seconds: float | None = None
+    limit: str = ""
+
+    @property
+    def lower_bound(self) -> Work | None:
+        """The cost with the cheapest branch of each `cond`; None if all branches cost the same."""
+        return None if self.least == self.work else self.least
 
 
 @dataclass(frozen=True)
@@ -88,8 +105,10 @@ class Cost:
         groups: The groups, the dearest first. A scope includes the scopes in it.
         collectives: The bytes that devices send in each kind of collective.
         unknown: The number of equations of each primitive whose cost is unknown.
-        left_to_partitioner: What of it has a sharding over several devices: arguments, results and
-            equations, as `ir.auto_sharding` tells them.
+        left_to_partitioner: Arguments, results and equations with a sharding over several devices,
+            whose arrays are counted whole.
+        seconds: The time that the program takes, if it was measured or is known.
+        utilisation: The part of the device's FLOPs that matrix products have in this time.
     """
 
     name: str
@@ -100,6 +119,8 @@ class Cost:
     collectives: tuple[Group, ...]
     unknown: Mapping[str, int]
     left_to_partitioner: tuple[str, ...] = ()
+    seconds: float | None = None
+    utilisation: float | None = None
 
 
 @without_collector()

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from jaxprtool.analysis.cost import Group
+from jaxprtool.analysis.cost import Cost, Group
 from jaxprtool.errors import ArgumentsError, did_you_mean
 
 #: TFLOP/s, or GB/s.
@@ -75,6 +75,29 @@ class Bound:
 
     seconds: float
     limit: str
+
+
+def timed(found: Any, device: Device) -> Any:
+    """Return a dataclass with the times on a device of all groups of equations in it."""
+    if isinstance(found, Group):
+        bound = device.bound(found)
+        return replace(found, seconds=bound.seconds, limit=bound.limit)
+    if type(found) is tuple:
+        return tuple(timed(each, device) for each in found)
+    if is_dataclass(found) and not isinstance(found, type):
+        inner = {each.name: timed(getattr(found, each.name), device) for each in fields(found)}
+        return replace(found, **inner)
+    return found
+
+
+def with_times(found: Cost, device: Device | None, seconds: float | None) -> Cost:
+    """Return a cost with the time that the program took, and those of its groups on a device."""
+    if device is None:
+        return replace(found, seconds=seconds)
+    part = None if seconds is None else device.utilisation(found.total, seconds)
+    # Collectives have no time: the rates of links are not known.
+    on_device = replace(timed(found, device), collectives=found.collectives)
+    return replace(on_device, seconds=seconds, utilisation=part)
 
 
 def _nvidia(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.documents import Number
 
 
 class Work(NamedTuple):
@@ -26,12 +27,12 @@ class Work(NamedTuple):
         bytes_communicated: Bytes that a device sends in collectives.
     """
 
-    flops: Any = 0
-    transcendentals: Any = 0
-    bytes_read: Any = 0
-    bytes_written: Any = 0
-    random_numbers: Any = 0
-    bytes_communicated: Any = 0
+    flops: Number = 0
+    transcendentals: Number = 0
+    bytes_read: Number = 0
+    bytes_written: Number = 0
+    random_numbers: Number = 0
+    bytes_communicated: Number = 0
 
     @property
     def bytes(self) -> Any:

@@ -58,8 +58,8 @@ class Memory:
         at: The peak.
         live: The values live at the peak, the largest first; they add up to `peak_bytes`.
         curve: The memory needed from the first equation to the last.
-        left_to_partitioner: What of it has a sharding over several devices: arguments, results and
-            equations, as `ir.auto_sharding` tells them.
+        left_to_partitioner: Arguments, results and equations with a sharding over several devices,
+            whose arrays are counted whole.
     """
 
     name: str

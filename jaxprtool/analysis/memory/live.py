@@ -12,6 +12,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.analysis.memory.schedule import Buffer
 from jaxprtool.analysis.memory.walk import BodyMemory
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.makers import Makers
@@ -28,12 +29,15 @@ Kind: TypeAlias = typing.Literal[
 ]
 
 
+@document(without=("frames",))
 @dataclass(frozen=True)
 class Live:
     """Live values with the same kind, type, and source lines.
 
     Attributes:
-        kind: The kind of the values.
+        kind: What they are: an "argument", a "constant", a "result", "room" for a result that is
+            made later, a "value" that an equation makes, a "row" of what a loop goes over, or what
+            is "broadcast" for a reduction.
         count: The number of values.
         type: Their type.
         bytes: Their total bytes.

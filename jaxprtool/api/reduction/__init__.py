@@ -19,14 +19,22 @@ from jaxprtool.api.reduction.search import CallingJudge, Search, State
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.formats.jaxpr.write import write
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.reduction.candidates import count_of
 from jaxprtool.processes import Child, last_words, temporary_folder
+from jaxprtool.render.as_json import program_document
+from jaxprtool.render.documents import programs as documents
 
 #: A callback for the line of progress.
 _Told = Callable[[str], object]
 
 
+@document(
+    without=("program", "values"),
+    names={"is_smaller": "smaller", "program_document": "program"},
+    also=("program_document",),
+)
 @dataclass(frozen=True)
 class Reduction:
     """The result of a reduction.
@@ -54,6 +62,11 @@ class Reduction:
     is_smaller: bool = True
     holds: bool = True
     interrupted: bool = False
+
+    @property
+    def program_document(self) -> documents.Program:
+        """The smallest program found."""
+        return program_document(self.program)
 
 
 def reduce(

@@ -13,6 +13,7 @@ from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.compare.parting import Found, Pair, Path, Search
 from jaxprtool.execute.compare.pieces import Machine
 from jaxprtool.execute.compare.variants import Variant
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.scalar_predicates import with_scalar_predicates
@@ -23,6 +24,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 MOST_NAMED = 6
 
 
+@document(without=("reference", "code", "at_call"), names={"step": "pass"})
 @dataclass(frozen=True)
 class Parting:
     """Where a variant parts from the reference.

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxprtool.execute.compare.bisection import Parting
 from jaxprtool.execute.compare.variants import Compared
+from jaxprtool.ir.documents import document
 
 
+class SmallestArgument(NamedTuple):
+    """An argument of the smallest input for which a variant fails.
+
+    Attributes:
+        name: The argument.
+        value: What it is, in words: `zero but for [2] = 1.0`.
+    """
+
+    name: str
+    value: str
+
+
+@document(without=("arguments",), also=("within",))
 @dataclass(frozen=True)
 class Comparison:
     """What variants of a program gave on the same inputs.
@@ -33,7 +47,7 @@ class Comparison:
     error: str = ""
     partings: tuple[Parting, ...] = ()
     arguments: tuple[Any, ...] = field(default=(), repr=False, compare=False)
-    smallest: tuple[tuple[str, str], ...] = ()
+    smallest: tuple[SmallestArgument, ...] = ()
 
     @property
     def unproven(self) -> list[str]:

@@ -13,6 +13,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.compare.arrays import as_numpy, bits_agree, wide
 from jaxprtool.execute.finite import is_mostly_nonfinite, nonfinite
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import type_of
 
@@ -48,6 +49,11 @@ def _is_exact(dtype: Any) -> bool:
     return is_extended(dtype) or dtype in (np.dtype(bool), jax.dtypes.float0)
 
 
+@document(
+    without=("nans", "nonfinite"),
+    names={"own_nans": "nans", "is_proof": "proof"},
+    also=("own_nans", "reference_nans", "infinities", "reference_infinities", "is_proof"),
+)
 @dataclass(frozen=True)
 class Measure:
     """How a value differs from the one that it is compared with.
@@ -93,6 +99,26 @@ class Measure:
     cosine: float | None
     nans: tuple[int, int]
     nonfinite: tuple[int, int]
+
+    @property
+    def own_nans(self) -> int:
+        """The number of NaNs that it has."""
+        return self.nans[1]
+
+    @property
+    def reference_nans(self) -> int:
+        """The number of NaNs that the reference has."""
+        return self.nans[0]
+
+    @property
+    def infinities(self) -> int:
+        """The number of infinities that it has."""
+        return self.nonfinite[1] - self.nans[1]
+
+    @property
+    def reference_infinities(self) -> int:
+        """The number of infinities that the reference has."""
+        return self.nonfinite[0] - self.nans[0]
 
     @property
     def is_proof(self) -> bool:

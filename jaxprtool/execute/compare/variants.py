@@ -12,6 +12,7 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError, d
 from jaxprtool.execute.arguments import require_runnable
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.run import choose_device, compiled, copied, failures_reported, ready
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.interpret import Interpreter
@@ -37,6 +38,7 @@ class Variant:
     op_by_op: bool = False
 
 
+@document(without=("values",), also=("equal", "within"))
 @dataclass(frozen=True)
 class Compared:
     """A variant beside the first.

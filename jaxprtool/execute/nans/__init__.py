@@ -29,6 +29,7 @@ from jaxprtool.execute.nans.steps import Origin, Step, Value
 from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
 from jaxprtool.execute.run import failures_reported
 from jaxprtool.execute.summary import plain
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.frames import BEHIND, Frames, frames_now
 from jaxprtool.ir.meshes import concrete_mesh, placed
@@ -44,6 +45,7 @@ from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 _RECOMPUTED = "rematted_computation"
 
 
+@document(without=("element",))
 @dataclass(frozen=True)
 class Operand:
     """A value that an equation was given, or one on the way to it.
@@ -71,6 +73,7 @@ class Operand:
     element: Any
 
 
+@document(without=("code",))
 @dataclass(frozen=True)
 class BadValue:
     """A NaN or an infinity that an equation makes of values that have none, or an argument has.

@@ -25,6 +25,7 @@ from jaxprtool.execute.watch.recorder import By, Recorder, WatchedRow
 from jaxprtool.execute.watch.selected import Rounds
 from jaxprtool.execute.watch.stepping import Stepping
 from jaxprtool.execute.watch.stops import Stopped, runs_of, stopping
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.meshes import concrete_mesh, placed
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.notation.selection import Selection
@@ -37,6 +38,7 @@ from jaxprtool.jaxcompat import JaxprEqn
 __all__ = ["Lost", "Numbers", "Stopped", "Watched", "WatchedRow", "watch"]
 
 
+@document(without=("values",))
 @dataclass(frozen=True)
 class Watched:
     """What was watched.

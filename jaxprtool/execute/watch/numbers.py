@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.execute.summary import plain
+from jaxprtool.ir.documents import AnyFloat
 from jaxprtool.ir.dtypes import array_dtypes, is_extended
 from jaxprtool.jaxcompat import AbstractRef, Aval, DType
 
@@ -59,10 +60,10 @@ class Numbers:
     """
 
     size: int
-    low: float | None
-    high: float | None
-    mean: float | None
-    deviation: float | None
+    low: AnyFloat | None
+    high: AnyFloat | None
+    mean: AnyFloat | None
+    deviation: AnyFloat | None
     zeros: int
     nans: int
     infs: int

@@ -16,6 +16,7 @@ from jaxprtool.execute.watch.numbers import Numbers, Tally, has_numbers, is_inex
 from jaxprtool.execute.watch.selected import Rounds
 from jaxprtool.execute.watch.stepping import Result
 from jaxprtool.execute.watch.stops import value_names
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import bodies, holders, type_of
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
@@ -27,6 +28,7 @@ from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn
 By: TypeAlias = Literal["line", "scope", "equation"]
 
 
+@document(without=("code",), flat=("numbers",))
 @dataclass(frozen=True)
 class WatchedRow:
     """The values of a line, of a scope, or of a result of an equation.

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, TypedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
+
+from jaxprtool.ir.border import NamedValue
+from jaxprtool.ir.documents import document
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.stats import Stats
+    from jaxprtool.execute.checked import Finding
+    from jaxprtool.execute.run import Times
 
 # --- programs ---------------------------------------------------------------------------------
 
 
-class SourceLine(TypedDict):
+class Place(TypedDict):
     """A place in a source file."""
 
     file: Annotated[
@@ -33,34 +43,13 @@ class Operand(TypedDict):
     type: NotRequired[Annotated[str, "The type of the literal."]]
 
 
-class NamedValue(TypedDict):
-    """A value that is counted."""
+@document(flat=("value", "atom"))
+@dataclass(frozen=True)
+class BoundValue:
+    """An argument, a constant or an output of a program: its names, its type and its bytes."""
 
-    name: Annotated[str, "Its readable path, such as `params['w']`."]
-    type: Annotated[str, "Its type, as a jaxpr prints it."]
-    bytes: Annotated[int | None, "Its size; null where it is unknown."]
-    at_most: NotRequired[
-        Annotated[
-            int | None,
-            "Of an argument that is a size, or lengths of examples: its largest value; null where "
-            "it is unknown.",
-        ]
-    ]
-    at_least: NotRequired[
-        Annotated[int, "Of an argument that is a size, or lengths of examples: its least value."]
-    ]
-    rows: NotRequired[
-        Annotated[str, "Of an argument that is lengths of examples: how many rows these have."]
-    ]
-
-
-class BoundValue(NamedValue):
-    """An argument, a constant or an output of a program."""
-
-    variable: NotRequired[Annotated[str, "The name of the variable."]]
-    literal: NotRequired[
-        Annotated[str, "Instead of `variable`, of an output: the literal that is returned."]
-    ]
+    value: NamedValue
+    atom: Operand
 
 
 class Held(TypedDict):
@@ -86,10 +75,10 @@ class Equation(TypedDict):
     bodies: Annotated[list[Held], "The jaxprs that it holds."]
     effects: NotRequired[Annotated[list[str], "Its effects, as text, if it has any."]]
     source: NotRequired[
-        Annotated[SourceLine, "The line of the user's code that it comes from, if that is known."]
+        Annotated[Place, "The line of the user's code that it comes from, if that is known."]
     ]
     library: NotRequired[
-        Annotated[SourceLine, "If that line calls a library: the line of this that it comes from."]
+        Annotated[Place, "If that line calls a library: the line of this that it comes from."]
     ]
     scope: NotRequired[Annotated[str, "Its name stack, if it has one."]]
 
@@ -123,30 +112,6 @@ class Program(TypedDict):
     shared: Annotated[dict[str, Body], "The jaxprs that several equations have in common, by name."]
 
 
-class PrimitiveCount(TypedDict):
-    """How often a primitive occurs."""
-
-    name: Annotated[str, "The primitive."]
-    total: Annotated[int, "How many equations it has in all."]
-    by_depth: Annotated[list[int], "How many at each depth; the program's own is 0."]
-
-
-class Stats(TypedDict):
-    """The size of a program."""
-
-    format: Annotated[Literal["jaxprtool.stats"], "What this is."]
-    version: Annotated[Literal[1], "The version of the format."]
-    name: Annotated[str, "The name of the function."]
-    equations: Annotated[int, "How many equations there are in all."]
-    by_depth: Annotated[list[int], "How many at each depth; the program's own is 0."]
-    primitives: Annotated[
-        list[PrimitiveCount], "How often each primitive occurs, the most frequent first."
-    ]
-    constants: Annotated[list[NamedValue], "The constants of the program and of its bodies."]
-    arguments: Annotated[list[NamedValue], "The arguments."]
-    outputs: Annotated[list[NamedValue], "The outputs."]
-
-
 # --- show, opt --------------------------------------------------------------------------------
 
 
@@ -159,21 +124,27 @@ class ShowDocument(TypedDict):
 class StatsDocument(TypedDict):
     """`show --stats`."""
 
-    stats: Annotated[list[Stats], "The size of each program."]
+    stats: Annotated[Sequence[Stats], "The size of each program."]
 
 
-# Not a class body: "pass" is a keyword of Python.
-PassRun = TypedDict(
-    "PassRun",
-    {
-        "pass": Annotated[str, "The pass, with its options."],
-        "program": Annotated[str, "The name of the program."],
-        "seconds": Annotated[float, "How long it took."],
-        "equations_before": Annotated[int, "How many equations it was given."],
-        "equations_after": Annotated[int, "How many it left."],
-    },
-)
-PassRun.__doc__ = "What a pass did to a program."
+@document(names={"step": "pass"})
+@dataclass(frozen=True)
+class PassRun:
+    """What a pass did to a program.
+
+    Attributes:
+        step: The pass, with its options.
+        program: The name of the program.
+        seconds: How long it took.
+        equations_before: How many equations it was given.
+        equations_after: How many it left.
+    """
+
+    step: str
+    program: str
+    seconds: float
+    equations_before: int
+    equations_after: int
 
 
 class OptDocument(TypedDict):
@@ -186,17 +157,19 @@ class OptDocument(TypedDict):
 # --- run --------------------------------------------------------------------------------------
 
 
-class Times(TypedDict):
-    """How long each step of a run took, in seconds."""
+@document(flat=("times",))
+@dataclass(frozen=True)
+class StepTimes:
+    """How long each step of a run took, in seconds.
 
-    trace: Annotated[float, "Tracing."]
-    passes: Annotated[float | None, "All passes; null where they are counted with the tracing."]
-    lower: Annotated[float | None, "Lowering; null under `jax_disable_jit`."]
-    compile: Annotated[float | None, "Compiling; null under `jax_disable_jit`."]
-    cached: Annotated[bool, "Whether it was not compiled, but found in JAX's cache."]
-    first_call: Annotated[float, "The first call."]
-    repeat: Annotated[float | None, "The median of the calls after it; null if there were none."]
-    repeats: Annotated[int, "How many these were."]
+    Attributes:
+        trace: Tracing.
+        passes: All passes; None where they are counted with the tracing.
+    """
+
+    trace: float
+    passes: float | None
+    times: Times
 
 
 class Output(TypedDict):
@@ -212,28 +185,15 @@ class Output(TypedDict):
     ]
 
 
-class CheckFinding(TypedDict):
-    """Values that a check of `--check` is against."""
-
-    check: Annotated[str, "The check."]
-    primitives: Annotated[list[str], "What computes them; nothing of an argument."]
-    source: Annotated[str, "The user's line, with the library's behind; or the argument."]
-    backward: Annotated[bool, "Whether they are of the backward part of a gradient."]
-    iteration: Annotated[list[int], "The round of each loop around, of NaNs and infinities."]
-    count: Annotated[int, "How many elements are such."]
-    size: Annotated[int, "How many elements there are."]
-    reaches: Annotated[list[str], "The results that have a NaN or an infinity of it."]
-
-
 class RunDocument(TypedDict):
     """`run`."""
 
     name: Annotated[str, "The name of the program."]
     devices: Annotated[list[str], "Where it ran: `cpu:0`."]
     random: Annotated[list[str], "The arguments that were filled with random values."]
-    times: Annotated[Times, "How long each step took."]
+    times: Annotated[StepTimes, "How long each step took."]
     outputs: Annotated[list[Output], "The results, in order."]
-    found: NotRequired[Annotated[list[CheckFinding], "With `--check`: what is found."]]
+    found: NotRequired[Annotated[Sequence[Finding], "With `--check`: what is found."]]
 
 
 # --- unzip, vmap ------------------------------------------------------------------------------
@@ -247,9 +207,9 @@ class Variable(TypedDict):
     shape: Annotated[list[int | str], "Its dimensions; a symbolic one is a text."]
     dtype: Annotated[str, "Its dtype, as NumPy calls it."]
     bytes: Annotated[int | None, "Its size; null where it is unknown."]
-    source: Annotated[SourceLine | None, "The line that declares it; null where it is unknown."]
+    source: Annotated[Place | None, "The line that declares it; null where it is unknown."]
     library: NotRequired[
-        Annotated[SourceLine, "If that line calls a library: the line of this that declares it."]
+        Annotated[Place, "If that line calls a library: the line of this that declares it."]
     ]
 
 

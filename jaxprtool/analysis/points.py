@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Literal, TypeAlias, get_args
 
@@ -29,6 +29,7 @@ from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.user_names import UserNames
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.quantities import listed
 from jaxprtool.ir.slicing import Start, Value
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
@@ -283,7 +284,4 @@ def _prefixes(names: Iterable[str]) -> Iterator[str]:
             yield name[: mark.start()]
 
 
-def _some(names: Iterable[str], most: int = 5) -> str:
-    shown = list(names)
-    more = f", … {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
+_some = partial(listed, most=5)

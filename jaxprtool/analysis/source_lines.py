@@ -24,7 +24,10 @@ _NONE = Group("", NOTHING, NOTHING)
 _NOTHING = Sides(_NONE, _NONE, _NONE)
 
 
-@document(names={"number": "line", "kept": "residual_bytes"}, optional=("kept",))
+_KEYS = {"number": "line", "kept": "residual_bytes"}
+
+
+@document(without=("forward", "backward"), names=_KEYS, optional=("kept",))
 @dataclass(frozen=True)
 class SourceLine:
     """A line that equations come from.
@@ -44,6 +47,11 @@ class SourceLine:
     forward: Group
     backward: Group
     kept: int | None = None
+
+
+@document(names=_KEYS, optional=("kept",))
+class GradientLine(SourceLine):
+    """A line of a program with the backward part of a gradient: its document has both parts."""
 
 
 @document(without=("file",), names={"path": "file"})
@@ -117,6 +125,8 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
     frames = frames_now(about.roots)
     costs = cost_by_side(program)
     counts = EquationsByLine(LineReader(frames)).of(everything(about.jaxpr))
+    backward = any(is_some(each.backward) for each in costs.lines.values())
+    kind = GradientLine if backward else SourceLine
     by_file: dict[str, list[SourceLine]] = {}
     elsewhere = 0
     for line, count in counts.items():
@@ -124,14 +134,12 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
             elsewhere += count.total()
             continue
         found = costs.lines.get(line, _NOTHING)
-        each = SourceLine(line.line, count.total(), found.total, found.forward, found.backward)
-        by_file.setdefault(line.file, []).append(each)
+        by_file.setdefault(line.file, []).append(kind(line.line, count.total(), *found))
     files = [
         SourceFile(file, frames.path(file), tuple(sorted(lines, key=lambda each: each.number)))
         for file, lines in by_file.items()
     ]
     files.sort(key=lambda each: -sum(line.equations for line in each.lines))
-    backward = any(is_some(each.backward) for each in costs.lines.values())
     return Source(about.name, costs.total, tuple(files), elsewhere, backward, costs.unknown)
 
 

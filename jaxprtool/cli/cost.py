@@ -118,8 +118,8 @@ def cost(
             file.write(_profile(program))
     output.say_if_partitioned(programs, json)
     taken = [_seconds(p, entry, traced, told) if measure else seconds for p in programs]
+    found = [with_times(each, on, time) for each, time in zip(found, taken, strict=True)]
     if json:
-        found = [with_times(each, on, time) for each, time in zip(found, taken, strict=True)]
         first = found[0]
         document: CostDocument = {
             "total": first.total,
@@ -128,10 +128,10 @@ def cost(
         }
         output.write_json(document)
         return
-    for i, (each, time) in enumerate(zip(found, taken, strict=True)):
+    for i, each in enumerate(found):
         if i:
             output.write("")
-        output.write_rendered(render.cost_table(each, output.width(), top, on, time))
+        output.write_rendered(render.cost_table(each, output.width(), top, on))
 
 
 def _profile(program: Program) -> bytes:

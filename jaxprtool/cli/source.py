@@ -70,8 +70,10 @@ def source(
                 f"no line of your files is known of the equations of {each.name}",
                 "`jaxprtool cost --by primitive` counts without lines",
             )
+    if on is not None:
+        found = list(timed(tuple(found), on))
     if json:
-        document: SourceDocument = {"programs": found if on is None else timed(tuple(found), on)}
+        document: SourceDocument = {"programs": found}
         output.write_json(document)
         return
     for i, each in enumerate(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from jaxprtool.errors import ArgumentsError
 
@@ -10,6 +11,18 @@ from jaxprtool.errors import ArgumentsError
 def plural(count: int, noun: str) -> str:
     """Return a count as text: `1 equation`, `2 equations`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def some(names: Iterable[str], most: int, end: str = " and {:,} more") -> str:
+    """Return names as text, the first of many: `a, b and 3 more`."""
+    names = list(names)
+    more = len(names) - most
+    return ", ".join(names[:most]) + (end.format(more) if more > 0 else "")
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """Return names as text, the first of many: `a, b, … 3 more`."""
+    return some(names, most, ", … {:,} more")
 
 
 def in_bytes(count: float) -> str:

@@ -10,10 +10,9 @@ from rich.text import Text
 
 from jaxprtool.ir.quantities import plural
 from jaxprtool.render import theme
-from jaxprtool.render.measures import COLUMNS, cells, types
+from jaxprtool.render.measures import cells, errors_table, types
 from jaxprtool.render.parting import parting
 from jaxprtool.render.rendering import Rendering
-from jaxprtool.render.stats import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,11 +81,7 @@ def _variant(variant: Compared, width: int) -> RenderableType:
     said = Text(verdict(variant), style=theme.HEADING)
     if variant.error or (variant.equal and not variant.unproven) or not rows:
         return said
-    table = new_table("")
-    table.title = None  # a longer one than the table is wide would be broken
-    table.add_column("result", overflow="fold")
-    for column in COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
+    table = errors_table("result")
     for each in rows:
         name = Text(each.name, style=theme.BINDER)
         if width >= _WIDE or each.type != each.reference_type:

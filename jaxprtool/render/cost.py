@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Parts
 from rich.console import RenderableType
+from rich.table import Column
 from rich.text import Text
 
 from jaxprtool.ir.frames import BEHIND
@@ -16,11 +17,12 @@ from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
-from jaxprtool.render.stats import new_table
+from jaxprtool.render.tables import add_more, new_table, number, share_text, text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
     from jaxprtool.analysis.cost.devices import Device
+    from jaxprtool.analysis.source_lines import Source
 
 #: What stands for groups without a name.
 _UNNAMED = {
@@ -38,40 +40,35 @@ _LEAST = 20
 RANGE, _PER_ROUND = " to ", "*"
 
 
-def cost_table(
-    found: Cost, width: int, top: int, device: Device | None, seconds: float | None
-) -> Rendering:
+def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rendering:
     """Return what a program costs, with a row for each of the `top` dearest groups.
 
     Args:
         found: What it costs.
         width: How many columns of characters there are.
         top: So many groups are shown.
-        device: A device, of which times are shown.
-        seconds: How long the program takes, if that is known.
+        device: The device that times are for, if the groups have any.
     """
-    shown, rest = found.groups[:top], found.groups[top:]
+    shown = found.groups[:top]
     if found.by == "scope":
         shown = tuple(sorted(shown, key=_in_tree(shown)))
-    table = new_table(f"{found.name}: {total_text(found.total)}")
-    table.add_column("share", justify="right")
-    if device is not None:
-        table.add_column("at least", justify="right")
-        table.add_column("limit", style=theme.COMMENT)
-    for column in ("FLOPs", "bytes", "FLOPs/B"):
-        table.add_column(column, justify="right")
-    table.add_column(found.by, style=theme.BINDER, overflow="fold")
-    whole = weight_of(found.total, device)
-    rows = [[*_cells(group, whole, device)] for group in shown]
+    times = number("at least"), Column("limit", style=theme.COMMENT)
+    table = new_table(
+        f"{found.name}: {total_text(found.total)}",
+        number("share"),
+        *(times if found.total.seconds is not None else ()),
+        *map(number, ("FLOPs", "bytes", "FLOPs/B")),
+        text(found.by, theme.BINDER),
+    )
+    whole = weight_of(found.total)
+    rows = [[*_cells(group, whole)] for group in shown]
     headings = [str(column.header) for column in table.columns[:-1]]
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
     for group, cells in zip(shown, rows, strict=True):
         table.add_row(*cells, _name(found, group, max(width - taken, _LEAST)))
-    if rest:
-        more = Text(f"… {len(rest):,} more", style=theme.COMMENT)
-        table.add_row(*[""] * (len(table.columns) - 1), more)
+    add_more(table, len(found.groups) - top, *[""] * (len(table.columns) - 1))
     parts: list[RenderableType] = [table]
-    lines = list(notes(found, device, seconds))
+    lines = list(notes(found, device))
     if lines:
         parts += [Text(), *map(Text, lines)]
     return Rendering(Parts(*parts), width)
@@ -84,12 +81,10 @@ def total_text(total: Group) -> str:
     return f"{flops}{unit}, {bytes_text(total.work.bytes)}"
 
 
-def _cells(group: Group, whole: float | None, device: Device | None) -> Iterator[str]:
-    weight = weight_of(group, device)
-    yield f"{weight / whole:.1%}" if whole and weight is not None else ""
-    if device is not None:
-        bound = device.bound(group)
-        yield from (duration(bound.seconds), bound.limit)
+def _cells(group: Group, whole: float | None) -> Iterator[str]:
+    yield share_text(weight_of(group), whole)
+    if group.seconds is not None:
+        yield from (duration(group.seconds), group.limit)
     work = group.work
     yield number_text(group, "flops") or "·"
     yield bytes_text(work.bytes) if type(work.bytes) is not int or work.bytes else "·"
@@ -97,10 +92,10 @@ def _cells(group: Group, whole: float | None, device: Device | None) -> Iterator
     yield f"{work.flops / work.bytes:.1f}" if known else ""
 
 
-def weight_of(group: Group, device: Device | None) -> float | None:
+def weight_of(group: Group) -> float | None:
     """Return what the share of a group is of: its time, or FLOPs; None if these are symbolic."""
-    if device is not None:
-        return device.bound(group).seconds
+    if group.seconds is not None:
+        return group.seconds
     work = group.work
     number = work.flops + work.transcendentals
     return number if type(number) is int else None
@@ -134,10 +129,10 @@ def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
 
 
 def _name(found: Cost, group: Group, width: int) -> Text:
-    text, behind = name_texts(found, group)
+    called, behind = name_texts(found, group)
     if not group.name:
-        return Text(text, style=theme.COMMENT)
-    name = Text("  " * (len(group.path) - 1) + text).append(behind, style=theme.COMMENT)
+        return Text(called, style=theme.COMMENT)
+    name = Text("  " * (len(group.path) - 1) + called).append(behind, style=theme.COMMENT)
     line = group.line
     places = [] if line is None else [(line.file, line.line), *line.behind]
     if places and (code := linecache.getline(*places[-1]).strip()):
@@ -158,7 +153,7 @@ def name_texts(found: Cost, group: Group) -> tuple[str, str]:
     return (group.path[-1] if group.path else group.name), behind
 
 
-def notes(found: Cost, device: Device | None, seconds: float | None) -> Iterator[str]:
+def notes(found: Cost, device: Device | None) -> Iterator[str]:
     """Yield what there is to say beside the table."""
     for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
         if number := number_text(found.total, field):
@@ -168,14 +163,23 @@ def notes(found: Cost, device: Device | None, seconds: float | None) -> Iterator
     for each in found.collectives:
         yield f"{each.name}: {bytes_text(each.work.bytes_communicated)}"
     if device is not None:
-        bound = device.bound(found.total)
-        yield f"on {device.name}: at least {duration(bound.seconds)}, limited by {bound.limit}"
-    if seconds is not None and type(flops := found.total.work.flops) is int:
-        rate = f"in {duration(seconds)}: {with_prefix(round(flops / seconds))}FLOP/s"
+        yield bound_note(found.total, device)
+    if found.seconds is not None and type(flops := found.total.work.flops) is int:
+        rate = f"in {duration(found.seconds)}: {with_prefix(round(flops / found.seconds))}FLOP/s"
         if device is not None:
-            part = device.utilisation(found.total, seconds)
-            rate += f", {part:.1%} of the FLOPs of {device.name}"
+            rate += f", {found.utilisation:.1%} of the FLOPs of {device.name}"
         yield rate
+    yield from unknown_notes(found)
+
+
+def bound_note(total: Group, device: Device) -> str:
+    """Return how long a program takes on a device at least, and what limits it."""
+    assert total.seconds is not None
+    return f"on {device.name}: at least {duration(total.seconds)}, limited by {total.limit}"
+
+
+def unknown_notes(found: Cost | Source) -> Iterator[str]:
+    """Yield what is not known of a cost: the iterations of loops, and what primitives cost."""
     if found.total.per_round:
         yield f"{_PER_ROUND} with one round of each loop whose rounds are not known"
     if found.unknown:

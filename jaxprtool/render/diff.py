@@ -23,7 +23,7 @@ from jaxprtool.ir.notation.tokens import (
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.render.grid import columns
-from jaxprtool.render.lines import Cell, printable, wrapped
+from jaxprtool.render.lines import Cell, joined, printable, wrapped
 from jaxprtool.render.listing import Listing
 from jaxprtool.render.rendering import ShowOptions
 from jaxprtool.render.rows import Reader
@@ -58,8 +58,7 @@ def diff_text(found: Diff, width: int) -> Listing:
     lines += _hunks(found, width)
     if found.retyped:
         lines += [[], [Comment(_retyped(found))]]
-    tokens = [token for line in lines for token in ("\n", *line)]
-    return Listing(printable(tokens[1:]))
+    return Listing(printable(joined(lines)))
 
 
 def diff_stat(found: Diff, width: int) -> Listing:
@@ -84,8 +83,7 @@ def diff_stat(found: Diff, width: int) -> Listing:
         lines += [[], [*columns(rows, width)]]
     if found.retyped:
         lines += [[], [Comment(_retyped(found))]]
-    tokens = [token for line in lines for token in ("\n", *line)]
-    return Listing(printable(tokens[1:]))
+    return Listing(printable(joined(lines)))
 
 
 def _summary(found: Diff) -> Iterator[list[str]]:

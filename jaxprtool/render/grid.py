@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxprtool.ir.notation.tokens import Comment, Heading
-from jaxprtool.render.lines import Cell, parts, wrapped
+from jaxprtool.render.lines import Cell, joined, parts, wrapped
 
 #: What stands between two columns.
 GAP = "  "
@@ -43,7 +43,7 @@ def grid(
         lines.append(_row(row, widths))
         if more:
             lines += ([" " * indent, *line] for line in wrapped(more, max(width - indent, 1)))
-    return _joined(lines)
+    return joined(lines)
 
 
 def fits(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> bool:
@@ -58,11 +58,7 @@ def fits(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) ->
 def columns(rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
     """Return the tokens of rows in columns without headings, without a newline at their end."""
     widths = _widths(rows, width)
-    return _joined(_row(row, widths) for row in rows)
-
-
-def _joined(lines: Iterable[Iterable[str]]) -> list[str]:
-    return [token for line in lines for token in ("\n", *line)][1:]
+    return joined(_row(row, widths) for row in rows)
 
 
 def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:

@@ -33,6 +33,11 @@ def _written_out(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
+def joined(lines: Iterable[Iterable[str]]) -> list[str]:
+    """Return the tokens of lines with newlines between them."""
+    return [token for line in lines for token in ("\n", *line)][1:]
+
+
 def lines_of(tokens: Iterable[str]) -> Iterator[list[str]]:
     """Yield the tokens of each line, without newlines."""
     line: list[str] = []

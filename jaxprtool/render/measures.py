@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.table import Column, Table
+
 from jaxprtool.ir.quantities import with_prefix
+from jaxprtool.render.tables import new_table, text
 
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.measures import Measure
 
 #: What is said of a result: errors, and how many elements are beyond tolerance.
 COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
+
+
+def errors_table(*headings: str) -> Table:
+    """Return an empty table of errors; a title longer than it is wide would be broken."""
+    errors = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
+    return new_table("", *map(text, headings), *errors)
 
 
 def cells(each: Measure) -> list[str]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from jaxprtool.ir.quantities import in_bytes
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
-from jaxprtool.render.stats import described, new_table
+from jaxprtool.render.tables import add_more, described, new_table, number, share_text, text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
@@ -37,26 +37,17 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
     if found.temporary_bytes:
         parts += [Text(), _curve(found, min(width, _WIDEST))]
     if found.live:
-        table = new_table("")
-        table.title = None
-        for column in ("share", "bytes"):
-            table.add_column(column, justify="right")
-        table.add_column("values", style=theme.TYPE, overflow="fold")
-        table.add_column("what it is, and what reads it last", overflow="fold")
+        columns = number("share"), number("bytes"), text("values", theme.TYPE)
+        table = new_table("", *columns, text("what it is, and what reads it last"))
         for each in found.live[:top]:
-            share = _share(each.bytes, found.peak_bytes)
+            share = share_text(each.bytes, found.peak_bytes)
             what = described(*what_texts(each), how_long_text(each))
             table.add_row(share, in_bytes(each.bytes), values_text(each), what)
-        if len(found.live) > top:
-            rest = sum(each.bytes for each in found.live[top:])
-            more = Text(f"… {len(found.live) - top:,} more", style=theme.COMMENT)
-            table.add_row(_share(rest, found.peak_bytes), in_bytes(rest), "", more)
+        rest = sum(each.bytes for each in found.live[top:])
+        cells = share_text(rest, found.peak_bytes), in_bytes(rest), ""
+        add_more(table, len(found.live) - top, *cells)
         parts += [Text(), table]
     return Rendering(Group(*parts), width)
-
-
-def _share(size: int, peak: int) -> str:
-    return f"{size / peak:.1%}" if peak else ""
 
 
 # --- texts ------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from jaxprtool.ir.quantities import plural
+from jaxprtool.ir.quantities import plural, some
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
-from jaxprtool.render.stats import new_table
+from jaxprtool.render.tables import facts_table, line_text, new_table, number, text
 
 if TYPE_CHECKING:
     from jaxprtool.execute.nans import BadValue, NanSearch, Operand
@@ -29,14 +29,8 @@ def first_found(found: NanSearch, width: int) -> Rendering:
         return Rendering(Text(f"{found.name}: no equation makes a NaN or an infinity"), width)
     parts: list[RenderableType] = [Text(_heading(found, first), style=theme.HEADING), Text()]
     if first.source:
-        line = Text(first.source, style=theme.BINDER)
-        parts.append(line.append(f"  {first.code}" if first.code else "", style="default"))
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style=theme.COMMENT, no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, fact in _facts(first):
-        facts.add_row(name, fact)
-    parts.append(facts)
+        parts.append(line_text(first.source, first.code))
+    parts.append(facts_table(_facts(first)))
     if first.operands:
         parts += [Text(), _values("what it was given", first.operands)]
         if first.way and first.way != first.operands:
@@ -52,16 +46,13 @@ def all_found(found: NanSearch, width: int) -> Rendering:
     """Return a row for each that was found; those that reach a result first."""
     if not found.found:
         return first_found(found, width)
-    table = new_table(f"{found.name}: {len(found.found):,} found")
-    table.add_column("what")
-    table.add_column("made by", style=theme.PRIMITIVE)
-    table.add_column("line", style=theme.BINDER, overflow="fold")
-    table.add_column("round")
-    table.add_column("reaches", overflow="fold")
+    maker, line = Column("made by", style=theme.PRIMITIVE), text("line", theme.BINDER)
+    columns = "what", maker, line, "round", text("reaches")
+    table = new_table(f"{found.name}: {len(found.found):,} found", *columns)
     for each in found.found:
         rounds = ", ".join(map(str, each.iteration))
-        maker = each.primitive or each.argument or "the program"
-        table.add_row(each.kind, maker, each.source, rounds, _reached(each))
+        made_by = each.primitive or each.argument or "the program"
+        table.add_row(each.kind, made_by, each.source, rounds, _reached(each))
     return Rendering(table, width)
 
 
@@ -78,13 +69,8 @@ def _heading(found: NanSearch, first: BadValue) -> str:
 
 def _reached(found: BadValue) -> str:
     if found.reaches:
-        return _some(found.reaches)
+        return some(found.reaches, _FEW)
     return f"no result: {found.dropped} drops it" if found.dropped else "no result"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _FEW
-    return ", ".join(names[:_FEW]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
@@ -98,7 +84,7 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
         place = ", ".join(map(str, first.position))
         yield "gives", f"{first.type}, {which} {kinds}, the first at [{place}]"
     if first.devices:
-        yield "on", _some(first.devices)
+        yield "on", some(first.devices, _FEW)
     if first.path:
         yield "in", ", ".join(first.path)
     if first.iteration:
@@ -110,24 +96,19 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
     if first.forward:
         yield "derivative of", first.forward
     if first.leads_to:
-        yield "leads to", _some([f"another by {each}" for each in first.leads_to])
+        yield "leads to", some([f"another by {each}" for each in first.leads_to], _FEW)
 
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:
-    table = new_table(heading)
-    table.add_column("value", overflow="fold")
-    table.add_column("type", style=theme.TYPE, overflow="fold")
-    table.add_column("least", justify="right")
-    table.add_column("greatest", justify="right")
-    table.add_column("there", justify="right")
+    numbers = map(number, ("least", "greatest", "there"))
+    table = new_table(heading, text("value"), text("type", theme.TYPE), *numbers)
     for value in values:
         what = Text(value.argument or value.primitive or "a constant", style=theme.PRIMITIVE)
         what.append(f" {value.source}" if value.source else "", style=theme.BINDER)
         wrong = [(value.nans, "NaN"), (value.infs, "infinite")]
         bad = ", ".join(f"{count:,} {kind}" for count, kind in wrong if count)
         what.append(f" ({bad})" if bad else "", style=theme.COMMENT)
-        numbers = map(_number, (value.low, value.high, value.element))
-        table.add_row(what, value.type, *numbers)
+        table.add_row(what, value.type, *map(_number, (value.low, value.high, value.element)))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from jaxprtool.ir.notation.tokens import (
     Type,
 )
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.quantities import in_bytes, plural
+from jaxprtool.ir.quantities import in_bytes, listed, plural
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.grid import GAP, columns
 from jaxprtool.render.lines import Cell, cut, lines_of, printable
@@ -35,6 +36,8 @@ _MOST_PRIMITIVES, _MOST = 12, 5
 
 #: The least number of lines of the listing.
 _LEAST = 10
+
+_some = partial(listed, most=_MOST)
 
 
 def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, height: int) -> Listing:
@@ -65,11 +68,6 @@ def summary(program: Program, equations: int) -> str:
     results = [_size(each) for each in grouped(about.outputs)]
     signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
     return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
-
-
-def _some(texts: Sequence[str]) -> str:
-    more = [f"… {len(texts) - _MOST:,} more"] if len(texts) > _MOST else []
-    return ", ".join([*texts[:_MOST], *more])
 
 
 def facts(counted: Stats) -> list[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from jaxprtool.ir.quantities import some
 from jaxprtool.render import theme
-from jaxprtool.render.measures import COLUMNS, cells, types
-from jaxprtool.render.stats import new_table
+from jaxprtool.render.measures import cells, errors_table, types
+from jaxprtool.render.tables import facts_table, line_text
 
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.bisection import Parting
@@ -27,13 +28,8 @@ def parting(found: Parting) -> RenderableType:
     if not found.found:
         return Group(*parts, Text(found.why))
     if found.source:
-        line = Text(found.source, style=theme.BINDER)
-        parts.append(line.append(f"  {found.code}" if found.code else "", style="default"))
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style=theme.COMMENT, no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, fact in known(found):
-        facts.add_row(name, fact)
+        parts.append(line_text(found.source, found.code))
+    facts = facts_table(known(found))
     if facts.row_count:
         parts.append(facts)
     parts += [Text(), errors(found)]
@@ -61,18 +57,11 @@ def known(found: Parting) -> Iterator[tuple[str, str]]:
     for each in found.parameters:
         yield "parameter", each
     if found.removed:
-        yield "removed", some(found.removed)
+        yield "removed", some(dict.fromkeys(found.removed), _FEW)
     if found.added:
-        yield "added", some(found.added)
+        yield "added", some(dict.fromkeys(found.added), _FEW)
     if found.strict:
         yield "note", "found by the tolerance of each element: a rounding error, or little more"
-
-
-def some(names: Sequence[str]) -> str:
-    """Return some of many names as text, those of one line once."""
-    names = list(dict.fromkeys(names))
-    more = len(names) - _FEW
-    return ", ".join(names[:_FEW]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def rows(found: Parting) -> Iterator[tuple[str, Measure]]:
@@ -83,12 +72,7 @@ def rows(found: Parting) -> Iterator[tuple[str, Measure]]:
 
 def errors(found: Parting) -> Table:
     """Return a table of the errors of what the equation is given, and of what it gives."""
-    table = new_table("")
-    table.title = None
-    table.add_column("")
-    table.add_column("value", overflow="fold")
-    for column in COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
+    table = errors_table("", "value")
     for which, each in rows(found):
         name = Text(each.name, style=theme.PRIMITIVE).append(f" {types(each)}", style=theme.TYPE)
         table.add_row(Text(which, style=theme.COMMENT), name, *cells(each))

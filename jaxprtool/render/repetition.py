@@ -15,7 +15,7 @@ from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
-from jaxprtool.render.stats import new_table
+from jaxprtool.render.tables import add_more, new_table, number, text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import TemporaryMemory
@@ -55,8 +55,7 @@ def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Ren
     elif found.small:
         small = [(0, body) for body in found.small]
         table = _table(f"{heading}, too little repeats to gain", small[:_MOST_SMALL], path)
-        if len(small) > _MOST_SMALL:
-            table.add_row(Text(f"… {len(small) - _MOST_SMALL:,} more", style=theme.COMMENT))
+        add_more(table, len(small) - _MOST_SMALL)
         total = "--equations N outlines bodies of N equations or more all the same"
     else:
         return Rendering(Text(f"{heading}, nothing repeats"), width)
@@ -66,11 +65,9 @@ def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Ren
 def _table(
     heading: str, rows: Iterable[tuple[int, RepeatedBody]], path: Callable[[str], str]
 ) -> Table:
-    table = new_table(heading)
-    table.add_column("repeated body", style=theme.SHARED_NAME, overflow="fold")
-    for column in ("copies", "equations", "share"):
-        table.add_column(column, justify="right")
-    table.add_column("source", style=theme.COMMENT, overflow="fold")
+    counts = map(number, ("copies", "equations", "share"))
+    columns = text("repeated body", theme.SHARED_NAME), *counts, text("source", theme.COMMENT)
+    table = new_table(heading, *columns)
     for depth, body in rows:
         name, source = Text("  " * depth + body.name), Text(_lines(body.source, path))
         table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)

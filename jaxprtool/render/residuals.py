@@ -16,7 +16,7 @@ from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
-from jaxprtool.render.stats import described, new_table
+from jaxprtool.render.tables import add_more, described, new_table, number, share_text, text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import Proposal, Residual, Residuals, SavedValue
@@ -25,18 +25,12 @@ if TYPE_CHECKING:
 def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
     """Return a row for each of the `top` largest groups, and the bytes under each policy."""
     heading = total_text(found)
-    table = new_table(heading)
-    for column in ("share", "bytes"):
-        table.add_column(column, justify="right")
-    table.add_column("type", style=theme.TYPE, overflow="fold")
-    table.add_column("again", justify="right")
-    table.add_column("what it is, and what reads it", overflow="fold")
+    columns = number("share"), number("bytes"), text("type", theme.TYPE), number("again")
+    table = new_table(heading, *columns, text("what it is, and what reads it"))
     groups = grouped(found.residuals)
     for count, residual in groups[:top]:
         table.add_row(*_cells(count, residual, found.total_bytes))
-    if len(groups) > top:
-        more = Text(f"… {len(groups) - top:,} more", style=theme.COMMENT)
-        table.add_row("", "", "", "", more)
+    add_more(table, len(groups) - top, "", "", "", "")
     parts: list[RenderableType] = [table, Text()] if found.residuals else [Text(heading), Text()]
     parts.append(_policies(found))
     if found.proposal is not None:
@@ -45,17 +39,15 @@ def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
 
 
 def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text]:
-    share = f"{residual.bytes / total:.1%}" if total and residual.bytes is not None else ""
+    share = share_text(residual.bytes, total)
     what = described(*what_texts(residual), readers_text(residual))
     type_ = type_text(count, residual)
     return [share, size_text(residual.bytes), type_, recompute_text(residual), what]
 
 
 def _policies(found: Residuals) -> Table:
-    table = new_table("under each policy of jax.checkpoint")
-    table.add_column("policy", overflow="fold")
-    table.add_column("bytes", justify="right")
-    table.add_column("largest that it drops", style=theme.COMMENT, overflow="fold")
+    columns = text("policy"), number("bytes"), text("largest that it drops", theme.COMMENT)
+    table = new_table("under each policy of jax.checkpoint", *columns)
     for name, size in found.policies.items():
         table.add_row(name, size_text(size), dropped_text(found, name))
     return table
@@ -68,10 +60,8 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
         yield Text(f"{heading}: all that {name} keeps fits, without a policy")
         return
     if found.values:
-        table = new_table(f"{heading}, save {plural(len(found.values), 'name')}")
-        table.add_column("bytes", justify="right")
-        table.add_column("line", style=theme.BINDER, overflow="fold")
-        table.add_column("what is saved", overflow="fold")
+        columns = number("bytes"), text("line", theme.BINDER), text("what is saved")
+        table = new_table(f"{heading}, save {plural(len(found.values), 'name')}", *columns)
         for value in found.values:
             table.add_row(in_bytes(value.bytes), value.source, _to_write(value))
         yield from (table, Text())

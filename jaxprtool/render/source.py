@@ -14,15 +14,18 @@ from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render import theme
 from jaxprtool.render.cost import (
     RANGE,
+    bound_note,
     bytes_text,
     number_text,
     total_text,
+    unknown_notes,
     weight_of,
 )
 from jaxprtool.render.grid import GAP
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
 from jaxprtool.render.source_text import Sources, is_of_session
+from jaxprtool.render.tables import share_text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Group
@@ -51,18 +54,18 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
         found: What the lines cost.
         width: How many columns of characters there are.
         full: Whether whole files are shown.
-        device: A device, of which times are shown.
+        device: The device that times are for, if the lines have any.
     """
     total = total_text(found.total)
     if found.kept is not None:
         total += f", keeps {in_bytes(found.kept.total)}"
     parts = [Text(f"{found.name}: {total}", style=theme.HEADING)]
-    matter = _Matter(found, device)
+    matter = _Matter(found)
     sources = Sources()
     hidden = 0
     for file in found.files:
         wanted = [line.number for line in file.lines if full or matter(line)]
-        each = _File(found, file, sources, device)
+        each = _File(found, file, sources)
         numbers = each.numbers(wanted, full)
         hidden += sum(line.number not in numbers for line in file.lines)
         if wanted:
@@ -75,10 +78,9 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
 class _Matter:
     """Whether a line has some share of what is counted; all have, where nothing can be compared."""
 
-    def __init__(self, found: Source, device: Device | None):
+    def __init__(self, found: Source):
         work = found.total.work
-        self._device = device
-        self._work = weight_of(found.total, device)
+        self._work = weight_of(found.total)
         self._bytes = work.bytes if type(work.bytes) is int else None
         self._kept = 0 if found.kept is None else found.kept.total
 
@@ -86,7 +88,7 @@ class _Matter:
         if self._work is None or self._bytes is None:
             return True
         return (
-            _is_part(weight_of(line.total, self._device), self._work)
+            _is_part(weight_of(line.total), self._work)
             or _is_part(line.total.work.bytes, self._bytes)
             or _is_part(line.kept or 0, self._kept)
             or not (self._work or self._bytes)
@@ -108,16 +110,11 @@ class _Column:
     cell: Callable[[SourceLine], str]
 
 
-def _columns(found: Source, device: Device | None) -> list[_Column]:
-    whole = weight_of(found.total, device)
-
-    def share(line: SourceLine) -> str:
-        weight = weight_of(line.total, device)
-        return f"{weight / whole:.1%}" if whole and weight else ""
-
-    columns = [_Column("share", share)]
-    if device is not None:
-        columns.append(_Column("at least", lambda e: duration(device.bound(e.total).seconds)))
+def _columns(found: Source) -> list[_Column]:
+    whole = weight_of(found.total)
+    columns = [_Column("share", lambda e: share_text(weight_of(e.total) or None, whole))]
+    if found.total.seconds is not None:
+        columns.append(_Column("at least", lambda e: duration(e.total.seconds or 0.0)))
     if found.has_backward:
         columns.append(_Column("forward", lambda e: _flops(e.forward)))
         columns.append(_Column("backward", lambda e: _flops(e.backward)))
@@ -149,9 +146,9 @@ def _cut(text: str) -> str:
 class _File:
     """A file, and the numbers before its lines."""
 
-    def __init__(self, found: Source, file: SourceFile, sources: Sources, device: Device | None):
+    def __init__(self, found: Source, file: SourceFile, sources: Sources):
         self._file = file
-        self._columns = _columns(found, device)
+        self._columns = _columns(found)
         # What a program's file says of others may have changed since it was written.
         known = os.path.isabs(file.file) or is_of_session(file.file)
         self._code = sources.lines(file.file) if known else []
@@ -257,10 +254,5 @@ def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
     if found.why_not_kept:
         yield f"what is kept is not known: {found.why_not_kept}"
     if device is not None:
-        bound = device.bound(found.total)
-        yield f"on {device.name}: at least {duration(bound.seconds)}, limited by {bound.limit}"
-    if found.total.per_round:
-        yield "* with one round of each loop whose rounds are not known"
-    if found.unknown:
-        names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())
-        yield f"without what is not known: {', '.join(names)}"
+        yield bound_note(found.total, device)
+    yield from unknown_notes(found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from jaxprtool.ir.border import NamedValue, size_of_values
 from jaxprtool.ir.quantities import plural
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
+from jaxprtool.render.tables import add_more, new_table, number, text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -43,9 +43,7 @@ def _equations(counted: Stats) -> Table:
     depths = len(counted.by_depth)
     columns = min(depths, MOST_DEPTHS)
     heading = f"{counted.name}: {plural(counted.equations, 'equation')}"
-    grid = new_table(heading)
-    grid.add_column("primitive", style=theme.PRIMITIVE, overflow="fold")
-    grid.add_column("in all", justify="right")
+    grid = new_table(heading, text("primitive", theme.PRIMITIVE), number("in all"))
     if depths > 1:
         for depth in range(columns):
             more = depth == columns - 1 and depths > columns
@@ -76,37 +74,14 @@ def values_table(
 
     `most` is how many of them are shown, where more are only counted.
     """
-    grid = new_table(size_of_values(what, values))
-    grid.add_column(what, style=theme.BINDER, overflow="fold")
-    grid.add_column("type", style=theme.TYPE, overflow="fold")
-    grid.add_column("bytes", justify="right")
+    columns = text(what, theme.BINDER), text("type", theme.TYPE), number("bytes")
+    grid = new_table(size_of_values(what, values), *columns)
     if sources is not None:
         grid.add_column("source", style=theme.COMMENT, overflow="fold")
     for i, value in enumerate(values[:most]):
         size = "?" if value.bytes is None else f"{value.bytes:,}"
         source = [] if sources is None else [Text(sources[i])]
         grid.add_row(Text(value.name), Text(value.described), size, *source)
-    if most is not None and len(values) > most:
-        grid.add_row(Text(f"… {len(values) - most:,} more", style=theme.COMMENT))
+    if most is not None:
+        add_more(grid, len(values) - most)
     return grid
-
-
-def new_table(heading: str) -> Table:
-    """Return an empty table with a heading."""
-    return Table(
-        title=Text(heading, style=theme.HEADING),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
-
-
-def described(name: str, made: str, below: str) -> Text:
-    """Return a cell that says what a value is, what makes it, and below that what becomes of it."""
-    text = Text(name, style=theme.BINDER)
-    if made:
-        text.append(f" {made}", style=theme.PRIMITIVE)
-    if below:
-        text.append(f"\n{below}", style=theme.COMMENT)
-    return text

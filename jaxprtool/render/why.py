@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from jaxprtool.ir.border import covering
 from jaxprtool.ir.frames import BEHIND, short_paths
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
-from jaxprtool.ir.quantities import plural
+from jaxprtool.ir.quantities import listed, plural
 from jaxprtool.render.grid import GAP
-from jaxprtool.render.lines import Cell, cut, printable, wrapped
+from jaxprtool.render.lines import Cell, cut, joined, printable, wrapped
 from jaxprtool.render.listing import Listing
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _WIDE = 0.35
 #: So many of those that are not among them are named.
 _FEW = 3
 
+_some = partial(listed, most=_MOST_NAMED)
+
 
 def slices_by_line(found: Why, width: int) -> Listing:
     """Return what a point touches and depends on, with a row for each of the user's lines."""
@@ -36,10 +39,9 @@ def slices_by_line(found: Why, width: int) -> Listing:
         tokens += ["\n\n"] if tokens else []
         for line in wrapped([Heading(told)], width):
             tokens += [*line, "\n"]
-        tokens += [token for row in _rows(each, untold, width) for token in ("\n", *row)][1:]
+        tokens += joined(_rows(each, untold, width))
     if found.gradient is not None and (said := gradient_sentence(found.gradient, found.what)):
-        tokens += ["\n\n"]
-        tokens += [token for line in wrapped([said], width) for token in (*line, "\n")][:-1]
+        tokens += ["\n\n", *joined(wrapped([said], width))]
     return Listing(printable(tokens))
 
 
@@ -102,11 +104,6 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
     told = f"{len(chosen):,} of {plural(len(names), noun)}: {_some([*covering(names, flags)])}"
     others = [*covering(names, [not flag for flag in flags])]
     return f"{told}; not {_some(others)}" if len(others) <= _FEW else told
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f", … {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 # --- lines ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, UnsupportedError, did_you_mean
 from jaxprtool.ir.equations import free_variables, named
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.quantities import some
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rewrite import Writer, rewrite
 from jaxprtool.ir.scopes import Part, Scope, ScopeReader
@@ -47,8 +48,7 @@ def checkpoint_scopes(program: Program, only: str, checkpointed: Checkpointed) -
     plan.look_into(jaxcompat.open_jaxpr(program.jaxpr), ())
     if not plan.groups:
         known = list(plan.seen)
-        more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-        there = f"its scopes are: {', '.join(known[:_SHOWN])}{more}" if known else None
+        there = f"its scopes are: {some(known, _SHOWN)}" if known else None
         raise PipelineError(
             f"checkpoint: no scope of {program.name} matches '{only}'",
             did_you_mean(only, known) or there or "it has no scopes",

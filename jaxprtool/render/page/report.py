@@ -167,9 +167,7 @@ def _share(part: Any, whole: Any) -> Cell:
 
 
 def _cost_fact(found: Cost) -> str:
-    return "; ".join(
-        (f"{found.name}: {cost.total_text(found.total)}", *cost.notes(found, None, None))
-    )
+    return "; ".join((f"{found.name}: {cost.total_text(found.total)}", *cost.notes(found, None)))
 
 
 def _cost_table(found: Cost, line_of: _Lines, several: bool) -> Table:
@@ -190,7 +188,7 @@ def _cost_row(found: Cost, group: Group, line_of: _Lines) -> list[Cell]:
     intensity = flops / size if flops is not None and size else None
     return [
         Cell(cost.number_text(group, "flops") or "0", flops),
-        _share(cost.weight_of(group, None), cost.weight_of(found.total, None)),
+        _share(cost.weight_of(group), cost.weight_of(found.total)),
         Cell(cost.bytes_text(group.work.bytes), size),
         _share(size, found.total.work.bytes),
         Cell("" if intensity is None else f"{intensity:.1f}", intensity),

@@ -21,7 +21,8 @@ PACKAGE = Path(jaxprtool.__file__).parent
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"api", "browse", "extend"},
+    {"api", "browse"},
+    {"extend"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"primitives"},
     {"ir"},
@@ -181,23 +182,69 @@ def test_only_jaxcompat_imports_jax_src():
     assert guilty and all(PACKAGE / "jaxcompat" in Path(path).parents for path in guilty)
 
 
+#: Packages inside the distribution that stand on the public face alone, as plug-ins do.
+ON_THE_DOOR = ("browse",)
+
+
+def deep_imports(folder, own=()):
+    """The imports of jaxprtool's modules in a folder that are not public, `file:line name` each.
+
+    Public are the names of `jaxprtool`, `jaxprtool.errors`, `jaxprtool.extend` and what is in it,
+    and the doors of the packages that stand on these alone. `own` is the path of the package.
+    """
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Constant) and re.fullmatch(
+                r"jaxprtool(\.\w+)+", str(node.value)
+            ):
+                names = [node.value]  # of a module that is imported by name
+            else:
+                continue
+            for name in names:
+                root, *parts = name.split(".")
+                if root == "jaxprtool" and not is_public(parts, own):
+                    yield f"{path.relative_to(folder.parent)}:{node.lineno} imports {name}"
+
+
+def is_public(parts, own=()):
+    if parts[:1] in (["extend"], ["errors"], []) or tuple(parts[: len(own)]) == own != ():
+        return True
+    return len(parts) == 1 and parts[0] in (*jaxprtool.__all__, *ON_THE_DOOR)
+
+
 def test_plugins_stand_on_the_public_face_alone():
-    deep = []
-    for package in (PACKAGE.parent / "plugins").glob("*/jaxprtool_*"):
-        for path in package.rglob("*.py"):
-            tree = ast.parse(path.read_text())
-            for node in ast.walk(tree):
-                modules = [alias.name for alias in getattr(node, "names", ())]
-                if isinstance(node, ast.ImportFrom):
-                    modules = [str(node.module)]
-                deep += [
-                    f"{path.name}: {module}"
-                    for module in modules
-                    if isinstance(node, ast.Import | ast.ImportFrom)
-                    and module.split(".")[0] == "jaxprtool"
-                    and (*module.split("."), None)[1] not in ("errors", "extend", None)
-                ]
-    assert deep == []
+    packages = list((PACKAGE.parent / "plugins").glob("*/jaxprtool_*"))
+    assert packages and [deep for package in packages for deep in deep_imports(package)] == []
+
+
+@pytest.mark.parametrize("package", ON_THE_DOOR)
+def test_packages_of_our_own_stand_on_the_public_face_alone(package):
+    assert list(deep_imports(PACKAGE / package, own=(package,))) == []
+
+
+def test_an_import_behind_the_door_is_found(tmp_path):
+    folder = tmp_path / "package"
+    folder.mkdir()
+    lines = [
+        "from jaxprtool import trace, jaxcompat",
+        "from jaxprtool.extend import rule, python",
+        "import jaxprtool.ir.program",
+        "from jaxprtool.package.own import thing",
+        "def late():",
+        "    from jaxprtool.passes import dce",
+        "    return import_module('jaxprtool.api.jit')",
+    ]
+    (folder / "module.py").write_text("\n".join(lines))
+    assert [text.partition(":")[2] for text in deep_imports(folder, own=("package",))] == [
+        "1 imports jaxprtool.jaxcompat",
+        "3 imports jaxprtool.ir.program",
+        "6 imports jaxprtool.passes.dce",
+        "7 imports jaxprtool.api.jit",
+    ]
 
 
 def test_importing_jaxprtool_does_not_import_jax():

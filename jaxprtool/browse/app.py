@@ -27,11 +27,9 @@ from jaxprtool.browse.program_pane import ProgramPane
 from jaxprtool.browse.source_pane import SourcePane
 from jaxprtool.browse.states import State
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.auto_sharding import left_to_partitioner
-from jaxprtool.ir.frame_choice import FrameChoice
-from jaxprtool.ir.quantities import plural
-from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
-from jaxprtool.render.source_text import Sources
+from jaxprtool.extend.analysis import Start, backward_slice, forward_slice, left_to_partitioner
+from jaxprtool.extend.listing import plural
+from jaxprtool.extend.sources import FrameChoice, Sources
 
 _FOOTER = (
     ("/", "search"),
@@ -532,10 +530,7 @@ class Browser(App[None]):
             return
         texts = {"path": lambda: node.path, "equation": lambda: document.text(node)}
         if node.kind in (Kind.argument, Kind.result):
-            ends = (
-                document.about.arguments if node.kind is Kind.argument else document.about.outputs
-            )
-            texts = {"name": lambda: ends[node.index].name, **texts}
+            texts = {"name": lambda: document.ends(node.kind)[node.index].name, **texts}
         if self.source.frame is not None:
             line = document.frames.text(self.source.frame)
             texts["line"] = lambda: line

@@ -7,20 +7,22 @@ from functools import cached_property
 
 from jaxprtool.browse.outline import Kind, Node
 from jaxprtool.browse.states import State
-from jaxprtool.ir.border import border
-from jaxprtool.ir.dataflow import DataFlow
-from jaxprtool.ir.equations import bodies, is_flat
-from jaxprtool.ir.frame_choice import FrameChoice
-from jaxprtool.ir.frames import Place, frames_now
-from jaxprtool.ir.notation.selection import Selection, equations
-from jaxprtool.ir.notation.tokens import BinderToken, Comment, ParameterToken, SharedName, Type
-from jaxprtool.ir.quantities import in_bytes, plural
-from jaxprtool.ir.slicing import Start, backward_slice
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
-from jaxprtool.jaxcompat.places import UserFrame
-from jaxprtool.render.lines import printable
-from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.rows import Reader
+from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, NamedValue, bodies, border, is_flat
+from jaxprtool.extend.analysis import DataFlow, Start, backward_slice
+from jaxprtool.extend.listing import (
+    BinderToken,
+    Comment,
+    ParameterToken,
+    Reader,
+    Selection,
+    SharedName,
+    ShowOptions,
+    Type,
+    in_bytes,
+    plural,
+    printable,
+)
+from jaxprtool.extend.sources import FrameChoice, Place, UserFrame, frames_now
 
 #: So many results, and operands, of an equation are named in its row.
 _MOST_NAMED = 6
@@ -147,8 +149,10 @@ class Document:
             return self._flat_equation(eqn, parameters=True)
         tokens = [*self.results(eqn, _MOST_NAMED), *self.reader.head(eqn), " "]
         tokens += self.operands(eqn.invars, _MOST_NAMED)
-        inside = sum(self._selection.count(body) for _, body in bodies(eqn))
-        return [*tokens, "  ", Comment(equations(inside))]
+        return [
+            *tokens,
+            *self._counted(sum(self._selection.count(body) for _, body in bodies(eqn))),
+        ]
 
     def _flat_equation(self, eqn: JaxprEqn, parameters: bool) -> list[str]:
         shown = self.reader.parameter_tokens(eqn)
@@ -162,11 +166,13 @@ class Document:
 
     def _body(self, node: Node) -> list[str]:
         assert node.body is not None
-        count = equations(self._selection.count(node.body))
-        return [ParameterToken(node.label), "  ", Comment(count)]
+        return [ParameterToken(node.label), *self._counted(self._selection.count(node.body))]
 
     def _scope(self, node: Node) -> list[str]:
-        return [SharedName(node.label), "  ", Comment(equations(self._in_scope(node)))]
+        return [SharedName(node.label), *self._counted(self._in_scope(node))]
+
+    def _counted(self, count: int) -> list[str]:
+        return ["  ", Comment(self._selection.left_out(count))]
 
     def _in_scope(self, node: Node) -> int:
         if id(node) not in self._counts:
@@ -178,20 +184,22 @@ class Document:
             )
         return self._counts[id(node)]
 
-    def _arguments(self, node: Node) -> list[str]:
-        return self._ends(node, "argument", [value.bytes for value in self.about.arguments])
+    def ends(self, kind: Kind) -> Sequence[NamedValue]:
+        """Return the arguments of the program, or its results."""
+        is_argument = kind in (Kind.arguments, Kind.argument)
+        return self.about.arguments if is_argument else self.about.outputs
 
-    def _results(self, node: Node) -> list[str]:
-        return self._ends(node, "result", [value.bytes for value in self.about.outputs])
-
-    def _ends(self, node: Node, noun: str, sizes: Sequence[int | None]) -> list[str]:
+    def _ends(self, node: Node) -> list[str]:
+        sizes = [value.bytes for value in self.ends(node.kind)]
         known = [size for size in sizes if size is not None]
         size = Comment(f"  {in_bytes(sum(known))}") if len(known) == len(sizes) > 0 else ""
-        return [ParameterToken(plural(len(sizes), noun)), size]
+        return [ParameterToken(plural(len(sizes), node.kind.value.removesuffix("s"))), size]
+
+    _arguments = _results = _ends
 
     def _argument(self, node: Node) -> list[str]:
-        value, var = self.about.arguments[node.index], node.jaxpr.invars[node.index]
-        name = self.reader.name(var)
+        value = self.about.arguments[node.index]
+        name = self.reader.name(node.jaxpr.invars[node.index])
         called = [f" {name}"] if name not in (value.name, "·") else []
         return [BinderToken(value.name), Type(f":{value.type}"), *called]
 

@@ -8,17 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool import jaxcompat
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.navigation import Navigator
 from jaxprtool.browse.outline import Kind, Node
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.frames import BEHIND
-from jaxprtool.ir.notation.tokens import with_roles
-from jaxprtool.ir.primitive_docs import summary
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
-from jaxprtool.render.lines import printable
-from jaxprtool.render.theme import STYLES
+from jaxprtool.extend import Atom, JaxprEqn, Literal, name_stack, type_of
+from jaxprtool.extend.listing import STYLES, printable, summary, with_roles
+from jaxprtool.extend.sources import BEHIND
 
 #: So many operands, and results, are listed.
 _MOST_LISTED = 40
@@ -57,7 +52,7 @@ def _of_equation(
     if (place := frames.place(eqn)) is not None:
         behind = "".join(BEHIND + frames.text(frame) for frame in place.behind)
         yield "line", Text.assemble(_plain(frames.text(place.frame)), (_plain(behind), "dim"))
-    if scope := jaxcompat.name_stack(eqn):
+    if scope := name_stack(eqn):
         yield "scope", Text(_plain(scope))
     yield from _values(document, "gives", eqn.outvars)
     sources = navigator.sources(node) if document.is_complete else ()  # which indexes its values
@@ -83,8 +78,7 @@ def _values(
 
 def _of_value(document: Document, node: Node) -> Iterator[tuple[str, Text]]:
     if node.kind in (Kind.argument, Kind.result):
-        values = document.about.arguments if node.kind is Kind.argument else document.about.outputs
-        size = values[node.index].bytes
+        size = document.ends(node.kind)[node.index].bytes
         if size is not None:
             yield "size", Text(f"{size:,} bytes")
         yield "path", Text(_plain(node.path), "dim")

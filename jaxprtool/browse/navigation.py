@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.outline import Kind, Node, Outline
-from jaxprtool.ir.dataflow import Holder
-from jaxprtool.ir.equations import bodies
-from jaxprtool.jaxcompat import Atom, Jaxpr, Literal, Var
+from jaxprtool.extend import Atom, Jaxpr, Literal, Var, bodies
+from jaxprtool.extend.analysis import Holder
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,8 @@ def told(way: Way, document: Document) -> str:
 def counterpart(node: Node, document: Document, outline: Outline) -> Node | None:
     """Return the row of another state, or of another grouping, that a row is."""
     if node.kind in (Kind.argument, Kind.result):
-        values = document.top.invars if node.kind is Kind.argument else document.top.outvars
-        return outline.end_row(node.kind, node.index) if node.index < len(values) else None
+        is_there = node.index < len(document.ends(node.kind))
+        return outline.end_row(node.kind, node.index) if is_there else None
     if (eqn := node.eqn) is None:
         return None
     results = set(map(id, eqn.outvars))

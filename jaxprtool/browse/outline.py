@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from jaxprtool import jaxcompat
-from jaxprtool.ir.dataflow import DataFlow, Holder
-from jaxprtool.ir.equations import bodies, is_flat
-from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.extend import Jaxpr, JaxprEqn, bodies, is_flat, name_stack
+from jaxprtool.extend.analysis import DataFlow, Holder
 
 #: Rows that are unfolded at once, at most.
 MOST_ROWS = 200_000
@@ -306,7 +304,7 @@ def _stacks(body: Jaxpr) -> list[tuple[str, ...]]:
     known: dict[int, tuple[str, ...]] = {}  # by the identity of the stack, which its equation keeps
     for eqn in body.eqns:
         if (stack := id(eqn.source_info.name_stack)) not in known:
-            known[stack] = _split(jaxcompat.name_stack(eqn))
+            known[stack] = _split(name_stack(eqn))
     return [known[id(eqn.source_info.name_stack)] for eqn in body.eqns]
 
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from jaxprtool import jaxcompat
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.outline import Kind
-from jaxprtool.ir.equations import type_of
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, name_stack, type_of
 
 _LINE = re.compile(r"(?P<file>\S*):(?P<line>\d+)")
 
@@ -32,30 +30,23 @@ def matches(document: Document, query: str) -> list[Match]:
     if not words:
         return []
     tests = [_Word(document, word) for word in words]
-    found: list[Match] = []
-    for kind, values in (
-        (Kind.argument, document.about.arguments),
-        (Kind.result, document.about.outputs),
-    ):
-        ends = [
-            (kind, i)
-            for i, value in enumerate(values)
-            if all(test.fits_text(value.name) or test.fits_text(value.type) for test in tests)
-        ]
-        if kind is Kind.argument:
-            found += ends
-            found += _equations(document, tests)
-        else:
-            found += ends
-    return found
+    equations = [
+        (jaxpr, index)
+        for jaxpr, index in document.order
+        if all(test.fits(jaxpr.eqns[index]) for test in tests)
+    ]
+    return [
+        *_ends(document, Kind.argument, tests),
+        *equations,
+        *_ends(document, Kind.result, tests),
+    ]
 
 
-def _equations(document: Document, tests: list[_Word]) -> Iterator[Match]:
-    """Yield the equations that fit."""
-    for jaxpr, index in document.order:
-        eqn = jaxpr.eqns[index]
-        if all(test.fits(eqn) for test in tests):
-            yield jaxpr, index
+def _ends(document: Document, kind: Kind, tests: list[_Word]) -> Iterator[Match]:
+    """Yield the arguments that fit, or the results."""
+    for index, value in enumerate(document.ends(kind)):
+        if all(test.fits_text(value.name) or test.fits_text(value.type) for test in tests):
+            yield kind, index
 
 
 class _Word:
@@ -116,7 +107,7 @@ class _Word:
         key = id(eqn.source_info.name_stack)
         found = self._stacks.get(key)
         if found is None:
-            found = self._stacks[key] = self.fits_text(jaxcompat.name_stack(eqn))
+            found = self._stacks[key] = self.fits_text(name_stack(eqn))
         return found
 
     def _fits_line(self, eqn: JaxprEqn) -> bool:

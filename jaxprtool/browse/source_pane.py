@@ -10,10 +10,8 @@ from textual.message import Message
 
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.line_pane import LinePane
-from jaxprtool.ir.frames import BEHIND
-from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.jaxcompat.places import UserFrame
-from jaxprtool.render.source_text import Sources
+from jaxprtool.extend import JaxprEqn
+from jaxprtool.extend.sources import BEHIND, Sources, UserFrame
 
 
 class SourcePane(LinePane):

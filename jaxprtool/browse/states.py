@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from jaxprtool.ir.border import top_jaxpr
-from jaxprtool.ir.changes import Changes, changes
-from jaxprtool.ir.program import Program, Programs
-from jaxprtool.passes.pipeline import Observer, Step
+from jaxprtool import Program, Programs
+from jaxprtool.extend import top_jaxpr
+from jaxprtool.extend.analysis import Changes, changes
+from jaxprtool.extend.pipelines import Observer, Step
 
 
 @dataclass(eq=False)

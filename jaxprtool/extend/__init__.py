@@ -10,23 +10,29 @@
     of `TABLES`. What its rules are called with, and return, is in `extend.batch`, `extend.cost`,
     `extend.domains`, `extend.files`, `extend.mask`, `extend.python` and `extend.unzip`; for "dce",
     `rule(used_outputs, live_inputs, eqn)` returns `(used_inputs, new_eqn)`.
+*   What is known of a program: how its values flow and what a pass changed (`extend.analysis`), the
+    tokens of its equations (`extend.listing`), the lines that they come from (`extend.sources`).
+    `extend.pipelines` is for what watches the passes run.
 
 A package names the primitives that it has rules and traits for in the entry-point group
 `jaxprtool.primitives`; its module is imported when a program with one of them is met. A pass is a
 `jaxprtool.Pass`, in the group `jaxprtool.passes`. Errors of users are those of `jaxprtool.errors`.
 """
 
-from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.border import NamedValue, border, top_jaxpr
 from jaxprtool.ir.custom_rules import JVPRule, VJPRule, jvp_params, jvp_rule, vjp_params, vjp_rule
+from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import (
     Contains,
     bodies,
     equations,
     free_variables,
+    is_flat,
     named,
     size_of,
     type_of,
 )
+from jaxprtool.ir.ref_contents import contents, is_ref
 from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.ir.rewrite import (
     Memo,
@@ -58,9 +64,11 @@ from jaxprtool.ir.structured import (
     view,
 )
 from jaxprtool.ir.traits import Traits, add_traits, primitives_with, traits
-from jaxprtool.ir.weak_types import as_weak_as
+from jaxprtool.ir.weak_types import as_weak_as, is_weak, strongly_typed
 from jaxprtool.jaxcompat import (
+    AbstractRef,
     Atom,
+    Aval,
     ClosedJaxpr,
     DropVar,
     Jaxpr,
@@ -73,6 +81,7 @@ from jaxprtool.jaxcompat import (
     inferred_types,
     inside_shard_map,
     jaxpr_as_fun,
+    name_stack,
     new_jaxpr,
     new_jaxpr_eqn,
     open_jaxpr,
@@ -82,6 +91,7 @@ from jaxprtool.jaxcompat import (
     stacked_aval,
     traced_like,
     varying_axes,
+    weakly_typed,
 )
 from jaxprtool.passes.dce import dce_body, has_lasting_effect
 from jaxprtool.primitives import VARIABLE, scope_of, sow_p
@@ -89,7 +99,9 @@ from jaxprtool.primitives import VARIABLE, scope_of, sow_p
 __all__ = [
     "TABLES",
     "VARIABLE",
+    "AbstractRef",
     "Atom",
+    "Aval",
     "Call",
     "ClosedJaxpr",
     "Cond",
@@ -104,6 +116,7 @@ __all__ = [
     "JaxprEqn",
     "Literal",
     "Memo",
+    "NamedValue",
     "Primitive",
     "Region",
     "Regions",
@@ -120,8 +133,10 @@ __all__ = [
     "add_traits",
     "as_weak_as",
     "bodies",
+    "border",
     "call",
     "close_jaxpr",
+    "contents",
     "dce_body",
     "equations",
     "free_variables",
@@ -130,12 +145,17 @@ __all__ = [
     "holds_jaxpr",
     "inferred_types",
     "inside_shard_map",
+    "is_extended",
+    "is_flat",
+    "is_ref",
+    "is_weak",
     "jaxpr_as_fun",
     "jvp_params",
     "jvp_rule",
     "keep",
     "map_equations",
     "map_sub_jaxprs",
+    "name_stack",
     "named",
     "narrow",
     "new_jaxpr",
@@ -153,6 +173,7 @@ __all__ = [
     "size_of",
     "sow_p",
     "stacked_aval",
+    "strongly_typed",
     "sub_jaxprs",
     "top_jaxpr",
     "traced_like",
@@ -162,5 +183,6 @@ __all__ = [
     "view",
     "vjp_params",
     "vjp_rule",
+    "weakly_typed",
     "with_bodies",
 ]

@@ -1,0 +1,23 @@
+"""What is known of a program: how its values flow, and what a pass has changed.
+
+`DataFlow` leads from a variable to its definition and its uses, through bodies; a `Holder` is an
+equation that holds a body. `backward_slice` and `forward_slice` find the equations that values
+depend on, or that depend on them. `changes` compares a program with what a pass made of it;
+`left_to_partitioner` names what of it XLA partitions over devices.
+"""
+
+from jaxprtool.ir.auto_sharding import left_to_partitioner
+from jaxprtool.ir.changes import Changes, changes
+from jaxprtool.ir.dataflow import DataFlow, Holder
+from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
+
+__all__ = [
+    "Changes",
+    "DataFlow",
+    "Holder",
+    "Start",
+    "backward_slice",
+    "changes",
+    "forward_slice",
+    "left_to_partitioner",
+]

@@ -1,0 +1,40 @@
+"""How a program is written on a screen: the tokens of its equations, counts, and styles.
+
+A `Reader` names the variables of a `border` as listings do, and returns the tokens of an equation's
+parts; `ShowOptions` says how. `with_roles` pairs each token with its role, and `STYLES` has Rich's
+style of each role. `printable` writes out what a terminal would act on. `Selection` counts
+equations.
+"""
+
+from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.notation.tokens import (
+    BinderToken,
+    Comment,
+    ParameterToken,
+    SharedName,
+    Type,
+    with_roles,
+)
+from jaxprtool.ir.primitive_docs import summary
+from jaxprtool.ir.quantities import in_bytes, plural
+from jaxprtool.render.lines import printable
+from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.rows import Reader
+from jaxprtool.render.theme import STYLES
+
+__all__ = [
+    "STYLES",
+    "BinderToken",
+    "Comment",
+    "ParameterToken",
+    "Reader",
+    "Selection",
+    "SharedName",
+    "ShowOptions",
+    "Type",
+    "in_bytes",
+    "plural",
+    "printable",
+    "summary",
+    "with_roles",
+]

@@ -1,0 +1,12 @@
+"""Where equations come from: the frames of the user's files and of libraries, and their lines.
+
+`frames_now(border(program).roots)` returns the `Frames` that give the `Place` of an equation and
+the text of a frame; `Sources` has the lines of source files.
+"""
+
+from jaxprtool.ir.frame_choice import FrameChoice
+from jaxprtool.ir.frames import BEHIND, Frames, Place, frames_now
+from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.render.source_text import Sources
+
+__all__ = ["BEHIND", "FrameChoice", "Frames", "Place", "Sources", "UserFrame", "frames_now"]

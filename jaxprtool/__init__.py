@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from jaxprtool.api.compare import compare
     from jaxprtool.api.jit import jit
     from jaxprtool.api.lower import make_jaxpr, xla_computation
-    from jaxprtool.api.mask import mask
-    from jaxprtool.api.program import Program, Programs, load, trace, unzip
+    from jaxprtool.api.program import load, trace, unzip
     from jaxprtool.api.reduction import reduce
     from jaxprtool.api.residuals import residuals
-    from jaxprtool.api.shapecheck import shapecheck
     from jaxprtool.api.source import source
     from jaxprtool.api.vmap import vmap
     from jaxprtool.execute.nans import find_nan
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from jaxprtool.ir.caches import clear_caches
     from jaxprtool.ir.equivalence import equivalent
     from jaxprtool.ir.frame_choice import frames
+    from jaxprtool.ir.program import Program, Programs
     from jaxprtool.ir.ragged import Ragged
     from jaxprtool.loading.example import example, static
     from jaxprtool.passes.base import Pass
@@ -42,12 +41,14 @@ if TYPE_CHECKING:
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.passes.registry import register
     from jaxprtool.primitives import nest, sow, variable
+    from jaxprtool.sizes.mask import mask
+    from jaxprtool.sizes.shapecheck import shapecheck
 
 _HOME = {
     "Pass": "jaxprtool.passes.base",
     "Pipeline": "jaxprtool.passes.pipeline",
-    "Program": "jaxprtool.api.program",
-    "Programs": "jaxprtool.api.program",
+    "Program": "jaxprtool.ir.program",
+    "Programs": "jaxprtool.ir.program",
     "Ragged": "jaxprtool.ir.ragged",
     "Rewrite": "jaxprtool.passes.patterns",
     "batch_jaxpr": "jaxprtool.passes.batch.jaxprs",
@@ -64,7 +65,7 @@ _HOME = {
     "jit": "jaxprtool.api.jit",
     "load": "jaxprtool.api.program",
     "make_jaxpr": "jaxprtool.api.lower",
-    "mask": "jaxprtool.api.mask",
+    "mask": "jaxprtool.sizes.mask",
     "memory": "jaxprtool.analysis.memory",
     "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
@@ -73,7 +74,7 @@ _HOME = {
     "register": "jaxprtool.passes.registry",
     "residuals": "jaxprtool.api.residuals",
     "rewrite": "jaxprtool.passes.patterns",
-    "shapecheck": "jaxprtool.api.shapecheck",
+    "shapecheck": "jaxprtool.sizes.shapecheck",
     "sow": "jaxprtool.primitives",
     "source": "jaxprtool.api.source",
     "static": "jaxprtool.loading.example",

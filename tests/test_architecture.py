@@ -22,6 +22,7 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"api", "browse"},
+    {"sizes"},
     {"extend"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"primitives"},
@@ -183,7 +184,7 @@ def test_only_jaxcompat_imports_jax_src():
 
 
 #: Packages inside the distribution that stand on the public face alone, as plug-ins do.
-ON_THE_DOOR = ("browse",)
+ON_THE_DOOR = ("browse", "sizes")
 
 
 def deep_imports(folder, own=()):

@@ -1,5 +1,10 @@
 """What an extension says of its own primitive, through the public face alone, all passes hear."""
 
+import importlib
+import pkgutil
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +106,24 @@ def test_traits_and_rules_of_an_installed_plugin_are_found_when_they_are_asked_f
 def test_every_name_of_the_public_face_is_there():
     assert [name for name in extend.__all__ if not hasattr(extend, name)] == []
     assert len(set(extend.__all__)) == len(extend.__all__)
+
+
+@pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(extend.__path__)])
+def test_every_name_of_a_subject_of_the_public_face_is_there(name):
+    module = importlib.import_module(f"jaxprtool.extend.{name}")
+    assert module.__doc__ and f"`extend.{name}`" in extend.__doc__
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_the_public_face_imports_what_all_extensions_need_and_no_more():
+    code = "import sys, jaxprtool.extend; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[1] for name in run.stdout.split() if name.startswith("jaxprtool.")}
+    assert rooms == {"errors", "extend", "ir", "jaxcompat", "passes", "primitives"}
+    assert {name for name in run.stdout.split() if name.startswith("jaxprtool.passes.")} == {
+        "jaxprtool.passes.base",
+        "jaxprtool.passes.dce",
+    }
 
 
 def late_primitive(name):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxprtool import equivalent, errors, jit, to_python, trace, unzip, verify, write
-from jaxprtool.api.fitting import fitted
 from jaxprtool.execute.summary import summarize
 from jaxprtool.ir.interpret import evaluate
 from jaxprtool.ir.nonfinite import FiniteCheck
 from jaxprtool.ir.structural_key import structure
+from jaxprtool.sizes.fitting import fitted
 from tests.programs.extended import (
     PairArray,
     captured,

@@ -48,7 +48,7 @@ from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 
 if TYPE_CHECKING:
-    from jaxprtool.api.buckets import Buckets
+    from jaxprtool.sizes.buckets import Buckets
 
 jaxcompat.hide_from_tracebacks(__file__)
 
@@ -110,7 +110,7 @@ def jit(
         fun, jit_options = _under_jit(fun, jit_options)
     buckets = None
     if shapes is not None:
-        from jaxprtool.api.buckets import Buckets  # seldom needed, and slow to import
+        from jaxprtool.sizes.buckets import Buckets  # seldom needed, and slow to import
 
         if jit_options.get("in_shardings") is not None:
             raise ArgumentsError(

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Unpack
 
 import jax
 
-from jaxprtool.api.fitting import fitted
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.execute.fill import refitted
 from jaxprtool.files import is_device, opened_plain
@@ -33,6 +32,7 @@ from jaxprtool.loading.elsewhere import Elsewhere, written_elsewhere
 from jaxprtool.loading.load import Entry
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
+from jaxprtool.sizes.fitting import fitted
 
 STDIN = "-"
 

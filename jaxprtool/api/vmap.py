@@ -18,7 +18,6 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
-from jaxprtool.api.ragged import is_ragged, ragged_vmap
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr
 from jaxprtool.passes.batch.axes import (
     BatchError,
@@ -29,9 +28,11 @@ from jaxprtool.passes.batch.axes import (
     flat_in_axes,
     flat_out_axes,
     result_dims,
+    result_type,
 )
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.sizes.ragged_vmap import is_ragged, ragged_vmap
 
 
 def vmap(
@@ -144,13 +145,7 @@ def _noted(parts: list[_Part], place: int, axis: Axis | None, value: object, spe
 
     It is what a registered type puts together for the time being, and holds no values.
     """
-    try:
-        aval = jax.typeof(value)
-    except TypeError as error:
-        raise BatchTypeError(
-            f"Output from batched function {value!r} with type {type(value)} is not a valid JAX "
-            "type"
-        ) from error
+    aval = result_type(value)
     if not (spec is None or type(spec) is int):
         raise BatchError(f"at vmap out_axes, got axis spec {spec} but output has type {aval}")
     parts.append(_Part(place, value, spec))

@@ -59,8 +59,8 @@ def shapecheck(
       jaxprtool shapecheck jax.numpy:cumsum "f32[n,_], axis=static(0)" "f32[n,_]"
     """
     start_jax(told, x64)
-    from jaxprtool.api.shapecheck import check_claim
     from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.sizes.shapecheck import check_claim
 
     function = options.Function(target, arguments, factory=factory, x64=x64)
     program = function.trace(function.find(told), Pipeline(), told)

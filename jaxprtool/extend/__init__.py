@@ -13,6 +13,9 @@
 *   What is known of a program: how its values flow and what a pass changed (`extend.analysis`), the
     tokens of its equations (`extend.listing`), the lines that they come from (`extend.sources`).
     `extend.pipelines` is for what watches the passes run.
+*   What functions such as `vmap` and `mask` are made of: `extend.tracing`, `extend.trees` of
+    arguments, `extend.sizes` that vary; and what passes do to a program, for those that call it:
+    `extend.vmap`, `extend.padding`, `extend.ragged`.
 
 A package names the primitives that it has rules and traits for in the entry-point group
 `jaxprtool.primitives`; its module is imported when a program with one of them is met. A pass is a

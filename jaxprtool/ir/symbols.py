@@ -20,7 +20,7 @@ import jax.export
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, StructureError, did_you_mean
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equations import equations, type_of
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.notation.types import SizeExpression
 from jaxprtool.jaxcompat import AnyJaxpr, Aval
@@ -310,7 +310,7 @@ def found_sizes(
         ):
             shown = ",".join(map(str, shape))
             raise StructureError(
-                f"argument '{name}' has shape [{shown}], and {what} takes {_type_of(aval)}"
+                f"argument '{name}' has shape [{shown}], and {what} takes {type_of(aval)}"
             )
     pairs = zip(arguments, shapes, strict=True)
     symbolic = [(*argument, shape) for argument, shape in pairs if symbolic_sizes([argument[1]])]
@@ -321,10 +321,6 @@ def found_sizes(
         return jaxcompat.solved_symbols(avals, actual)
     except ValueError as error:
         raise _misfit(what, names, str(error)) from None
-
-
-def _type_of(aval: Aval) -> str:
-    return str(aval.str_short(short_dtypes=True))
 
 
 def _misfit(what: str, names: Sequence[str], reason: str) -> ArgumentsError:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.api.fitting import fitted
 from jaxprtool.api.targets import ProgramEntry, find
 from jaxprtool.errors import ArgumentsError, TargetError
 from jaxprtool.loading import argspec
+from jaxprtool.sizes.fitting import fitted
 
 Pair = namedtuple("Pair", "first second")
 

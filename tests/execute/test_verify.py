@@ -16,7 +16,7 @@ from jaxprtool.execute.verify import verify
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.passes.dce import Dce
-from jaxprtool.passes.specialize import Specialize
+from jaxprtool.sizes.specialize import Specialize
 from tests.execute.programs import program
 
 X = jnp.arange(1.0, 4.0)

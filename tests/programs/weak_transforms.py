@@ -28,8 +28,8 @@ from jaxprtool.passes.batch.tile import Tile
 from jaxprtool.passes.mask import Mask
 from jaxprtool.passes.pipeline import Pipeline
 from jaxprtool.passes.ragged import Ragged
-from jaxprtool.passes.specialize import Specialize
 from jaxprtool.passes.unzip import Unzip
+from jaxprtool.sizes.specialize import Specialize
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
 from tests.programs.mapped import flat, mappings, ours, theirs

@@ -31,6 +31,17 @@ class BatchTypeError(JaxprToolError, TypeError):
     """Axes or a size of a type that none can have, or a value that JAX does not know."""
 
 
+def result_type(value: object) -> Aval:
+    """Return the type of a result of a mapped function. Raises BatchTypeError if it has none."""
+    try:
+        return jax.typeof(value)
+    except TypeError as error:
+        raise BatchTypeError(
+            f"Output from batched function {value!r} with type {type(value)} is not a valid JAX "
+            "type"
+        ) from error
+
+
 #: One readable name per flat value, for an error; made only when there is one.
 Names = Callable[[], Sequence[str]]
 

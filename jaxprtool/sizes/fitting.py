@@ -12,19 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from jaxprtool import jaxcompat
+from jaxprtool import Program, Ragged
 from jaxprtool.errors import ArgumentsError, StructureError
-from jaxprtool.ir.bounds import LengthsBound, SizeBound
-from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.held import Held
-from jaxprtool.ir.matching import Mismatch, matched_leaves
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.ragged import Ragged, ragged_parts, written_lengths
-from jaxprtool.ir.ref_contents import contents, is_ref
-from jaxprtool.ir.trees import filled, leaf_paths, structure
-from jaxprtool.jaxcompat import Aval
-from jaxprtool.loading.example import Static
+from jaxprtool.extend import AbstractRef, Aval, contents, is_extended, is_ref, type_of
+from jaxprtool.extend.sizes import LengthsBound, SizeBound, ragged_parts, written_lengths
+from jaxprtool.extend.tracing import Static
+from jaxprtool.extend.trees import Held, Mismatch, filled, leaf_paths, matched_leaves, structure
 
 
 def fitted(
@@ -237,7 +230,7 @@ _KINDS = {bool: jnp.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.c
 
 
 def _fitted_leaf(program: Program, name: str, value: Any, aval: Aval) -> Any:
-    if isinstance(aval, jaxcompat.AbstractRef):  # what it holds does, too
+    if isinstance(aval, AbstractRef):  # what it holds does, too
         value, aval = contents(value), aval.inner_aval
     kinds = list(_KINDS)
     if aval.shape == () and type(value) in _KINDS:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxprtool import Pass, Program
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import chosen_sizes, symbols_of
-from jaxprtool.passes.base import Pass
+from jaxprtool.extend.sizes import chosen_sizes, symbols_of
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from jaxprtool.analysis.claimed_types import other_structure, wrong_results
+from jaxprtool import Program
 from jaxprtool.errors import CheckError
-from jaxprtool.ir.program import Program
-from jaxprtool.loading import argspec
-from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
+from jaxprtool.extend.tracing import (
+    bind_arguments,
+    function_name,
+    read_args,
+    read_results,
+    read_strings,
+    require_sequence,
+    trace_call,
+)
+from jaxprtool.sizes.claimed_types import other_structure, wrong_results
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,25 +47,27 @@ def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
     """
 
     def check(fun: F) -> F:
-        args, kwargs = typed_arguments(in_types)
-        call = replace(bind_arguments(fun, args, kwargs), shared=None)
-        check_claim(trace_call(function_name(fun), fun, call), out_types)
+        check_claim(traced(fun, in_types), out_types)
         return fun
 
     return check
 
 
-def typed_arguments(in_types: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the types of arguments, by position and by name; see `shapecheck`."""
+def traced(fun: Callable, in_types: Any) -> Program:
+    """Return the program of a function for arguments of given types; see `shapecheck`."""
+    kwargs: dict[str, Any] = {}
     if isinstance(in_types, str):
-        return argspec.read_args(in_types)
-    argspec.require_sequence(in_types)
-    return tuple(argspec.read_strings(list(in_types))), {}
+        args, kwargs = read_args(in_types)
+    else:
+        require_sequence(in_types)
+        args = tuple(read_strings(list(in_types)))
+    call = replace(bind_arguments(fun, args, kwargs), shared=None)
+    return trace_call(function_name(fun), fun, call)
 
 
 def check_claim(program: Program, out_types: Any) -> None:
     """Raise CheckError unless the results of a program are of these types; see `shapecheck`."""
-    claimed = argspec.read_results(out_types, program.symbols)
+    claimed = read_results(out_types, program.symbols)
     fault = other_structure(program, claimed)
     if fault is not None:
         raise CheckError(fault)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
@@ -20,26 +20,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from jaxprtool import jaxcompat
-from jaxprtool.ir.bounds import LengthsBound
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.paths import paths
-from jaxprtool.ir.ragged import Ragged, is_concrete, unchecked
-from jaxprtool.ir.symbols import symbolic_sizes
-from jaxprtool.ir.trees import filled
-from jaxprtool.jaxcompat import Aval
-from jaxprtool.passes.batch.axes import (
+from jaxprtool import Ragged
+from jaxprtool.extend import Aval, type_of
+from jaxprtool.extend.batch import Axis
+from jaxprtool.extend.ragged import Kind, Lanes, Packed, Ragging, Shared, Sizes, all_lanes
+from jaxprtool.extend.sizes import (
+    LengthsBound,
+    is_concrete,
+    is_symbolic_dimension,
+    symbolic_sizes,
+    unchecked,
+)
+from jaxprtool.extend.tracing import evaluated
+from jaxprtool.extend.trees import filled, paths
+from jaxprtool.extend.vmap import (
     BatchError,
-    BatchTypeError,
+    Names,
+    TracedLanes,
     axis_size_of,
     check_unmapped,
     flat_out_axes,
+    match_axis,
+    result_type,
 )
-from jaxprtool.passes.batch.axis import Axis
-from jaxprtool.passes.ragged import Kind, Lanes, Packed, Ragging, Shared, Sizes, all_lanes
-
-#: Return the name of each flat argument, for errors.
-Names = Callable[[], Sequence[str]]
 
 #: Whether an example of a Ragged is being traced.
 _inside: ContextVar[bool] = ContextVar("inside", default=False)
@@ -55,33 +58,13 @@ def _no_nesting() -> Iterator[None]:
         _inside.reset(token)
 
 
-class _Lengths(NamedTuple):
-    """What the arguments tell about one ragged symbol.
-
-    Attributes:
-        place: The index of the first argument with the symbol.
-        lengths: The lengths: `i32[B]`.
-        rows: The number of rows of all examples, with those left over.
-        longest: The most rows of an example; None if not known.
-        full: Whether no rows are left over.
-        shortest: The fewest rows of an example.
-    """
-
-    place: int
-    lengths: Any
-    rows: int
-    longest: int | None
-    full: bool
-    shortest: int
-
-
 def is_ragged(value: object) -> bool:
     """Return True for a Ragged."""
     return isinstance(value, Ragged)
 
 
 def ragged_vmap(
-    lane: Callable[[Sequence[Any]], tuple[list[Any], PyTreeDef]],
+    call: Callable[[Sequence[Any]], tuple[list[Any], PyTreeDef]],
     values: Sequence[Any],
     axes: Sequence[Any],
     out_axes: object,
@@ -92,14 +75,14 @@ def ragged_vmap(
     """Apply a function of one example to all examples.
 
     Args:
-        lane: Call the function with the flat arguments of one example, and return its flat results
+        call: Call the function with the flat arguments of one example, and return its flat results
             and their tree.
         values: The flat arguments, some of which are `Ragged`.
         axes: The mapped axis of each, or None.
         out_axes: The `out_axes` of `vmap`.
         axis_size: The number of examples, or None.
         debug: JAX's debug info of the function.
-        names: Return the names of the arguments, for errors.
+        names: Return the name of each flat argument, for errors.
 
     Returns:
         The tree of results. One with a row for each row of an example is a `Ragged`.
@@ -113,16 +96,16 @@ def ragged_vmap(
         raise BatchError(
             f"{names()[place]} is a Ragged inside an example of another, which is not supported"
         )
-    known = _all_lengths(values, axes, names)
-    count = _number_of_lanes(values, axes, axis_size, known, names)
+    known = _batches(values, axes, names)
+    count = _number_of_examples(values, axes, axis_size, names)
     symbols = _symbols(values, known)
     sizes = _sizes(known, symbols, count)
     axis = Axis(None, count)
-    lanes = jaxcompat.Lanes(axis.data, debug)
+    lanes = TracedLanes(axis.data, debug)
     with lanes.inside(), _no_nesting():
         elements, kinds = _elements(lanes, axis, values, axes, symbols)
         try:
-            results, out_tree = lane(elements)
+            results, out_tree = call(elements)
         except jax.errors.InconclusiveDimensionOperation as error:
             error.add_note(
                 "Ragged(values, lengths, shortest=2) says that no example has fewer rows, "
@@ -138,7 +121,7 @@ def ragged_vmap(
     made = all_lanes(closed, kinds, sizes, lambda: held)
     lengths = [jnp.asarray(each.lengths, jnp.int32) for each in known.values()]
     outs = zip(
-        jaxcompat.evaluated(made.jaxpr, [*lanes.operands, *lengths]),
+        evaluated(made.jaxpr, [*lanes.operands, *lengths]),
         made.kinds,
         [v.aval for v in closed.outvars],
         strict=True,
@@ -159,7 +142,7 @@ def ragged_vmap(
 
 
 def _elements(
-    lanes: jaxcompat.Lanes,
+    lanes: TracedLanes,
     axis: Axis,
     values: Sequence[Any],
     axes: Sequence[Any],
@@ -177,16 +160,20 @@ def _elements(
                 _with_a_row(value.values), aval.update(shape=(symbol, *aval.shape[1:]))
             )
         elif dim is not None:
-            array = jaxcompat.match_axis(axis.data, dim % jnp.ndim(value), 0, value)
+            array = match_axis(axis.data, dim % jnp.ndim(value), 0, value)
             aval = jax.typeof(array)
             kinds.append(Lanes())
             elements[i] = lanes.element(array, aval.update(shape=aval.shape[1:]))
     return elements, kinds
 
 
-def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[str, _Lengths]:
-    """Return the lengths of the arguments, by the name of their axis, and check that they agree."""
-    known: dict[str, _Lengths] = {}
+def _batches(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[str, Ragged]:
+    """Return the first Ragged of each axis, by name, and check that the others have its lengths.
+
+    Lengths that are equal have the bounds of all arguments.
+    """
+    known: dict[str, Ragged] = {}
+    first_places: dict[str, int] = {}
     for place, (value, axis) in enumerate(zip(values, axes, strict=True)):
         if not isinstance(value, Ragged):
             continue
@@ -201,26 +188,33 @@ def _all_lengths(values: Sequence[Any], axes: Sequence[Any], names: Names) -> di
                 "must be mapped over first"
             )
         _check_lengths(value, names()[place])
-        rows = jnp.shape(value.values)[0]
-        bounds = value.longest, value.full, value.shortest
-        found = _Lengths(place, value.lengths, rows, *bounds)
-        first = known.setdefault(value.axis, found)
-        both = is_concrete(first.lengths) and is_concrete(found.lengths)
-        same = jnp.shape(first.lengths) == jnp.shape(found.lengths) and first.rows == found.rows
-        if same and both and first.lengths is not found.lengths:
-            same = bool(np.array_equal(first.lengths, found.lengths))
-        if not same:
+        first = known.setdefault(value.axis, value)
+        first_place = first_places.setdefault(value.axis, place)
+        if not _same_lengths(first, value):
             raise BatchError(
-                f"{names()[place]} and {names()[first.place]} have examples of different lengths, "
+                f"{names()[place]} and {names()[first_place]} have examples of different lengths, "
                 f"but both have axis '{value.axis}'",
                 "give one of them another name: Ragged(values, lengths, axis='m')",
             )
-        # The lengths are equal, so the bounds of either argument hold for both.
-        most = [each.longest for each in (first, found) if each.longest is not None]
-        known[value.axis] = first._replace(
-            longest=min(most) if most else None, shortest=max(first.shortest, found.shortest)
-        )
+        longest = [each.longest for each in (first, value) if each.longest is not None]
+        bounds = min(longest, default=None), first.full, max(first.shortest, value.shortest)
+        known[value.axis] = unchecked(first.values, first.lengths, value.axis, *bounds)
     return known
+
+
+def _same_lengths(first: Ragged, second: Ragged) -> bool:
+    """Return False if two batches have different lengths, as far as these are known."""
+    if jnp.shape(first.lengths) != jnp.shape(second.lengths) or _rows(first) != _rows(second):
+        return False
+    known = is_concrete(first.lengths) and is_concrete(second.lengths)
+    if first.lengths is second.lengths or not known:
+        return True
+    return bool(np.array_equal(first.lengths, second.lengths))
+
+
+def _rows(ragged: Ragged) -> int:
+    """Return the number of rows of all examples, with those left over."""
+    return jnp.shape(ragged.values)[0]  # type: ignore[no-any-return]
 
 
 def _check_lengths(ragged: Ragged, name: str) -> None:
@@ -228,19 +222,14 @@ def _check_lengths(ragged: Ragged, name: str) -> None:
     dtype = jnp.result_type(ragged.lengths)
     fault = None if jnp.issubdtype(dtype, jnp.integer) else f"are of dtype {dtype}"
     if not fault and is_concrete(ragged.lengths):
-        rows = jnp.shape(ragged.values)[0]
-        bound = LengthsBound(rows, ragged.longest, not ragged.full, ragged.shortest)
+        bound = LengthsBound(_rows(ragged), ragged.longest, not ragged.full, ragged.shortest)
         fault = bound.fault(np.asarray(ragged.lengths), {})
     if fault:
         raise BatchError(f"{name}.lengths {fault}")
 
 
-def _number_of_lanes(
-    values: Sequence[Any],
-    axes: Sequence[Any],
-    axis_size: Any,
-    known: dict[str, _Lengths],
-    names: Names,
+def _number_of_examples(
+    values: Sequence[Any], axes: Sequence[Any], axis_size: Any, names: Names
 ) -> Any:
     """Return the number of examples, and check that all mapped arguments have as many."""
     avals: list[Aval | None] = []
@@ -265,7 +254,7 @@ def _own_symbols(ranges: tuple[tuple[str, int, int | None], ...]) -> dict[str, A
     return dict(zip(names, symbols, strict=True))
 
 
-def _symbols(values: Sequence[Any], known: Mapping[str, _Lengths]) -> dict[str, Any]:
+def _symbols(values: Sequence[Any], known: Mapping[str, Ragged]) -> dict[str, Any]:
     """Return symbols for the lengths, in the scope of the symbols in the arguments, if any."""
     there = symbolic_sizes(map(jax.typeof, jax.tree.leaves(list(values))))
     if not there:
@@ -276,19 +265,19 @@ def _symbols(values: Sequence[Any], known: Mapping[str, _Lengths]) -> dict[str, 
     return dict(zip(known, jax.export.symbolic_shape(new, scope=there[0].scope), strict=True))
 
 
-def _sizes(known: dict[str, _Lengths], symbols: dict[str, Any], lanes: Any) -> Sizes:
+def _sizes(known: dict[str, Ragged], symbols: dict[str, Any], lanes: Any) -> Sizes:
     """Return the sizes of the program: its lanes, their rows, and the longest example."""
     rows, longest, full = {}, {}, set()
     for name, each in known.items():
         symbol = str(symbols[name])
-        rows[symbol] = each.rows if each.rows != 0 else 1
+        rows[symbol] = _rows(each) if _rows(each) != 0 else 1
         if each.longest is not None:
             longest[symbol] = each.longest
         elif is_concrete(each.lengths):
             longest[symbol] = max(int(np.max(each.lengths, initial=0)), 1)
         else:
             longest[symbol] = rows[symbol]
-        if each.full and each.rows != 0:
+        if each.full and _rows(each) != 0:
             full.add(symbol)
     return Sizes(lanes, rows, longest, frozenset(full))
 
@@ -309,14 +298,14 @@ class _Results:
 
     Attributes:
         sizes: The sizes of the program.
-        known: The lengths of the arguments, by axis.
+        known: The first Ragged of each axis.
         symbols: The symbol of each axis.
         axis: The mapped axis.
         mapped: For each result so far, its mapped axis if `out_axes` is None, to be checked.
     """
 
     sizes: Sizes
-    known: dict[str, _Lengths]
+    known: dict[str, Ragged]
     symbols: dict[str, Any]
     axis: Axis
     mapped: list[int | None] = field(default_factory=list)
@@ -348,17 +337,16 @@ class _Results:
         if spec is None:
             self.mapped[-1] = source
             return value
-        return jaxcompat.match_axis(
+        return match_axis(
             self.axis.data, source, spec % (jnp.ndim(value) + (source is None)), value
         )
 
     def _ragged(self, values: Any, size: Any) -> Ragged:
         for name, symbol in self.symbols.items():
             if size == symbol:
-                first = self.known[name]
-                rows = values[: first.rows]
-                bounds = first.longest, first.full, first.shortest
-                return unchecked(rows, first.lengths, name, *bounds)
+                given = self.known[name]
+                bounds = given.longest, given.full, given.shortest
+                return unchecked(values[: _rows(given)], given.lengths, name, *bounds)
         own = {
             str(self.symbols[name]): jnp.asarray(each.lengths) for name, each in self.known.items()
         }
@@ -384,15 +372,9 @@ def _checked(value: Any) -> Any:
     Raises:
         BatchTypeError: If it has no JAX type.
     """
-    if jaxcompat.is_symbolic_dimension(value):
+    if is_symbolic_dimension(value):
         return jnp.asarray(value)
-    try:
-        jax.typeof(value)
-    except TypeError as error:
-        raise BatchTypeError(
-            f"Output from batched function {value!r} with type {type(value)} is not a valid JAX "
-            "type"
-        ) from error
+    result_type(value)
     return value
 
 

@@ -13,12 +13,21 @@ from typing import Any
 
 import jax
 
-from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import bodies, named, type_of
-from jaxprtool.ir.paths import paths
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool import Program
+from jaxprtool.extend import (
+    Atom,
+    Aval,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    bodies,
+    named,
+    top_jaxpr,
+    traits,
+    type_of,
+)
+from jaxprtool.extend.trees import paths
 
 #: The symbols that `_` stands for in types, and one as a whole size in a type.
 _UNNAMED = re.compile(r"_\d+")
@@ -101,7 +110,7 @@ def _alike(first: Aval, second: Aval) -> bool:
 
 def _origin(program: Program, atom: Atom) -> str:
     """Return in words what made a value of the type that a result has."""
-    top = jaxcompat.open_jaxpr(program.jaxpr)
+    top = top_jaxpr(program)
     eqn, source = _maker(top, atom)
     if eqn is not None:
         return f"{named(eqn)} makes it so"

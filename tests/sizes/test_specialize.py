@@ -15,7 +15,7 @@ from jaxprtool import equivalent, trace
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.ir.equations import equations
 from jaxprtool.loading.argspec import read_args
-from jaxprtool.passes.specialize import Specialize
+from jaxprtool.sizes.specialize import Specialize
 
 
 def traced(fun, args):

@@ -21,7 +21,7 @@ from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program, type_check
-from jaxprtool.passes.specialize import Specialize
+from jaxprtool.sizes.specialize import Specialize
 from tests.programs import harness_programs
 from tests.programs.same import Original
 from tests.programs.symbolic import SymbolicPlan, SymbolicProgram, symbolic_plans, symbolic_programs

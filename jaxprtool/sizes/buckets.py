@@ -19,12 +19,12 @@ import numpy as np
 from jax import lax
 from jax.tree_util import PyTreeDef
 
-from jaxprtool import jaxcompat
+from jaxprtool import Program
 from jaxprtool.errors import ArgumentsError, did_you_mean
-from jaxprtool.ir.bounds import MOST
-from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import (
+from jaxprtool.extend import as_weak_as, is_extended, is_weak, strongly_typed, weakly_typed
+from jaxprtool.extend.padding import Bounds, masked
+from jaxprtool.extend.sizes import (
+    MOST,
     Sizes,
     chosen_sizes,
     found_sizes,
@@ -32,11 +32,15 @@ from jaxprtool.ir.symbols import (
     symbolic_sizes,
     value_of,
 )
-from jaxprtool.ir.weak_types import as_weak_as, is_weak, strongly_typed
-from jaxprtool.loading.parameter_types import ParameterTypes, TypedValue
-from jaxprtool.passes.mask import Bounds, masked
+from jaxprtool.extend.tracing import (
+    ParameterTypes,
+    TypedValue,
+    at_once,
+    evaluated,
+    hide_from_tracebacks,
+)
 
-jaxcompat.hide_from_tracebacks(__file__)
+hide_from_tracebacks(__file__)
 
 #: The keyword argument of what is compiled that has the sizes, after all others.
 SIZES = "\U0010ffff sizes"
@@ -264,12 +268,12 @@ class PaddedCall:
 
     def results(self, program: Program, operands: Sequence[Any]) -> Any:
         """Return what a program gives for padded operands; what is to be cut as `ToCut`."""
-        with jaxcompat.at_once():
+        with at_once():
             result = masked(program, dict(self.sizes.bounds))
         args, kwargs = jax.tree.unflatten(program.in_tree, operands)
         sizes = [self.sizes.sizes[symbol] for symbol, _ in self.sizes.bounds]
         leaves = jax.tree.leaves(((*args, *sizes), kwargs))
-        outs = jaxcompat.evaluated(result.jaxpr, leaves)[: len(program.out_avals)]
+        outs = evaluated(result.jaxpr, leaves)[: len(program.out_avals)]
         results = [
             ToCut(out, tuple(aval.shape)) if symbolic_sizes([aval]) else out
             for out, aval in zip(outs, program.out_avals, strict=True)
@@ -402,4 +406,4 @@ def _placed_like(value: Any, array: np.ndarray) -> Any:
     if isinstance(value, np.ndarray):
         return array
     placed = jax.device_put(array, value.sharding if value.committed else None)
-    return jaxcompat.weakly_typed(placed) if is_weak(value.aval) else placed
+    return weakly_typed(placed) if is_weak(value.aval) else placed

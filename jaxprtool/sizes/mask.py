@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxprtool import jaxcompat
-from jaxprtool.api.shapecheck import check_claim, typed_arguments
+from jaxprtool import Program
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.paths import unique
-from jaxprtool.ir.program import MOST_SIZES, Program
-from jaxprtool.ir.symbols import check_symbols, found_sizes, symbolic_sizes
-from jaxprtool.ir.trees import filled, structure
-from jaxprtool.loading.parameter_types import TypedValue
-from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
-from jaxprtool.passes.mask import check_sizes, masked
+from jaxprtool.extend import replace_jaxpr
+from jaxprtool.extend.padding import check_sizes, masked
+from jaxprtool.extend.sizes import MOST_SIZES, check_symbols, found_sizes, symbolic_sizes
+from jaxprtool.extend.tracing import TypedValue
+from jaxprtool.extend.trees import filled, structure, unique
+from jaxprtool.sizes.shapecheck import check_claim, traced
 
 #: The keyword argument for the tracers that a function closes over. It sorts after all others.
 _CLOSED_OVER = "\U0010ffff closed over"
@@ -85,9 +82,7 @@ class _Masked:
         """Return the program, and the tracers that it closes over, which are its last arguments."""
         if self._program is not None:
             return self._program, []
-        args, kwargs = typed_arguments(self._types)
-        call = replace(bind_arguments(self._fun, args, kwargs), shared=None)
-        program = trace_call(function_name(self._fun), self._fun, call)
+        program = traced(self._fun, self._types)
         if self._claim is not None:
             check_claim(program, self._claim)
         program, closed_over = _lifted(program)
@@ -125,7 +120,7 @@ def _lifted(program: Program) -> tuple[Program, list[Any]]:
         return program, []
     kept = [each for each in consts if not isinstance(each[1], jax.core.Tracer)]
     args, kwargs = filled(program.in_tree, range(len(jaxpr.invars)))
-    new = jaxcompat.replace_jaxpr(
+    new = replace_jaxpr(
         jaxpr,
         constvars=[var for var, _ in kept],
         consts=[const for _, const in kept],

@@ -1,0 +1,22 @@
+"""Pytrees of arguments and results: their structures, the paths of their leaves, what fits them.
+
+`filled` puts flat values into a structure of a `Program`, which may have leaves that are no arrays,
+and `structure` returns the one of a value. `matched_leaves` flattens an argument for a structure,
+or raises `Mismatch`.
+"""
+
+from jaxprtool.ir.held import Held
+from jaxprtool.ir.matching import Mismatch, matched_leaves
+from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.trees import filled, leaf_paths, structure
+
+__all__ = [
+    "Held",
+    "Mismatch",
+    "filled",
+    "leaf_paths",
+    "matched_leaves",
+    "paths",
+    "structure",
+    "unique",
+]

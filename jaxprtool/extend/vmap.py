@@ -1,0 +1,30 @@
+"""For functions that map a user's function over examples, as `vmap` does.
+
+`TracedLanes` traces the function for one example. `flat_out_axes`, `axis_size_of` and
+`check_unmapped` treat `in_axes` and `out_axes` as `jax.vmap` does, with its errors, and
+`match_axis` moves the mapped axis of a value.
+"""
+
+from jaxprtool.jaxcompat import Lanes as TracedLanes
+from jaxprtool.jaxcompat import match_axis
+from jaxprtool.passes.batch.axes import (
+    BatchError,
+    BatchTypeError,
+    Names,
+    axis_size_of,
+    check_unmapped,
+    flat_out_axes,
+    result_type,
+)
+
+__all__ = [
+    "BatchError",
+    "BatchTypeError",
+    "Names",
+    "TracedLanes",
+    "axis_size_of",
+    "check_unmapped",
+    "flat_out_axes",
+    "match_axis",
+    "result_type",
+]

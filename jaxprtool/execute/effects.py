@@ -45,6 +45,11 @@ class Effects:
     earlier: Sequence[Event] = ()
     events: list[Event] = field(default_factory=list)
 
+    def results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Return the results of an equation, which may leave the program."""
+        run = self.call if leaves_the_program(eqn) else bind
+        return list(run(eqn, operands))
+
     def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[object]:
         """The results of an equation for which `leaves_the_program` holds."""
         number, event = len(self.events), Event(eqn, operands)

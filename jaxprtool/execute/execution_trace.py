@@ -24,9 +24,9 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import Details
 from jaxprtool.execute.compare.arrays import as_numpy, type_of, values_agree
-from jaxprtool.execute.effects import Effects, leaves_the_program
+from jaxprtool.execute.effects import Effects
 from jaxprtool.ir.equations import named
-from jaxprtool.ir.interpret import Interpreter, bind, row_of
+from jaxprtool.ir.interpret import Interpreter, row_of
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 
 
@@ -96,10 +96,7 @@ class ExecutionTrace(Interpreter):
         execution = Execution(len(self.executions), eqn, needs)
         self.executions.append(execution)
         values = [x.data for x in operands]
-        if leaves_the_program(eqn):
-            results = list(self.effects.call(eqn, values))
-        else:
-            results = list(bind(eqn, values))
+        results = self.effects.results(eqn, values)
         for x in (*values, *results):
             if isinstance(jax.typeof(x), jaxcompat.AbstractRef):
                 contents = x[...]

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import checkify
 from jax.experimental.layout import Format
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import backends
+from jaxprtool.execute.arguments import fitting, flat_arguments, require_runnable
 from jaxprtool.execute.compile_cache import hits_counted
 from jaxprtool.execute.summary import Summary, summarize
 from jaxprtool.ir.documents import document
@@ -23,6 +25,8 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, placed
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.ref_contents import with_contents
+from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 
 #: How often a program without effects is called again, to time it.
 REPEATS = 10
@@ -214,6 +218,36 @@ def ready(
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
         yield arguments, device
+
+
+@contextmanager
+def ready_to_step(
+    program: Program, args: object, device: jax.Device | None
+) -> Iterator[tuple[Program, Sequence[Any]]]:
+    """Prepare a program to be run equation by equation, and its arguments.
+
+    Args:
+        program: A program, of any sizes.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves.
+        device: Where to run it; if not given, where JAX and its arguments have it.
+
+    Yields:
+        The program at the sizes of its arguments, without Refs among these, and with loops whose
+        predicates are scalars; and its flat arguments.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit.
+        UnsupportedError: If the program has free named axes.
+    """
+    arguments = flat_arguments(program, args)
+    if program.symbols:
+        program = program.at(list(map(np.shape, arguments)))
+    require_runnable(program)
+    program = with_contents(program)
+    arguments = fitting(program, arguments)
+    program = with_scalar_predicates(program)
+    with failures_reported(program), ready(program, arguments, device) as (there, _):
+        yield program, there
 
 
 def copied(program: Program, arguments: Sequence[object]) -> list[object]:

@@ -31,18 +31,17 @@ from jaxprtool.errors import (
 )
 from jaxprtool.execute.arguments import at_one_size, fitting, flat_arguments, require_runnable
 from jaxprtool.execute.compare.arrays import Difference, difference, values_agree
-from jaxprtool.execute.effects import Effects, Event, effects_differ, leaves_the_program
+from jaxprtool.execute.effects import Effects, Event, effects_differ
 from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
 from jaxprtool.execute.fill import refitted
 from jaxprtool.execute.finite import finite_fill, nonfinite, unproven
 from jaxprtool.execute.run import failures_reported
+from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
 from jaxprtool.ir.callbacks import is_check
 from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.ref_contents import with_contents
-from jaxprtool.jaxcompat import JaxprEqn
 
 
 def verify(before: Program, after: Program, args: object = None, *, seed: int = 0) -> None:
@@ -207,29 +206,17 @@ class _Run:
     stepped: bool
 
 
-class _Steps(Interpreter):
-    """A run that notes what leaves the program."""
-
-    def __init__(self, effects: Effects):
-        self.effects = effects
-
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        if leaves_the_program(eqn):
-            return self.effects.call(eqn, operands)
-        return bind(eqn, operands)
-
-
 def _run(
     program: Program, arguments: Sequence[Any], stepped: bool, earlier: Sequence[Event]
 ) -> _Run:
-    effects = Effects(earlier)
+    steps = SteppingInterpreter(earlier)
     with failures_reported(program):
         try:
             if stepped:
-                values = _Steps(effects).run(program.jaxpr, arguments)
+                values = steps.run(program.jaxpr, arguments)
             else:
                 values = jaxcompat.jaxpr_as_fun(program.jaxpr)(*arguments)
-            return _Run(jax.block_until_ready(list(values)), effects.events, stepped)
+            return _Run(jax.block_until_ready(list(values)), steps.effects.events, stepped)
         except (jax.errors.JaxRuntimeError, checkify.JaxRuntimeError):
             raise  # told by `failures_reported`
         except Exception as error:  # whatever a primitive raises when it runs

@@ -14,6 +14,7 @@ that names values by their source asks for `own_frame`, which does not look at t
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 from collections.abc import Sequence
@@ -205,6 +206,22 @@ class Frames:
             return ""
         chosen = place.chosen(self.choice)
         return BEHIND.join(map(self.text, (chosen.frame, *chosen.behind)))
+
+    def named(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return the innermost of some equations, with its line: `log at model.py:9`."""
+        own = self.line_of(eqns).partition(BEHIND)[0]
+        return " at ".join(filter(None, (str(eqns[-1].primitive.name), own)))
+
+    def path_of(self, eqns: Sequence[JaxprEqn]) -> tuple[str, ...]:
+        """Return `named` of each of some equations, the outermost first."""
+        return tuple(self.named(eqns[: i + 1]) for i in range(len(eqns)))
+
+    def code_of(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return what is written in the line of `place_of`, if its file is there."""
+        place = self.place_of(eqns)
+        if place is None:
+            return ""
+        return " ".join(linecache.getline(place.frame.file, place.frame.line).split())
 
     def text(self, frame: UserFrame) -> str:
         """Return `file.py:3` of a frame."""

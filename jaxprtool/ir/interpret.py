@@ -7,8 +7,9 @@ depends on its operands alone, to the last bit. A subclass of `Interpreter` over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,40 @@ from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.dtypes import is_extended, is_foreign
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, While, view
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
+
+
+class LoopOperands(NamedTuple):
+    """The operands of a loop by role.
+
+    Attributes:
+        deciding: What the condition of a while loop is given besides the carry.
+        consts: What each iteration is given as it is.
+        carry: What each iteration replaces.
+        xs: What each iteration of a scan is given a slice of.
+    """
+
+    deciding: list[Any]
+    consts: list[Any]
+    carry: list[Any]
+    xs: list[Any]
+
+    @classmethod
+    def of(cls, loop: Scan | While, operands: Iterable[Any]) -> LoopOperands:
+        """Return the values that a loop is given, by role."""
+        if isinstance(loop, Scan):
+            first, second, third = 0, len(loop.consts), len(loop.carry)
+        else:
+            first, second, third = map(len, (loop.cond_consts, loop.body_consts, loop.carry))
+        values = iter(operands)
+        deciding, consts, carry = (list(islice(values, n)) for n in (first, second, third))
+        return cls(deciding, consts, carry, list(values))
+
+
+def slice_number(loop: Scan | While, iteration: Any) -> Any:
+    """Return which slice of its operands an iteration reads, or the iteration of a while loop."""
+    if isinstance(loop, Scan) and loop.reverse:
+        return loop.length - 1 - iteration
+    return iteration
 
 
 def evaluate(closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
@@ -83,43 +118,45 @@ class Interpreter:
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         """Return the results of one equation; the bodies of loops, branches and calls are run."""
-        structured = view(eqn)
-        match structured:
-            case Scan() if isinstance(structured.length, int):
-                return self._scan(structured, operands)
-            case While() if structured.cond.outvars[0].aval.shape == ():
-                return self._while(structured, operands)
-            case Cond():
-                taken = branch_of(structured, self.concrete(operands[0]))
-                return self.decided(self.enter(taken, operands[1:], operands[0]), operands[0])
-            case Call() | CustomJVP():
-                return self.enter(structured.body, operands)
+        match view(eqn):
+            case Scan() as scan if isinstance(scan.length, int):
+                return self.scan(scan, operands)
+            case While() as loop if loop.cond.outvars[0].aval.shape == ():
+                return self.while_loop(loop, operands)
+            case Cond() as cond:
+                return self.branch(cond, operands)
+            case Call() | CustomJVP() as call:
+                return self.enter(call.body, operands)
         return self.evaluate(eqn, operands)
 
-    def _scan(self, scan: Scan, operands: list[Any]) -> list[Any]:
-        n, k = len(scan.consts), len(scan.carry)
-        consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
-        iterations = range(scan.length)
+    def branch(self, cond: Cond, operands: list[Any]) -> list[Any]:
+        """Return the results of a branch."""
+        taken = branch_of(cond, self.concrete(operands[0]))
+        return self.decided(self.enter(taken, operands[1:], operands[0]), operands[0])
+
+    def scan(self, scan: Scan, operands: list[Any]) -> list[Any]:
+        """Return the results of a scan."""
+        _, consts, carry, xs = LoopOperands.of(scan, operands)
         slices = []
-        for i in reversed(iterations) if scan.reverse else iterations:
-            rows = [self.row(x, i) for x in xs]
+        for i in range(scan.length):
+            rows = [self.row(x, slice_number(scan, i)) for x in xs]
             outs = self.enter(scan.body, [*consts, *carry, *rows])
-            carry = outs[:k]
-            slices.append(outs[k:])
+            carry, ys = outs[: len(carry)], outs[len(carry) :]
+            slices.append(ys)
         if scan.reverse:
             slices.reverse()
-        ys = zip(*slices, strict=True) if slices else [()] * len(scan.ys)
-        pairs = zip(ys, scan.ys, strict=True)
+        stacks = zip(*slices, strict=True) if slices else [()] * len(scan.ys)
+        pairs = zip(stacks, scan.ys, strict=True)
         return [*carry, *(self.stack(rows, var) for rows, var in pairs)]
 
-    def _while(self, loop: While, operands: list[Any]) -> list[Any]:
-        c, b = len(loop.cond_consts), len(loop.body_consts)
-        cond_consts, body_consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
+    def while_loop(self, loop: While, operands: list[Any]) -> list[Any]:
+        """Return the results of a while loop."""
+        deciding, consts, carry, _ = LoopOperands.of(loop, operands)
         while True:
-            (more,) = self.enter(loop.cond, [*cond_consts, *carry])
+            (more,) = self.enter(loop.cond, [*deciding, *carry])
             if not self.concrete(more):
                 return self.decided(carry, more)
-            carry = self.enter(loop.body, [*body_consts, *carry], more)
+            carry = self.enter(loop.body, [*consts, *carry], more)
 
 
 _last_reads = JaxprCache()

@@ -215,6 +215,11 @@ def _name_scopes(text: str) -> _Names:
     return _Names(transforms, tuple(scopes))
 
 
+def scopes_of(eqns: Iterable[JaxprEqn]) -> str:
+    """Return the name scopes of some equations, each in a body of the one before."""
+    return "/".join(filter(None, map(jaxcompat.name_stack, eqns)))
+
+
 def is_backward(eqn: JaxprEqn) -> bool:
     """Return True if an equation is of the part of a gradient that goes back."""
     names = jaxcompat.name_stack(eqn)

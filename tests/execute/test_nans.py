@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
-from jaxprtool.execute import nans
+from jaxprtool.execute import effects, nans
 from jaxprtool.execute.nans import find_nan
 from jaxprtool.ir.interpret import bind
 from tests.programs import harness_programs
@@ -281,7 +281,7 @@ def by_hand(monkeypatch):
         names.append(eqn.primitive.name)
         return bind(eqn, operands)
 
-    monkeypatch.setattr(nans.search, "bind", counted)
+    monkeypatch.setattr(effects, "bind", counted)
     return names
 
 
@@ -397,7 +397,7 @@ def test_a_loop_of_few_rounds_is_not_compiled_to_be_searched(monkeypatch):
 
         return lax.scan(body, 1.0, x)[0]
 
-    monkeypatch.setattr(nans.search, "scan_rounds", None)
+    monkeypatch.setattr(nans.search, "compiled_iterations", None)
     found = only(function, X.at[2].set(9.0))
     assert (found.primitive, found.iteration, found.reaches) == ("sqrt", (2,), ("result",))
 

@@ -191,7 +191,7 @@ MODES = "together", "loop by loop", "by step"
 
 def set_mode(monkeypatch, mode):
     """Compile the program, only its loops, or none of it."""
-    monkeypatch.setattr(pieces, "ROUND_BYTES", 1 << 25 if mode == "together" else -1)
+    monkeypatch.setattr(pieces, "ITERATION_BYTES", 1 << 25 if mode == "together" else -1)
     if mode == "by step":
         monkeypatch.setattr(pieces, "is_stepped", lambda eqn: True)
 
@@ -281,7 +281,7 @@ def test_loops_in_loops_have_a_round_of_each(mode):
 
 def test_compiled_rounds_run_some_at_a_time(monkeypatch):
     set_mode(monkeypatch, "loop by loop")
-    monkeypatch.setattr(collected, "ROUND_BYTES", 4 * 4 * 7)
+    monkeypatch.setattr(collected, "ITERATION_BYTES", 4 * 4 * 7)
 
     def function(xs):
         def body(c, x):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxprtool import jaxcompat
 from jaxprtool.execute.compare.judging import Judge
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
-from jaxprtool.execute.compare.parting import Found, Pair, Path, Search
+from jaxprtool.execute.compare.parting import Found, Pair, Search
 from jaxprtool.execute.compare.pieces import Machine
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.ir.documents import document
-from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.scalar_predicates import with_scalar_predicates
+from jaxprtool.ir.scopes import scopes_of
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
@@ -117,7 +116,7 @@ class _Reading:
 
     def __init__(self, variant: Variant, found: Found, tolerance: Tolerance):
         self._program, self._found, self._tolerance = variant.program, found, tolerance
-        self._frames: Frames = frames_now(variant.program.roots)
+        self._frames = frames_now(variant.program.roots)
 
     def parting(self, reference: str, variant: str, strict: bool) -> Parting:
         found = self._found
@@ -125,10 +124,9 @@ class _Reading:
         path = tuple(each.eqn for each in found.path)
         shown = old or new
         if not found.results:
-            return Parting(reference, variant, why=_FUSED, path=self._path(found.path))
+            return Parting(reference, variant, why=_FUSED, path=self._frames.path_of(path))
         around = (*path, *((shown,) if shown is not None else ()))
         same = new is None or (old is not None and old.primitive.name == new.primitive.name)
-        place = self._frames.place_of(around)
         return Parting(
             reference,
             variant,
@@ -136,27 +134,18 @@ class _Reading:
             strict=strict,
             primitive="" if shown is None else str(shown.primitive.name),
             source=self._frames.line_of(around),
-            code="" if place is None else _line(place.frame.file, place.frame.line),
-            scope="/".join(filter(None, map(jaxcompat.name_stack, around))),
-            path=self._path(found.path),
+            code=self._frames.code_of(around),
+            scope=scopes_of(around),
+            path=self._frames.path_of(path),
             iteration=tuple(each.round for each in found.path if each.round is not None),
-            counterpart="" if same or new is None else self._named(new, path),
+            counterpart="" if same or new is None else self._frames.named((*path, new)),
             parameters=_other_parameters(old, new),
             operands=tuple(map(self._measured, found.operands)),
             results=tuple(map(self._measured, found.results)),
-            removed=tuple(self._named(eqn, path) for eqn in found.between[0]),
-            added=tuple(self._named(eqn, path) for eqn in found.between[1]),
+            removed=tuple(self._frames.named((*path, eqn)) for eqn in found.between[0]),
+            added=tuple(self._frames.named((*path, eqn)) for eqn in found.between[1]),
             at_call=any(map(_is_call, (old, new, *found.between[0], *found.between[1]))),
         )
-
-    def _path(self, path: Path) -> tuple[str, ...]:
-        eqns = [each.eqn for each in path]
-        return tuple(self._named(eqn, tuple(eqns[:i])) for i, eqn in enumerate(eqns))
-
-    def _named(self, eqn: JaxprEqn, path: Sequence[JaxprEqn]) -> str:
-        """Return an equation without the library's line: `log at model.py:9`."""
-        own = self._frames.line_of((*path, eqn)).partition(BEHIND)[0]
-        return " at ".join(filter(None, (str(eqn.primitive.name), own)))
 
     def _measured(self, pair: Pair) -> Measure:
         (a, b), (old, new) = self._found.sides, pair
@@ -168,7 +157,7 @@ class _Reading:
         while not isinstance(atom, Literal):
             maker = next((eqn for eqn in body.eqns if atom in eqn.outvars), None)
             if maker is not None:
-                return self._named(maker, [each.eqn for each in path])
+                return self._frames.named([*(each.eqn for each in path), maker])
             if atom not in body.invars:
                 return "a constant"
             place = body.invars.index(atom)
@@ -195,7 +184,3 @@ def _other_parameters(old: JaxprEqn | None, new: JaxprEqn | None) -> tuple[str, 
         return ()
     pairs = ((k, a, new.params.get(k)) for k, a in old.params.items() if not holds_jaxpr([a]))
     return tuple(f"{k}: {b} in place of {a}" for k, a, b in pairs if str(a) != str(b))
-
-
-def _line(file: str, line: int) -> str:
-    return " ".join(linecache.getline(file, line).split())

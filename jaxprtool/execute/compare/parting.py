@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.execute.compare.iterations import first_iteration
 from jaxprtool.execute.compare.judging import Judge, comparable
 from jaxprtool.execute.compare.pieces import Machine, Side, needed
-from jaxprtool.execute.compare.rounds import first_round
 from jaxprtool.ir.counterparts import MatchedBody, counterparts
 from jaxprtool.ir.interpret import branch_of
 from jaxprtool.ir.regions import Regions, regions
@@ -164,7 +164,7 @@ class Search:
                 self._told(f"looking for the round of {old.primitive.name}")
                 results = x.values(old.outvars), y.values(new.outvars)
                 loops = loop, other
-                part = first_round(self._judge, self._machines, loops, operands, results)
+                part = first_iteration(self._judge, self._machines, loops, operands, results)
                 if part is None:
                     return None
                 bodies, given, number = part.bodies, part.arguments, part.number

@@ -6,7 +6,7 @@ A piece is run as its variant is: compiled as a whole, or one equation at a time
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -14,12 +14,10 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, described
 from jaxprtool.execute.compare.variants import Variant
-from jaxprtool.execute.run import choose_device, failures_reported
+from jaxprtool.execute.run import choose_device, failures_reported, ready
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.interpret import Interpreter
-from jaxprtool.ir.meshes import concrete_mesh, placed
-from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.jaxcompat import (
     AbstractRef,
     Atom,
@@ -45,25 +43,17 @@ class Machine:
     def __init__(self, variant: Variant, arguments: Sequence[Any]):
         program = variant.program
         self._program, self.op_by_op = program, variant.op_by_op
+        self.arguments = arguments
         self._device = choose_device(program, variant.platform, None)
-        self._mesh = concrete_mesh(program, arguments, self._device)
-        with self.running():
-            if self._mesh is not None:
-                self.arguments = placed(program, arguments, self._mesh)
-            elif self._device is not None:
-                self.arguments = [jax.device_put(a, self._device) for a in arguments]
-            else:
-                self.arguments = list(arguments)
+        with self.running() as self.arguments:
+            pass
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run what is in the block where the variant runs."""
-        mesh, device = self._mesh, None if self._mesh is not None else self._device
-        there = nullcontext() if device is None else jax.default_device(device)
-        on_mesh = nullcontext() if mesh is None else jax.set_mesh(mesh)
-        allowed = jax.transfer_guard("allow")
-        with there, on_mesh, unchecked(), allowed, failures_reported(self._program):
-            yield
+    def running(self) -> Iterator[Sequence[Any]]:
+        """Run what is in the block where the variant runs, and yield its arguments there."""
+        place = ready(self._program, self.arguments, self._device)
+        with failures_reported(self._program), place as (arguments, _):
+            yield arguments
 
     def run(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         """Return the results of a body.

@@ -10,9 +10,8 @@ a compiler fuses several, they may round otherwise.
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +19,20 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.arguments import fitting, flat_arguments, require_runnable
 from jaxprtool.execute.nans.cone import cone_of
 from jaxprtool.execute.nans.screening import screened
 from jaxprtool.execute.nans.search import Search
 from jaxprtool.execute.nans.states import NAN
 from jaxprtool.execute.nans.steps import Origin, Step, Value
 from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
-from jaxprtool.execute.run import failures_reported
+from jaxprtool.execute.run import ready_to_step
 from jaxprtool.execute.summary import plain
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.frames import BEHIND, Frames, frames_now
-from jaxprtool.ir.meshes import concrete_mesh, placed
-from jaxprtool.ir.nonfinite import unchecked
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.meshes import mesh_in_types
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.ref_contents import with_contents
-from jaxprtool.ir.scalar_predicates import with_scalar_predicates
-from jaxprtool.ir.scopes import is_backward
+from jaxprtool.ir.scopes import is_backward, scopes_of
 from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 
@@ -161,7 +156,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         UnsupportedError: If the program has free named axes.
     """
     with _searched(program, args, device) as (program, origins):
-        reading = _Reading(program, frames_now(program.roots))
+        reading = _Reading(program)
         found = [reading.bad_value(each) for each in origins if each.reached or not each.held]
     return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
 
@@ -192,22 +187,9 @@ def _searched(
     program: Program, args: object, device: jax.Device | None
 ) -> Iterator[tuple[Program, list[Origin]]]:
     """Search a program, and have what was found read where its values are."""
-    arguments = flat_arguments(program, args)
-    if program.symbols:
-        program = program.at(list(map(np.shape, arguments)))
-    require_runnable(program)
-    program = with_contents(program)
-    arguments = fitting(program, arguments)
-    program = with_scalar_predicates(program)
-    with unchecked(), jax.transfer_guard("allow"), failures_reported(program), ExitStack() as stack:
-        mesh = concrete_mesh(program, arguments, device)
-        if mesh is not None:
-            arguments = placed(program, arguments, mesh)
-            stack.enter_context(jax.set_mesh(mesh))
-        elif device is not None:
-            arguments = [jax.device_put(a, device) for a in arguments]
-            stack.enter_context(jax.default_device(device))
-        look = None if mesh is not None else screened(program.jaxpr, arguments)
+    with ready_to_step(program, args, device) as (program, arguments):
+        has_mesh = mesh_in_types(program) is not None
+        look = None if has_mesh else screened(program.jaxpr, arguments)
         made, clean = look or (True, set())
         search = Search(program.jaxpr, arguments, program.arg_names, clean) if made else None
         yield program, [] if search is None else search.origins
@@ -216,8 +198,8 @@ def _searched(
 class _Reading:
     """What is found, in words."""
 
-    def __init__(self, program: Program, frames: Frames) -> None:
-        self._program, self._frames = program, frames
+    def __init__(self, program: Program) -> None:
+        self._program, self._frames = program, frames_now(program.roots)
 
     def bad_value(self, origin: Origin) -> BadValue:
         step, value = origin.step, next((x for x in origin.results if x.state & origin.state), None)
@@ -228,9 +210,9 @@ class _Reading:
             argument=origin.name,
             primitive="" if step is None else str(step.eqn.primitive.name),
             source=self._source(step),
-            code=self._code(step),
-            scope=_scope(step),
-            path=tuple(self._path(step)),
+            code="" if step is None else self._frames.code_of(step.eqns),
+            scope="" if step is None else scopes_of(step.eqns),
+            path=() if step is None else self._frames.path_of(step.around),
             iteration=() if step is None else step.rounds,
             times=origin.times,
             type=type_of(_type(origin, value)),
@@ -247,25 +229,10 @@ class _Reading:
         )
 
     def _source(self, step: Step | None) -> str:
-        return "" if step is None else self._frames.line_of((*step.around, step.eqn))
+        return "" if step is None else self._frames.line_of(step.eqns)
 
     def _named(self, step: Step | None) -> str:
-        """Return an equation for a message, without the library's line: `log at model.py:9`."""
-        if step is None:
-            return ""
-        own = self._source(step).partition(BEHIND)[0]
-        return " at ".join(filter(None, (str(step.eqn.primitive.name), own)))
-
-    def _path(self, step: Step | None) -> Iterator[str]:
-        around = () if step is None else step.around
-        for depth, eqn in enumerate(around):
-            yield self._named(Step(eqn, around[:depth], (), ()))
-
-    def _code(self, step: Step | None) -> str:
-        place = None if step is None else self._frames.place_of((*step.around, step.eqn))
-        if place is None:
-            return ""
-        return " ".join(linecache.getline(place.frame.file, place.frame.line).split())
+        return "" if step is None else self._frames.named(step.eqns)
 
     def _operands(self, origin: Origin, place: tuple[int, ...]) -> Iterator[Operand]:
         if origin.step is not None:
@@ -291,7 +258,7 @@ class _Reading:
 
         JAX gives both the same place; where several have it, it is one of the same primitive.
         """
-        if step is None or not any(map(is_backward, (*step.around, step.eqn))):
+        if step is None or not any(map(is_backward, step.eqns)):
             return ""
         if _RECOMPUTED in jaxcompat.name_stack(step.eqn).split("/"):
             return ""
@@ -301,7 +268,7 @@ class _Reading:
         same = [eqn for eqn in alike if eqn.primitive is step.eqn.primitive]
         if not place or not alike:
             return ""
-        return self._named(Step((same or alike)[0], (), (), ()))
+        return self._frames.named([(same or alike)[0]])
 
 
 def _forward_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -311,11 +278,6 @@ def _forward_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             yield eqn
             for _, inner in sub_jaxprs(eqn):
                 yield from _forward_equations(jaxcompat.open_jaxpr(inner))
-
-
-def _scope(step: Step | None) -> str:
-    around: Sequence[JaxprEqn] = () if step is None else (*step.around, step.eqn)
-    return "/".join(filter(None, map(jaxcompat.name_stack, around)))
 
 
 def _range(data: Any) -> tuple[float | None, float | None, int, int]:

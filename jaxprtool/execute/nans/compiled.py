@@ -7,18 +7,20 @@ those that its elements which are not finite may come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, reduce
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial, reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.states import has_state, is_inexact, may_make, nonfinite
-from jaxprtool.ir.interpret import Interpreter, bind
-from jaxprtool.ir.structured import Cond, Scan, While, view
+from jaxprtool.execute.stepping import iterations
+from jaxprtool.execute.stepping.iterations import advanced, started
+from jaxprtool.ir.interpret import Interpreter, LoopOperands, bind
+from jaxprtool.ir.structured import Cond, Scan, While
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
 
@@ -29,6 +31,7 @@ FOLLOWED = 32
 Mask = Any
 
 
+@jax.tree_util.register_pytree_node_class
 class Traced:
     """A traced value, and the mask of its origins.
 
@@ -43,6 +46,13 @@ class Traced:
         """Whether it has a NaN, and whether it has an infinity."""
         return nonfinite(self.data)
 
+    def tree_flatten(self) -> tuple[tuple[Any, Mask], None]:
+        return (self.data, self.mask), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, leaves: tuple[Any, Mask]) -> Traced:
+        return cls(*leaves)
+
 
 class _Written(Traced):
     """A literal or a constant: a NaN in it does not excuse the equation that reads it."""
@@ -50,20 +60,6 @@ class _Written(Traced):
     @cached_property
     def state(self) -> tuple[Any, Any]:
         return False, nonfinite(self.data)[1]
-
-
-class Results(NamedTuple):
-    """What a body gives.
-
-    Attributes:
-        data: Its results.
-        masks: Their masks.
-        counts: How often each equation made a NaN and an infinity.
-    """
-
-    data: list[Any]
-    masks: list[Mask]
-    counts: Any
 
 
 class Compiled(Interpreter):
@@ -89,20 +85,20 @@ class Compiled(Interpreter):
         self._single: dict[int, Any] = {}
         self._whole: list[Any] = []
 
-    def results(
-        self, body: ClosedJaxpr, arguments: Sequence[Any], masks: Sequence[Mask] | None = None
-    ) -> Results:
-        """Return what a body gives for some arguments."""
-        given = map(Traced, arguments, masks or [None] * len(arguments))
-        values = self.run(body, list(given))
-        return Results([x.data for x in values], list(map(self._mask, values)), self._counts())
+    def results(self, body: ClosedJaxpr, arguments: Sequence[Traced]) -> list[Traced]:
+        """Return what a body gives for some arguments, each with its mask."""
+        return self._masked(self.run(body, arguments))
+
+    def _masked(self, values: Sequence[Traced]) -> list[Traced]:
+        return [Traced(x.data, self._mask(x)) for x in values]
 
     def _mask(self, value: Traced) -> Mask:
         if self._places is None or not has_state(value.data):
             return None
         return self._everywhere(no_origins() if value.mask is None else value.mask)
 
-    def _counts(self) -> Any:
+    def counts(self) -> Any:
+        """Return how often each equation made a NaN and an infinity."""
         counts = self._zeros()
         if self._single:
             numbers = jnp.array(list(self._single))
@@ -174,76 +170,68 @@ class Compiled(Interpreter):
 
     # --- branches and loops -----------------------------------------------------------------------
 
-    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Traced]:
-        held = view(eqn)
-        match held:
-            case Scan() if isinstance(held.length, int):
-                return self._scanned(held, operands)
-            case While():
-                return self._looped(held, operands)
-            case Cond():
-                branches = [self._branch(branch) for branch in held.branches]
-                data, masks = _data(operands[1:]), list(map(self._mask, operands[1:]))
-                return self._noted(jax.lax.switch(operands[0].data, branches, data, masks))
-        return super().equation(eqn, operands)
+    def inner(self) -> Compiled:
+        """Return what evaluates a body of an equation."""
+        return Compiled(self._numbers, self._places, self._axes, self._varying)
 
-    def inside(self, body: ClosedJaxpr, arguments: Sequence[Any], masks: Sequence[Mask]) -> Results:
-        """Return what a body of an equation gives."""
-        inner = Compiled(self._numbers, self._places, self._axes, self._varying)
-        return inner.results(body, arguments, masks)
+    def branch(self, cond: Cond, operands: list[Traced]) -> list[Traced]:
+        def taken(body: ClosedJaxpr, values: list[Traced]) -> tuple[list[Traced], Any]:
+            inner = self.inner()
+            return inner.results(body, values), inner.counts()
 
-    def _noted(self, found: tuple[Sequence[Any], Sequence[Mask], Any]) -> list[Traced]:
-        data, masks, counts = found
+        branches = [partial(taken, body) for body in cond.branches]
+        results, counts = jax.lax.switch(operands[0].data, branches, self._masked(operands[1:]))
         self._whole.append(counts)
-        return list(map(Traced, data, masks))
+        return results  # type: ignore[no-any-return]
 
-    def _branch(self, body: ClosedJaxpr) -> Callable[[Any, Any], Results]:
-        return lambda data, masks: self.inside(body, data, masks)
-
-    def _scanned(self, scan: Scan, operands: list[Traced]) -> list[Traced]:
-        n, k = len(scan.consts), len(scan.carry)
-        data, masks = _data(operands), list(map(self._mask, operands))
+    def scan(self, scan: Scan, operands: list[Traced]) -> list[Traced]:
+        _, consts, start, xs = LoopOperands.of(scan, self._masked(operands))
+        count = len(start)
 
         def one(state: Any, rows: Any) -> Any:
-            carry, carry_masks, row_masks, counts = state
-            outs = self.inside(
-                scan.body, [*data[:n], *carry, *rows], [*masks[:n], *carry_masks, *masks[n + k :]]
-            )
-            state = outs.data[:k], outs.masks[:k], either(row_masks, outs.masks[k:])
-            return (*state, counts + outs.counts), outs.data[k:]
+            carry, masks, counts = state
+            inner = self.inner()
+            slices = [Traced(row, x.mask) for row, x in zip(rows, xs, strict=True)]
+            outs = inner.results(scan.body, [*consts, *carry, *slices])
+            masks = either(masks, [y.mask for y in outs[count:]])
+            return (outs[:count], masks, counts + inner.counts()), [y.data for y in outs[count:]]
 
         following = self._places is not None
         none = [
             self._everywhere(no_origins()) if following and is_inexact(y.aval.dtype) else None
             for y in scan.ys
         ]
-        start = data[n : n + k], masks[n : n + k], none, self._zeros()
-        (carry, carry_masks, row_masks, counts), ys = jax.lax.scan(
-            one, start, data[n + k :], scan.length, scan.reverse, scan.unroll
+        rows = [x.data for x in xs]
+        (carry, masks, counts), ys = jax.lax.scan(
+            one, (start, none, self._zeros()), rows, scan.length, scan.reverse, scan.unroll
         )
-        return self._noted(([*carry, *ys], [*carry_masks, *row_masks], counts))
+        self._whole.append(counts)
+        return [*carry, *map(Traced, ys, masks)]
 
-    def _looped(self, loop: While, operands: list[Traced]) -> list[Traced]:
-        c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
-        data, masks = _data(operands), list(map(self._mask, operands))
-
-        def asked(carry: Any, carry_masks: Any) -> tuple[Any, Any]:
-            outs = self.inside(loop.cond, [*data[:c], *carry], [*masks[:c], *carry_masks])
-            return outs.data[0], outs.counts
+    def while_loop(self, loop: While, operands: list[Traced]) -> list[Traced]:
+        given = LoopOperands.of(loop, self._masked(operands))
+        inner = self.inner()
+        start = started(loop, given, 0, given.carry, inner.results), inner.counts()
 
         def one(state: Any) -> Any:
-            carry, carry_masks, _, counts = state
-            new = self.inside(loop.body, [*data[c:b], *carry], [*masks[c:b], *carry_masks])
-            more, deciding = asked(new.data, new.masks)
-            return new.data, new.masks, more, counts + new.counts + deciding
+            inner = self.inner()
+            after = advanced(loop, given, state[0], inner.results)
+            return after, state[1] + inner.counts()
 
-        start = data[b:], masks[b:], *asked(data[b:], masks[b:])
-        carry, carry_masks, _, counts = jax.lax.while_loop(lambda state: state[2], one, start)
-        return self._noted((carry, carry_masks, counts))
+        end, counts = jax.lax.while_loop(lambda state: state[0].more, one, start)
+        self._whole.append(counts)
+        return list(end.carry)
 
 
-def _data(values: Sequence[Traced]) -> list[Any]:
-    return [value.data for value in values]
+def row_at(stack: Traced, i: Any) -> Traced:
+    """Return what is at one index of the first axis; its origins may be those of all."""
+    return Traced(iterations.row_at(stack.data, i), stack.mask)
+
+
+def put_at(stack: Traced, row: Traced, i: Any) -> Traced:
+    """Return a stack with another row at an index."""
+    (mask,) = either([stack.mask], [row.mask])
+    return Traced(iterations.put_at(stack.data, row.data, i), mask)
 
 
 def no_origins() -> Mask:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxprtool.execute.nans.compiled import FOLLOWED, Mask
+from jaxprtool.execute.nans.compiled import FOLLOWED, Mask, Traced
 from jaxprtool.execute.nans.states import INF, NAN, has_state
 from jaxprtool.execute.nans.steps import Origin, Value, origins_of, union
 from jaxprtool.jaxcompat import JaxprEqn
@@ -37,19 +37,20 @@ class Followed:
         origin = self._made.get((eqn, state))
         return -1 if origin is None else self._places[origin]
 
-    def masks(self, values: Sequence[Value]) -> list[Mask]:
-        """Return the masks of values, if any origin is followed."""
-        return [self._mask(value) if self and has_state(value.data) else None for value in values]
+    def traced(self, values: Iterable[Value]) -> list[Traced]:
+        """Return values as a compiled body takes them, with masks if any origin is followed."""
+        return [Traced(value.data, self._mask(value)) for value in values]
 
-    def _mask(self, value: Value) -> np.ndarray:
+    def _mask(self, value: Value) -> Mask:
+        if not self or not has_state(value.data):
+            return None
         mask = np.zeros(FOLLOWED, bool)
         mask[[self._places[origin] for origin in value.origins]] = True
         return mask
 
-    def all_of(self, masks: Sequence[Mask]) -> list[tuple[Origin, ...]]:
-        """Return the origins of values by their masks."""
-        arrays = [np.zeros(FOLLOWED, bool) if mask is None else np.asarray(mask) for mask in masks]
-        return [
-            tuple(origin for origin, place in self._places.items() if array[place])
-            for array in arrays
-        ]
+    def origins(self, value: Traced) -> tuple[Origin, ...]:
+        """Return the origins of a value that a compiled body gives."""
+        if value.mask is None:
+            return ()
+        mask = np.asarray(value.mask)
+        return tuple(origin for origin, place in self._places.items() if mask[place])

@@ -9,27 +9,26 @@ all of that equation.
 A NaN that the program holds is made by the equation that reads it. Where none does, since it is
 returned as it is or handed to a loop or a `shard_map` as a whole, it is an origin itself.
 
-A loop of many rounds is compiled (`rounds`) and stops where something is made. That round is run
-equation by equation, and the loop goes on behind it. It stops again where something gets out of a
-round that equations made in earlier rounds, too, but that was dropped there.
+A loop of many iterations is compiled (`iterations`) and stops where something is made. That
+iteration is run equation by equation, and the loop goes on behind it. It stops again where
+something gets out of an iteration that equations made in earlier iterations, too, but that was
+dropped there.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.execute.effects import Effects, leaves_the_program
-from jaxprtool.execute.loops import BY_HAND, Frame, can_be_compiled
 from jaxprtool.execute.nans.followed import Followed
-from jaxprtool.execute.nans.rounds import Known, Ran, body_equations, scan_rounds, while_rounds
-from jaxprtool.execute.nans.shards import CheckedShards, can_be_checked
+from jaxprtool.execute.nans.iterations import Known, body_equations, compiled_iterations
+from jaxprtool.execute.nans.shards import CheckedShards
 from jaxprtool.execute.nans.states import (
     FINITE,
     INF,
@@ -51,9 +50,11 @@ from jaxprtool.execute.nans.steps import (
     union,
 )
 from jaxprtool.execute.nans.ways import way_to
-from jaxprtool.ir.interpret import Interpreter, bind, row_of
+from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
+from jaxprtool.execute.stepping.iterations import Progress, bodies_of
+from jaxprtool.ir.interpret import LoopOperands, row_of, slice_number
 from jaxprtool.ir.structural_key import Keyless, structure
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
+from jaxprtool.ir.structured import Scan, ShardMap, While, view
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
 #: Values that nothing reads any more are kept, for the ways that lead to what is found, as long as
@@ -63,15 +64,16 @@ _REMEMBERED = 1 << 28
 #: So many origins of one equation that are not dropped are told apart.
 _APART = 16
 
-#: So many rounds of each loop run equation by equation before others are compiled, which takes as
-#: long as some hundred rounds.
-_ROUNDS_BY_HAND = 32
+#: So many equations of a loop, and so many iterations of it, run one by one before others are
+#: compiled, which takes as long as some hundred iterations.
+_EQUATIONS_BY_HAND = 300
+_ITERATIONS_BY_HAND = 32
 
 #: A loop that is compiled stops so often for what its equations are known to make.
 _STOPS = 64
 
 
-class Search(Interpreter):
+class Search(SteppingInterpreter):
     """A run of a program that finds all origins.
 
     Args:
@@ -88,6 +90,7 @@ class Search(Interpreter):
         names: Sequence[str],
         clean: Collection[int] = (),
     ):
+        super().__init__()
         self._clean = clean
         self._arguments: list[Origin] = []
         self._held: dict[int, Origin] = {}
@@ -95,13 +98,11 @@ class Search(Interpreter):
         # Those that a value which is still read may have, in the order in which they were made.
         self._open: list[Origin] = []
         self._number = 0
-        self._effects = Effects()
-        self._frames: list[Frame] = []
         self._refs: dict[int, tuple[Origin, ...]] = {}
         self._remembered: deque[tuple[Step | Moved, int]] = deque()
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
-        # How many rounds of each loop have run equation by equation.
+        # How many iterations of each loop have run equation by equation.
         self._by_hand: Counter[int] = Counter()
         given = [self._argument(*each) for each in zip(arguments, names, strict=True)]
         self.results: list[Value] = list(map(self._result, self.run(closed, given)))
@@ -161,52 +162,31 @@ class Search(Interpreter):
         return Value(data, last.step, origins_of(rows), last.name, last.position, moved)
 
     def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
-        self._frames[-1].entered += 1
         first = len(self._open)
-        results = self.run(body, operands)
+        results = super().enter(body, operands)
         self.close(first, results)
         return results
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Value]:
-        held = view(eqn)
-        if isinstance(held, Scan | While | ShardMap):
+        if isinstance(view(eqn), Scan | While | ShardMap):
             operands = list(map(self._operand, operands))
-        if isinstance(held, ShardMap) and can_be_checked(held):
-            return self._sharded(held, operands)
-        if not isinstance(held, Scan | While | Cond | Call | CustomJVP):
-            return self.evaluate(eqn, operands)
         if id(eqn) in self._clean and not any(x.origins for x in operands) and not eqn.effects:
-            given = list(bind(eqn, _data(operands)))
-            return self.step(eqn, operands, given)[1]
-        with self._inside(eqn, held):
-            if isinstance(held, Scan) and self._is_long(held) and can_be_compiled(held):
-                return self._scanned(held, operands)
-            if isinstance(held, While) and can_be_compiled(held):
-                return self._looped(held, operands)
-            return super().equation(eqn, operands)
+            return self.step(eqn, operands, self.effects.results(eqn, _data(operands)))[1]
+        return super().equation(eqn, operands)
 
-    def _is_long(self, scan: Scan) -> bool:
-        """Return True if the rounds of a scan are too many to run by hand, and count them."""
-        if not isinstance(scan.length, int):
-            return False
-        self._by_hand[id(scan.eqn)] += scan.length
-        equations = scan.length * len(body_equations(scan))
-        return equations > BY_HAND and self._by_hand[id(scan.eqn)] > _ROUNDS_BY_HAND
-
-    @contextmanager
-    def _inside(self, eqn: JaxprEqn, held: View) -> Iterator[None]:
-        self._frames.append(Frame(eqn, held))
-        yield
-        self._frames.pop()
+    def is_compiled(self, loop: Scan | While) -> bool:
+        if isinstance(loop, While):  # once many of its iterations have run
+            return True
+        self._by_hand[id(loop.eqn)] += loop.length
+        equations = loop.length * len(body_equations(loop))
+        many = self._by_hand[id(loop.eqn)] > _ITERATIONS_BY_HAND
+        return equations > _EQUATIONS_BY_HAND and many
 
     # --- one equation -----------------------------------------------------------------------------
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[Value]:
         data = [x.data for x in operands]
-        if leaves_the_program(eqn):
-            given = list(self._effects.call(eqn, data))
-        else:
-            given = list(bind(eqn, data))
+        given = self.effects.results(eqn, data)
         step, results = self.step(eqn, operands, given)
         refs = [x for x in (*data, *given) if isinstance(jax.typeof(x), AbstractRef)]
         before = tuple(dict.fromkeys(o for ref in refs for o in self._refs.get(id(ref), ())))
@@ -232,14 +212,8 @@ class Search(Interpreter):
         self, eqn: JaxprEqn, operands: Sequence[Value], given: Sequence[Any]
     ) -> tuple[Step, list[Value]]:
         """Return the step of an equation, and its results."""
-        rounds = tuple(frame.round for frame in self._frames)
-        step = Step(
-            eqn,
-            tuple(frame.eqn for frame in self._frames),
-            tuple(number for number in rounds if number is not None),
-            operands,
-            held=_is_held(eqn, operands),
-        )
+        held = _is_held(eqn, operands)
+        step = Step(eqn, self.around, self.iterations, operands, held)
         self._remember(step, sum(getattr(x, "nbytes", 0) for x in given))
         return step, [Value(x, step, position=i) for i, x in enumerate(given)]
 
@@ -311,8 +285,7 @@ class Search(Interpreter):
                     known.remove(origin)
         self._open[first:] = [each for each in self._open[first:] if each in alive]
 
-    def _sharded(self, held: ShardMap, operands: list[Value]) -> list[Value]:
-        """Return the results of a `shard_map`, which is compiled as a whole."""
+    def shards(self, held: ShardMap, operands: list[Value]) -> list[Value]:
         checked = CheckedShards(held, _data(operands))
         step, outs = self.step(held.eqn, operands, checked.results)
         for made in checked.made():
@@ -328,71 +301,72 @@ class Search(Interpreter):
             origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
         followed = Followed(self.last_made_by(checked.equations), operands)
         if followed and any(x.state for x in outs):
-            masks = checked.masks(followed.table(checked.equations), followed.masks(operands))
-            for x, origins in zip(outs, followed.all_of(masks), strict=True):
-                tainted(x, origins)
+            table = followed.table(checked.equations)
+            found = checked.followed(table, followed.traced(operands))
+            for x, traced in zip(outs, found, strict=True):
+                tainted(x, followed.origins(traced))
         return outs
 
     # --- loops ------------------------------------------------------------------------------------
 
-    def _scanned(self, scan: Scan, operands: list[Value]) -> list[Value]:
-        """Return the results of a scan, whose rounds are compiled."""
-        n, k = len(scan.consts), len(scan.carry)
-        consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
-        ys = [Value(jnp.zeros(var.aval.shape, var.aval.dtype)) for var in scan.ys]
-        rounds = _Rounds(self, scan, scan_rounds, operands, (consts, xs))
-        number = 0
-        while True:
-            number, carry, ys, _ = rounds.run(number, carry, ys)
-            if number == scan.length:
-                break
-            self._frames[-1].entered = number
-            place = scan.length - 1 - number if scan.reverse else number
-            outs = self.enter(scan.body, [*consts, *carry, *(self.row(x, place) for x in xs)])
-            carry = outs[:k]
+    def compiled_loop(self, loop: Scan | While, operands: list[Value]) -> list[Value]:
+        given = LoopOperands.of(loop, operands)
+        stacked = loop.ys if isinstance(loop, Scan) else ()
+        ys = [Value(jnp.zeros(var.aval.shape, var.aval.dtype)) for var in stacked]
+        compiled = _CompiledLoop(self, loop, operands, given)
+        number, carry, more = 0, given.carry, self._has_more(loop, given, 0, given.carry)
+        while more:
+            if self._is_by_now_compiled(loop, number, len(compiled.equations)):
+                number, carry, ys, more = compiled.run(number, carry, ys)
+                if not more:
+                    break
+            self.frames[-1].skip_to(number)
+            place = slice_number(loop, number)
+            rows = [self.row(x, place) for x in given.xs]
+            outs = self.enter(loop.body, [*given.consts, *carry, *rows])
+            carry, rows = outs[: len(carry)], outs[len(carry) :]
             ys = [
-                Value(y.data.at[place].set(out.data), None, union([*y.origins, *out.origins]))
-                for y, out in zip(ys, outs[k:], strict=True)
+                Value(y.data.at[place].set(row.data), None, union([*y.origins, *row.origins]))
+                for y, row in zip(ys, rows, strict=True)
             ]
             number += 1
-        _, outs = self.step(scan.eqn, operands, _data([*carry, *ys]))
-        return [*carry, *map(tainted, outs[k:], (y.origins for y in ys))]
+            more = self._has_more(loop, given, number, carry)
+        if isinstance(loop, While):
+            return carry
+        _, outs = self.step(loop.eqn, operands, _data([*carry, *ys]))
+        return [*carry, *map(tainted, outs[len(carry) :], (y.origins for y in ys))]
 
-    def _looped(self, loop: While, operands: list[Value]) -> list[Value]:
-        """Return the results of a while loop, whose rounds are compiled if there are many."""
-        c, b = len(loop.cond_consts), len(loop.body_consts)
-        deciding, consts, carry = operands[:c], operands[c : c + b], operands[c + b :]
-        rounds = _Rounds(self, loop, while_rounds, operands, (deciding, consts))
-        first, number = BY_HAND // max(len(body_equations(loop)), 1), 0
-        (more,) = self.enter(loop.cond, [*deciding, *carry])
-        while bool(more.data):
-            self._by_hand[id(loop.eqn)] += 1
-            if number >= first and self._by_hand[id(loop.eqn)] > _ROUNDS_BY_HAND:
-                number, carry, _, going = rounds.run(number, carry, [])
-                if not going:
-                    break
-            self._frames[-1].entered = 2 * number + 1
-            carry = self.enter(loop.body, [*consts, *carry])
-            (more,) = self.enter(loop.cond, [*deciding, *carry])
-            number += 1
-        return carry
+    def _has_more(
+        self, loop: Scan | While, given: LoopOperands, number: int, carry: list[Value]
+    ) -> bool:
+        if isinstance(loop, Scan):
+            return number < loop.length
+        (more,) = self.enter(loop.cond, [*given.deciding, *carry])
+        return bool(more.data)
+
+    def _is_by_now_compiled(self, loop: Scan | While, number: int, equations: int) -> bool:
+        """Return True unless few iterations of a while loop of so many equations have run."""
+        if isinstance(loop, Scan):
+            return True
+        self._by_hand[id(loop.eqn)] += 1
+        many = self._by_hand[id(loop.eqn)] > _ITERATIONS_BY_HAND
+        return number >= _EQUATIONS_BY_HAND // max(equations, 1) and many
 
     def last_made_by(self, eqns: Iterable[JaxprEqn]) -> dict[tuple[int, int], Origin]:
         """Return the last origins of equations, by `id` and state."""
         keys = [(id(eqn), state) for eqn in eqns for state in (NAN, INF)]
         return {key: self._by_equation[key][-1] for key in keys if key in self._by_equation}
 
-    def compiled(self, loop: Scan | While, make: Any) -> Any:
-        """Return the compiled rounds of a loop, which those of the same structure share."""
+    def compiled(self, loop: Scan | While) -> Any:
+        """Return the compiled iterations of a loop, which those of the same structure share."""
         try:
-            bodies = [loop.body] if isinstance(loop, Scan) else [loop.body, loop.cond]
             length = (loop.length, loop.reverse) if isinstance(loop, Scan) else None
             counts = len(loop.body.invars), len(loop.eqn.invars), len(loop.eqn.outvars)
-            key: Any = (length, counts, *map(structure, bodies))
+            key: Any = (length, counts, *map(structure, bodies_of(loop)))
         except Keyless:
             key = id(loop.eqn)
         if key not in self._compiled:
-            self._compiled[key] = make(loop)
+            self._compiled[key] = compiled_iterations(loop)
         return self._compiled[key]
 
 
@@ -411,73 +385,63 @@ def _shard(
     return Value(data, Step(source, around, rounds, ()))
 
 
-class _Rounds:
-    """Runs rounds of a loop that are compiled.
+class _CompiledLoop:
+    """Runs iterations of a loop that are compiled.
 
     Args:
         search: The search.
         loop: The loop.
-        make: What makes the function that runs them.
         operands: The loop's operands.
-        given: Those of them that each round is given, in the groups that the function takes.
+        given: The same by role.
     """
 
     def __init__(
         self,
         search: Search,
         loop: Scan | While,
-        make: Callable[[Any], Callable[..., Ran]],
         operands: Sequence[Value],
-        given: tuple[Sequence[Value], Sequence[Value]],
+        given: LoopOperands,
     ):
-        self._search, self._operands, self._given = search, operands, given
-        self._eqn, self._equations = loop.eqn, body_equations(loop)
-        self._run = search.compiled(loop, make)
+        self._search, self._eqn, self._operands = search, loop.eqn, operands
+        self._fixed = given._replace(carry=[])
+        self.equations = body_equations(loop)
+        self._run = search.compiled(loop)
         self._first = search.open_count
         self._stops = 0
 
     def run(
         self, number: int, carry: list[Value], ys: list[Value]
     ) -> tuple[int, list[Value], list[Value], bool]:
-        """Run rounds from one on, until one is to be run by hand.
+        """Run iterations from one on, until one is to be run by hand.
 
-        Returns the number of that round, or of all rounds, the carry and the stacked results before
+        Returns the number of that iteration, or of all, the carry and the stacked results before
         it, and whether there is another.
         """
-        made = self._search.last_made_by(self._equations)
-        values = [*carry, *ys, *self._given[0], *self._given[1]]
-        followed = Followed(made, values)
-        ignored = [[(id(e), state) in made for state in (NAN, INF)] for e in self._equations]
+        made = self._search.last_made_by(self.equations)
+        followed = Followed(made, [*carry, *ys, *chain(*self._fixed)])
+        ignored = [[(id(e), state) in made for state in (NAN, INF)] for e in self.equations]
         known = Known(
             jnp.array(ignored, bool).reshape(-1, 2),
-            followed.table(self._equations) if followed else None,
+            followed.table(self.equations) if followed else None,
             jnp.array(self._stops < _STOPS),
         )
-        start = Ran(
-            jnp.int32(number),
-            _data(carry),
-            followed.masks(carry),
-            jnp.zeros((len(self._equations), 2), jnp.int32),
-            _data(ys),
-            followed.masks(ys),
-            jnp.array(True),
+        start = Progress(
+            jnp.int32(number), followed.traced(carry), followed.traced(ys), jnp.array(True)
         )
-        masks = tuple(map(followed.masks, self._given))
-        ran: Ran = self._run(known, start, *map(_data, self._given), masks)
+        ran, counts = self._run(known, start, LoopOperands(*map(followed.traced, self._fixed)))
         self._stops += 1
-        self._count(made, np.asarray(ran.counts))
-        origins = followed.all_of(ran.ys_masks)
-        ys = [Value(y, None, each) for y, each in zip(ran.ys, origins, strict=True)]
+        self._count(made, np.asarray(counts))
+        ys = [Value(y.data, None, followed.origins(y)) for y in ran.ys]
         if int(ran.number) > number:
-            _, outs = self._search.step(self._eqn, self._operands, ran.carry)
-            carry = list(map(tainted, outs, followed.all_of(ran.carry_masks)))
+            _, outs = self._search.step(self._eqn, self._operands, [x.data for x in ran.carry])
+            carry = list(map(tainted, outs, map(followed.origins, ran.carry)))
         self._search.close(self._first, [*carry, *ys])
         return int(ran.number), carry, ys, bool(ran.more)
 
     def _count(self, made: Mapping[tuple[int, int], Origin], counts: np.ndarray) -> None:
         """Add how often what is known was made again."""
         for number, column in np.argwhere(counts):
-            key = id(self._equations[number]), (NAN, INF)[column]
+            key = id(self.equations[number]), (NAN, INF)[column]
             made[key].times += int(counts[number, column])
 
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.nans.compiled import Compiled, Mask, Results
+from jaxprtool.execute.nans.compiled import Compiled, Traced
 from jaxprtool.execute.nans.states import INF, NAN
+from jaxprtool.execute.stepping.shards import on_shards
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.structured import ShardMap
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 
 class Made(NamedTuple):
@@ -37,13 +37,6 @@ class Made(NamedTuple):
     results: Sequence[Any]
 
 
-def can_be_checked(view: ShardMap) -> bool:
-    """Return True if a `shard_map` runs on devices that are known, on all axes of their mesh."""
-    if not isinstance(view.mesh, Mesh) or view.eqn.effects:
-        return False
-    return view.eqn.params["newly_manual_axes"] == set(view.mesh.axis_names)
-
-
 class CheckedShards:
     """A `shard_map` that is compiled as a whole, with what its equations make.
 
@@ -57,9 +50,9 @@ class CheckedShards:
         #: The equations inside, at any depth.
         self.equations = list(equations(jaxcompat.open_jaxpr(view.body)))
         self._numbers = {id(eqn): i for i, eqn in enumerate(self.equations)}
-        outs, counts, _ = self._run(None, [None] * len(operands))
+        outs, counts = self._run(None, list(map(Traced, operands)))
         #: The results.
-        self.results: list[Any] = list(outs)
+        self.results = [x.data for x in outs]
         self._flags = np.asarray(counts) > 0
 
     def made(self) -> Iterator[Made]:
@@ -80,29 +73,31 @@ class CheckedShards:
         jaxpr = next(body for body in flow.holders if any(each is eqn for each in body.eqns))
         return [_source(flow, jaxpr, atom) for atom in eqn.invars]
 
-    def masks(self, places: Any, masks: Sequence[Mask]) -> list[Mask]:
-        """Return the masks of the results.
+    def followed(self, places: Any, operands: Sequence[Traced]) -> list[Traced]:
+        """Return the results with their masks.
 
         Args:
             places: For each equation the places in masks of the NaN and the infinity that it makes.
-            masks: The masks of the operands.
+            operands: The operands with theirs.
         """
-        found = self._run(places, masks)[2]
-        return [None if mask is None else np.asarray(mask).any(0) for mask in found]
+        return self._run(places, operands)[0]
 
-    def _run(self, places: Any, masks: Sequence[Mask]) -> Any:
-        """Return the results, and the counts and the masks on each device."""
+    def _run(self, places: Any, operands: Sequence[Traced]) -> tuple[list[Traced], Any]:
+        """Return the results, and the counts on each device."""
         axes = self._view.mesh.axis_names
         varying = bool(self._view.eqn.params["check_vma"])
+        masks = [x.mask for x in operands]
 
         def checked(*shards: Any) -> Any:
             run = Compiled(self._numbers, places, axes, varying)
-            found = run.results(self._view.body, shards, masks)
-            return found.data, *jax.tree.map(lambda x: x[None], (found.counts, found.masks))
+            outs = run.results(self._view.body, list(map(Traced, shards, masks)))
+            noted = [x.mask for x in outs], run.counts()
+            return [x.data for x in outs], jax.tree.map(lambda x: x[None], noted)
 
-        everywhere = PartitionSpec(axes)
-        out_specs = list(self._view.out_specs), everywhere, everywhere
-        return self._mapped(checked, out_specs)(*self._operands)
+        run = jax.jit(on_shards(self._view, checked))
+        outs, (of_devices, counts) = run(*(x.data for x in operands))
+        everywhere = (None if mask is None else np.asarray(mask).any(0) for mask in of_devices)
+        return list(map(Traced, outs, everywhere)), counts
 
     def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> Made:
         """Return what an equation makes, with its values on the first device that does so."""
@@ -110,25 +105,14 @@ class CheckedShards:
 
         def recorded(*shards: Any) -> Any:
             run = _Recording(eqn)
-            run.results(self._view.body, shards)
+            run.run(self._view.body, list(map(Traced, shards)))
             return [jnp.asarray(x)[None] for x in run.values]
 
-        found = self._mapped(recorded, PartitionSpec(self._view.mesh.axis_names))(*self._operands)
+        found = jax.jit(on_shards(self._view, recorded, with_results=False))(*self._operands)
         values = [x[place] for x in found]
         devices = self._view.mesh.devices.flatten()
         names = tuple(str(device) for device, flag in zip(devices, flags, strict=True) if flag)
         return Made(eqn, state, names, values[:count], values[count:])
-
-    def _mapped(self, function: Any, out_specs: Any) -> Any:
-        return jax.jit(
-            jax.shard_map(
-                function,
-                mesh=self._view.mesh,
-                in_specs=tuple(self._view.in_specs),
-                out_specs=out_specs,
-                check_vma=self._view.eqn.params["check_vma"],
-            )
-        )
 
 
 def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
@@ -161,5 +145,5 @@ class _Recording(Compiled):
             self.values = [x.data for x in (*operands, *results)]
         return results
 
-    def inside(self, body: ClosedJaxpr, arguments: Sequence[Any], masks: Sequence[Mask]) -> Results:
-        return _Recording(self._wanted).results(body, arguments, masks)
+    def inner(self) -> _Recording:
+        return _Recording(self._wanted)

@@ -29,6 +29,11 @@ class Step:
     operands: Sequence[Value]
     held: bool = False
 
+    @property
+    def eqns(self) -> tuple[JaxprEqn, ...]:
+        """The equation, behind those that it is in."""
+        return (*self.around, self.eqn)
+
 
 @dataclass(eq=False)
 class Moved:

@@ -10,7 +10,6 @@ further results (`stepping`). They may round otherwise than those of each equati
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import get_args
 
@@ -18,8 +17,7 @@ import jax
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.arguments import fitting, flat_arguments, require_runnable
-from jaxprtool.execute.run import failures_reported
+from jaxprtool.execute.run import ready_to_step
 from jaxprtool.execute.watch.numbers import Lost, Numbers
 from jaxprtool.execute.watch.recorder import By, Recorder, WatchedRow
 from jaxprtool.execute.watch.selected import Rounds
@@ -30,8 +28,6 @@ from jaxprtool.ir.meshes import concrete_mesh, placed
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.ref_contents import with_contents
-from jaxprtool.ir.scalar_predicates import with_scalar_predicates
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -95,33 +91,19 @@ def watch(
     """
     if by not in get_args(By):
         raise ArgumentsError(f"values are watched by line, scope or equation, not by {by!r}")
-    arguments = flat_arguments(program, args)
-    if program.symbols:
-        program = program.at(list(map(np.shape, arguments)))
-    require_runnable(program)
-    program = with_contents(program)
-    arguments = fitting(program, arguments)
-    program = with_scalar_predicates(program)
     chosen = Rounds([rounds] if isinstance(rounds, int | slice) else rounds)
     selection = None if only is None else Selection(only=[only] if isinstance(only, str) else only)
-    recorder = Recorder(program, by, chosen, values, selection is None)
+    with ready_to_step(program, args, device) as (program, arguments):
+        recorder = Recorder(program, by, chosen, values, selection is None)
 
-    def wanted(eqn: JaxprEqn, result: int) -> bool:
-        asked = selection.fits(eqn) if selection is not None else not _has_steps(eqn)
-        return asked and recorder.wants(eqn, result)
+        def wanted(eqn: JaxprEqn, result: int) -> bool:
+            asked = selection.fits(eqn) if selection is not None else not _has_steps(eqn)
+            return asked and recorder.wants(eqn, result)
 
-    kept, last = runs_of(program, stops)
-    run = Stepping(wanted, chosen, recorder.take, kept, last, stopping(program, stop))
-    with unchecked(), jax.transfer_guard("allow"), failures_reported(program), ExitStack() as stack:
-        mesh = concrete_mesh(program, arguments, device)
-        if mesh is not None:
-            arguments = placed(program, arguments, mesh)
-            stack.enter_context(jax.set_mesh(mesh))
-        elif device is not None:
-            arguments = [jax.device_put(a, device) for a in arguments]
-            stack.enter_context(jax.default_device(device))
+        kept, last = runs_of(program, stops)
+        run = Stepping(wanted, chosen, recorder.take, kept, last, stopping(program, stop))
         run.run(program.jaxpr, arguments)
-    return Watched(program.name, by, recorder.rows(), recorder.values(), tuple(run.left_out))
+        return Watched(program.name, by, recorder.rows(), recorder.values(), tuple(run.left_out))
 
 
 def _has_steps(eqn: JaxprEqn) -> bool:

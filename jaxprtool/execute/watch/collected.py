@@ -1,30 +1,33 @@
 """Values of bodies that are compiled: collected while JAX traces, and given as further results.
 
-A loop whose values take much memory runs so many rounds at a time that those of all of them fit.
+A loop whose values take much memory runs so many iterations at a time that those of all fit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxprtool.execute.effects import leaves_the_program
-from jaxprtool.ir.interpret import Interpreter, bind
+from jaxprtool.execute.stepping.iterations import Progress, advanced, put_at
+from jaxprtool.execute.stepping.shards import on_shards
+from jaxprtool.ir.interpret import Interpreter, LoopOperands, bind
 from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.jaxcompat import AbstractRef, ClosedJaxpr, JaxprEqn
 
-#: The values of rounds that run at a time take no more bytes.
-ROUND_BYTES = 1 << 25
+#: The values of iterations that run at a time take no more bytes.
+ITERATION_BYTES = 1 << 25
 
-#: So many rounds of a while loop run at a time: memory for the values of all is cleared for each.
-_WHILE_ROUNDS = 1 << 8
+#: So many iterations of a while loop run at a time: memory for the values of all is cleared for
+#: each.
+_WHILE_ITERATIONS = 1 << 8
 
 #: On the CPU each equation stays a kernel of its own, which compiles faster than fused ones that
 #: give all their values. Without "fusion-wrapper", too, XLA transposes some results of scans.
@@ -46,8 +49,8 @@ class Site:
             each loop of `around`.
         taken: Of each `cond` in `around` the position of the numbers of the branches that were
             taken, and the number of this branch.
-        offset: What is added to the number of a round: 1 in the condition of a `while`, which is
-            computed at the end of the round before.
+        offset: What is added to the number of an iteration: 1 in the condition of a `while`, which
+            is computed at the end of the iteration before.
     """
 
     eqn: JaxprEqn
@@ -91,16 +94,10 @@ class Collector(Interpreter):
         return results
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        held = view(eqn)
-        if not isinstance(held, Scan | Cond | Call | CustomJVP):
+        if not isinstance(view(eqn), Scan | Cond | Call | CustomJVP):
             return self.evaluate(eqn, operands)
         around, self.around = self.around, (*self.around, eqn)
-        if isinstance(held, Scan):
-            results = self._scanned(held, operands)
-        elif isinstance(held, Cond):
-            results = self._branched(held, operands)
-        else:
-            results = self.run(held.body, operands)
+        results = super().equation(eqn, operands)
         self.around = around
         return self._noted(eqn, results)
 
@@ -109,22 +106,12 @@ class Collector(Interpreter):
         inner = Collector(self.wanted, self.around)
         return inner.run(body, arguments), inner
 
-    def _scanned(self, scan: Scan, operands: list[Any]) -> list[Any]:
-        n, k = len(scan.consts), len(scan.carry)
-        inner = Collector(self.wanted)
-
-        def one(carry: Any, rows: Any) -> Any:
-            nonlocal inner
-            outs, inner = self.inside(scan.body, [*operands[:n], *carry, *rows])
-            return outs[:k], (outs[k:], inner.values)
-
-        carry, (ys, values) = jax.lax.scan(
-            one, operands[n : n + k], operands[n + k :], scan.length, scan.reverse, scan.unroll
-        )
+    def scan(self, scan: Scan, operands: list[Any]) -> list[Any]:
+        carry, ys, inner, values = _scanned(self, scan, LoopOperands.of(scan, operands))
         self.add(inner, values)
         return [*carry, *ys]
 
-    def _branched(self, cond: Cond, operands: list[Any]) -> list[Any]:
+    def branch(self, cond: Cond, operands: list[Any]) -> list[Any]:
         index = jnp.clip(operands[0].astype(jnp.int32), 0, len(cond.branches) - 1)
         number = len(self.values)
         self.values.append(index)
@@ -164,6 +151,22 @@ class Collector(Interpreter):
             self.sites.append(replace(site, place=site.place + first, taken=branches))
 
 
+def _scanned(
+    run: Collector, scan: Scan, given: LoopOperands, length: int | None = None
+) -> tuple[list[Any], list[Any], Collector, list[Any]]:
+    """Return the carry and the stacked results of a scan, and the values with their collector."""
+    inner, count = Collector(run.wanted), len(given.carry)
+
+    def one(carry: list[Any], rows: list[Any]) -> Any:
+        nonlocal inner
+        outs, inner = run.inside(scan.body, [*given.consts, *carry, *rows])
+        return outs[:count], (outs[count:], inner.values)
+
+    length, unroll = (scan.length, scan.unroll) if length is None else (length, 1)
+    carry, (ys, values) = jax.lax.scan(one, given.carry, given.xs, length, scan.reverse, unroll)
+    return carry, ys, inner, values
+
+
 def _zeros(aval: Any) -> Any:
     zeros = jnp.zeros(aval.shape, aval.dtype)
     axes = tuple(getattr(aval, "vma", None) or ())
@@ -178,8 +181,8 @@ def is_left_out(eqn: JaxprEqn) -> bool:
 def is_stepped(eqn: JaxprEqn) -> bool:
     """Return True if an equation is not compiled together with others.
 
-    These are loops without a known number of rounds, and what refs, meshes or a world outside of
-    the program take part in.
+    These are loops without a known number of iterations, and what refs, meshes or a world outside
+    of the program take part in.
     """
     held = view(eqn)
     if isinstance(held, While | ShardMap):
@@ -190,7 +193,7 @@ def is_stepped(eqn: JaxprEqn) -> bool:
     return held is None and leaves_the_program(eqn) and not is_left_out(eqn)
 
 
-def _compiled(function: Callable[..., Any], operands: Sequence[Any], **options: Any) -> Any:
+def _compiled(function: Callable[..., Any], operands: Iterable[Any], **options: Any) -> Any:
     """Return a function that is compiled where its operands are."""
     devices = [d for x in operands if isinstance(x, jax.Array) for d in x.devices()]
     platform = devices[0].platform if devices else jax.default_backend()
@@ -222,98 +225,92 @@ class BodyValues:
         return results, run.values
 
 
-class ScanRounds:
-    """The rounds of a scan, compiled.
+class CompiledScan:
+    """The iterations of a scan, compiled.
 
     Attributes:
         sites: Whose values they give.
-        at_a_time: How many rounds run at a time.
     """
 
-    def __init__(self, scan: Scan, wanted: Wanted, operands: Sequence[Any]):
+    def __init__(self, scan: Scan, wanted: Wanted, given: LoopOperands):
         self._scan, self._wanted = scan, wanted
-        self._n, self._k = len(scan.consts), len(scan.carry)
-        self._run = _compiled(self._rounds, operands, static_argnums=(0,))
         self.sites: list[Site] = []
-        shapes = jax.eval_shape(lambda *given: self._rounds(1, 0, given), *operands)
-        self.at_a_time = _at_a_time(shapes[2], scan.length)
+        self._run = _compiled(self._iterations, chain(*given), static_argnums=(0,))
+        shapes = jax.eval_shape(lambda given: self._iterations(1, 0, given), given)
+        self._at_a_time = _at_a_time(shapes[2], scan.length)
 
-    def __call__(self, number: int, first: int, operands: Sequence[Any]) -> Any:
-        """Return the carry, the stacked results and the values of rounds, in order of place."""
-        scan = self._scan
-        low = scan.length - first - number if scan.reverse else first
-        return self._run(number, low, operands)
+    def __call__(self, number: int, given: LoopOperands) -> Any:
+        """Run iterations from one on.
 
-    def _rounds(self, number: int, low: Any, operands: Sequence[Any]) -> Any:
-        scan, n, k = self._scan, self._n, self._k
-        carry, xs = operands[n : n + k], operands[n + k :]
-        if number != scan.length:
-            xs = [jax.lax.dynamic_slice_in_dim(x, low, number) for x in xs]
+        Returns how many ran, the carry, whether there are more, the stacked results of these and
+        their values, in order of place.
+        """
+        length = self._scan.length
+        count = min(self._at_a_time, length - number)
+        low = length - number - count if self._scan.reverse else number
+        carry, ys, values = self._run(count, low, given)
+        return count, carry, number + count < length, ys, values
 
-        def one(carry: Any, rows: Any) -> Any:
-            run = Collector(self._wanted)
-            outs = run.run(scan.body, [*operands[:n], *carry, *rows])
-            self.sites = run.sites
-            return outs[:k], (outs[k:], run.values)
-
-        carry, (ys, values) = jax.lax.scan(
-            one, list(carry), list(xs), number, reverse=scan.reverse, unroll=1
-        )
+    def _iterations(self, count: int, low: Any, given: LoopOperands) -> Any:
+        if count != self._scan.length:
+            xs = [jax.lax.dynamic_slice_in_dim(x, low, count) for x in given.xs]
+            given = given._replace(xs=xs)
+        carry, ys, run, values = _scanned(Collector(self._wanted), self._scan, given, count)
+        self.sites = run.sites
         return carry, ys, values
 
 
-class WhileRounds:
-    """The rounds of a while loop, compiled.
+class CompiledWhile:
+    """The iterations of a while loop, compiled.
 
     Attributes:
         sites: Whose values they give.
     """
 
-    def __init__(self, loop: While, wanted: Wanted, operands: Sequence[Any]):
+    def __init__(self, loop: While, wanted: Wanted, given: LoopOperands):
         self._loop, self._wanted = loop, wanted
         self.sites: list[Site] = []
-        self._run = _compiled(self._rounds, operands)
+        self._run = _compiled(self._iterations, chain(*given))
 
-    def __call__(self, operands: Sequence[Any]) -> Any:
-        """Return how many rounds ran, the carry, whether there are more, and their values."""
-        return self._run(operands)
+    def __call__(self, number: int, given: LoopOperands) -> Any:
+        """Run iterations: see `CompiledScan`. There may be more values than have run."""
+        ran, carry, more, values = self._run(given)
+        return int(ran), carry, bool(more), [], values
 
-    def _one(self, deciding: Any, consts: Any, carry: Any) -> Any:
-        run = Collector(self._wanted)
-        new = run.run(self._loop.body, [*consts, *carry])
-        asked = Collector(self._wanted)
-        (more,) = asked.run(self._loop.cond, [*deciding, *new])
-        whole = Collector(self._wanted)
-        whole.add(run, run.values)
-        whole.add(asked, asked.values)
-        count = len(run.sites)
-        self.sites = whole.sites[:count]
-        self.sites += (replace(site, offset=1) for site in whole.sites[count:])
-        return new, more, whole.values
+    def _advanced(self, given: LoopOperands, before: Progress) -> tuple[Progress, list[Any]]:
+        """Return the progress after one iteration, and the values that it gives."""
+        whole, self.sites = Collector(self._wanted), []
 
-    def _rounds(self, operands: Sequence[Any]) -> Any:
-        c, b = len(self._loop.cond_consts), len(self._loop.body_consts)
-        deciding, consts, carry = operands[:c], operands[c : c + b], list(operands[c + b :])
-        shapes = jax.eval_shape(self._one, deciding, consts, carry)[2]
-        most = _at_a_time(shapes, _WHILE_ROUNDS)
+        def run(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
+            inner, known = Collector(self._wanted), len(whole.sites)
+            outs = inner.run(body, arguments)
+            whole.add(inner, inner.values)
+            offset = int(body is self._loop.cond)
+            self.sites += (replace(site, offset=offset) for site in whole.sites[known:])
+            return outs
+
+        return advanced(self._loop, given, before, run), whole.values
+
+    def _iterations(self, given: LoopOperands) -> Any:
+        start = Progress(jnp.int32(0), given.carry, [], jnp.array(True))
+        shapes = jax.eval_shape(self._advanced, given, start)[1]
+        most = _at_a_time(shapes, _WHILE_ITERATIONS)
         kept = [jnp.zeros((most, *x.shape), x.dtype) for x in shapes]
 
         def one(state: Any) -> Any:
-            number, carry, _, kept = state
-            new, more, values = self._one(deciding, consts, carry)
-            kept = [
-                jax.lax.dynamic_update_index_in_dim(all_, x, number, 0)
-                for all_, x in zip(kept, values, strict=True)
-            ]
-            return number + 1, new, more, kept
+            before, kept = state
+            after, values = self._advanced(given, before)
+            return after, [put_at(*each, before.number) for each in zip(kept, values, strict=True)]
 
-        state = jnp.int32(0), carry, jnp.array(True), kept
-        return jax.lax.while_loop(lambda state: state[2] & (state[0] < most), one, state)
+        end, kept = jax.lax.while_loop(
+            lambda state: state[0].more & (state[0].number < most), one, (start, kept)
+        )
+        return end.number, end.carry, end.more, kept
 
 
 def _at_a_time(shapes: Any, most: int) -> int:
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    return max(1, min(most, ROUND_BYTES // max(size, 1)))
+    return max(1, min(most, ITERATION_BYTES // max(size, 1)))
 
 
 def shard_map_values(
@@ -329,13 +326,5 @@ def shard_map_values(
         sites = run.sites
         return results, [jnp.asarray(x)[None] for x in run.values]
 
-    everywhere = PartitionSpec(held.mesh.axis_names)
-    shards = jax.shard_map(
-        collecting,
-        mesh=held.mesh,
-        in_specs=tuple(held.in_specs),
-        out_specs=(list(held.out_specs), everywhere),
-        check_vma=held.eqn.params["check_vma"],
-    )
-    outs, values = _compiled(shards, operands)(*operands)
+    outs, values = _compiled(on_shards(held, collecting), operands)(*operands)
     return list(outs), sites, values

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.watch.collected import ROUND_BYTES, Wanted, is_stepped
+from jaxprtool.execute.watch.collected import ITERATION_BYTES, Wanted, is_stepped
 from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.equations import Contains, free_variables, size_of
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, view
@@ -78,7 +78,7 @@ class Pieces:
         total = 0
         for eqn in closed.eqns:
             size = self._size(eqn)
-            together = not self.steps.at(eqn) and (size <= ROUND_BYTES or not _inside(eqn))
+            together = not self.steps.at(eqn) and (size <= ITERATION_BYTES or not _inside(eqn))
             total += size
             if not groups or groups[-1][0] != together or total > _PIECE_BYTES:
                 groups.append((together, []))

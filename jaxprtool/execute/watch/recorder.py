@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,8 +184,8 @@ class Recorder:
             name = self._scopes.name(eqns) or "outside of all scopes"
             source, key = "", (name, backward)
         if key not in self._groups:
-            path = tuple(self._path(result.around)) if self._by == "equation" else ()
-            code = self._code(eqns) if source else ""
+            path = self._frames.path_of(result.around) if self._by == "equation" else ()
+            code = self._frames.code_of(eqns) if source else ""
             place = self._order[id(eqn)]
             self._groups[key] = _Group(name, source, code, backward, path, place)
         group = self._groups[key]
@@ -195,19 +194,6 @@ class Recorder:
         group.primitives[str(eqn.primitive.name)] = None
         group.types[type_of(aval)] = None
         return group
-
-    def _path(self, around: Sequence[JaxprEqn]) -> list[str]:
-        lines = [
-            self._frames.line_of(around[: i + 1]).partition(BEHIND)[0] for i in range(len(around))
-        ]
-        names = (str(eqn.primitive.name) for eqn in around)
-        return [" at ".join(filter(None, each)) for each in zip(names, lines, strict=True)]
-
-    def _code(self, eqns: Sequence[JaxprEqn]) -> str:
-        place = self._frames.place_of(eqns)
-        if place is None:
-            return ""
-        return " ".join(linecache.getline(place.frame.file, place.frame.line).split())
 
 
 def _in_order(

@@ -6,9 +6,9 @@ a known number of rounds, calls that leave the program, and equations at which i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,23 +17,22 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.effects import Effects, leaves_the_program
-from jaxprtool.execute.loops import Frame, can_be_compiled
-from jaxprtool.execute.nans.shards import can_be_checked
+from jaxprtool.execute.stepping.interpreter import Frame, SteppingInterpreter
+from jaxprtool.execute.stepping.iterations import advanced, bodies_of, started
 from jaxprtool.execute.watch.collected import (
     BodyValues,
-    ScanRounds,
+    CompiledScan,
+    CompiledWhile,
     Site,
     Wanted,
-    WhileRounds,
     shard_map_values,
 )
 from jaxprtool.execute.watch.numbers import on_host
 from jaxprtool.execute.watch.pieces import Piece, Pieces
 from jaxprtool.execute.watch.selected import Rounds
 from jaxprtool.ir.equations import equations, named
-from jaxprtool.ir.interpret import Interpreter, bind
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
+from jaxprtool.ir.interpret import LoopOperands, slice_number
+from jaxprtool.ir.structured import Scan, ShardMap, View, While, view
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal, Var
 
 
@@ -60,7 +59,7 @@ Take = Callable[[Result, np.ndarray, Any], None]
 Stop = Callable[[tuple[int, ...], list[tuple[JaxprEqn, list[Any], Sequence[Any]]]], None]
 
 
-class Stepping(Interpreter):
+class Stepping(SteppingInterpreter):
     """A run of a program that hands on the values of equations.
 
     Args:
@@ -81,29 +80,23 @@ class Stepping(Interpreter):
         last: Collection[int] = (),
         stop: Stop | None = None,
     ):
+        super().__init__()
         #: What is not watched inside, though it has equations.
         self.left_out: list[str] = []
         self._wanted, self._selected, self._take = wanted, rounds, take
         self._stops, self._last, self._stop = stops, last, stop
         self._kept: list[tuple[JaxprEqn, list[Any], Sequence[Any]]] = []
         self._pieces = Pieces(wanted, lambda eqn: id(eqn) in stops)
-        self._effects = Effects()
-        self._frames: list[Frame] = []
-        self._lengths: list[int | None] = []
         self._on = True
         self._compiled: dict[tuple[str, int], Any] = {}
 
     # --- the interpreter's hooks ------------------------------------------------------------------
 
-    def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
-        self._frames[-1].entered += 1
-        self._on = all(
-            frame.round is None or self._selected.has(frame.round, length)
-            for frame, length in zip(self._frames, self._lengths, strict=True)
-        )
-        return self.run(body, operands)
-
     def run(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        self._on = all(
+            frame.iteration is None or self._selected.has(frame.iteration, frame.length)
+            for frame in self.frames
+        )
         env: dict[Var, Any] = dict(zip(closed.invars, args, strict=True))
         env.update(zip(closed.constvars, closed.consts, strict=True))
         for piece in self._pieces.of(closed):
@@ -124,50 +117,32 @@ class Stepping(Interpreter):
         return results
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        held = view(eqn)
-        if isinstance(held, ShardMap) and can_be_checked(held):
-            results: Sequence[Any] = self._sharded(held, operands)
-        elif not isinstance(held, Scan | While | Cond | Call | CustomJVP):
-            if held is not None and isinstance(held, ShardMap):
-                self._leave_out(eqn)
-            results = self.evaluate(eqn, operands)
-        else:
-            on = self._on
-            with self._inside(eqn, held, operands):
-                results = self._structured(held, eqn, operands)
-            self._on = on
+        on = self._on
+        results = super().equation(eqn, operands)
+        self._on = on
         self._note(eqn, results)
         if id(eqn) in self._stops and self._on and self._stop is not None:
             self._kept.append((eqn, operands, results))
             if id(eqn) in self._last:
-                self._stop(self._rounds(), self._kept)
+                self._stop(self.iterations, self._kept)
                 self._kept = []
         return results
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        if leaves_the_program(eqn):
-            return list(self._effects.call(eqn, operands))
-        return bind(eqn, operands)
+        if isinstance(view(eqn), ShardMap):
+            self._leave_out(eqn)
+        return super().evaluate(eqn, operands)
 
-    @contextmanager
-    def _inside(self, eqn: JaxprEqn, held: View, operands: list[Any]) -> Iterator[None]:
-        length = held.length if isinstance(held, Scan) else None
+    def frame(self, held: View, operands: list[Any]) -> Frame:
+        frame = super().frame(held, operands)
         if isinstance(held, While) and self._on and self._selected.need_length:
-            length = self._counted(held, operands)
-        self._frames.append(Frame(eqn, held))
-        self._lengths.append(length)
-        yield
-        self._frames.pop()
-        self._lengths.pop()
+            frame.length = self._counted(held, operands)
+        return frame
 
-    def _structured(self, held: View, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        if isinstance(held, Scan | While) and can_be_compiled(held):
-            bodies = (held.body,) if isinstance(held, Scan) else (held.body, held.cond)
-            has_rounds = isinstance(held, While) or held.length
-            if has_rounds and not any(map(self._pieces.steps, bodies)):
-                run = self._scanned if isinstance(held, Scan) else self._looped
-                return run(held, operands)  # type: ignore[arg-type]
-        return super().equation(eqn, operands)
+    def is_compiled(self, loop: Scan | While) -> bool:
+        if isinstance(loop, Scan) and not loop.length:
+            return False
+        return not any(map(self._pieces.steps, bodies_of(loop)))
 
     def _counted(self, loop: While, operands: list[Any]) -> int:
         """Return how many rounds a loop has, which runs once for that."""
@@ -177,48 +152,40 @@ class Stepping(Interpreter):
                 "effects",
                 "count them from the first: --rounds 0,10",
             )
-        c, b = len(loop.cond_consts), len(loop.body_consts)
-        more, once = jaxcompat.jaxpr_as_fun(loop.cond), jaxcompat.jaxpr_as_fun(loop.body)
 
-        def count(deciding: Any, consts: Any, carry: Any) -> Any:
+        def count(given: LoopOperands) -> Any:
             return jax.lax.while_loop(
-                lambda state: more(*deciding, *state[1])[0],
-                lambda state: (state[0] + 1, once(*consts, *state[1])),
-                (jnp.int32(0), carry),
-            )[0]
+                lambda progress: progress.more,
+                lambda progress: advanced(loop, given, progress),
+                started(loop, given, jnp.int32(0), given.carry),
+            ).number
 
         run = self._made(("count", loop.eqn), lambda: jax.jit(count))
-        return int(run(operands[:c], operands[c : c + b], operands[c + b :]))
+        return int(run(LoopOperands.of(loop, operands)))
 
     # --- values -----------------------------------------------------------------------------------
-
-    def _rounds(self) -> tuple[int, ...]:
-        return tuple(n for frame in self._frames if (n := frame.round) is not None)
-
-    def _around(self) -> tuple[JaxprEqn, ...]:
-        return tuple(frame.eqn for frame in self._frames)
 
     def _note(self, eqn: JaxprEqn, results: Sequence[Any]) -> None:
         for i, x in enumerate(results if self._on else ()):
             if self._wanted(eqn, i):
-                rounds = np.array([self._rounds()], int)
-                self._take(Result(eqn, i, self._around()), rounds, on_host(x))
+                iterations = np.array([self.iterations], int)
+                self._take(Result(eqn, i, self.around), iterations, on_host(x))
 
     def _leave_out(self, eqn: JaxprEqn) -> None:
         if (text := named(eqn)) not in self.left_out:
             self.left_out.append(text)
 
-    def _sharded(self, held: ShardMap, operands: list[Any]) -> list[Any]:
-        """Return the results of a `shard_map`, which is compiled as a whole."""
+    def shards(self, held: ShardMap, operands: list[Any]) -> list[Any]:
         outs, sites, values = shard_map_values(held, self._wanted, operands)
         for inner in equations(jaxcompat.open_jaxpr(held.body)):
             if isinstance(view(inner), While | ShardMap):
                 self._leave_out(inner)
         if self._on:
             values = [np.asarray(x) for x in values]
-            with self._inside(held.eqn, held, operands):
-                for device in range(held.mesh.size):
-                    self._take_sites(sites, [x[device] for x in values])
+            self.frames.append(self.frame(held, operands))
+            for device in range(held.mesh.size):
+                self._take_sites(sites, [x[device] for x in values])
+            self.frames.pop()
         return outs
 
     def _take_sites(
@@ -234,7 +201,7 @@ class Stepping(Interpreter):
         """
         values = list(map(on_host, values))
         known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
-        around = self._around()
+        around = self.around
         for site in sites:
             # Sites in the same bodies run together.
             key = (*map(id, site.around), site.taken, site.offset)
@@ -256,13 +223,13 @@ class Stepping(Interpreter):
 
         And of each of these the numbers of the rounds around it.
         """
-        outer = list(self._rounds())
+        outer = list(self.iterations)
         scans = (held for eqn in site.around if isinstance(held := view(eqn), Scan))
         lengths: list[Any] = [scan.length for scan in scans]
         numbers: list[np.ndarray] = [np.arange(length) for length in lengths]
         if first is not None:
             outer.pop()
-            lengths.insert(0, self._lengths[-1])
+            lengths.insert(0, self.frames[-1].length)
             numbers.insert(0, first + site.offset)
         chosen = np.ones(tuple(map(len, numbers)), bool)
         for axis, (row, length) in enumerate(zip(numbers, lengths, strict=True)):
@@ -278,45 +245,27 @@ class Stepping(Interpreter):
 
     # --- loops ------------------------------------------------------------------------------------
 
-    def _scanned(self, scan: Scan, operands: list[Any]) -> list[Any]:
-        """Return the results of a scan, whose rounds are compiled."""
-        rounds = self._made(("run", scan.eqn), lambda: ScanRounds(scan, self._wanted, operands))
-        n, k = len(scan.consts), len(scan.carry)
+    def compiled_loop(self, loop: Scan | While, operands: list[Any]) -> list[Any]:
+        given, on = LoopOperands.of(loop, operands), self._on
+        number, carry, more = 0, given.carry, True
+        if isinstance(loop, While):
+            (more,) = self.enter(loop.cond, [*given.deciding, *carry])
         stacked: list[Any] = []
-        for first in range(0, scan.length, rounds.at_a_time):
-            number = min(rounds.at_a_time, scan.length - first)
-            carry, ys, values = rounds(number, first, operands)
-            operands = [*operands[:n], *carry, *operands[n + k :]]
+        while more:
+            make: Any = CompiledScan if isinstance(loop, Scan) else CompiledWhile
+            run: Any = self._made(("run", loop.eqn), partial(make, loop, self._wanted, given))
+            ran, carry, more, ys, values = run(number, given._replace(carry=carry))
             stacked.append(ys)
-            self._frames[-1].entered = first + number
-            if self._on:
-                low = scan.length - first - number if scan.reverse else first
-                self._take_sites(rounds.sites, values, np.arange(low, low + number))
-        stacked = stacked[::-1] if scan.reverse else stacked
+            if on:
+                numbers = slice_number(loop, np.arange(number, number + ran))
+                self._take_sites(run.sites, [on_host(x)[:ran] for x in values], np.sort(numbers))
+            number += ran
+        stacked = stacked[::-1] if isinstance(loop, Scan) and loop.reverse else stacked
         ys = [
             jnp.concatenate(parts) if len(parts) > 1 else parts[0]
             for parts in zip(*stacked, strict=True)
         ]
-        return [*operands[n : n + k], *ys]
-
-    def _looped(self, loop: While, operands: list[Any]) -> list[Any]:
-        """Return the results of a while loop, whose rounds are compiled."""
-        c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
-        carry = operands[b:]
-        frame, number, on = self._frames[-1], 0, self._on
-        (more,) = self.enter(loop.cond, [*operands[:c], *carry])
-        while bool(more):
-            rounds = self._made(
-                ("run", loop.eqn), lambda: WhileRounds(loop, self._wanted, operands)
-            )
-            ran, carry, more, values = rounds([*operands[:b], *carry])
-            ran = int(ran)
-            frame.entered = 2 * (number + ran)
-            if on:
-                values = [on_host(x)[:ran] for x in values]
-                self._take_sites(rounds.sites, values, np.arange(number, number + ran))
-            number += ran
-        return list(carry)
+        return [*carry, *ys]
 
     def _made(self, key: tuple[str, object], make: Callable[[], Any]) -> Any:
         """Return what is compiled of a piece or a loop: pieces and equations live as long."""

@@ -1,0 +1,163 @@
+"""The first iteration of a loop in which two variants part.
+
+Iterations are compiled for any number of them, and start from carries that are known: a search by
+halves runs no iteration more than twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool.execute.compare.judging import Judge
+from jaxprtool.execute.compare.pieces import Machine
+from jaxprtool.execute.stepping.iterations import Progress, advanced, started
+from jaxprtool.ir.dtypes import as_array
+from jaxprtool.ir.interpret import LoopOperands, row_of, slice_number
+from jaxprtool.ir.structured import Scan, While
+from jaxprtool.jaxcompat import ClosedJaxpr
+
+#: More iterations than any loop has.
+_ALL = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration in which two variants part.
+
+    Attributes:
+        number: Its number, from 0; of a scan, that of the row it reads.
+        bodies: The body that parts, of each variant.
+        arguments: What each body is given in it.
+    """
+
+    number: int
+    bodies: tuple[ClosedJaxpr, ClosedJaxpr]
+    arguments: tuple[list[Any], list[Any]]
+
+
+class _Iterations:
+    """The iterations of a variant's loop.
+
+    Args:
+        machine: What runs them.
+        loop: The loop.
+        operands: What it is given.
+    """
+
+    def __init__(self, machine: Machine, loop: Scan | While, operands: Sequence[Any]):
+        self._machine, self.loop = machine, loop
+        self.operands = LoopOperands.of(loop, map(as_array, operands))
+        self._compiled = jax.jit(self._until)
+
+    def run(self, number: int, carry: Sequence[Any], stop: int) -> tuple[int, list[Any]]:
+        """Run the iterations from `number` on to `stop`, or until the loop ends.
+
+        Returns how many iterations have been run in all, and the carry then.
+        """
+        run = self._one_by_one if self._machine.op_by_op else self._compiled
+        with self._machine.running():
+            end = run(self.operands, np.int32(number), list(carry), np.int32(stop))
+        return int(end.number), list(end.carry)
+
+    def _until(self, given: LoopOperands, number: Any, carry: list[Any], stop: Any) -> Progress:
+        return jax.lax.while_loop(  # type: ignore[no-any-return]
+            lambda progress: progress.more & (progress.number < stop),
+            lambda progress: advanced(self.loop, given, progress),
+            started(self.loop, given, number, carry),
+        )
+
+    def _one_by_one(self, given: LoopOperands, number: Any, carry: Any, stop: Any) -> Progress:
+        progress = started(self.loop, given, number, carry, self._machine.run)
+        while progress.more and progress.number < stop:
+            progress = advanced(self.loop, given, progress, self._machine.run, row_of)
+        return progress
+
+    def given(self, number: int, carry: Sequence[Any]) -> list[Any]:
+        """Return what the body is given in an iteration."""
+        with self._machine.running():
+            rows = [row_of(x, slice_number(self.loop, number)) for x in self.operands.xs]
+        return [*self.operands.consts, *carry, *rows]
+
+
+def first_iteration(
+    judge: Judge,
+    machines: tuple[Machine, Machine],
+    loops: tuple[Scan | While, Scan | While],
+    operands: tuple[Sequence[Any], Sequence[Any]],
+    results: tuple[Sequence[Any], Sequence[Any]],
+) -> Iteration | None:
+    """Return the first iteration in which two loops part; None if none does by itself.
+
+    Args:
+        judge: Tells which values are others.
+        machines: What runs each.
+        loops: The two loops.
+        operands: What each is given.
+        results: What each gives.
+    """
+    last = _first_row(judge, loops[0], results)
+    a = _Iterations(machines[0], loops[0], operands[0])
+    b = _Iterations(machines[1], loops[1], operands[1])
+    sides, starts = (a, b), [a.operands.carry, b.operands.carry]
+    stop = _ALL if last is None else last
+    ends = [each.run(0, start, stop) for each, start in zip(sides, starts, strict=True)]
+    count = min(number for number, _ in ends)
+    uneven = ends[0][0] != ends[1][0]
+    if uneven:
+        ends = [each.run(0, start, count) for each, start in zip(sides, starts, strict=True)]
+    carries = [carry for _, carry in ends]
+    if not _part(judge, carries):
+        if last is None and not uneven:
+            return None
+        return _deciding(count, sides, carries) if uneven else _body(count, sides, carries)
+    known, wrong, carries = 0, count, starts
+    while wrong - known > 1:
+        middle = (known + wrong) // 2
+        tried = [
+            each.run(known, carry, middle)[1] for each, carry in zip(sides, carries, strict=True)
+        ]
+        if _part(judge, tried):
+            wrong = middle
+        else:
+            known, carries = middle, tried
+    return _body(known, sides, carries)
+
+
+def _body(number: int, sides: tuple[_Iterations, _Iterations], carries: Sequence[Any]) -> Iteration:
+    a, b = sides
+    given = a.given(number, carries[0]), b.given(number, carries[1])
+    return Iteration(slice_number(a.loop, number), (a.loop.body, b.loop.body), given)
+
+
+def _deciding(
+    number: int, sides: tuple[_Iterations, _Iterations], carries: Sequence[Any]
+) -> Iteration:
+    a, b = sides
+    assert isinstance(a.loop, While) and isinstance(b.loop, While)
+    given = [*a.operands.deciding, *carries[0]], [*b.operands.deciding, *carries[1]]
+    return Iteration(number, (a.loop.cond, b.loop.cond), given)
+
+
+def _part(judge: Judge, carries: Sequence[Sequence[Any]]) -> bool:
+    return any(judge.differ(*pair) for pair in zip(*carries, strict=True))
+
+
+def _first_row(
+    judge: Judge, loop: Scan | While, results: tuple[Sequence[Any], Sequence[Any]]
+) -> int | None:
+    """Return the number of the first iteration whose row of a stacked result is another."""
+    if not isinstance(loop, Scan):
+        return None
+    count = len(loop.carry)
+    found = []
+    for pair in zip(*(each[count:] for each in results), strict=True):
+        wrong = judge.wrong(*pair)
+        rows = np.flatnonzero(wrong.any(axis=tuple(range(1, wrong.ndim))))
+        if len(rows):
+            found.append(loop.length - 1 - int(rows[-1]) if loop.reverse else int(rows[0]))
+    return min(found, default=None)

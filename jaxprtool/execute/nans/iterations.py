@@ -1,0 +1,78 @@
+"""Iterations of a loop, compiled: they run until an equation makes a NaN or an infinity.
+
+A loop stops before the first iteration in which something is made that is not to be ignored, or
+from which something gets out that no value had before, so that this iteration can be run again,
+equation by equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.nans.compiled import Compiled, any_of, put_at, row_at
+from jaxprtool.execute.stepping.iterations import Progress, advanced, bodies_of
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.interpret import LoopOperands
+from jaxprtool.ir.structured import Scan, While
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+class Known(NamedTuple):
+    """What is known before iterations run.
+
+    Attributes:
+        ignored: For each equation whether a NaN and an infinity that it makes are no reason to
+            stop.
+        places: For each equation the places in masks of the NaN and the infinity that it is known
+            to make, or -1; None if nothing is followed.
+        watched: Whether to stop where an origin gets out of an iteration that no value had before.
+    """
+
+    ignored: Any
+    places: Any
+    watched: Any
+
+
+def body_equations(loop: Scan | While) -> list[JaxprEqn]:
+    """Return the equations that have counts: those of the bodies of a loop, at any depth."""
+    found = {id(e): e for body in bodies_of(loop) for e in equations(jaxcompat.open_jaxpr(body))}
+    return list(found.values())
+
+
+def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any]]:
+    """Return a function that runs iterations of a loop.
+
+    It takes what is known, how far the loop has run, and what it is given. It returns how far it
+    has run then, and how often each equation made a NaN and an infinity.
+    """
+    numbers = {id(eqn): i for i, eqn in enumerate(body_equations(loop))}
+
+    @jax.jit
+    def run(known: Known, start: Progress, given: LoopOperands) -> tuple[Progress, Any]:
+        def one(state: Any) -> Any:
+            before, counts, _ = state
+            inner = Compiled(numbers, known.places)
+            after = advanced(loop, given, before, inner.results, row_at, put_at)
+            made = inner.counts()
+            values = *given.deciding, *given.consts, *given.xs, *before.carry, *before.ys
+            new = _origins(after.carry, after.ys) & ~_origins(values)
+            stops = ((made > 0) & ~known.ignored).any() | (known.watched & new.any())
+            # Stacked results need not be restored: the iteration writes its rows again.
+            pair = (before._replace(ys=[]), counts), (after._replace(ys=[]), counts + made)
+            kept, counts = jax.tree.map(lambda a, b: jnp.where(stops, a, b), *pair)
+            return kept._replace(ys=after.ys), counts, stops
+
+        counts = jnp.zeros((len(numbers), 2), jnp.int32)
+        state = start, counts, jnp.array(False)
+        return jax.lax.while_loop(lambda state: state[0].more & ~state[2], one, state)[:2]
+
+    return run
+
+
+def _origins(*groups: Any) -> Any:
+    return any_of([x.mask for group in groups for x in group])

@@ -1,0 +1,111 @@
+"""Iterations of a scan or a while loop, written once for whatever compiles them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.interpret import LoopOperands, slice_number
+from jaxprtool.ir.meshes import mesh_of
+from jaxprtool.ir.structured import Scan, While
+from jaxprtool.jaxcompat import ClosedJaxpr
+
+#: Returns what a body gives for some arguments.
+RunBody = Callable[[ClosedJaxpr, list[Any]], list[Any]]
+
+
+class Progress(NamedTuple):
+    """How far a loop has run.
+
+    Attributes:
+        number: How many iterations have run.
+        carry: The carry after them.
+        ys: The stacked results of a scan, if they are wanted.
+        more: Whether there is another iteration.
+    """
+
+    number: Any
+    carry: list[Any]
+    ys: list[Any]
+    more: Any
+
+
+def row_at(stack: Any, i: Any) -> Any:
+    """Return what is at one index, which may be traced, of the first axis."""
+    return jax.lax.dynamic_index_in_dim(stack, i, keepdims=False)
+
+
+def put_at(stack: Any, row: Any, i: Any) -> Any:
+    """Return a stack with another row at an index."""
+    return jax.lax.dynamic_update_index_in_dim(stack, row, i, 0)
+
+
+def as_a_whole(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
+    """Return what a body gives, with its loops and calls as they are."""
+    return list(jaxcompat.jaxpr_as_fun(body)(*arguments))
+
+
+def started(
+    loop: Scan | While,
+    given: LoopOperands,
+    number: Any,
+    carry: Sequence[Any],
+    run: RunBody = as_a_whole,
+) -> Progress:
+    """Return the progress of a loop that goes on from an iteration, without stacked results."""
+    return Progress(number, list(carry), [], _has_more(loop, given, number, carry, run))
+
+
+def advanced(
+    loop: Scan | While,
+    given: LoopOperands,
+    before: Progress,
+    run: RunBody = as_a_whole,
+    row: Callable[[Any, Any], Any] = row_at,
+    put: Callable[[Any, Any, Any], Any] = put_at,
+) -> Progress:
+    """Return the progress of a loop after one more iteration.
+
+    Args:
+        loop: The loop.
+        given: What it is given.
+        before: How far it has run.
+        run: Runs a body.
+        row: Returns the slice of a scanned operand at an index.
+        put: Returns a stacked result with a row at an index.
+    """
+    place, count = slice_number(loop, before.number), len(before.carry)
+    rows = [row(x, place) for x in given.xs]
+    outs = run(loop.body, [*given.consts, *before.carry, *rows])
+    number, carry = before.number + 1, outs[:count]
+    ys = [put(y, out, place) for y, out in zip(before.ys, outs[count:], strict=False)]
+    return Progress(number, carry, ys, _has_more(loop, given, number, carry, run))
+
+
+def _has_more(
+    loop: Scan | While, given: LoopOperands, number: Any, carry: Sequence[Any], run: RunBody
+) -> Any:
+    if isinstance(loop, Scan):
+        return number < loop.length
+    # A value may bear what is known of it besides, as a tree; a boolean does not.
+    (more,) = jax.tree.leaves(run(loop.cond, [*given.deciding, *carry]))
+    return more
+
+
+def bodies_of(loop: Scan | While) -> tuple[ClosedJaxpr, ...]:
+    """Return the bodies of a loop: that of a scan, or the body and the condition."""
+    return (loop.body,) if isinstance(loop, Scan) else (loop.body, loop.cond)
+
+
+def can_be_compiled(loop: Scan | While) -> bool:
+    """Return True if the iterations of a loop can be compiled, and run again."""
+    if loop.eqn.effects:
+        return False
+    if any(mesh_of(atom.aval) is not None for atom in (*loop.eqn.invars, *loop.eqn.outvars)):
+        return False
+    stacked = loop.ys if isinstance(loop, Scan) else ()
+    return not any(is_extended(var.aval.dtype) for var in stacked)

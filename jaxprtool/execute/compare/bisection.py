@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxprtool.execute.compare.judging import Judge
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
-from jaxprtool.execute.compare.parting import Found, Pair, Search
+from jaxprtool.execute.compare.parting import Found, Pair, PartingSearch
 from jaxprtool.execute.compare.pieces import Machine
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.ir.documents import document
@@ -100,7 +100,7 @@ def parting(
     given = machines[0].arguments, machines[1].arguments
     names = variants[0].name, variants[1].name
     for strict in (False, True):
-        search = Search(Judge(tolerance, strict), machines, told)
+        search = PartingSearch(Judge(tolerance, strict), machines, told)
         found = search.find(bodies, given, results, positions=positions)
         if found is not None:
             return _Reading(variants[0], found, tolerance).parting(*names, strict)
@@ -137,7 +137,7 @@ class _Reading:
             code=self._frames.code_of(around),
             scope=scopes_of(around),
             path=self._frames.path_of(path),
-            iteration=tuple(each.round for each in found.path if each.round is not None),
+            iteration=tuple(each.iteration for each in found.path if each.iteration is not None),
             counterpart="" if same or new is None else self._frames.named((*path, new)),
             parameters=_other_parameters(old, new),
             operands=tuple(map(self._measured, found.operands)),

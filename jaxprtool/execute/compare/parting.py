@@ -3,7 +3,7 @@
 Both are run piece by piece, on the same inputs. At some cuts through the reference all values that
 are read behind the cut are compared with those that correspond in the other; between the last cut
 where all agree and the first where some do not, the search goes on from the values there. It goes
-into calls, the branch that is taken, and the first round of a loop that parts.
+into calls, the branch that is taken, and the first iteration of a loop that parts.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Entered(NamedTuple):
 
     Attributes:
         eqn: The equation.
-        round: The number of the round, if it is a loop; of a scan, that of the row it reads.
+        iteration: Its number, if it is a loop; of a scan, that of the row it reads.
         around: The body that it is in.
-        operands: The operand that each argument of its body is, or is in the first round.
+        operands: The operand that each argument of its body is, or is in the first iteration.
     """
 
     eqn: JaxprEqn
-    round: int | None
+    iteration: int | None
     around: Jaxpr
     operands: Sequence[Atom]
 
@@ -94,7 +94,7 @@ class Matches:
         return self._bodies[a, b].counterpart
 
 
-class Search:
+class PartingSearch:
     """A search for where two variants part.
 
     Args:
@@ -186,7 +186,7 @@ class Search:
 
 
 def _order(loop: Scan | While) -> tuple[int, bool] | None:
-    """Return how many rounds a scan has, and whether they run backwards."""
+    """Return how many iterations a scan has, and whether they run backwards."""
     return (loop.length, loop.reverse) if isinstance(loop, Scan) else None
 
 

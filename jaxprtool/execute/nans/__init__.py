@@ -4,8 +4,8 @@
     found.first.source, found.first.reaches
 
 The program runs as a whole (`screening`), and if anything is made in it, equation by equation, at
-every depth and in every round (`search`). Results are then those of each equation by itself: where
-a compiler fuses several, they may round otherwise.
+every depth and in every iteration (`search`). Results are then those of each equation by itself:
+where a compiler fuses several, they may round otherwise.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.cone import cone_of
 from jaxprtool.execute.nans.screening import screened
-from jaxprtool.execute.nans.search import Search
+from jaxprtool.execute.nans.search import OriginSearch
 from jaxprtool.execute.nans.states import NAN
-from jaxprtool.execute.nans.steps import Origin, Step, Value
+from jaxprtool.execute.nans.tracked import Evaluation, Origin, Tracked
 from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
 from jaxprtool.execute.run import ready_to_step
 from jaxprtool.execute.summary import plain
@@ -191,7 +191,7 @@ def _searched(
         has_mesh = mesh_in_types(program) is not None
         look = None if has_mesh else screened(program.jaxpr, arguments)
         made, clean = look or (True, set())
-        search = Search(program.jaxpr, arguments, program.arg_names, clean) if made else None
+        search = OriginSearch(program.jaxpr, arguments, program.arg_names, clean) if made else None
         yield program, [] if search is None else search.origins
 
 
@@ -213,7 +213,7 @@ class _Reading:
             code="" if step is None else self._frames.code_of(step.eqns),
             scope="" if step is None else scopes_of(step.eqns),
             path=() if step is None else self._frames.path_of(step.around),
-            iteration=() if step is None else step.rounds,
+            iteration=() if step is None else step.iterations,
             times=origin.times,
             type=type_of(_type(origin, value)),
             count=0 if value is None else count_of(value, origin.state),
@@ -228,10 +228,10 @@ class _Reading:
             forward=self._forward(step),
         )
 
-    def _source(self, step: Step | None) -> str:
+    def _source(self, step: Evaluation | None) -> str:
         return "" if step is None else self._frames.line_of(step.eqns)
 
-    def _named(self, step: Step | None) -> str:
+    def _named(self, step: Evaluation | None) -> str:
         return "" if step is None else self._frames.named(step.eqns)
 
     def _operands(self, origin: Origin, place: tuple[int, ...]) -> Iterator[Operand]:
@@ -239,7 +239,7 @@ class _Reading:
             within = place_after(origin.step, place)
             yield from (self._operand(x, within) for x in origin.operands)
 
-    def _operand(self, value: Value, place: tuple[int, ...] | None) -> Operand:
+    def _operand(self, value: Tracked, place: tuple[int, ...] | None) -> Operand:
         low, high, nans, infs = _range(value.data)
         return Operand(
             type_of(jax.typeof(value.data)),
@@ -253,7 +253,7 @@ class _Reading:
             element(value, place),
         )
 
-    def _forward(self, step: Step | None) -> str:
+    def _forward(self, step: Evaluation | None) -> str:
         """Return the equation that an equation of a backward part is the derivative of, if any.
 
         JAX gives both the same place; where several have it, it is one of the same primitive.
@@ -295,14 +295,14 @@ def _range(data: Any) -> tuple[float | None, float | None, int, int]:
     return numbers.min().item(), numbers.max().item(), nans, infs
 
 
-def _type(origin: Origin, value: Value | None) -> Any:
+def _type(origin: Origin, value: Tracked | None) -> Any:
     if value is not None:
         return jax.typeof(value.data)
     assert origin.step is not None
     return origin.step.eqn.outvars[0].aval
 
 
-def _devices(value: Value | None, state: int) -> Iterator[str]:
+def _devices(value: Tracked | None, state: int) -> Iterator[str]:
     """Yield the devices on which a value that is on several is not finite."""
     shards = [] if value is None else getattr(value.data, "addressable_shards", [])
     wrong = np.isnan if state == NAN else np.isinf

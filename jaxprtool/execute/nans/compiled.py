@@ -32,7 +32,7 @@ Mask = Any
 
 
 @jax.tree_util.register_pytree_node_class
-class Traced:
+class Masked:
     """A traced value, and the mask of its origins.
 
     What it holds is asked for only where it matters.
@@ -50,11 +50,11 @@ class Traced:
         return (self.data, self.mask), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, leaves: tuple[Any, Mask]) -> Traced:
+    def tree_unflatten(cls, _: None, leaves: tuple[Any, Mask]) -> Masked:
         return cls(*leaves)
 
 
-class _Written(Traced):
+class _Written(Masked):
     """A literal or a constant: a NaN in it does not excuse the equation that reads it."""
 
     @cached_property
@@ -62,7 +62,7 @@ class _Written(Traced):
         return False, nonfinite(self.data)[1]
 
 
-class Compiled(Interpreter):
+class Counting(Interpreter):
     """Evaluates a jaxpr while JAX traces.
 
     Args:
@@ -85,14 +85,14 @@ class Compiled(Interpreter):
         self._single: dict[int, Any] = {}
         self._whole: list[Any] = []
 
-    def results(self, body: ClosedJaxpr, arguments: Sequence[Traced]) -> list[Traced]:
+    def results(self, body: ClosedJaxpr, arguments: Sequence[Masked]) -> list[Masked]:
         """Return what a body gives for some arguments, each with its mask."""
         return self._masked(self.run(body, arguments))
 
-    def _masked(self, values: Sequence[Traced]) -> list[Traced]:
-        return [Traced(x.data, self._mask(x)) for x in values]
+    def _masked(self, values: Sequence[Masked]) -> list[Masked]:
+        return [Masked(x.data, self._mask(x)) for x in values]
 
-    def _mask(self, value: Traced) -> Mask:
+    def _mask(self, value: Masked) -> Mask:
         if self._places is None or not has_state(value.data):
             return None
         return self._everywhere(no_origins() if value.mask is None else value.mask)
@@ -117,10 +117,10 @@ class Compiled(Interpreter):
         missing = tuple(a for a in self._axes if a not in jaxcompat.varying_axes(jax.typeof(array)))
         return jax.lax.pcast(array, missing, to="varying") if missing else array
 
-    def constant(self, value: object, aval: Aval) -> Traced:
+    def constant(self, value: object, aval: Aval) -> Masked:
         return _Written(value)
 
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Traced]:
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Masked]:
         results = self.bound(eqn, operands)
         made = self._made(eqn, operands, results) if may_make(eqn) else None
         if made is not None:
@@ -133,11 +133,11 @@ class Compiled(Interpreter):
                     x.mask = origins & (x.state[0] | x.state[1])
         return results
 
-    def bound(self, eqn: JaxprEqn, operands: Sequence[Traced]) -> list[Traced]:
+    def bound(self, eqn: JaxprEqn, operands: Sequence[Masked]) -> list[Masked]:
         """Return the results of an equation."""
-        return list(map(Traced, bind(eqn, [x.data for x in operands])))
+        return list(map(Masked, bind(eqn, [x.data for x in operands])))
 
-    def _made(self, eqn: JaxprEqn, operands: Sequence[Traced], results: Sequence[Traced]) -> Any:
+    def _made(self, eqn: JaxprEqn, operands: Sequence[Masked], results: Sequence[Masked]) -> Any:
         """Return whether an equation makes a NaN, and if not, whether it makes an infinity."""
         nan, inf = self._states(results)
         given_nan, given_inf = self._states(operands)
@@ -147,13 +147,13 @@ class Compiled(Interpreter):
         return jnp.stack([made_nan, inf & ~(given_nan | given_inf | made_nan)])
 
     @staticmethod
-    def _states(values: Sequence[Traced]) -> tuple[Any, Any]:
+    def _states(values: Sequence[Masked]) -> tuple[Any, Any]:
         nan = inf = jnp.array(False)
         for x in values:
             nan, inf = nan | x.state[0], inf | x.state[1]
         return nan, inf
 
-    def _origins(self, eqn: JaxprEqn, operands: Sequence[Traced], made: Any) -> Mask:
+    def _origins(self, eqn: JaxprEqn, operands: Sequence[Masked], made: Any) -> Mask:
         """Return the mask of what comes of some operands, and of what an equation made."""
         mask = any_of([x.mask for x in operands])
         if traits(eqn).collective:
@@ -170,12 +170,12 @@ class Compiled(Interpreter):
 
     # --- branches and loops -----------------------------------------------------------------------
 
-    def inner(self) -> Compiled:
+    def inner(self) -> Counting:
         """Return what evaluates a body of an equation."""
-        return Compiled(self._numbers, self._places, self._axes, self._varying)
+        return Counting(self._numbers, self._places, self._axes, self._varying)
 
-    def branch(self, cond: Cond, operands: list[Traced]) -> list[Traced]:
-        def taken(body: ClosedJaxpr, values: list[Traced]) -> tuple[list[Traced], Any]:
+    def branch(self, cond: Cond, operands: list[Masked]) -> list[Masked]:
+        def taken(body: ClosedJaxpr, values: list[Masked]) -> tuple[list[Masked], Any]:
             inner = self.inner()
             return inner.results(body, values), inner.counts()
 
@@ -184,14 +184,14 @@ class Compiled(Interpreter):
         self._whole.append(counts)
         return results  # type: ignore[no-any-return]
 
-    def scan(self, scan: Scan, operands: list[Traced]) -> list[Traced]:
+    def scan(self, scan: Scan, operands: list[Masked]) -> list[Masked]:
         _, consts, start, xs = LoopOperands.of(scan, self._masked(operands))
         count = len(start)
 
         def one(state: Any, rows: Any) -> Any:
             carry, masks, counts = state
             inner = self.inner()
-            slices = [Traced(row, x.mask) for row, x in zip(rows, xs, strict=True)]
+            slices = [Masked(row, x.mask) for row, x in zip(rows, xs, strict=True)]
             outs = inner.results(scan.body, [*consts, *carry, *slices])
             masks = either(masks, [y.mask for y in outs[count:]])
             return (outs[:count], masks, counts + inner.counts()), [y.data for y in outs[count:]]
@@ -206,9 +206,9 @@ class Compiled(Interpreter):
             one, (start, none, self._zeros()), rows, scan.length, scan.reverse, scan.unroll
         )
         self._whole.append(counts)
-        return [*carry, *map(Traced, ys, masks)]
+        return [*carry, *map(Masked, ys, masks)]
 
-    def while_loop(self, loop: While, operands: list[Traced]) -> list[Traced]:
+    def while_loop(self, loop: While, operands: list[Masked]) -> list[Masked]:
         given = LoopOperands.of(loop, self._masked(operands))
         inner = self.inner()
         start = started(loop, given, 0, given.carry, inner.results), inner.counts()
@@ -223,15 +223,15 @@ class Compiled(Interpreter):
         return list(end.carry)
 
 
-def row_at(stack: Traced, i: Any) -> Traced:
+def row_at(stack: Masked, i: Any) -> Masked:
     """Return what is at one index of the first axis; its origins may be those of all."""
-    return Traced(iterations.row_at(stack.data, i), stack.mask)
+    return Masked(iterations.row_at(stack.data, i), stack.mask)
 
 
-def put_at(stack: Traced, row: Traced, i: Any) -> Traced:
+def put_at(stack: Masked, row: Masked, i: Any) -> Masked:
     """Return a stack with another row at an index."""
     (mask,) = either([stack.mask], [row.mask])
-    return Traced(iterations.put_at(stack.data, row.data, i), mask)
+    return Masked(iterations.put_at(stack.data, row.data, i), mask)
 
 
 def no_origins() -> Mask:

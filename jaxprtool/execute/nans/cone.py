@@ -1,7 +1,7 @@
 """The equations that lead from finite values to one equation, as a jaxpr of their own.
 
 Values are those of one run. Calls and loops between them are left out: a value is what the equation
-gave that computed it, in whichever body and round that was.
+gave that computed it, in whichever body and iteration that was.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.states import FINITE
-from jaxprtool.execute.nans.steps import Step, Value
+from jaxprtool.execute.nans.tracked import Evaluation, Tracked
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
 #: The most equations of a cone: an infinity may come from far away.
 _MOST = 64
 
 
-def cone_of(step: Step, operands: Sequence[Value]) -> tuple[ClosedJaxpr, list[Any]]:
+def cone_of(step: Evaluation, operands: Sequence[Tracked]) -> tuple[ClosedJaxpr, list[Any]]:
     """Return the equation of a step, and those that make what is not finite among its operands.
 
     Args:
@@ -55,7 +55,7 @@ class _Cone:
         self._atoms: dict[int, Atom] = {}
         self._begun = 0
 
-    def add(self, step: Step, operands: Sequence[Value]) -> Sequence[Var]:
+    def add(self, step: Evaluation, operands: Sequence[Tracked]) -> Sequence[Var]:
         """Add the equation of a step, after those that its operands come from."""
         self._begun += 1
         eqn = step.eqn
@@ -68,7 +68,7 @@ class _Cone:
         self.equations.append(eqn.replace(invars=invars, outvars=outvars, source_info=source))
         return outvars
 
-    def _atom(self, var: Atom, value: Value) -> Atom:
+    def _atom(self, var: Atom, value: Tracked) -> Atom:
         if id(value) not in self._atoms:
             maker = value.step
             if maker is not None and self._begun < _MOST and _is_made_by(value, maker):
@@ -79,7 +79,7 @@ class _Cone:
         return self._atoms[id(value)]
 
 
-def _is_made_by(value: Value, step: Step) -> bool:
+def _is_made_by(value: Tracked, step: Evaluation) -> bool:
     """Return True if a value that is not finite is the one result of a step: a row of it is not."""
     outs = step.eqn.outvars
     is_whole = len(outs) == 1 and getattr(outs[0].aval, "shape", None) == np.shape(value.data)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxprtool.execute.nans.compiled import FOLLOWED, Mask, Traced
+from jaxprtool.execute.nans.compiled import FOLLOWED, Mask, Masked
 from jaxprtool.execute.nans.states import INF, NAN, has_state
-from jaxprtool.execute.nans.steps import Origin, Value, origins_of, union
+from jaxprtool.execute.nans.tracked import Origin, Tracked, origins_of, union
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -20,7 +20,7 @@ class Followed:
         values: What the body is given.
     """
 
-    def __init__(self, made: Mapping[tuple[int, int], Origin], values: Iterable[Value]):
+    def __init__(self, made: Mapping[tuple[int, int], Origin], values: Iterable[Tracked]):
         origins = union([*origins_of(values), *made.values()])
         self._places = {origin: min(i, FOLLOWED - 1) for i, origin in enumerate(origins)}
         self._made = made
@@ -37,18 +37,18 @@ class Followed:
         origin = self._made.get((eqn, state))
         return -1 if origin is None else self._places[origin]
 
-    def traced(self, values: Iterable[Value]) -> list[Traced]:
+    def traced(self, values: Iterable[Tracked]) -> list[Masked]:
         """Return values as a compiled body takes them, with masks if any origin is followed."""
-        return [Traced(value.data, self._mask(value)) for value in values]
+        return [Masked(value.data, self._mask(value)) for value in values]
 
-    def _mask(self, value: Value) -> Mask:
+    def _mask(self, value: Tracked) -> Mask:
         if not self or not has_state(value.data):
             return None
         mask = np.zeros(FOLLOWED, bool)
         mask[[self._places[origin] for origin in value.origins]] = True
         return mask
 
-    def origins(self, value: Traced) -> tuple[Origin, ...]:
+    def origins(self, value: Masked) -> tuple[Origin, ...]:
         """Return the origins of a value that a compiled body gives."""
         if value.mask is None:
             return ()

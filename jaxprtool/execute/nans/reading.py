@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxprtool.execute.nans.states import has_state, is_moving
-from jaxprtool.execute.nans.steps import Moved, Step, Value
+from jaxprtool.execute.nans.tracked import Evaluation, Moved, Tracked
 from jaxprtool.execute.summary import plain
 from jaxprtool.ir.interpret import bind
 from jaxprtool.ir.regions import regions
@@ -29,11 +29,11 @@ class Read(NamedTuple):
         where: Which of its elements; None for all, of which it need not be computed from each.
     """
 
-    value: Value
+    value: Tracked
     where: Index | None
 
 
-def read_by(value: Value, place: Index | None) -> list[Read]:
+def read_by(value: Tracked, place: Index | None) -> list[Read]:
     """Return what the element of a value at a place is computed from; nothing of an argument."""
     if value.moved is not None:
         return [_unmoved(value.moved, place)] if value.moved.operands else []
@@ -59,7 +59,7 @@ def _unmoved(moved: Moved, place: Index | None) -> Read:
     return Read(moved.operands[place[0]], place[1:])
 
 
-def _elements(step: Step, value: Value, place: Index) -> list[Read]:
+def _elements(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
     """Return what an element of a result is computed from, or nothing if that is not known."""
     eqn, operands = step.eqn, step.operands
     like, name = traits(eqn), eqn.primitive.name
@@ -80,7 +80,7 @@ def _elements(step: Step, value: Value, place: Index) -> list[Read]:
     return []
 
 
-def _alike(operands: Sequence[Value], value: Value, place: Index) -> list[Read]:
+def _alike(operands: Sequence[Tracked], value: Tracked, place: Index) -> list[Read]:
     """Return an element that was handed on, as far as numbers tell: the same, and not zero."""
     element = plain(value.data)[place]
     for x in operands:
@@ -117,7 +117,7 @@ _CHOOSES: dict[str, Callable[[Sequence[Read], Any], Iterator[Read]]] = {
 }
 
 
-def _origin(step: Step, value: Value, place: Index) -> list[Read]:
+def _origin(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
     """Return the element that was moved to a place, or nothing if it was made up or computed.
 
     The equation moves the numbers of elements instead of the elements.
@@ -158,7 +158,7 @@ def _first(flags: np.ndarray) -> Index:
     return tuple(map(int, np.unravel_index(int(flags.argmax()), flags.shape)))
 
 
-def _contracted(step: Step, place: Index) -> Iterator[Index]:
+def _contracted(step: Evaluation, place: Index) -> Iterator[Index]:
     """Yield the elements of the operands of a `dot_general` that one of its result comes from."""
     contracted, batch = step.eqn.params["dimension_numbers"]
     begin = len(batch[0])

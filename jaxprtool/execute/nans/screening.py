@@ -47,7 +47,7 @@ class _TooMany(Exception):
     """More values may have an infinity than are looked at."""
 
 
-class _Value:
+class _Screened:
     """A traced value.
 
     Attributes:
@@ -100,7 +100,7 @@ def flags_of(
         states: What may be not finite in each.
     """
     run = _Screening()
-    for value in run.run(closed, list(map(_Value, data, states))):
+    for value in run.run(closed, list(map(_Screened, data, states))):
         run.require(value, INF)
     return run.flag(), run.loops
 
@@ -141,7 +141,7 @@ class _Screening(Interpreter):
         flags = [*(~jnp.isfinite(x).all() for x in whole), *self._flags]
         return reduce(or_, flags, jnp.array(False))
 
-    def require(self, value: _Value, allowed: int) -> None:
+    def require(self, value: _Screened, allowed: int) -> None:
         """Have the flag set if a value has what is not allowed."""
         forbidden = value.state & ~allowed
         if forbidden & INF:
@@ -149,26 +149,26 @@ class _Screening(Interpreter):
         elif forbidden:
             self._flags.append(jnp.isnan(value.data).any())
 
-    def constant(self, value: object, aval: Aval) -> _Value:
-        return _Value(value, state_of(value), held=True)
+    def constant(self, value: object, aval: Aval) -> _Screened:
+        return _Screened(value, state_of(value), held=True)
 
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Value]:
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Screened]:
         if leaves_the_program(eqn) and not eqn.outvars:
             return []
         results = bind(eqn, [x.data for x in operands])
         state = reduce(or_, (x.state for x in operands), FINITE)
         if state and moves_constants(eqn) and all(x.held for x in operands):
-            return [_Value(x, state if has_state(x) else FINITE, held=True) for x in results]
+            return [_Screened(x, state if has_state(x) else FINITE, held=True) for x in results]
         return [self._result(eqn, operands, state, x) for x in results]
 
-    def _result(self, eqn: JaxprEqn, operands: list[_Value], state: int, data: Any) -> _Value:
+    def _result(self, eqn: JaxprEqn, operands: list[_Screened], state: int, data: Any) -> _Screened:
         if not has_state(data) or not jnp.size(data):
-            return _Value(data)
+            return _Screened(data)
         like = traits(eqn)
         makes = may_make(eqn) or bool(state & NAN)
         hands_on = like.keeps_finite or like.broadcasts or like.gives or like.updates
         if state & INF and hands_on:
-            result = _Value(data, INF)
+            result = _Screened(data, INF)
             if makes:
                 if len(self._flags) > 2 * _INFINITE:
                     raise _TooMany
@@ -184,11 +184,11 @@ class _Screening(Interpreter):
                 self._checked.append(data)
             else:
                 self._unchecked[id(data)] = data
-        return _Value(data)
+        return _Screened(data)
 
     # --- loops and branches -----------------------------------------------------------------------
 
-    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Value]:
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Screened]:
         match held := view(eqn):
             case Scan() | While():
                 for value in operands:
@@ -204,11 +204,11 @@ class _Screening(Interpreter):
 
     def _inside(
         self, body: ClosedJaxpr, data: Sequence[Any], states: Sequence[int]
-    ) -> tuple[list[_Value], _Screening]:
+    ) -> tuple[list[_Screened], _Screening]:
         run = _Screening()
-        return run.run(body, list(map(_Value, data, states))), run
+        return run.run(body, list(map(_Screened, data, states))), run
 
-    def _scanned(self, scan: Scan, operands: list[_Value]) -> tuple[list[_Value], Any]:
+    def _scanned(self, scan: Scan, operands: list[_Screened]) -> tuple[list[_Screened], Any]:
         n, k = len(scan.consts), len(scan.carry)
         data, states = _data(operands), [x.state & INF for x in operands]
         stacked: list[int] = []
@@ -227,9 +227,9 @@ class _Screening(Interpreter):
         )
         held = [jnp.isnan(y).any() for y, state in zip(ys, stacked, strict=True) if state & NAN]
         states = [*states[n : n + k], *(state & INF for state in stacked)]
-        return list(map(_Value, (*carry, *ys), states)), reduce(or_, held, flag)
+        return list(map(_Screened, (*carry, *ys), states)), reduce(or_, held, flag)
 
-    def _looped(self, loop: While, operands: list[_Value]) -> tuple[list[_Value], Any]:
+    def _looped(self, loop: While, operands: list[_Screened]) -> tuple[list[_Screened], Any]:
         c, b = len(loop.cond_consts), len(loop.cond_consts) + len(loop.body_consts)
         data, states = _data(operands), [x.state & INF for x in operands]
 
@@ -247,9 +247,9 @@ class _Screening(Interpreter):
         carry, _, flag = jax.lax.while_loop(
             lambda state: state[1], one, (data[b:], *asked(data[b:]))
         )
-        return list(map(_Value, carry, states[b:])), flag
+        return list(map(_Screened, carry, states[b:])), flag
 
-    def _branched(self, cond: Cond, operands: list[_Value]) -> list[_Value]:
+    def _branched(self, cond: Cond, operands: list[_Screened]) -> list[_Screened]:
         states = [FINITE] * len(cond.eqn.outvars)
 
         def branch(body: ClosedJaxpr) -> Callable[..., Any]:
@@ -263,8 +263,8 @@ class _Screening(Interpreter):
         branches = list(map(branch, cond.branches))
         outs, flag = jax.lax.switch(operands[0].data, branches, *_data(operands[1:]))
         self._flags.append(flag)
-        return list(map(_Value, outs, states))
+        return list(map(_Screened, outs, states))
 
 
-def _data(values: Sequence[_Value]) -> list[Any]:
+def _data(values: Sequence[_Screened]) -> list[Any]:
     return [value.data for value in values]

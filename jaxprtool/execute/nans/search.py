@@ -38,11 +38,11 @@ from jaxprtool.execute.nans.states import (
     may_make,
     state_of,
 )
-from jaxprtool.execute.nans.steps import (
+from jaxprtool.execute.nans.tracked import (
+    Evaluation,
     Moved,
     Origin,
-    Step,
-    Value,
+    Tracked,
     Written,
     origins_of,
     standing_for,
@@ -73,7 +73,7 @@ _ITERATIONS_BY_HAND = 32
 _STOPS = 64
 
 
-class Search(SteppingInterpreter):
+class OriginSearch(SteppingInterpreter):
     """A run of a program that finds all origins.
 
     Args:
@@ -99,13 +99,13 @@ class Search(SteppingInterpreter):
         self._open: list[Origin] = []
         self._number = 0
         self._refs: dict[int, tuple[Origin, ...]] = {}
-        self._remembered: deque[tuple[Step | Moved, int]] = deque()
+        self._remembered: deque[tuple[Evaluation | Moved, int]] = deque()
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
         # How many iterations of each loop have run equation by equation.
         self._by_hand: Counter[int] = Counter()
         given = [self._argument(*each) for each in zip(arguments, names, strict=True)]
-        self.results: list[Value] = list(map(self._result, self.run(closed, given)))
+        self.results: list[Tracked] = list(map(self._result, self.run(closed, given)))
         for position, value in enumerate(self.results):
             for origin in value.origins:
                 origin.reached.append(position)
@@ -114,52 +114,52 @@ class Search(SteppingInterpreter):
         made = sorted(found, key=lambda origin: origin.number)
         self.origins = [*self._arguments, *made, *self._held.values()]
 
-    def _argument(self, data: Any, name: str) -> Value:
-        value = Value(data, name=name)
+    def _argument(self, data: Any, name: str) -> Tracked:
+        value = Tracked(data, name=name)
         if value.state & NAN:
             origin = Origin(NAN, None, name, [value])
             self._arguments.append(origin)
             value.origins = (origin,)
         return value
 
-    def _result(self, value: Value) -> Value:
+    def _result(self, value: Tracked) -> Tracked:
         """Return a result; a NaN in it that comes from nowhere else is held by the program."""
         if value.origins or not state_of(value.data) & NAN:
             return value
         return self._holding(value.data)
 
-    def _operand(self, value: Value) -> Value:
+    def _operand(self, value: Tracked) -> Tracked:
         """Return a value as a loop or a `shard_map` takes it, where a constant is no longer one."""
         return self._holding(value.data) if _holds_nan(value) else value
 
-    def _holding(self, data: Any) -> Value:
+    def _holding(self, data: Any) -> Tracked:
         """Return a value whose NaN the program holds."""
-        value = Value(data)
+        value = Tracked(data)
         origin = self._held.setdefault(id(data), Origin(NAN, None, "", [value]))
         value.origins = (origin,)
         return value
 
     # --- the interpreter's hooks ------------------------------------------------------------------
 
-    def constant(self, value: object, aval: Aval) -> Value:
+    def constant(self, value: object, aval: Aval) -> Tracked:
         return Written(value)
 
-    def concrete(self, value: Value) -> Any:
+    def concrete(self, value: Tracked) -> Any:
         return value.data
 
-    def row(self, value: Value, i: int) -> Value:
+    def row(self, value: Tracked, i: int) -> Tracked:
         moved = Moved([value], i)
-        row = Value(row_of(value.data, i), value.step, (), value.name, value.position, moved)
+        row = Tracked(row_of(value.data, i), value.step, (), value.name, value.position, moved)
         self._remember(moved, 0)
         return tainted(row, value.origins)
 
-    def stack(self, rows: Sequence[Value], var: Var) -> Value:
+    def stack(self, rows: Sequence[Tracked], var: Var) -> Tracked:
         data = super().stack([row.data for row in rows], var)
         if not rows:
-            return Value(data)
+            return Tracked(data)
         moved, last = Moved(rows), rows[-1]
         self._remember(moved, getattr(data, "nbytes", 0))
-        return Value(data, last.step, origins_of(rows), last.name, last.position, moved)
+        return Tracked(data, last.step, origins_of(rows), last.name, last.position, moved)
 
     def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
         first = len(self._open)
@@ -167,7 +167,7 @@ class Search(SteppingInterpreter):
         self.close(first, results)
         return results
 
-    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Value]:
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Tracked]:
         if isinstance(view(eqn), Scan | While | ShardMap):
             operands = list(map(self._operand, operands))
         if id(eqn) in self._clean and not any(x.origins for x in operands) and not eqn.effects:
@@ -184,14 +184,14 @@ class Search(SteppingInterpreter):
 
     # --- one equation -----------------------------------------------------------------------------
 
-    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[Value]:
+    def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[Tracked]:
         data = [x.data for x in operands]
         given = self.effects.results(eqn, data)
         step, results = self.step(eqn, operands, given)
         refs = [x for x in (*data, *given) if isinstance(jax.typeof(x), AbstractRef)]
         before = tuple(dict.fromkeys(o for ref in refs for o in self._refs.get(id(ref), ())))
         origins = union([*origins_of(operands), *before])
-        contents = [Value(ref[...]) for ref in refs]
+        contents = [Tracked(ref[...]) for ref in refs]
         if not before and (may_make(eqn) or any(map(_holds_nan, operands))):
             made = self._made(step, operands, [*results, *contents])
             if made is not None:
@@ -209,15 +209,15 @@ class Search(SteppingInterpreter):
         return results
 
     def step(
-        self, eqn: JaxprEqn, operands: Sequence[Value], given: Sequence[Any]
-    ) -> tuple[Step, list[Value]]:
+        self, eqn: JaxprEqn, operands: Sequence[Tracked], given: Sequence[Any]
+    ) -> tuple[Evaluation, list[Tracked]]:
         """Return the step of an equation, and its results."""
         held = _is_held(eqn, operands)
-        step = Step(eqn, self.around, self.iterations, operands, held)
+        step = Evaluation(eqn, self.around, self.iterations, operands, held)
         self._remember(step, sum(getattr(x, "nbytes", 0) for x in given))
-        return step, [Value(x, step, position=i) for i, x in enumerate(given)]
+        return step, [Tracked(x, step, position=i) for i, x in enumerate(given)]
 
-    def _remember(self, step: Step | Moved, size: int) -> None:
+    def _remember(self, step: Evaluation | Moved, size: int) -> None:
         """Keep the operands of a step, and forget those of old ones."""
         self._remembered.append((step, size))
         self._bytes += size
@@ -227,7 +227,7 @@ class Search(SteppingInterpreter):
             self._bytes -= size
 
     def _made(
-        self, step: Step, operands: Sequence[Value], results: Sequence[Value]
+        self, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
     ) -> Origin | None:
         """Return the origin of what an equation made, if it made something."""
         given, new = FINITE, FINITE
@@ -246,7 +246,7 @@ class Search(SteppingInterpreter):
         return self._found(state, step, operands, results)
 
     def _found(
-        self, state: int, step: Step, operands: Sequence[Value], results: Sequence[Value]
+        self, state: int, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
     ) -> Origin:
         """Return the origin of what an equation made."""
         known = self._by_equation.setdefault((id(step.eqn), state), [])
@@ -266,7 +266,7 @@ class Search(SteppingInterpreter):
         """How many origins a value may have that is still read."""
         return len(self._open)
 
-    def close(self, first: int, values: Sequence[Value]) -> None:
+    def close(self, first: int, values: Sequence[Tracked]) -> None:
         """Note which origins are dropped: those open from the `first` on that no value has.
 
         Of those of one equation that are dropped, the first is kept.
@@ -285,18 +285,18 @@ class Search(SteppingInterpreter):
                     known.remove(origin)
         self._open[first:] = [each for each in self._open[first:] if each in alive]
 
-    def shards(self, held: ShardMap, operands: list[Value]) -> list[Value]:
+    def shards(self, held: ShardMap, operands: list[Tracked]) -> list[Tracked]:
         checked = CheckedShards(held, _data(operands))
         step, outs = self.step(held.eqn, operands, checked.results)
         for made in checked.made():
             around = (*step.around, held.eqn)
             sources = checked.sources(made.eqn)
             given = [
-                _shard(*each, operands, around, step.rounds)
+                _shard(*each, operands, around, step.iterations)
                 for each in zip(made.operands, sources, strict=False)
             ]
-            inner = Step(made.eqn, around, step.rounds, given)
-            results = [Value(x, inner, position=i) for i, x in enumerate(made.results)]
+            inner = Evaluation(made.eqn, around, step.iterations, given)
+            results = [Tracked(x, inner, position=i) for i, x in enumerate(made.results)]
             origin = self._found(made.state, inner, inner.operands, results)
             origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
         followed = Followed(self.last_made_by(checked.equations), operands)
@@ -309,10 +309,10 @@ class Search(SteppingInterpreter):
 
     # --- loops ------------------------------------------------------------------------------------
 
-    def compiled_loop(self, loop: Scan | While, operands: list[Value]) -> list[Value]:
+    def compiled_loop(self, loop: Scan | While, operands: list[Tracked]) -> list[Tracked]:
         given = LoopOperands.of(loop, operands)
         stacked = loop.ys if isinstance(loop, Scan) else ()
-        ys = [Value(jnp.zeros(var.aval.shape, var.aval.dtype)) for var in stacked]
+        ys = [Tracked(jnp.zeros(var.aval.shape, var.aval.dtype)) for var in stacked]
         compiled = _CompiledLoop(self, loop, operands, given)
         number, carry, more = 0, given.carry, self._has_more(loop, given, 0, given.carry)
         while more:
@@ -326,7 +326,7 @@ class Search(SteppingInterpreter):
             outs = self.enter(loop.body, [*given.consts, *carry, *rows])
             carry, rows = outs[: len(carry)], outs[len(carry) :]
             ys = [
-                Value(y.data.at[place].set(row.data), None, union([*y.origins, *row.origins]))
+                Tracked(y.data.at[place].set(row.data), None, union([*y.origins, *row.origins]))
                 for y, row in zip(ys, rows, strict=True)
             ]
             number += 1
@@ -337,7 +337,7 @@ class Search(SteppingInterpreter):
         return [*carry, *map(tainted, outs[len(carry) :], (y.origins for y in ys))]
 
     def _has_more(
-        self, loop: Scan | While, given: LoopOperands, number: int, carry: list[Value]
+        self, loop: Scan | While, given: LoopOperands, number: int, carry: list[Tracked]
     ) -> bool:
         if isinstance(loop, Scan):
             return number < loop.length
@@ -373,16 +373,16 @@ class Search(SteppingInterpreter):
 def _shard(
     data: Any,
     source: JaxprEqn | int | None,
-    operands: Sequence[Value],
+    operands: Sequence[Tracked],
     around: tuple[JaxprEqn, ...],
-    rounds: tuple[int, ...],
-) -> Value:
+    iterations: tuple[int, ...],
+) -> Tracked:
     """Return a value on one device, given what computes it, or which operand it is a shard of."""
     if source is None:
         return Written(data)
     if isinstance(source, int):
-        return Value(data, operands[source].step, name=operands[source].name)
-    return Value(data, Step(source, around, rounds, ()))
+        return Tracked(data, operands[source].step, name=operands[source].name)
+    return Tracked(data, Evaluation(source, around, iterations, ()))
 
 
 class _CompiledLoop:
@@ -397,9 +397,9 @@ class _CompiledLoop:
 
     def __init__(
         self,
-        search: Search,
+        search: OriginSearch,
         loop: Scan | While,
-        operands: Sequence[Value],
+        operands: Sequence[Tracked],
         given: LoopOperands,
     ):
         self._search, self._eqn, self._operands = search, loop.eqn, operands
@@ -410,8 +410,8 @@ class _CompiledLoop:
         self._stops = 0
 
     def run(
-        self, number: int, carry: list[Value], ys: list[Value]
-    ) -> tuple[int, list[Value], list[Value], bool]:
+        self, number: int, carry: list[Tracked], ys: list[Tracked]
+    ) -> tuple[int, list[Tracked], list[Tracked], bool]:
         """Run iterations from one on, until one is to be run by hand.
 
         Returns the number of that iteration, or of all, the carry and the stacked results before
@@ -431,7 +431,7 @@ class _CompiledLoop:
         ran, counts = self._run(known, start, LoopOperands(*map(followed.traced, self._fixed)))
         self._stops += 1
         self._count(made, np.asarray(counts))
-        ys = [Value(y.data, None, followed.origins(y)) for y in ran.ys]
+        ys = [Tracked(y.data, None, followed.origins(y)) for y in ran.ys]
         if int(ran.number) > number:
             _, outs = self._search.step(self._eqn, self._operands, [x.data for x in ran.carry])
             carry = list(map(tainted, outs, map(followed.origins, ran.carry)))
@@ -445,16 +445,16 @@ class _CompiledLoop:
             made[key].times += int(counts[number, column])
 
 
-def _is_held(eqn: JaxprEqn, operands: Sequence[Value]) -> bool:
+def _is_held(eqn: JaxprEqn, operands: Sequence[Tracked]) -> bool:
     """Return True if what an equation gives does not depend on an argument, but for indices."""
     if is_moving(eqn):
         operands = [x for x in operands if has_state(x.data)] or operands
     return not eqn.effects and all(x.held for x in operands)
 
 
-def _holds_nan(value: Value) -> bool:
+def _holds_nan(value: Tracked) -> bool:
     return isinstance(value, Written) and value.has_nan
 
 
-def _data(values: Sequence[Value]) -> list[Any]:
+def _data(values: Sequence[Tracked]) -> list[Any]:
     return [value.data for value in values]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.nans.compiled import Compiled, Traced
+from jaxprtool.execute.nans.compiled import Counting, Masked
 from jaxprtool.execute.nans.states import INF, NAN
 from jaxprtool.execute.stepping.shards import on_shards
 from jaxprtool.ir.dataflow import DataFlow
@@ -50,7 +50,7 @@ class CheckedShards:
         #: The equations inside, at any depth.
         self.equations = list(equations(jaxcompat.open_jaxpr(view.body)))
         self._numbers = {id(eqn): i for i, eqn in enumerate(self.equations)}
-        outs, counts = self._run(None, list(map(Traced, operands)))
+        outs, counts = self._run(None, list(map(Masked, operands)))
         #: The results.
         self.results = [x.data for x in outs]
         self._flags = np.asarray(counts) > 0
@@ -73,7 +73,7 @@ class CheckedShards:
         jaxpr = next(body for body in flow.holders if any(each is eqn for each in body.eqns))
         return [_source(flow, jaxpr, atom) for atom in eqn.invars]
 
-    def followed(self, places: Any, operands: Sequence[Traced]) -> list[Traced]:
+    def followed(self, places: Any, operands: Sequence[Masked]) -> list[Masked]:
         """Return the results with their masks.
 
         Args:
@@ -82,22 +82,22 @@ class CheckedShards:
         """
         return self._run(places, operands)[0]
 
-    def _run(self, places: Any, operands: Sequence[Traced]) -> tuple[list[Traced], Any]:
+    def _run(self, places: Any, operands: Sequence[Masked]) -> tuple[list[Masked], Any]:
         """Return the results, and the counts on each device."""
         axes = self._view.mesh.axis_names
         varying = bool(self._view.eqn.params["check_vma"])
         masks = [x.mask for x in operands]
 
         def checked(*shards: Any) -> Any:
-            run = Compiled(self._numbers, places, axes, varying)
-            outs = run.results(self._view.body, list(map(Traced, shards, masks)))
+            run = Counting(self._numbers, places, axes, varying)
+            outs = run.results(self._view.body, list(map(Masked, shards, masks)))
             noted = [x.mask for x in outs], run.counts()
             return [x.data for x in outs], jax.tree.map(lambda x: x[None], noted)
 
         run = jax.jit(on_shards(self._view, checked))
         outs, (of_devices, counts) = run(*(x.data for x in operands))
         everywhere = (None if mask is None else np.asarray(mask).any(0) for mask in of_devices)
-        return list(map(Traced, outs, everywhere)), counts
+        return list(map(Masked, outs, everywhere)), counts
 
     def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> Made:
         """Return what an equation makes, with its values on the first device that does so."""
@@ -105,7 +105,7 @@ class CheckedShards:
 
         def recorded(*shards: Any) -> Any:
             run = _Recording(eqn)
-            run.run(self._view.body, list(map(Traced, shards)))
+            run.run(self._view.body, list(map(Masked, shards)))
             return [jnp.asarray(x)[None] for x in run.values]
 
         found = jax.jit(on_shards(self._view, recorded, with_results=False))(*self._operands)
@@ -131,7 +131,7 @@ def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
     return None
 
 
-class _Recording(Compiled):
+class _Recording(Counting):
     """Keeps what an equation is given and gives, if it is in no loop and no branch."""
 
     def __init__(self, wanted: JaxprEqn):

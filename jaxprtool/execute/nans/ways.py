@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprtool.execute.nans.reading import Index, Read, read_by
 from jaxprtool.execute.nans.states import NAN, has_state, is_moving
-from jaxprtool.execute.nans.steps import OnWay, Step, Value, Written
+from jaxprtool.execute.nans.tracked import Evaluation, OnWay, Tracked, Written
 from jaxprtool.execute.summary import plain
 from jaxprtool.ir.traits import traits
 
@@ -17,7 +17,7 @@ from jaxprtool.ir.traits import traits
 _LONGEST, _FURTHEST = 12, 100
 
 
-def way_to(step: Step, results: Sequence[Value]) -> list[OnWay]:
+def way_to(step: Evaluation, results: Sequence[Tracked]) -> list[OnWay]:
     """Return the values that led to what a step gave: from its operands back to an argument.
 
     Followed is one element at a time, from the first that is not finite to what it was computed
@@ -45,13 +45,13 @@ def way_to(step: Step, results: Sequence[Value]) -> list[OnWay]:
     return found
 
 
-def _is_moved(value: Value) -> bool:
+def _is_moved(value: Tracked) -> bool:
     if value.moved is not None:
         return bool(value.moved.operands)
     return value.step is not None and is_moving(value.step.eqn)
 
 
-def _element(value: Value, place: Index | None) -> float | complex | None:
+def _element(value: Tracked, place: Index | None) -> float | complex | None:
     if place is None or not has_state(value.data):
         return None
     return plain(value.data)[place].item()  # type: ignore[no-any-return]
@@ -81,25 +81,25 @@ def _most_suspicious(
     return (rank, float(likeliest.max())), place
 
 
-def count_of(value: Value, state: int) -> int:
+def count_of(value: Tracked, state: int) -> int:
     """Return how many elements are NaN, or infinite."""
     array = plain(value.data)
     return int((np.isnan(array) if state == NAN else np.isinf(array)).sum())
 
 
-def first_place(value: Value) -> tuple[int, ...]:
+def first_place(value: Tracked) -> tuple[int, ...]:
     """Return the position of the first element that is not finite; a NaN before infinities."""
     array = plain(value.data)
     wrong = np.isnan(array) if value.state & NAN else np.isinf(array)
     return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
 
 
-def place_after(step: Step, place: Index | None) -> Index | None:
+def place_after(step: Evaluation, place: Index | None) -> Index | None:
     """Return the place in the operands of a step that a place of its results is computed from."""
     return place if traits(step.eqn).elementwise else None
 
 
-def element(value: Value, place: Index | None) -> Any:
+def element(value: Tracked, place: Index | None) -> Any:
     """Return the element of a value that stands at a place of a result; None if it has none."""
     if place is None or np.shape(value.data) not in ((), _shape_holding(value, place)):
         return None
@@ -107,7 +107,7 @@ def element(value: Value, place: Index | None) -> Any:
     return array[place if array.ndim else ()].item()
 
 
-def _shape_holding(value: Value, place: tuple[int, ...]) -> tuple[int, ...] | None:
+def _shape_holding(value: Tracked, place: tuple[int, ...]) -> tuple[int, ...] | None:
     shape = np.shape(value.data)
     fits = len(shape) == len(place) and all(i < n for i, n in zip(place, shape, strict=True))
     return shape if fits else None

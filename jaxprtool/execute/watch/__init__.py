@@ -3,8 +3,8 @@
     watched = jaxprtool.watch(program, (params, batch), by="line")
     watched.rows[0].numbers.high
 
-The program runs compiled, with the values of its equations at every depth and in every round as
-further results (`stepping`). They may round otherwise than those of each equation by itself.
+The program runs compiled, with the values of its equations at every depth and in every iteration as
+further results (`watched_run`). They may round otherwise than those of each equation by itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.run import ready_to_step
 from jaxprtool.execute.watch.numbers import Lost, Numbers
 from jaxprtool.execute.watch.recorder import By, Recorder, WatchedRow
-from jaxprtool.execute.watch.selected import Rounds
-from jaxprtool.execute.watch.stepping import Stepping
+from jaxprtool.execute.watch.selected import IterationChoice
 from jaxprtool.execute.watch.stops import Stopped, runs_of, stopping
+from jaxprtool.execute.watch.watched_run import WatchedRun
 from jaxprtool.ir.documents import document
-from jaxprtool.ir.meshes import concrete_mesh, placed
-from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
@@ -45,7 +43,7 @@ class Watched:
         rows: The groups, in the order of the program.
         values: If they were asked for, the values of each result of an equation, by the name that
             its row has if they are grouped by equation. In a loop there is an axis in front, of all
-            its executions in the order of rounds.
+            its executions in the order of iterations.
         left_out: The loops in a `shard_map` whose insides are not watched.
     """
 
@@ -91,7 +89,7 @@ def watch(
     """
     if by not in get_args(By):
         raise ArgumentsError(f"values are watched by line, scope or equation, not by {by!r}")
-    chosen = Rounds([rounds] if isinstance(rounds, int | slice) else rounds)
+    chosen = IterationChoice([rounds] if isinstance(rounds, int | slice) else rounds)
     selection = None if only is None else Selection(only=[only] if isinstance(only, str) else only)
     with ready_to_step(program, args, device) as (program, arguments):
         recorder = Recorder(program, by, chosen, values, selection is None)
@@ -101,7 +99,7 @@ def watch(
             return asked and recorder.wants(eqn, result)
 
         kept, last = runs_of(program, stops)
-        run = Stepping(wanted, chosen, recorder.take, kept, last, stopping(program, stop))
+        run = WatchedRun(wanted, chosen, recorder.take, kept, last, stopping(program, stop))
         run.run(program.jaxpr, arguments)
         return Watched(program.name, by, recorder.rows(), recorder.values(), tuple(run.left_out))
 

@@ -12,9 +12,9 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.execute.summary import plain
 from jaxprtool.execute.watch.numbers import Numbers, Tally, has_numbers, is_inexact, tallies
-from jaxprtool.execute.watch.selected import Rounds
-from jaxprtool.execute.watch.stepping import Result
+from jaxprtool.execute.watch.selected import IterationChoice
 from jaxprtool.execute.watch.stops import value_names
+from jaxprtool.execute.watch.watched_run import Result
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import bodies, holders, type_of
 from jaxprtool.ir.frames import BEHIND, frames_now
@@ -39,7 +39,7 @@ class WatchedRow:
             if it is not known.
         code: What is written in that line, if its file is there.
         backward: Whether the values are of the backward part of a gradient.
-        iteration: The number of the round of each loop around it, if rounds were chosen.
+        iteration: The number of the iteration of each loop around it, if iterations were chosen.
         primitives: What computes the values.
         types: Their types.
         path: The equations around it, the outermost first: `scan at model.py:7`.
@@ -73,7 +73,7 @@ class _Group:
     behind: dict[str, None] = field(default_factory=dict)
     primitives: dict[str, None] = field(default_factory=dict)
     types: dict[str, None] = field(default_factory=dict)
-    #: By the numbers of rounds, if these are told apart; else by ().
+    #: By the numbers of iterations, if these are told apart; else by ().
     times: Counter[tuple[int, ...]] = field(default_factory=Counter)
     tallies: dict[tuple[int, ...], Tally] = field(default_factory=dict)
 
@@ -88,13 +88,15 @@ class Recorder:
     Args:
         program: The program.
         by: What a row is of.
-        rounds: Which rounds are watched; if they were chosen, each has a row of its own.
+        selected: Which iterations are watched; if they were chosen, each has a row of its own.
         keeps: Whether values are kept.
         computed: Whether rows of lines and scopes leave out what only moves values.
     """
 
-    def __init__(self, program: Program, by: By, rounds: Rounds, keeps: bool, computed: bool):
-        self._by, self._apart = by, rounds.chosen is not None
+    def __init__(
+        self, program: Program, by: By, selected: IterationChoice, keeps: bool, computed: bool
+    ):
+        self._by, self._apart = by, selected.chosen is not None
         self._keeps, self._computed = keeps, computed
         self._frames, self._names = frames_now(program.roots), value_names(program)
         self._scopes = _Scopes(program) if by == "scope" else None
@@ -116,22 +118,22 @@ class Recorder:
             return True
         return is_inexact(aval.dtype) and not (self._computed and traits(eqn).moves)
 
-    def take(self, result: Result, rounds: np.ndarray, data: Any) -> None:
+    def take(self, result: Result, iterations: np.ndarray, data: Any) -> None:
         """Take the values of some executions."""
         key = (id(result.eqn), result.number, *map(id, result.around))
         if key not in self._known:
             self._results[key] = self._name(result)
             self._known[key] = self._group(result, self._results[key])
         if self._keeps:
-            self._keep(self._results[key], result, rounds, data)
+            self._keep(self._results[key], result, iterations, data)
         group = self._known[key]
         if group is None:
             return
-        parts = [tuple(row) for row in rounds.tolist()] if self._apart else [()]
+        parts = [tuple(row) for row in iterations.tolist()] if self._apart else [()]
         for numbers, tally in zip(parts, tallies(data, len(parts)), strict=True):
             group.tallies.setdefault(numbers, Tally()).add(tally)
         for numbers in parts:
-            group.times[numbers] += 1 if self._apart else len(rounds)
+            group.times[numbers] += 1 if self._apart else len(iterations)
 
     def rows(self) -> tuple[WatchedRow, ...]:
         """Return the rows, in the order of the program."""
@@ -148,19 +150,19 @@ class Recorder:
         )
 
     def values(self) -> Mapping[str, np.ndarray]:
-        """Return the values that were kept, those of loops in the order of rounds."""
+        """Return the values that were kept, those of loops in the order of iterations."""
         found = {}
         for name, parts in self._kept.items():
-            rounds, values = map(np.concatenate, zip(*parts, strict=True))
-            alone = not rounds.shape[1] and len(values) == 1
-            order = np.lexsort(rounds.T[::-1]) if rounds.shape[1] else slice(None)
+            iterations, values = map(np.concatenate, zip(*parts, strict=True))
+            alone = not iterations.shape[1] and len(values) == 1
+            order = np.lexsort(iterations.T[::-1]) if iterations.shape[1] else slice(None)
             found[name] = values[0] if alone else values[order]
         return found
 
-    def _keep(self, name: str, result: Result, rounds: np.ndarray, data: Any) -> None:
+    def _keep(self, name: str, result: Result, iterations: np.ndarray, data: Any) -> None:
         shape = result.eqn.outvars[result.number].aval.shape
-        values = plain(data).reshape(len(rounds), *shape).copy()
-        self._kept.setdefault(name, []).append((rounds, values))
+        values = plain(data).reshape(len(iterations), *shape).copy()
+        self._kept.setdefault(name, []).append((iterations, values))
 
     def _name(self, result: Result) -> str:
         """Return what a result of an equation is called, told from others."""

@@ -1,4 +1,4 @@
-"""Which rounds of loops are watched."""
+"""Which iterations of loops are watched."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from jaxprtool.errors import ArgumentsError
 
 
-class Rounds:
-    """A choice of rounds, by numbers and slices as of a list.
+class IterationChoice:
+    """A choice of iterations, by numbers and slices as of a list.
 
     Args:
-        chosen: `0` and `-1` are the first and the last round, `slice(None, None, 10)` each tenth;
-            None stands for all.
+        chosen: `0` and `-1` are the first and the last, `slice(None, None, 10)` each tenth; None
+            stands for all.
     """
 
     def __init__(self, chosen: Sequence[int | slice] | None):
@@ -37,11 +37,11 @@ class Rounds:
         return any(n is not None and n < 0 for n in (*numbers, *steps))
 
     def has(self, number: int, length: int | None) -> bool:
-        """Return True if a round is one of them, of a loop of so many, if that is known."""
+        """Return True if an iteration is one of them, of a loop of so many, if that is known."""
         return bool(self.among(np.array([number]), length)[0])
 
     def among(self, numbers: np.ndarray, length: int | None) -> Any:
-        """Return which of some rounds are of them."""
+        """Return which of some iterations are of them."""
         if self.chosen is None:
             return np.ones(numbers.shape, bool)
         found = np.zeros(numbers.shape, bool)

@@ -9,13 +9,13 @@ from itertools import zip_longest
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.watch.stepping import Stop
+from jaxprtool.execute.watch.watched_run import Ran, Stop
 from jaxprtool.ir.equations import equations, holders
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.user_names import UserNames
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import Call, CustomJVP, view
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat import Atom, Jaxpr, Literal
 from jaxprtool.jaxcompat.identity import identity
 
 
@@ -25,7 +25,7 @@ class Stopped:
 
     Attributes:
         source: The line.
-        iteration: The number of the round of each loop around it.
+        iteration: The number of the iteration of each loop around it.
         values: What its equations were given and gave, by name.
     """
 
@@ -74,7 +74,7 @@ def stopping(program: Program, stop: Callable[[Stopped], None] | None) -> Stop |
         return None
     name_of, frames = value_names(program), frames_now(program.roots)
 
-    def call(rounds: tuple[int, ...], ran: list[tuple[JaxprEqn, list[Any], Sequence[Any]]]) -> None:
+    def call(iterations: tuple[int, ...], ran: Sequence[Ran]) -> None:
         values: dict[str, Any] = {}
         known: set[object] = set()
         numbers: Counter[str] = Counter()
@@ -89,6 +89,6 @@ def stopping(program: Program, stop: Callable[[Stopped], None] | None) -> Stop |
                 number = numbers[name]
                 numbers[name] += 1
                 values[f"{name}_{number}" if number else name] = value
-        stop(Stopped(frames.line_of([ran[-1][0]]), rounds, values))
+        stop(Stopped(frames.line_of([ran[-1][0]]), iterations, values))
 
     return call

@@ -1,7 +1,7 @@
 """A program as it runs, piece by piece, with the values of the equations that are watched.
 
 Pieces are compiled with the values as further results (`collected`). Between them are loops without
-a known number of rounds, calls that leave the program, and equations at which it stops.
+a known number of iterations, calls that leave the program, and equations at which it stops.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxprtool.execute.watch.collected import (
 )
 from jaxprtool.execute.watch.numbers import on_host
 from jaxprtool.execute.watch.pieces import Piece, Pieces
-from jaxprtool.execute.watch.selected import Rounds
+from jaxprtool.execute.watch.selected import IterationChoice
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.interpret import LoopOperands, slice_number
 from jaxprtool.ir.structured import Scan, ShardMap, View, While, view
@@ -51,20 +51,23 @@ class Result:
     around: tuple[JaxprEqn, ...]
 
 
-#: Takes the values of a result of some executions: the numbers of the rounds around each, a row for
-#: each, and the values of all in one array.
+#: Takes the values of a result of some executions: the numbers of the iterations around each, a row
+#: for each, and the values of all in one array.
 Take = Callable[[Result, np.ndarray, Any], None]
 
+#: An equation that has run, its operands and its results.
+Ran = tuple[JaxprEqn, list[Any], Sequence[Any]]
+
 #: Is called behind an equation at which to stop, with the values of what ran there since.
-Stop = Callable[[tuple[int, ...], list[tuple[JaxprEqn, list[Any], Sequence[Any]]]], None]
+Stop = Callable[[tuple[int, ...], list[Ran]], None]
 
 
-class Stepping(SteppingInterpreter):
+class WatchedRun(SteppingInterpreter):
     """A run of a program that hands on the values of equations.
 
     Args:
         wanted: Which results of equations are watched.
-        rounds: Which rounds of loops.
+        iterations: Which iterations of loops.
         take: Takes the values.
         stops: The equations, by `id`, whose operands and results are kept for `stop`.
         last: Those of them behind which it is called.
@@ -74,7 +77,7 @@ class Stepping(SteppingInterpreter):
     def __init__(
         self,
         wanted: Wanted,
-        rounds: Rounds,
+        iterations: IterationChoice,
         take: Take,
         stops: Collection[int] = (),
         last: Collection[int] = (),
@@ -83,9 +86,9 @@ class Stepping(SteppingInterpreter):
         super().__init__()
         #: What is not watched inside, though it has equations.
         self.left_out: list[str] = []
-        self._wanted, self._selected, self._take = wanted, rounds, take
+        self._wanted, self._selected, self._take = wanted, iterations, take
         self._stops, self._last, self._stop = stops, last, stop
-        self._kept: list[tuple[JaxprEqn, list[Any], Sequence[Any]]] = []
+        self._kept: list[Ran] = []
         self._pieces = Pieces(wanted, lambda eqn: id(eqn) in stops)
         self._on = True
         self._compiled: dict[tuple[str, int], Any] = {}
@@ -145,7 +148,7 @@ class Stepping(SteppingInterpreter):
         return not any(map(self._pieces.steps, bodies_of(loop)))
 
     def _counted(self, loop: While, operands: list[Any]) -> int:
-        """Return how many rounds a loop has, which runs once for that."""
+        """Return how many iterations a loop has, which runs once for that."""
         if loop.eqn.effects:
             raise UnsupportedError(
                 f"rounds cannot be counted from the last one of {named(loop.eqn)}, which has "
@@ -196,7 +199,7 @@ class Stepping(SteppingInterpreter):
         Args:
             sites: The sites.
             values: What was collected.
-            first: The number of the round of each index of the first axis; None if there is no
+            first: The number of the iteration of each index of the first axis; None if there is no
                 such axis.
         """
         values = list(map(on_host, values))
@@ -207,21 +210,21 @@ class Stepping(SteppingInterpreter):
             key = (*map(id, site.around), site.taken, site.offset)
             if key not in known:
                 known[key] = self._executions(site, values, first)
-            chosen, rounds = known[key]
-            if not len(rounds):
+            chosen, iterations = known[key]
+            if not len(iterations):
                 continue
             data = values[site.place]
             data = data.reshape(chosen.size, *data.shape[chosen.ndim :])
-            if len(rounds) < chosen.size:
+            if len(iterations) < chosen.size:
                 data = data[np.flatnonzero(chosen)]
-            self._take(Result(site.eqn, site.result, (*around, *site.around)), rounds, data)
+            self._take(Result(site.eqn, site.result, (*around, *site.around)), iterations, data)
 
     def _executions(
         self, site: Site, values: Sequence[Any], first: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return which executions of a site are watched, along the axes of its values.
 
-        And of each of these the numbers of the rounds around it.
+        And of each of these the numbers of the iterations around it.
         """
         outer = list(self.iterations)
         scans = (held for eqn in site.around if isinstance(held := view(eqn), Scan))
@@ -237,11 +240,11 @@ class Stepping(SteppingInterpreter):
         for place, branch in site.taken:
             chosen &= _along(np.asarray(values[place]) == branch, 0, chosen.ndim)
         indices = np.argwhere(chosen)
-        rounds = np.empty((len(indices), len(outer) + len(numbers)), int)
-        rounds[:, : len(outer)] = outer
+        iterations = np.empty((len(indices), len(outer) + len(numbers)), int)
+        iterations[:, : len(outer)] = outer
         for axis, row in enumerate(numbers):
-            rounds[:, len(outer) + axis] = row[indices[:, axis]]
-        return chosen, rounds
+            iterations[:, len(outer) + axis] = row[indices[:, axis]]
+        return chosen, iterations
 
     # --- loops ------------------------------------------------------------------------------------
 

@@ -12,21 +12,21 @@ from jaxprtool.jaxcompat import JaxprEqn
 
 
 @dataclass(eq=False)
-class Step:
+class Evaluation:
     """One execution of an equation.
 
     Attributes:
         eqn: The equation.
         around: The equations whose bodies it is in, the outermost first.
-        rounds: The number of the round of each loop around it.
+        iterations: The number of the iteration of each loop around it.
         operands: What it was given; nothing, once that is forgotten.
         held: Whether it was given nothing that depends on an argument.
     """
 
     eqn: JaxprEqn
     around: tuple[JaxprEqn, ...]
-    rounds: tuple[int, ...]
-    operands: Sequence[Value]
+    iterations: tuple[int, ...]
+    operands: Sequence[Tracked]
     held: bool = False
 
     @property
@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(eq=False)
 class Moved:
-    """What a loop does between its operands or results and those of its rounds.
+    """What a loop does between its operands or results and those of its iterations.
 
     Attributes:
         operands: The value of which a row was taken, or the rows that were stacked; nothing, once
@@ -45,7 +45,7 @@ class Moved:
         row: The number of the row; None of a stack.
     """
 
-    operands: Sequence[Value]
+    operands: Sequence[Tracked]
     row: int | None = None
 
 
@@ -70,15 +70,15 @@ class Origin:
     """
 
     state: int
-    step: Step | None
+    step: Evaluation | None
     name: str
-    results: Sequence[Value]
-    operands: Sequence[Value] = ()
+    results: Sequence[Tracked]
+    operands: Sequence[Tracked] = ()
     way: Sequence[OnWay] = ()
     number: int = 0
     times: int = 1
     reached: list[int] = field(default_factory=list)
-    dropped: Step | None = None
+    dropped: Evaluation | None = None
     devices: tuple[str, ...] = ()
     led_to: dict[tuple[int, int], Origin] = field(default_factory=dict)
     closed: bool = False
@@ -94,7 +94,7 @@ class Origin:
 
 
 @dataclass(eq=False)
-class Value:
+class Tracked:
     """A value.
 
     Attributes:
@@ -107,7 +107,7 @@ class Value:
     """
 
     data: Any
-    step: Step | None = None
+    step: Evaluation | None = None
     origins: tuple[Origin, ...] = ()
     name: str = ""
     position: int = 0
@@ -124,7 +124,7 @@ class Value:
         return not self.name if self.step is None else self.step.held
 
 
-class Written(Value):
+class Written(Tracked):
     """A literal or a constant: a NaN in it does not excuse the equation that reads it."""
 
     @cached_property
@@ -145,7 +145,7 @@ class OnWay(NamedTuple):
         place: Where in it the element is that led there; None if that is not known.
     """
 
-    value: Value
+    value: Tracked
     place: tuple[int, ...] | None
 
 
@@ -161,7 +161,7 @@ def standing_for(origins: Sequence[Origin]) -> Origin:
     return found
 
 
-def origins_of(values: Iterable[Value]) -> tuple[Origin, ...]:
+def origins_of(values: Iterable[Tracked]) -> tuple[Origin, ...]:
     """Return the origins of some values, each once."""
     return union(origin for value in values for origin in value.origins)
 
@@ -171,7 +171,7 @@ def union(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     return tuple(dict.fromkeys(origins))
 
 
-def tainted(value: Value, origins: Sequence[Origin]) -> Value:
+def tainted(value: Tracked, origins: Sequence[Origin]) -> Tracked:
     """Return a value with these origins, if it is not finite."""
     if origins and value.state != FINITE:
         value.origins = tuple(origins)

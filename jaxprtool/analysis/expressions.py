@@ -31,7 +31,7 @@ def nameable_values(jaxpr: Jaxpr, frames: Frames) -> dict[UserFrame, list[Var]]:
     a custom derivative computes, which its rule stands for. What `checkpoint_name` has named, and
     what it alone reads, is left out too.
     """
-    return _Search(jaxpr, frames).found
+    return _ExpressionSearch(jaxpr, frames).found
 
 
 class Named(NamedTuple):
@@ -79,7 +79,7 @@ def _function(frame: UserFrame) -> str | None:
     return next((name for name in reversed(names) if not name.startswith("__")), None)
 
 
-class _Search:
+class _ExpressionSearch:
     def __init__(self, jaxpr: Jaxpr, frames: Frames) -> None:
         self._frames = frames
         self._flow = DataFlow(jaxpr)

@@ -27,7 +27,7 @@ _MOST = 500_000
 
 @document(without=("frame",))
 @dataclass(frozen=True)
-class Step:
+class PathStep:
     """An equation that a value passes through.
 
     Attributes:
@@ -60,7 +60,7 @@ class Path:
     program: str
     start: str
     end: str
-    steps: tuple[Step, ...] | None
+    steps: tuple[PathStep, ...] | None
 
 
 def flow_path(program: Program | AnyJaxpr, start: str, end: str) -> Path:
@@ -77,7 +77,7 @@ def flow_path(program: Program | AnyJaxpr, start: str, end: str) -> Path:
     """
     about = border(program)
     first, last = point(program, start), point(program, end)
-    search = _Search(about, first.start, last.start)
+    search = _PathSearch(about, first.start, last.start)
     return Path(about.name, first.name, last.name, search.steps())
 
 
@@ -88,7 +88,7 @@ _Calls: TypeAlias = "tuple[Holder, _Calls] | None"
 _State: TypeAlias = tuple[_Calls, Jaxpr, Var]
 
 
-class _Search:
+class _PathSearch:
     """A breadth-first search among the equations that `start` reaches and `end` depends on."""
 
     def __init__(self, about: Border, start: Start, end: Start):
@@ -103,12 +103,12 @@ class _Search:
         #: The predecessor of each state, and the equation between, if there is one.
         self._before: dict[_State, tuple[_State, JaxprEqn | None] | None] = {}
 
-    def steps(self) -> tuple[Step, ...] | None:
+    def steps(self) -> tuple[PathStep, ...] | None:
         """Return the equations on the path, in order; None if there is no path."""
         state = self._found()
         if state is None:
             return None
-        steps: list[Step] = []
+        steps: list[PathStep] = []
         while (link := self._before[state]) is not None:
             before, eqn = link
             if eqn is not None:
@@ -188,13 +188,13 @@ class _Search:
         held = [each for _, each in bodies(jaxpr.eqns[index])]
         return self._holders[jaxpr, index, held.index(body)]
 
-    def _step(self, before: _State, eqn: JaxprEqn, after: _State) -> Step:
+    def _step(self, before: _State, eqn: JaxprEqn, after: _State) -> PathStep:
         place, depth, calls = self._frames.place(eqn), 0, before[0]
         while calls is not None:
             depth, calls = depth + 1, calls[1]
         frame = None if place is None else place.frame
         source = "" if frame is None else self._frames.text(frame)
-        return Step(eqn.primitive.name, type_of(after[2].aval), depth, source, frame)
+        return PathStep(eqn.primitive.name, type_of(after[2].aval), depth, source, frame)
 
 
 def _values(point: Start) -> Iterator[Value]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.by_equation import Operations
 from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.makers import Maker
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
@@ -169,7 +170,7 @@ class _Slices:
         self._makers: dict[int, _Slice] = {}
         self._values = {v: 1 << i for i, v in enumerate(jaxpr.invars) if v not in kept}
         # Drop a slice after its last reader: together they would take quadratic memory.
-        last = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.invars if type(v) is not Literal}
+        last = {v: uses[-1][0] for v, uses in DefUse(jaxpr.eqns).uses.items()}
         held = (v for e in jaxpr.eqns if id(e) in holders for v in e.invars)
         always = {v for v in held if type(v) is not Literal}
         for i, eqn in enumerate(jaxpr.eqns):

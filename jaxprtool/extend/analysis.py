@@ -1,7 +1,7 @@
 """What is known of a program: how its values flow, and what a pass has changed.
 
-`DataFlow` leads from a variable to its definition and its uses, through bodies; a `Holder` is an
-equation that holds a body. `backward_slice` and `forward_slice` find the equations that values
+`DefUse` has the definitions and uses of the variables of one body. `DataFlow` leads from a variable
+to its definition and its uses, through bodies; a `Holder` is an equation that holds a body. `backward_slice` and `forward_slice` find the equations that values
 depend on, or that depend on them. `changes` compares a program with what a pass made of it;
 `left_to_partitioner` names what of it XLA partitions over devices.
 """
@@ -9,11 +9,13 @@ depend on, or that depend on them. `changes` compares a program with what a pass
 from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.changes import Changes, changes
 from jaxprtool.ir.dataflow import DataFlow, Holder
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
 
 __all__ = [
     "Changes",
     "DataFlow",
+    "DefUse",
     "Holder",
     "Start",
     "backward_slice",

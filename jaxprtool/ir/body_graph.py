@@ -1,4 +1,4 @@
-"""The graph of one of two bodies that are matched: makers and readers of values, and keys."""
+"""One of two bodies that are matched: definitions and uses of its values, and keys."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness, Origins
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
@@ -17,7 +18,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var
 _MOST_FOLLOWED = 256
 
 
-class Side:
+class Side(DefUse):
     """One of two bodies that are matched.
 
     Args:
@@ -41,7 +42,7 @@ class Side:
         self._keys = keys
         self.held = held
         self.jaxpr = jaxcompat.open_jaxpr(held)
-        self.eqns = self.jaxpr.eqns
+        super().__init__(self.jaxpr.eqns)
         if literals:
             self.eqns = [_with_literals(eqn, literals) for eqn in self.eqns]
             keys.keep(self.eqns)
@@ -52,23 +53,6 @@ class Side:
         self._results = results
         self._own: dict[Likeness, list[int]] = {}
         self._origins: dict[Likeness, Origins] = {}
-
-    @cached_property
-    def makers(self) -> dict[int, tuple[int, int]]:
-        """By the `id` of a variable, the position of the equation that binds it, and the result."""
-        return {
-            id(var): (i, k) for i, eqn in enumerate(self.eqns) for k, var in enumerate(eqn.outvars)
-        }
-
-    @cached_property
-    def readers(self) -> dict[int, list[tuple[int, int]]]:
-        """By the `id` of a variable, the positions of the equations and operands that read it."""
-        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for i, eqn in enumerate(self.eqns):
-            for place, atom in enumerate(eqn.invars):
-                if type(atom) is not Literal:
-                    found[id(atom)].append((i, place))
-        return found
 
     @cached_property
     def calls(self) -> list[tuple[int, AnyJaxpr]]:
@@ -87,7 +71,7 @@ class Side:
             self._origins[likeness] = Origins(self._keys, self.held, self._arguments, likeness)
         return self._origins[likeness]
 
-    def uses(self, likeness: Likeness) -> list[int]:
+    def use_numbers(self, likeness: Likeness) -> list[int]:
         """Return a number for each equation by what is computed from its results.
 
         This is value numbering backwards, from the results of the body that have a counterpart.
@@ -118,8 +102,8 @@ class Side:
             each = todo.pop()
             if id(each) in known:
                 found.append(each)
-            elif id(each) in self.makers:
-                for atom in self.eqns[self.makers[id(each)][0]].invars:
+            elif (eqn := self.equation(each)) is not None:
+                for atom in eqn.invars:
                     if type(atom) is not Literal and id(atom) not in seen:
                         seen.add(id(atom))
                         todo.append(atom)

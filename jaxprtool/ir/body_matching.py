@@ -58,7 +58,7 @@ def match_bodies(
         found.correspond(a.invars[i], b.invars[j])
     _pair_constants(keys, found, by_type=True)
     found.results = [(a.outvars[i], b.outvars[j]) for i, j in results]
-    _Search(keys, found).run()
+    _BodyMatching(keys, found).run()
     return found
 
 
@@ -73,7 +73,7 @@ def _pair_constants(keys: EquationKeys, found: BodyPairs, by_type: bool) -> None
             found.correspond(a[i], b[j])
 
 
-class _Search:
+class _BodyMatching:
     """The search for the pairs of two bodies.
 
     Args:
@@ -96,7 +96,7 @@ class _Search:
         for likeness in Likeness:
             if not self._is_done(likeness):
                 origins = [side.origins(likeness).equations for side in self._found.sides]
-                uses = [side.uses(likeness) for side in self._found.sides]
+                uses = [side.use_numbers(likeness) for side in self._found.sides]
                 self._pair_in_order(
                     *(list(zip(*each, strict=True)) for each in zip(origins, uses, strict=True))
                 )
@@ -173,7 +173,7 @@ class _Search:
         for atom, var in zip(opened.outvars, eqn.outvars, strict=True):
             if (read := self._read_for(which, var)) is not None:
                 inside.results.append((atom, read) if which == 0 else (read, atom))
-        if not _Search(self._keys, inside, self._budget)._match_call(which):
+        if not _BodyMatching(self._keys, inside, self._budget)._match_call(which):
             inside.rollback(1 - which)
             return False
         self._found.taken[which].add(position)
@@ -230,7 +230,7 @@ class _Search:
         """Return the atom that the counterpart of a variable's reader reads in its place."""
         pairs = (self._found.pairs, self._found.paired)[which]
         own, other = self._found.sides[which], self._found.sides[1 - which]
-        for i, place in own.readers.get(id(var), ()):
+        for i, place in own.uses.get(var, ()):
             if i in pairs and place < len(read := other.eqns[pairs[i]].invars):
                 return read[place]
         for pair in self._found.results:
@@ -351,7 +351,7 @@ class _Spread:
             pair = matching.values[at]
             at += 1
             for k, taken_here in enumerate(matching.taken):
-                readers = matching.sides[k].readers.get(id(pair[k]), ())
+                readers = matching.sides[k].uses.get(pair[k], ())
                 free = [(i, place) for i, place in readers[:MOST_ALIKE] if i not in taken_here]
                 for i, place in free:
                     self._over(1 - k, pair[1 - k], i, place)
@@ -361,16 +361,18 @@ class _Spread:
         """Pair equation `i` with one two steps below `var`, which reads at the same place."""
         matching = self._matching
         side, taken = matching.sides[which], matching.taken[which]
-        for inserted, _ in side.readers.get(id(var), ())[:MOST_ALIKE]:
+        for inserted, _ in side.uses.get(var, ())[:MOST_ALIKE]:
             for result in side.eqns[inserted].outvars if inserted not in taken else ():
-                for j, at in side.readers.get(id(result), ())[:MOST_ALIKE]:
+                for j, at in side.uses.get(result, ())[:MOST_ALIKE]:
                     if at == place:
                         self._try(*((i, j) if which == 1 else (j, i)))
 
     def _upwards(self, x: Atom, y: Atom) -> None:
         """Pair the equations that bind two corresponding operands."""
+        if type(x) is Literal or type(y) is Literal:
+            return
         a, b = self._matching.sides
-        made, other = a.makers.get(id(x)), b.makers.get(id(y))
+        made, other = a.definitions.get(x), b.definitions.get(y)
         if not (made and other):
             return
         counts = [len(self._eqns[k][i].outvars) for k, (i, _) in enumerate((made, other))]
@@ -382,7 +384,7 @@ class _Spread:
         groups: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
         for k, (side, var) in enumerate(zip(self._matching.sides, (v, w), strict=True)):
             taken = self._matching.taken[k]
-            for i, place in side.readers.get(id(var), ()):
+            for i, place in side.uses.get(var, ()):
                 if i not in taken:
                     groups[k][self._own[k][i], self._role(side.eqns[i], place)].append(i)
         for key, olds in groups[0].items():
@@ -442,7 +444,7 @@ def _around(
         radius: The number of steps.
     """
     side = matching.sides[which]
-    makers, readers = side.makers, side.readers
+    definitions, uses = side.definitions, side.uses
     labels = {id(pair[which]): number for number, pair in enumerate(matching.values)}
     known = dict.fromkeys(matching.taken[which], 0)
     known.update((pair[which], -1 - number) for number, pair in enumerate(matching.order))
@@ -456,11 +458,11 @@ def _around(
             for atom in side.eqns[i].invars:
                 if type(atom) is Literal:
                     continue
-                maker = up.get(makers[id(atom)][0]) if id(atom) in makers else None
+                maker = up.get(definitions[atom][0]) if atom in definitions else None
                 operands.append(labels.get(id(atom)) if maker is None else -1 - maker)
             higher[i] = hash((up[i], *operands))
             reads = [
-                tuple(sorted((known.get(r, down.get(r)), at) for r, at in readers.get(id(var), ())))
+                tuple(sorted((known.get(r, down.get(r)), at) for r, at in uses.get(var, ())))
                 for var in side.eqns[i].outvars
             ]
             lower[i] = hash((down[i], *reads))

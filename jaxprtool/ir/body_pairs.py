@@ -226,7 +226,7 @@ class BodyPairs:
 
         The equations are given by their positions in the second body, for both bodies.
         """
-        for i, place in islice(self.sides[which].readers.get(id(var), ()), MOST_ALIKE):
+        for i, place in islice(self.sides[which].uses.get(var, ()), MOST_ALIKE):
             if which == 1 and i in self.paired:
                 yield i, place
             elif which == 0 and i in self.pairs:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import bodies, is_flat
 from jaxprtool.ir.regions import Region, Regions, regions
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
@@ -42,25 +43,16 @@ class Holder:
         return self.jaxpr.eqns[self.index]
 
 
-class _Body:
-    """The arguments and results of a jaxpr, and what binds and reads its variables, by position."""
+class _Body(DefUse):
+    """The arguments and results of a jaxpr, and the definitions and uses of its variables."""
 
     def __init__(self, jaxpr: Jaxpr):
+        super().__init__(jaxpr.eqns)
         self.arguments = {var: i for i, var in enumerate(jaxpr.invars)}
         self.results: dict[Var, list[int]] = defaultdict(list)
         for i, atom in enumerate(jaxpr.outvars):
             if type(atom) is not Literal:
                 self.results[atom].append(i)
-        self.binders: dict[Var, int] = {}
-        self.readers: dict[Var, list[int]] = {}
-        for i, eqn in enumerate(jaxpr.eqns):
-            for atom in eqn.invars:
-                if type(atom) is not Literal:
-                    found = self.readers.setdefault(atom, [])
-                    if not found or found[-1] != i:
-                        found.append(i)
-            for var in eqn.outvars:
-                self.binders[var] = i
 
 
 class DataFlow:
@@ -76,11 +68,11 @@ class DataFlow:
 
     def binder(self, jaxpr: Jaxpr, var: Var) -> int | None:
         """Return the position of the equation that binds a variable; None if it is an argument."""
-        return self._body(jaxpr).binders.get(var)
+        return self._body(jaxpr).position(var)
 
     def readers(self, jaxpr: Jaxpr, var: Var) -> Sequence[int]:
         """Return the positions of the equations of a jaxpr that read a variable."""
-        return self._body(jaxpr).readers.get(var, ())
+        return self._body(jaxpr).readers(var)
 
     def argument(self, jaxpr: Jaxpr, var: Var) -> int | None:
         """Return which argument of a jaxpr a variable is; None if it is none."""

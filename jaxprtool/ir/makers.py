@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
@@ -26,11 +26,6 @@ class Maker(NamedTuple):
     operand: Atom | None
 
 
-def makers(jaxpr: AnyJaxpr) -> dict[Var, JaxprEqn]:
-    """Return the equation of a jaxpr that binds each variable."""
-    return {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-
-
 class Makers:
     """What computes the values of a jaxpr; each body is looked at once.
 
@@ -39,13 +34,13 @@ class Makers:
     """
 
     def __init__(self, jaxpr: AnyJaxpr) -> None:
-        self._top = makers(jaxpr)
-        self._bodies: dict[Jaxpr, dict[Var, JaxprEqn]] = {}
+        self._top = DefUse(jaxpr.eqns)
+        self._bodies: dict[Jaxpr, DefUse] = {}
         self._held: dict[int, tuple[Regions, list[list[tuple[int, Atom]]]] | None] = {}
 
     def __contains__(self, value: object) -> bool:
         """Return True if an equation of the jaxpr binds a value."""
-        return value in self._top
+        return value in self._top.definitions
 
     def of(self, value: Var) -> Maker:
         """Return what computes a variable that an equation of the jaxpr binds.
@@ -55,13 +50,14 @@ class Makers:
         offloads.
         """
         around: tuple[JaxprEqn, ...] = ()
-        binders = self._top
-        eqn = binders[value]
+        defined = self._top
+        eqn = defined.equation(value)
+        assert eqn is not None
         index = eqn.outvars.index(value)
         while True:
             if _is_added(eqn):
                 operand = eqn.invars[index]
-                maker = binders.get(operand) if isinstance(operand, Var) else None
+                maker = defined.equation(operand)
                 if maker is not None:
                     eqn, index = maker, maker.outvars.index(operand)
                     continue
@@ -74,9 +70,9 @@ class Makers:
             for number, atom in sources[index]:
                 body, region = held.bodies[number], held.regions[number]
                 within = self._within(body)
-                inner = None if isinstance(atom, Literal) else within.get(atom)
+                inner = within.equation(atom)
                 if inner is not None and not (held.deciding and _is_filler(inner, within)):
-                    around, binders = (*around, eqn), within
+                    around, defined = (*around, eqn), within
                     eqn, index = inner, inner.outvars.index(atom)
                     break
                 if not around and len(held.bodies) == 1 and atom in body.invars:
@@ -86,10 +82,10 @@ class Makers:
             else:
                 return Maker(eqn, around, None)
 
-    def _within(self, body: AnyJaxpr) -> dict[Var, JaxprEqn]:
+    def _within(self, body: AnyJaxpr) -> DefUse:
         jaxpr = jaxcompat.open_jaxpr(body)
         if jaxpr not in self._bodies:
-            self._bodies[jaxpr] = makers(jaxpr)
+            self._bodies[jaxpr] = DefUse(jaxpr.eqns)
         return self._bodies[jaxpr]
 
     def _called(self, eqn: JaxprEqn) -> tuple[Regions, list[list[tuple[int, Atom]]]] | None:
@@ -112,9 +108,11 @@ def _is_added(eqn: JaxprEqn) -> bool:
     return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
 
 
-def _is_filler(eqn: JaxprEqn, binders: Mapping[Var, JaxprEqn]) -> bool:
+def _is_filler(eqn: JaxprEqn, defined: DefUse) -> bool:
     """Whether an equation only fills an array, as a branch does that has no such residual."""
     if eqn.primitive.name == "broadcast_in_dim":
-        atom = eqn.invars[0]
-        return isinstance(atom, Literal) or (atom in binders and _is_filler(binders[atom], binders))
+        before = defined.equation(eqn.invars[0])
+        return isinstance(eqn.invars[0], Literal) or (
+            before is not None and _is_filler(before, defined)
+        )
     return eqn.primitive.name == "empty2"

@@ -333,6 +333,12 @@ def regions(eqn: JaxprEqn) -> Regions | None:
     return None if structured is None or structured.edges is None else Regions.of(structured)
 
 
+def open_regions(eqn: JaxprEqn) -> Regions | None:
+    """Return the regions of an equation, or None if a user's rule gets the operands too."""
+    inside = regions(eqn)
+    return None if inside is None or inside.edges.has_rule else inside
+
+
 def _selected(
     places: Mapping[str, range],
     values: Any,

@@ -20,6 +20,7 @@ from jax.tree_util import GetAttrKey, PyTreeDef, keystr
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.held import Held, is_no_array, release
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.structured import Call, view
@@ -277,14 +278,14 @@ class _Origins:
     def __init__(self, jaxpr: AnyJaxpr):
         body = jaxcompat.open_jaxpr(jaxpr)
         self._arguments = set(body.invars)
-        self._makers = {var: (eqn, i) for eqn in body.eqns for i, var in enumerate(eqn.outvars)}
+        self._defined = DefUse(body.eqns)
 
     def __call__(self, atom: Atom) -> Var | None:
         while not isinstance(atom, Literal) and atom not in self._arguments:
-            call, at = self._makers.get(atom, (None, 0))
+            call = self._defined.equation(atom)
             if call is None or not isinstance(seen := view(call), Call):
                 return None
-            inner = _Origins(seen.body)(seen.body.outvars[at])
+            inner = _Origins(seen.body)(seen.body.outvars[call.outvars.index(atom)])
             if inner is None:
                 return None
             position = list(seen.body.invars).index(inner)

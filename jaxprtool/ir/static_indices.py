@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend.core import primitives
 from jax.lax import GatherScatterMode
 
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 #: The most elements of an array of indices to evaluate.
@@ -117,7 +118,7 @@ class _Known:
     """
 
     def __init__(self, eqns: Sequence[JaxprEqn]) -> None:
-        self._producers = {var: eqn for eqn in eqns for var in eqn.outvars}
+        self._defined = DefUse(eqns)
         self._values: dict[Var, np.ndarray | None] = {}
         self.read: set[Var] = set()
 
@@ -131,12 +132,13 @@ class _Known:
             var = todo.pop()
             if var not in self.read:
                 self.read.add(var)
-                todo += _variables(self._producers[var].invars)
+                eqn = self._defined.equation(var)
+                todo += [] if eqn is None else _variables(eqn.invars)
         return found  # type: ignore[return-value]
 
     def made_by(self, atom: Atom, primitive: str) -> bool:
         """Return True if an atom is the result of an equation of this primitive."""
-        eqn = None if type(atom) is Literal else self._producers.get(atom)
+        eqn = self._defined.equation(atom)
         return eqn is not None and eqn.primitive.name == primitive
 
     def _value(self, atom: Atom) -> np.ndarray | None:
@@ -147,7 +149,7 @@ class _Known:
             if type(var) is Literal or var in self._values:
                 todo.pop()
                 continue
-            eqn = self._producers.get(var)
+            eqn = self._defined.equation(var)
             compute = None if eqn is None else _COMPUTED.get(eqn.primitive.name)
             if eqn is None or compute is None or not _is_small(getattr(var.aval, "shape", None)):
                 self._values[var] = None

@@ -27,7 +27,6 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.dtypes import physical
-from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
@@ -110,32 +109,6 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
         if value is not None:
             key += name, value if type(value) in _PLAIN else _key(value, held)
     return tuple(key), held
-
-
-#: Parameters that are the rules of custom derivatives.
-_RULES = frozenset({"jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd"})
-
-
-def own_parameters_key(eqn: JaxprEqn) -> Hashable:
-    """A key for an equation's parameters; jaxprs and rules of derivatives are left out.
-
-    What has no key counts by identity, and a live function by those of the user in it.
-    """
-    key: list[Hashable] = []
-    for name in sorted(eqn.params):
-        value = eqn.params[name]
-        if name in _RULES or holds_jaxpr((value,)):
-            continue
-        if type(value) in _PLAIN:
-            key += name, value
-        elif callable(value):
-            key += name, jaxcompat.live_key(value)
-        else:
-            try:
-                key += name, value_key(value)
-            except Keyless:
-                key += name, ("object", id(value))
-    return tuple(key)
 
 
 def _custom(eqn: JaxprEqn) -> Any:

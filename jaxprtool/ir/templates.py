@@ -28,11 +28,11 @@ from jaxprtool.jaxcompat import (
 )
 
 #: A value in a template: a literal, or the index of one.
-Value: TypeAlias = Literal | int
+TemplateAtom: TypeAlias = Literal | int
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Step:
+class TemplateEquation:
     """An equation of a template.
 
     Attributes:
@@ -46,7 +46,7 @@ class Step:
     params: Params
     effects: set[Effect]
     ctx: Any
-    inputs: tuple[Value, ...]
+    inputs: tuple[TemplateAtom, ...]
     avals: tuple[Aval, ...]
     single: bool
 
@@ -66,11 +66,11 @@ class Template:
     """
 
     consts: tuple[Any, ...]
-    steps: tuple[Step, ...]
-    outs: tuple[Value, ...]
+    steps: tuple[TemplateEquation, ...]
+    outs: tuple[TemplateAtom, ...]
     kinds: tuple[Any, ...]
     binders: tuple[Var, ...]
-    alone: Step | None
+    alone: TemplateEquation | None
     used: frozenset[int]
 
 
@@ -79,11 +79,11 @@ def template_of_jaxpr(jaxpr: ClosedJaxpr, kinds: Sequence[Any]) -> Template:
     values = [*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     numbers: dict[Var, int] = {v: i for i, v in enumerate(values)}
 
-    def numbered(atoms: Sequence[Atom]) -> tuple[Value, ...]:
+    def numbered(atoms: Sequence[Atom]) -> tuple[TemplateAtom, ...]:
         return tuple(atom if type(atom) is Literal else numbers[atom] for atom in atoms)
 
     steps = tuple(
-        Step(
+        TemplateEquation(
             eqn.primitive,
             {name: _without_numpy(value) for name, value in eqn.params.items()},
             eqn.effects,

@@ -25,13 +25,14 @@ from operator import is_not
 from typing import ClassVar
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import Contains, donations, is_flat
 from jaxprtool.ir.liveness import Lifetimes, Liveness
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import Memo, with_bodies
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.weak_types import is_weak
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
 from jaxprtool.primitives import sow_p
 
@@ -191,16 +192,9 @@ def keep_order(eqns: Sequence[JaxprEqn], sows: Contains) -> list[bool]:
 
 def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
     """Calls that donate an operand and its other readers: pairs that must keep their order."""
-    donated = donations(eqns)
-    readers: dict[Atom, list[int]] = {v: [] for v, _ in donated}
-    if not donated:
-        return
-    for i, eqn in enumerate(eqns):
-        for v in eqn.invars:
-            if type(v) is not Literal and v in readers:
-                readers[v].append(i)
-    for v, i in donated:
-        yield from ((min(i, j), max(i, j)) for j in readers[v] if j != i)
+    variables = DefUse(eqns)
+    for v, i in donations(eqns):
+        yield from ((min(i, j), max(i, j)) for j in variables.readers(v) if j != i)
 
 
 def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tuple[int, int]]:
@@ -209,14 +203,12 @@ def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tupl
     Each pair must keep its order. JAX adds cotangents from the last reader on, and a sum is as
     weakly typed as its first term; a user's rule may give a strongly typed one.
     """
-    readers: dict[Atom, list[int]] = {}
-    for i, eqn in enumerate(eqns):
-        for v in eqn.invars:
-            if is_weak(v.aval) and type(v) is not Literal:
-                readers.setdefault(v, []).append(i)
-    for *others, last in readers.values():
-        if others and any(has_rule.at(eqns[i]) for i in (*others, last)):
-            yield from ((i, last) for i in others if i != last)
+    variables = DefUse(eqns)
+    for v in variables.uses:
+        if is_weak(v.aval):
+            *others, last = variables.readers(v)
+            if others and any(has_rule.at(eqns[i]) for i in (*others, last)):
+                yield from ((i, last) for i in others)
 
 
 def _bound(life: Lifetimes) -> int:

@@ -27,6 +27,7 @@ from jaxprtool.extend import (
     traits,
     type_of,
 )
+from jaxprtool.extend.analysis import DefUse
 from jaxprtool.extend.trees import paths
 
 #: The symbols that `_` stands for in types, and one as a whole size in a type.
@@ -121,9 +122,8 @@ def _origin(program: Program, atom: Atom) -> str:
 
 def _maker(jaxpr: Jaxpr, atom: Atom) -> tuple[JaxprEqn | None, Atom]:
     """Return the equation that made a value of an atom's type; else the atom that it began as."""
-    made = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-    while isinstance(atom, Var) and atom in made:
-        eqn = made[atom]
+    defined = DefUse(jaxpr.eqns)
+    while isinstance(atom, Var) and (eqn := defined.equation(atom)) is not None:
         inner = _inside(eqn, atom)
         if isinstance(inner, JaxprEqn):
             return inner, atom

@@ -64,7 +64,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Body:
+class CostedBody:
     """The equations of a body with their costs.
 
     Attributes:
@@ -85,21 +85,21 @@ class Bodies:
 
     def __init__(self, symbols: Sizes) -> None:
         self._symbols = symbols
-        self._known: dict[Jaxpr, Body] = {}
+        self._known: dict[Jaxpr, CostedBody] = {}
         self._meshes: dict[int, int] = {}
         #: The number of equations of each primitive whose cost is unknown.
         self.unknown: Counter[str] = Counter()
         #: Whether the program has a collective.
         self.communicates = False
 
-    def __getitem__(self, jaxpr: AnyJaxpr) -> Body:
+    def __getitem__(self, jaxpr: AnyJaxpr) -> CostedBody:
         body = jaxcompat.open_jaxpr(jaxpr)
         if body not in self._known:
             opens: Opens = "inlined" if count_equations(body) < _MOST else "none"
             kernels = Kernels(body, opens, self._symbols)
             sizes = _sizes(body, kernels) if self._symbols else kernels.sizes
             items = tuple(self._item(node, kernels, sizes) for node in kernels.nodes)
-            self._known[body] = Body(kernels, items)
+            self._known[body] = CostedBody(kernels, items)
         return self._known[body]
 
     def _item(self, node: Node, kernels: Kernels, sizes: Sequence[Any]) -> Item:

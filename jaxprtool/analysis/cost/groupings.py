@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.cost.bodies import Body, Item
+from jaxprtool.analysis.cost.bodies import CostedBody, Item
 from jaxprtool.analysis.cost.tallies import Key
 from jaxprtool.ir.equations import holders
 from jaxprtool.ir.frames import Frames, Root
@@ -26,10 +26,10 @@ from jaxprtool.jaxcompat.places import UserFrame
 class Whole:
     """One group of all equations."""
 
-    def key(self, item: Item, body: Body) -> str:
+    def key(self, item: Item, body: CostedBody) -> str:
         return ""
 
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+    def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         return key
 
 
@@ -43,10 +43,10 @@ class ByName:
     def __init__(self, name: Callable[[JaxprEqn], str | None]) -> None:
         self._name = name
 
-    def key(self, item: Item, body: Body) -> str:
+    def key(self, item: Item, body: CostedBody) -> str:
         return self._name(item.eqn) or ""
 
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+    def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         return key
 
 
@@ -145,7 +145,7 @@ class ByLine:
     def __init__(self, lines: LineReader) -> None:
         self._lines = lines
 
-    def key(self, item: Item, body: Body) -> Line | None:
+    def key(self, item: Item, body: CostedBody) -> Line | None:
         found = None
         for eqn in (item.eqn, *reversed(item.node.calls)):
             found = self._lines.line_around(found, self._lines.line(eqn))
@@ -153,7 +153,7 @@ class ByLine:
                 break
         return found
 
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+    def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         if key is not None and key.own:
             return key
         return self._lines.line_around(key, self.key(item, body))
@@ -171,7 +171,7 @@ class BySide:
         # By the traceback and the name stack, which many equations have in common.
         self._known: dict[tuple[int, int], tuple[Line | None, bool]] = {}
 
-    def key(self, item: Item, body: Body) -> tuple[Line | None, bool]:
+    def key(self, item: Item, body: CostedBody) -> tuple[Line | None, bool]:
         info, calls = item.eqn.source_info, item.node.calls
         if calls:
             return self._lines.key(item, body), any(map(is_backward, (*calls, item.eqn)))
@@ -181,7 +181,9 @@ class BySide:
             found = self._known[at] = self._lines.key(item, body), is_backward(item.eqn)
         return found
 
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> tuple[Line | None, bool]:
+    def lifted(
+        self, key: Key, item: Item, body: CostedBody, number: int
+    ) -> tuple[Line | None, bool]:
         line, backward = key
         line = self._lines.lifted(line, item, body, number)
         return line, backward or any(map(is_backward, (*item.node.calls, item.eqn)))
@@ -215,13 +217,13 @@ class ByScope:
             elif path:
                 self._paths[id(part)] = path
 
-    def key(self, item: Item, body: Body) -> tuple[str, ...]:
+    def key(self, item: Item, body: CostedBody) -> tuple[str, ...]:
         path: tuple[str, ...] = ()
         for eqn in (*item.node.calls, item.eqn):
             path += self._paths.get(id(eqn), ())
         return path
 
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+    def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         return self.key(item, body) + key
 
 
@@ -240,11 +242,11 @@ class ByArgument:
     def __post_init__(self) -> None:
         self._known: dict[int, list[_Origins]] = {}
 
-    def key(self, item: Item, body: Body) -> _Origins:
+    def key(self, item: Item, body: CostedBody) -> _Origins:
         origins = self._origins(body)
         return _NONE.union(*(origins[value] for value in _operands(item)))
 
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+    def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         if item.held is None:
             return _NONE
         origins, region = self._origins(body), item.held.regions[number]
@@ -253,7 +255,7 @@ class ByArgument:
         outer = [values[region.ins[i - constants]] for i in key if i >= constants]
         return _NONE.union(*(origins[value] for value in outer if value is not None))
 
-    def _origins(self, body: Body) -> list[_Origins]:
+    def _origins(self, body: CostedBody) -> list[_Origins]:
         """Return the origins of each value of a body."""
         if id(body) not in self._known:
             count = len(body.kernels.arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxprtool.analysis.cost.bodies import Bodies, Body, Item
+from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item
 from jaxprtool.analysis.cost.tallies import Sums
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.errors import ArgumentsError
@@ -61,11 +61,11 @@ class _ByStack:
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
 
-    def key(self, item: Item, body: Body) -> Stack:
+    def key(self, item: Item, body: CostedBody) -> Stack:
         frames = self._frames.stack((*item.node.calls, item.eqn))
         return Stack(frames, str(item.eqn.primitive.name))
 
-    def lifted(self, key: Stack, item: Item, body: Body, number: int) -> Stack:
+    def lifted(self, key: Stack, item: Item, body: CostedBody, number: int) -> Stack:
         if any(self._frames.is_users(frame.file) for frame in key.frames):
             return key
         return key._replace(frames=(*key.frames, *self._frames.of(item.eqn)))

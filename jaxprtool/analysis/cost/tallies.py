@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import jax
 
-from jaxprtool.analysis.cost.bodies import Bodies, Body, Item
+from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item
 from jaxprtool.analysis.cost.rounds import rounds_of
 from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest, total
 from jaxprtool.jaxcompat import Jaxpr
@@ -28,10 +28,10 @@ Key: TypeAlias = Any
 class Grouping(Protocol):
     """What equations are grouped by."""
 
-    def key(self, item: Item, body: Body) -> Key:
+    def key(self, item: Item, body: CostedBody) -> Key:
         """Return the group of an equation, within the body that it is in."""
 
-    def lifted(self, key: Key, item: Item, body: Body, number: int) -> Key:
+    def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         """Return the group, in `body`, of a group in the `number`-th body of an equation."""
 
 
@@ -99,7 +99,7 @@ class Sums:
             self._known[jaxpr] = self._sums(self._bodies[jaxpr])
         return self._known[jaxpr]
 
-    def _sums(self, body: Body) -> Tallies:
+    def _sums(self, body: CostedBody) -> Tallies:
         sums: Tallies = {}
         own: defaultdict[Key, list[tuple[Work, str]]] = defaultdict(list)
         for item in body.items:
@@ -114,7 +114,7 @@ class Sums:
             sums.setdefault(key, Tally()).add_items(items)
         return sums
 
-    def inside(self, item: Item, body: Body) -> Tallies:
+    def inside(self, item: Item, body: CostedBody) -> Tallies:
         """Return the groups of an equation's bodies, lifted to it, for one run of the equation."""
         lifted = self._grouping.lifted
         found: list[Tallies] = []

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from jaxprtool.analysis.kernels import UnknownSize
 from jaxprtool.analysis.memory.curve import Point, curve
-from jaxprtool.analysis.memory.live import Kind, Live, LiveValues, Value, grouped, levels
+from jaxprtool.analysis.memory.live import Kind, Live, LiveValue, LiveValues, grouped, levels
 from jaxprtool.analysis.memory.temporary import (
     TemporaryMemory,
     outlined_memory,
@@ -142,12 +142,12 @@ def _donated(program: Program | AnyJaxpr, about: Border) -> dict[int, int]:
 
 def _alive(
     about: Border, body: BodyMemory, frames: Frames, donated: Mapping[int, int]
-) -> Iterator[Value]:
+) -> Iterator[LiveValue]:
     """Yield the values that are live at the peak."""
     for each in about.arguments:
-        yield Value("argument", each.type, each.bytes or 0, each.name)
+        yield LiveValue("argument", each.type, each.bytes or 0, each.name)
     for each in about.constants:
-        yield Value("constant", each.type, each.bytes or 0, each.name)
+        yield LiveValue("constant", each.type, each.bytes or 0, each.name)
     names = [each.name for each in (*about.constants, *about.arguments)]
     values, now = LiveValues(frames, names), levels(body)
     yield from values.of(now)
@@ -160,9 +160,9 @@ def _alive(
         value = kernels.given[position]
         size = (result.bytes or 0) - held.pop(value, 0)
         if value is None or kernels.maker[value] < 0:
-            yield Value("result", result.type, size, result.name)
+            yield LiveValue("result", result.type, size, result.name)
         elif size:
             is_made = not now or made[value] <= now[0].time
             kind: Kind = "result" if is_made else "room"
             primitive, line, calls = values.made(kernels, value)
-            yield Value(kind, result.type, size, result.name, primitive, line, frames=calls)
+            yield LiveValue(kind, result.type, size, result.name, primitive, line, frames=calls)

@@ -12,13 +12,14 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.analysis.memory.schedule import Buffer
 from jaxprtool.analysis.memory.walk import BodyMemory
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.makers import Makers
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.places import UserFrame
 
 #: The kinds of live values. A "room" is the memory of a result that is computed later, a "value" is
@@ -62,7 +63,7 @@ class Live:
     frames: tuple[UserFrame, ...]
 
 
-class Value(NamedTuple):
+class LiveValue(NamedTuple):
     """A live value. The fields are those of `Live`."""
 
     kind: Kind
@@ -121,9 +122,9 @@ def levels(memory: BodyMemory) -> tuple[Level, ...]:
     return tuple(found)
 
 
-def grouped(values: Iterable[Value]) -> tuple[Live, ...]:
+def grouped(values: Iterable[LiveValue]) -> tuple[Live, ...]:
     """Merge equal values, and sort the groups by their total bytes, the largest first."""
-    groups = defaultdict[tuple[object, ...], list[Value]](list)
+    groups = defaultdict[tuple[object, ...], list[LiveValue]](list)
     for value in values:
         same = without_numbers(value.name), value.kind, value.type, *value[4:-1]
         groups[same].append(value)
@@ -153,9 +154,9 @@ class LiveValues:
         self._frames = frames
         self._names = names
         self._makers: dict[Jaxpr, Makers] = {}
-        self._last_readers: dict[Jaxpr, dict[Var, JaxprEqn]] = {}
+        self._variables: dict[Jaxpr, DefUse] = {}
 
-    def of(self, levels: Sequence[Level]) -> Iterator[Value]:
+    def of(self, levels: Sequence[Level]) -> Iterator[LiveValue]:
         """Yield the live values at a moment, except those of the program's arguments and results.
 
         Args:
@@ -199,7 +200,7 @@ class LiveValues:
 
     def _value(
         self, buffer: Buffer, level: Level, outer: Sequence[Level], around: Sequence[JaxprEqn]
-    ) -> Value:
+    ) -> LiveValue:
         kernels = level.kernels
         reader, place = self._reader(buffer, kernels, around)
         aval = _aval(kernels, buffer.value)
@@ -213,7 +214,9 @@ class LiveValues:
             # The value is broadcast in memory to the operand of the reduction.
             kind, aval = "broadcast", kernels.nodes[buffer.last].eqn.invars[0].aval
         primitive, line, frames = made
-        return Value(kind, type_of(aval), buffer.size, name, primitive, line, reader, place, frames)
+        return LiveValue(
+            kind, type_of(aval), buffer.size, name, primitive, line, reader, place, frames
+        )
 
     def _reader(
         self, buffer: Buffer, kernels: Kernels, around: Sequence[JaxprEqn]
@@ -238,13 +241,10 @@ class LiveValues:
             if operand not in region.ins:
                 continue
             body = jaxcompat.open_jaxpr(closed)
-            if body not in self._last_readers:
-                self._last_readers[body] = {
-                    v: e for e in body.eqns for v in e.invars if type(v) is not Literal
-                }
+            variables = self._variables.setdefault(body, DefUse(body.eqns))
             value = body.invars[region.ins.index(operand)]
-            eqn = self._last_readers[body].get(value)
-            if eqn is not None:
+            if readers := variables.readers(value):
+                eqn = body.eqns[readers[-1]]
                 return eqn, list(eqn.invars).index(value)
         return None, None
 

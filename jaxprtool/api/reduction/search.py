@@ -23,7 +23,7 @@ from jaxprtool.ir.interpret import Interpreter
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structural_key import Keyless, structure
 from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
-from jaxprtool.passes.reduction import STEPS, Candidate, Step, checked, flattened
+from jaxprtool.passes.reduction import STEPS, Candidate, ReductionStep, checked, flattened
 from jaxprtool.passes.reduction.candidates import count_of, is_array
 
 #: The most parts that sites are divided into, round by round; None for single sites.
@@ -96,13 +96,13 @@ class Search:
                     return self.state
                 finest = next(rounds)
 
-    def _sites(self, step: Step) -> Sequence[Any]:
+    def _sites(self, step: ReductionStep) -> Sequence[Any]:
         program = self.state.program
         if step.most is not None and count_of(program) > step.most:
             return ()
         return list(step.sites(program))
 
-    def _step(self, step: Step, finest: int | None) -> None:
+    def _step(self, step: ReductionStep, finest: int | None) -> None:
         """Take a step at as many sites as possible, in chunks that become half as large."""
         if step.keeps:
             self._keep_windows(step)
@@ -120,7 +120,7 @@ class Search:
                 sites = self._sites(step)
             size = min(size, len(sites)) // 2
 
-    def _keep_windows(self, step: Step) -> None:
+    def _keep_windows(self, step: ReductionStep) -> None:
         """Keep only half of the sites, the first, last or middle, as long as the check holds."""
         while True:
             sites = self._sites(step)
@@ -131,7 +131,7 @@ class Search:
                 return
 
     def _take(
-        self, step: Step, choices: Sequence[Sequence[Any]], sites: Sequence[Any] | None
+        self, step: ReductionStep, choices: Sequence[Sequence[Any]], sites: Sequence[Any] | None
     ) -> int | None:
         """Move to the first candidate for which the check holds, and return its choice's number.
 
@@ -162,7 +162,7 @@ class Search:
         self._found(found, step.name)
         return numbers[id(found)]
 
-    def _candidate(self, step: Step, chosen: Sequence[Any]) -> State | None:
+    def _candidate(self, step: ReductionStep, chosen: Sequence[Any]) -> State | None:
         """Apply a step to the sites chosen, and return the result if it is well typed."""
         program = self.state.program
         try:

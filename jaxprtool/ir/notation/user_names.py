@@ -13,17 +13,18 @@ that was read from a file has the names that the file gives.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import holders
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation.names import VariableNames, fresh_names
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
-from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import FrameReader, UserFrame, names_given
 
@@ -142,11 +143,7 @@ class _Finder:
     def names(self, jaxpr: Jaxpr) -> list[tuple[Var, str]]:
         """Return the values of the equations of a jaxpr that have a name, and their names."""
         numbers = [*map(self._number, jaxpr.eqns)]
-        readers: defaultdict[Var, list[int]] = defaultdict(list)
-        for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
-            for atom in eqn.invars:
-                if type(atom) is not Literal:
-                    readers[atom].append(number)
+        uses = DefUse(jaxpr.eqns).uses
         found = []
         for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
             known = self._own[number] or self._given[number]
@@ -159,7 +156,7 @@ class _Finder:
                 if given := self._given[number]:
                     name = given[i] if len(given) == len(eqn.outvars) else None
                 else:
-                    name = self._name(number, result, *readers.get(var, ()))
+                    name = self._name(number, result, *(numbers[r] for r, _ in uses.get(var, ())))
                 if name:
                     found.append((var, name))
         return found

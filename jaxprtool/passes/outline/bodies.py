@@ -1,9 +1,9 @@
 """The bodies of a program while its repeated segments become calls.
 
-A `Body` is a jaxpr, or one of the shared bodies that the pass makes, as a list of items: equations,
-and `Repeated` ones, which are the calls to be. Items are replaced from round to round; the calls
-are written at the end, from the innermost bodies outwards, since a shared body may itself have
-calls in it by then.
+An `OutlineBody` is a jaxpr, or one of the shared bodies that the pass makes, as a list of items:
+equations, and `Repeated` ones, which are the calls to be. Items are replaced from round to round;
+the calls are written at the end, from the innermost bodies outwards, since a shared body may itself
+have calls in it by then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxprtool.passes.outline.in_place import writes_into_arguments
 
 
 @dataclass(eq=False)
-class Body:
+class OutlineBody:
     """The items of one jaxpr.
 
     Attributes:
@@ -61,7 +61,7 @@ class Repeated:
         source: Where the call says that it comes from.
     """
 
-    body: Body
+    body: OutlineBody
     invars: Sequence[Atom]
     outvars: Sequence[Var]
     like: JaxprEqn
@@ -83,8 +83,8 @@ class Bodies:
     """
 
     jaxpr: AnyJaxpr
-    found: dict[Jaxpr, Body] = field(default_factory=dict)
-    shared: list[Body] = field(default_factory=list)
+    found: dict[Jaxpr, OutlineBody] = field(default_factory=dict)
+    shared: list[OutlineBody] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Bodies:
             body = todo.pop()
             if body in self.found:
                 continue
-            self.found[body] = Body(list(body.eqns), body.invars, body.outvars)
+            self.found[body] = OutlineBody(list(body.eqns), body.invars, body.outvars)
             for eqn in body.eqns:
                 if not eqn.params or not holds_jaxpr(eqn.params.values()):
                     continue
@@ -140,7 +140,7 @@ class Bodies:
         self.found = {jaxpr: body for jaxpr, body in self.found.items() if body in reached}
         self.shared = [body for body in self.shared if body in reached]
 
-    def _inside(self, item: Item) -> Iterator[Body]:
+    def _inside(self, item: Item) -> Iterator[OutlineBody]:
         if isinstance(item, Repeated):
             yield item.body
         elif item.params and holds_jaxpr(item.params.values()) and _open(item):
@@ -158,7 +158,7 @@ def first_equation(items: Sequence[Item]) -> JaxprEqn:
     return first.like if isinstance(first, Repeated) else first
 
 
-def _without(gone: Collection[Body], item: Item) -> Iterator[Item]:
+def _without(gone: Collection[OutlineBody], item: Item) -> Iterator[Item]:
     """Yield an item; for the call of one of these bodies what the body does, on fresh variables."""
     if not isinstance(item, Repeated) or item.body not in gone:
         yield item
@@ -208,7 +208,7 @@ class _Written:
         self._bodies = bodies
         self._mark = mark
         self._closed: dict[Any, AnyJaxpr] = {}
-        self._calls: dict[Body, JaxprEqn] = {}
+        self._calls: dict[OutlineBody, JaxprEqn] = {}
 
     def closed(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         """Return a jaxpr with the calls in it, at every depth."""
@@ -245,6 +245,6 @@ class _Written:
         return eqn.replace(ctx=context, effects=closed.effects)
 
 
-def _jaxpr(body: Body, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
+def _jaxpr(body: OutlineBody, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
     debug = jaxcompat.DebugInfo("jit", body.name, ("",) * len(body.invars), None)
     return jaxcompat.new_jaxpr((), (), body.invars, body.outvars, eqns, debug)

@@ -26,7 +26,7 @@ from jaxprtool.ir.structural_key import Keyless, parameters_key
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal
-from jaxprtool.passes.outline.bodies import Body, Item, Repeated
+from jaxprtool.passes.outline.bodies import Item, OutlineBody, Repeated
 from jaxprtool.primitives import scope_of, sow_p
 
 #: Positions in a text, or numbers of its operands or values.
@@ -213,7 +213,7 @@ def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:
     return np.array(found)
 
 
-def text_of(bodies: Sequence[Body], tokens: Tokens) -> Text:
+def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
     """Return the sequence of all items of some bodies."""
     items: list[Item | None] = []
     starts: list[int] = []

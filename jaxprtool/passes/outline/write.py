@@ -14,13 +14,13 @@ import numpy as np
 
 from jaxprtool.ir.structural_key import literal_key
 from jaxprtool.jaxcompat import Atom, DropVar, Literal, Var
-from jaxprtool.passes.outline.bodies import Body, Item, Repeated, copied, first_equation
+from jaxprtool.passes.outline.bodies import Item, OutlineBody, Repeated, copied, first_equation
 from jaxprtool.passes.outline.choice import Segment
 from jaxprtool.passes.outline.names import Names
 from jaxprtool.passes.outline.text import Text
 
 
-def outlined(text: Text, segment: Segment, names: Names) -> tuple[Body, list[Repeated]]:
+def outlined(text: Text, segment: Segment, names: Names) -> tuple[OutlineBody, list[Repeated]]:
     """Return the shared body of a segment, and the call of each copy."""
     copies = [text.copy(start, segment.length) for start in segment.starts]
     links = text.links(segment.starts[:1], segment.length)[0]
@@ -66,7 +66,7 @@ def _body(
     argument: dict[int, int],
     columns: Sequence[Sequence[Atom]],
     kept: np.ndarray,
-) -> Body:
+) -> OutlineBody:
     """Return the body, on variables of its own."""
     firsts = [next((v for v in column if type(v) is not Literal), column[0]) for column in columns]
     invars = [Var(first.aval) for first in firsts]
@@ -87,4 +87,4 @@ def _body(
             outs.append(Var(var.aval) if len(values) in read else DropVar(var.aval))
             values.append(outs[-1])
         new.append(copied(item, operands, outs, source))
-    return Body(new, invars, [values[k] for k in kept])
+    return OutlineBody(new, invars, [values[k] for k in kept])

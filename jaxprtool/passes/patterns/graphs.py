@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import free_variables
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs
@@ -23,17 +24,18 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
 
-class DataflowGraph:
-    """The equations of a jaxpr, by what they define.
+class DataflowGraph(DefUse):
+    """The equations of a jaxpr, and where its variables are defined and used.
 
     `known` are arguments of the jaxpr that are one number throughout, with the number.
     """
 
     def __init__(self, jaxpr: AnyJaxpr, known: Mapping[Var, np.generic | None] | None = None):
         body = jaxcompat.open_jaxpr(jaxpr)
-        self.eqns: list[JaxprEqn] = list(body.eqns)
+        super().__init__(body.eqns)
         self.inputs: list[Var] = list(body.invars)
         self.outputs: list[Atom] = list(body.outvars)
+        self.results: set[Var] = {v for v in self.outputs if type(v) is not Literal}
         consts = jaxpr.consts if isinstance(jaxpr, jaxcompat.ClosedJaxpr) else ()
         #: The values of its constants; those of an open jaxpr are not known.
         self.constants: dict[Var, Any] = dict(zip(body.constvars, consts, strict=False))
@@ -49,27 +51,9 @@ class DataflowGraph:
         return dict(found)
 
     @cached_property
-    def definition(self) -> dict[Var, int]:
-        """The position of the equation that defines a variable."""
-        return {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
-
-    @cached_property
     def dead(self) -> frozenset[int]:
         """The positions of equations that nobody needs; gradients are full of them."""
         return frozenset(range(len(self.eqns))).difference(_needed(self.eqns, self.outputs))
-
-    @cached_property
-    def users(self) -> dict[Var, list[int]]:
-        """The positions of the readers of a variable; `len(eqns)` stands for the results."""
-        found: dict[Var, list[int]] = defaultdict(list)
-        for i, eqn in enumerate(self.eqns):
-            for v in eqn.invars:
-                if type(v) is not Literal:
-                    found[v].append(i)
-        for v in self.outputs:
-            if type(v) is not Literal:
-                found[v].append(len(self.eqns))
-        return found
 
     def dead_after(self, gone: frozenset[int]) -> set[int]:
         """The dead equations that depend on results of these equations."""
@@ -77,7 +61,7 @@ class DataflowGraph:
         todo = list(gone)
         while todo:
             for v in self.eqns[todo.pop()].outvars:
-                new = [i for i in self.users[v] if i in self.dead and i not in found]
+                new = [i for i in self.readers(v) if i in self.dead and i not in found]
                 found.update(new)
                 todo += new
         return found - gone
@@ -103,10 +87,9 @@ class DataflowGraph:
             if getattr(var.aval, "shape", None) == () and _is_plain(var.aval):
                 return np.asarray(value).astype(var.aval.dtype)[()]
             return None
-        position = self.definition.get(var)
-        if position is None:
+        eqn = self.equation(var)
+        if eqn is None:
             return None
-        eqn = self.eqns[position]
         moves = traits(eqn).gives in ("layout", "part")
         if not (moves or eqn.primitive.name == "convert_element_type") or len(eqn.invars) != 1:
             return None

@@ -22,11 +22,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir import rewrite as engine
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.rewrite import RewriteRule, Writer
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.definition import Definition, Match
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, bodies_in, known_arguments
-from jaxprtool.passes.patterns.search import Fit, Search
+from jaxprtool.passes.patterns.search import Fit, PatternSearch
 from jaxprtool.passes.patterns.tracing import PLAIN_CALLS, Traced, inlined
 
 #: How many dimensions an ellipsis may stand for where the pattern is first looked for.
@@ -165,7 +165,7 @@ class Application:
         """The types that the pattern's arguments could have here, and the sizes that it names."""
         tried: set[Hashable] = set()
         for skeleton in skeletons:
-            for fit in Search(skeleton, body, taken, exact=False).fits(root):
+            for fit in PatternSearch(skeleton, body, taken, exact=False).fits(root):
                 if any(v not in fit.atoms for v in skeleton.inputs):
                     continue
                 avals = tuple(fit.atoms[v].aval for v in skeleton.inputs)
@@ -205,7 +205,7 @@ def _exact(
     """The positions of the pattern, traced at these types, that have them."""
     if form.eqns[form.root].primitive is not body.eqns[root].primitive:
         return
-    for fit in Search(form, body, taken, exact=True).fits(root):
+    for fit in PatternSearch(form, body, taken, exact=True).fits(root):
         atoms = [fit.atoms.get(v) for v in form.inputs]
         if all(a is not None and a.aval == t for a, t in zip(atoms, avals, strict=True)):
             yield fit
@@ -220,8 +220,8 @@ def _given_away(form: Pattern, body: DataflowGraph, fit: Fit) -> frozenset[int] 
     roots = {fit.atoms[v] for v, flag in zip(form.outputs, form.computed, strict=True) if flag}
 
     def used_up_to(var: Var, position: int) -> bool:
-        users = body.users[var]
-        return any(i <= position and i not in gone and i not in body.dead for i in users)
+        readers = [*body.readers(var), *([len(body.eqns)] if var in body.results else ())]
+        return any(i <= position and i not in gone and i not in body.dead for i in readers)
 
     for i in reversed(form.constant_positions):
         position = fit.positions.get(i)
@@ -231,13 +231,13 @@ def _given_away(form: Pattern, body: DataflowGraph, fit: Fit) -> frozenset[int] 
             gone.discard(position)
     if not gone.isdisjoint(body.dead):
         return None
-    last = max(body.definition[v] for v in roots)
+    last = max(body.definitions[v][0] for v in roots)
     for position in gone:
         for v in body.eqns[position].outvars:
             if used_up_to(v, last if v in roots else len(body.eqns)):
                 return None
     inputs = [fit.atoms[v] for v in form.inputs]
-    if any(type(a) is not Literal and body.definition.get(a) in gone for a in inputs):
+    if any(body.position(a) in gone for a in inputs):
         return None
     return frozenset(gone)
 

@@ -51,7 +51,7 @@ Goal = tuple[Any, Any]
 Goals = tuple[Goal, "Goals"] | None
 
 
-class Search:
+class PatternSearch:
     """One search, from one equation of a body.
 
     `exact` asks for the same parameters, literals and constants; for a first look, any equations
@@ -98,13 +98,13 @@ class Search:
             return self._number(p, q)
         if p in self.atoms:
             return [[]] if self._same(self.atoms[p], q) else []
-        position = self.pattern.definition.get(p)
+        position = self.pattern.position(p)
         if position is None:
             if p in self.pattern.constants:
                 return self._constant(p, q)
             return self._bind(p, q) if _is_array(q.aval) else []
         ways: list[list[Goal]] = []
-        made_by = None if type(q) is Literal else self.body.definition.get(q)
+        made_by = self.body.position(q)
         if made_by is not None:
             ways = [[(position, made_by), (p, q)]]
         if self.pattern.number(p) is not None and self._number(p, q):
@@ -176,7 +176,7 @@ class Search:
         wanted = [v for v, flag in results if flag]
         found: set[int] = set()
         while wanted:
-            position = self.pattern.definition.get(wanted.pop())
+            position = self.pattern.position(wanted.pop())
             if position is None or position in found or position in self.positions:
                 continue
             found.add(position)
@@ -189,9 +189,8 @@ class Search:
     def _users(self, i: int) -> list[list[Goal]]:
         """The equations of the body that could stand for the pattern's `i`."""
         operands = (self.atoms.get(v) for v in self.pattern.eqns[i].invars if type(v) is Var)
-        users = [self.body.users[v] for v in operands if type(v) is Var]
-        fewest = dict.fromkeys(min(users, key=len, default=()))
-        return [[(i, j)] for j in fewest if j < len(self.body.eqns)]
+        readers = [self.body.readers(v) for v in operands if type(v) is Var]
+        return [[(i, j)] for j in min(readers, key=len, default=())]
 
     def _undo(self, mark: int) -> None:
         while len(self._done) > mark:

@@ -38,7 +38,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReductionStep:
     """One way to make a program simpler.
 
     Attributes:

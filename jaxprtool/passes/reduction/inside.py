@@ -20,7 +20,7 @@ from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.forward import Forward
 from jaxprtool.passes.reduction.candidates import (
     Candidate,
-    Step,
+    ReductionStep,
     fresh_names,
     is_array,
     is_variable,
@@ -270,19 +270,19 @@ def _without_jit(program: Program, chosen: Sequence[int]) -> Candidate:
 _SMALL = 60
 
 CALLS = (
-    Step("dropping the jit", _jit, _without_jit),
-    Step("inlining calls", _calls, _replaced(_inlined)),
+    ReductionStep("dropping the jit", _jit, _without_jit),
+    ReductionStep("inlining calls", _calls, _replaced(_inlined)),
 )
 
 INSIDE = (
-    Step("taking branches", _branches, _replaced(_branch(0))),
-    Step("taking branches", _branches, _replaced(_branch(-1))),
-    Step("running loops once", _loops, _replaced(_one_round)),
-    Step("tidying bodies", lambda program: (0,), _tidied),
-    Step("passing operands on", _with_operands, _replaced(_operand)),
-    Step("putting zeros", _computed, _replaced(_constant(0))),
-    Step("putting ones", _computed, _replaced(_constant(1))),
-    Step("dropping options", _options, _without_options, most=_SMALL),
-    Step("making constants arguments", _constants, _constants_as_arguments),
-    Step("putting ones for numbers", _literals, _plain_literals, most=_SMALL),
+    ReductionStep("taking branches", _branches, _replaced(_branch(0))),
+    ReductionStep("taking branches", _branches, _replaced(_branch(-1))),
+    ReductionStep("running loops once", _loops, _replaced(_one_round)),
+    ReductionStep("tidying bodies", lambda program: (0,), _tidied),
+    ReductionStep("passing operands on", _with_operands, _replaced(_operand)),
+    ReductionStep("putting zeros", _computed, _replaced(_constant(0))),
+    ReductionStep("putting ones", _computed, _replaced(_constant(1))),
+    ReductionStep("dropping options", _options, _without_options, most=_SMALL),
+    ReductionStep("making constants arguments", _constants, _constants_as_arguments),
+    ReductionStep("putting ones for numbers", _literals, _plain_literals, most=_SMALL),
 )

@@ -19,7 +19,7 @@ from jaxprtool.ir.structured import Scan, view
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Var
 from jaxprtool.passes.reduction.candidates import (
     Candidate,
-    Step,
+    ReductionStep,
     fresh_names,
     is_array,
     is_variable,
@@ -127,7 +127,7 @@ def _in_two(writer: Writer, scan: Scan, halves: list[JaxprEqn]) -> list[Atom]:
 
 
 PARTS = (
-    Step("keeping results", _results, _keep_results, keeps=True),
-    Step("cutting equations", _equations, _keep_equations, keeps=True),
-    Step("cutting loops in two", _long_scans, _half, alone=True),
+    ReductionStep("keeping results", _results, _keep_results, keeps=True),
+    ReductionStep("cutting equations", _equations, _keep_equations, keeps=True),
+    ReductionStep("cutting loops in two", _long_scans, _half, alone=True),
 )

@@ -17,7 +17,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import map_sub_jaxprs
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, DropVar, Literal, Var
-from jaxprtool.passes.reduction.candidates import Candidate, Step, is_array, with_body
+from jaxprtool.passes.reduction.candidates import Candidate, ReductionStep, is_array, with_body
 
 #: A function of an aval, a parameter, or the value of a constant.
 _Mapped = Callable[[Any], Any]
@@ -155,6 +155,6 @@ def _mapped(program: Program, retyping: _Retyping, resize: _Mapped) -> Candidate
 
 
 TYPES = (
-    Step("shrinking sizes", _sizes, _smaller, alone=True),
-    Step("plainer dtypes", _dtypes, _plainer),
+    ReductionStep("shrinking sizes", _sizes, _smaller, alone=True),
+    ReductionStep("plainer dtypes", _dtypes, _plainer),
 )

@@ -16,8 +16,9 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.structural_key import literal_key
-from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
 #: A shorter chain stays as it is.
 FEWEST = 3
@@ -87,20 +88,15 @@ def chains(calls: Sequence[JaxprEqn]) -> list[Chain]:
 
     Each call follows at most one other, of those that it reads the one that hands most on to it.
     """
-    maker = {
-        var: (i, out)
-        for i, call in enumerate(calls)
-        for out, var in enumerate(call.outvars)
-        if not isinstance(var, DropVar)
-    }
+    definitions = DefUse(calls).definitions
     body = jaxcompat.open_jaxpr(calls[0].params["jaxpr"])
     followed: set[int] = set()
     links: dict[int, tuple[int, dict[int, int]]] = {}
     for j, call in enumerate(calls):
         read: dict[int, dict[int, int]] = defaultdict(dict)
         for position, atom in enumerate(call.invars):
-            if type(atom) is not Literal and atom in maker:
-                i, out = maker[atom]
+            if type(atom) is not Literal and atom in definitions:
+                i, out = definitions[atom]
                 read[i][position] = out
         free = [i for i in read if i not in followed and _goes_round(body, read[i])]
         if free:

@@ -24,7 +24,7 @@ from jaxprtool.ir.custom_rules import jvp_rule, rules_followed, vjp_rule
 from jaxprtool.ir.equations import equations, size_of
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.regions import open_regions
 from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import CustomJVP, CustomVJP, sub_jaxprs, view
 from jaxprtool.ir.trees import filled, structure
@@ -155,15 +155,9 @@ class _Opening:
         if names:
             operands = [v if type(v) is Literal else names.get(v, v) for v in eqn.invars]
             eqn = eqn if operands == eqn.invars else eqn.replace(invars=operands)
-        if (inside := _entered(eqn)) is None:
+        if (inside := open_regions(eqn)) is None:
             return eqn
         return hand_in(inside, [self.opened(body) for body in inside.bodies], taken, self.memo)
-
-
-def _entered(eqn: JaxprEqn) -> Regions | None:
-    """The regions of a loop, branch or call whose bodies can be given more."""
-    inside = regions(eqn)
-    return None if inside is None or inside.edges.has_rule else inside
 
 
 # --- what stays -----------------------------------------------------------------------------------
@@ -191,7 +185,7 @@ class _Pinned:
         fixed = {v for v, flag in zip(body.outvars, outs, strict=True) if flag and _is_var(v)}
         for eqn in reversed(body.eqns):
             given = [v in fixed for v in eqn.outvars]
-            inside = _entered(eqn)
+            inside = open_regions(eqn)
             if inside is None:
                 flags = [any(given)] * len(eqn.invars)
                 if type(view(eqn)) in (CustomJVP, CustomVJP):

@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, UnsupportedError, did_you_mean
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import free_variables, named
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import some
@@ -89,9 +90,7 @@ class _Plan:
         if jaxpr in self._known:
             return
         self._known.add(jaxpr)
-        read: dict[Var, int] = {}
-        for position, eqn in enumerate(jaxpr.eqns):
-            read.update(dict.fromkeys(free_variables([eqn]), position))
+        read = {v: uses[-1][0] for v, uses in DefUse(jaxpr.eqns).uses.items()}
         read.update(dict.fromkeys(free_variables((), jaxpr.outvars), len(jaxpr.eqns)))
         positions = {id(eqn): position for position, eqn in enumerate(jaxpr.eqns)}
 

@@ -18,6 +18,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
@@ -28,13 +29,11 @@ from jaxprtool.passes.unzip.flow import (
     Location,
     Terms,
     bits_of,
-    bodies_of,
     flow_of,
     parts_of,
-    with_bodies,
 )
 from jaxprtool.passes.unzip.hoist import hoisted
-from jaxprtool.passes.unzip.naming import Value, names_of
+from jaxprtool.passes.unzip.naming import NestedValue, names_of
 from jaxprtool.passes.unzip.split import Split, split
 from jaxprtool.primitives import sow_p
 
@@ -123,19 +122,19 @@ class _Chosen:
 
 def _values(
     chosen: _Chosen, parts: tuple[Split, ...], calls: tuple[JaxprEqn, ...], context: Context
-) -> Iterator[Value]:
+) -> Iterator[NestedValue]:
     """The chosen values in program order: the order in which `_sown` sows them."""
     part = parts[-1]
     for var in part.body.invars:
         if var in chosen.own:
-            yield Value(parts, calls, var)
+            yield NestedValue(parts, calls, var)
     for position, eqn in enumerate(part.body.eqns):
         for index, inside in sorted(chosen.inner.get(position, {}).items()):
             inner = parts_of(part, position, context)[index]
             yield from _values(inside, (*parts, inner), (*calls, eqn), context)
         for var in eqn.outvars:
             if var in chosen.own:
-                yield Value(parts, calls, var)
+                yield NestedValue(parts, calls, var)
 
 
 def _sown(body: ClosedJaxpr, chosen: _Chosen, tag: str, names: Iterator[str]) -> ClosedJaxpr:
@@ -160,11 +159,11 @@ def _sown(body: ClosedJaxpr, chosen: _Chosen, tag: str, names: Iterator[str]) ->
     sow(body.invars, body.eqns[0].ctx if body.eqns else None)
     for position, eqn in enumerate(body.eqns):
         eqn = eqn.replace(invars=renamed(eqn.invars)) if sown else eqn
-        if position in chosen.inner:
-            bodies = list(bodies_of(eqn))
-            for index, inside in sorted(chosen.inner[position].items()):
-                bodies[index] = _sown(bodies[index], inside, tag, names)
-            eqn = with_bodies(eqn, bodies)
+        if position in chosen.inner and (inside := regions(eqn)) is not None:
+            bodies = list(inside.bodies)
+            for index, within in sorted(chosen.inner[position].items()):
+                bodies[index] = _sown(bodies[index], within, tag, names)
+            eqn = inside.rebuild(bodies)
         eqns.append(eqn)
         sow(eqn.outvars, eqn.ctx, eqn.source_info)
     return jaxcompat.replace_jaxpr(body, outvars=renamed(body.outvars), eqns=eqns)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import Contains, named
-from jaxprtool.ir.regions import regions
+from jaxprtool.ir.regions import open_regions
 from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.structured import view
@@ -117,16 +117,14 @@ Rule = Callable[[JaxprEqn, Sequence[BindingTime], Context], Outcome]
 unzip_rules: RuleTable[Rule] = RuleTable()
 
 #: The rules of loops, branches and calls whose regions are known, by `Regions.kind`.
-kind_rules: dict[str, Rule] = {}
+kind_rules: RuleTable[Rule] = RuleTable()
 
 
 def rule_of(eqn: JaxprEqn) -> Rule | None:
     """Return the rule of an equation: that of its primitive, or that of its regions."""
     rule = unzip_rules.get(eqn.primitive.name)
-    inside = regions(eqn) if rule is None else None
-    if inside is None or inside.edges.has_rule:
-        return rule
-    return kind_rules.get(inside.kind)
+    inside = open_regions(eqn) if rule is None else None
+    return rule if inside is None else kind_rules.get(inside.kind)
 
 
 def no_rule(eqn: JaxprEqn) -> UnsupportedError:

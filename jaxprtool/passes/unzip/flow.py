@@ -31,7 +31,7 @@ from jaxprtool.ir.equations import size_of
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.structured import Call, Scan, ShardMap, View, While
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
 from jaxprtool.passes.unzip.binding_times import BOTH, EARLY, Context, meet
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
@@ -107,19 +107,6 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
             split(body, [known[i] for i in region.ins], context)
             for body, region in zip(inside.bodies, inside.regions, strict=True)
         )
-
-
-def bodies_of(eqn: JaxprEqn) -> tuple[ClosedJaxpr, ...]:
-    """The bodies of an equation that can be looked into, in the order of `parts_of`."""
-    inside = regions(eqn)
-    return () if inside is None or inside.edges.has_rule else inside.bodies
-
-
-def with_bodies(eqn: JaxprEqn, bodies: Sequence[ClosedJaxpr]) -> JaxprEqn:
-    """An equation with other bodies, which take and give the same."""
-    inside = regions(eqn)
-    assert inside is not None
-    return inside.rebuild(bodies)
 
 
 class _Walk:

@@ -7,11 +7,11 @@ before the loop does for all; and it can be one, where the loop's length is not 
 from __future__ import annotations
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.regions import Regions, open_regions, regions
 from jaxprtool.ir.rewrite import partition
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.binding_times import EARLY, Context
-from jaxprtool.passes.unzip.flow import bodies_of, parts_of, with_bodies
+from jaxprtool.passes.unzip.flow import parts_of
 from jaxprtool.passes.unzip.split import Split
 
 
@@ -26,12 +26,13 @@ def hoisted(part: Split, context: Context) -> ClosedJaxpr:
         early = {v for v in eqn.invars if isinstance(v, Var) and part.times[v] == EARLY}
         new = eqn
         before: list[JaxprEqn] = []
-        if early and bodies_of(eqn):
+        inside = open_regions(eqn) if early else None
+        if inside is not None:
             parts = parts_of(part, position, context)
             inner = [hoisted(each, context) for each in parts]
             if any(body is not each.body for body, each in zip(inner, parts, strict=True)):
-                new = with_bodies(eqn, inner)
-            inside = regions(new)
+                new = inside.rebuild(inner)
+                inside = regions(new)
             if inside is not None and inside.repeats:
                 before, new = _taken_out(inside, early)
         eqns += [*before, new]

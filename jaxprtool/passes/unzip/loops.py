@@ -13,6 +13,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rewrite import narrow
 from jaxprtool.ir.structured import Scan, While
@@ -93,7 +94,7 @@ def _counter(eqn: JaxprEqn) -> While:
 def _constants(atoms: Sequence[Atom], context: Context) -> list[jax.Array] | None:
     """The values of operands in the body that is being split; None if one depends on arguments."""
     body = context.bodies[-1]
-    made = {v: eqn for eqn in body.eqns for v in eqn.outvars}
+    defined = DefUse(body.eqns)
     constants = dict(zip(body.constvars, body.consts, strict=True))
     needed: set[int] = set()
     todo = [atom for atom in atoms if not isinstance(atom, Literal)]
@@ -101,7 +102,7 @@ def _constants(atoms: Sequence[Atom], context: Context) -> list[jax.Array] | Non
         v = todo.pop()
         if v in constants and not isinstance(constants[v], jax.core.Tracer):
             continue
-        eqn = made.get(v)
+        eqn = defined.equation(v)
         if eqn is None or eqn.effects or context.is_sow(eqn) or context.sows.inside(eqn):
             return None
         if id(eqn) not in needed:

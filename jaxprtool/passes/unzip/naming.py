@@ -24,6 +24,7 @@ from itertools import islice
 from jax.extend.core import DebugInfo
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.ir.structured import Call, Scan, view
@@ -43,7 +44,7 @@ _FUNCTION = re.compile(r"(\S+) at (.+):\d+")
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class NestedValue:
     """A value of a program: the bodies around it, the calls that hold these, and its variable.
 
     The outermost body is first; `calls[i]` is an equation of `parts[i]` and holds `parts[i + 1]`.
@@ -54,7 +55,9 @@ class Value:
     var: Var
 
 
-def names_of(values: Sequence[Value], arg_names: Sequence[str], context: Context) -> list[str]:
+def names_of(
+    values: Sequence[NestedValue], arg_names: Sequence[str], context: Context
+) -> list[str]:
     """A name for each value, no two the same and none the scope of another.
 
     `arg_names` are those of the program's flat arguments. Scopes of `nest`, which stand before
@@ -87,9 +90,9 @@ class _Namer:
     def __init__(self, arg_names: Sequence[str], context: Context):
         self.arg_names, self.context = arg_names, context
         self.sources = SourceNames()
-        self.bodies: dict[Split, _Body] = {}
+        self.bodies: dict[Split, DefUse] = {}
 
-    def path(self, value: Value) -> tuple[str, ...]:
+    def path(self, value: NestedValue) -> tuple[str, ...]:
         """The scopes and the name of a value."""
         inner = self.made(value)
         eqns = [*inner.calls, *filter(None, [self.eqn(inner)])]
@@ -98,34 +101,33 @@ class _Namer:
         name = self.name(inner) or (self.function(value),)
         return (*scopes, name[-1]) if scopes else name
 
-    def body(self, part: Split) -> _Body:
+    def body(self, part: Split) -> DefUse:
+        """The definitions and uses of a body."""
         if part not in self.bodies:
-            self.bodies[part] = _Body(part)
+            self.bodies[part] = DefUse(part.body.eqns)
         return self.bodies[part]
 
-    def eqn(self, value: Value) -> JaxprEqn | None:
+    def eqn(self, value: NestedValue) -> JaxprEqn | None:
         """The equation that computes a value; None for an argument of its body."""
-        part = value.parts[-1]
-        position = self.body(part).made.get(value.var)
-        return None if position is None else part.body.eqns[position]
+        return self.body(value.parts[-1]).equation(value.var)
 
-    def made(self, value: Value) -> Value:
+    def made(self, value: NestedValue) -> NestedValue:
         """A value where it is computed: a result of a structured equation, inside."""
         part = value.parts[-1]
         if (eqn := self.eqn(value)) is None:
             return value
         if eqn.primitive.name == "squeeze":  # of `first, second = operand`, the second step
-            before = Value(value.parts, value.calls, eqn.invars[0])
+            before = NestedValue(value.parts, value.calls, eqn.invars[0])
             whole = self.eqn(before)
             return before if whole is not None and whole.primitive.name == "slice" else value
-        for body in parts_of(part, self.body(part).made[value.var], self.context)[-1:]:
+        for body in parts_of(part, self.body(part).definitions[value.var][0], self.context)[-1:]:
             outs = body.body.outvars
             inner = outs[eqn.outvars.index(value.var)] if len(outs) == len(eqn.outvars) else None
-            if isinstance(inner, Var) and inner in self.body(body).made:
-                return self.made(Value((*value.parts, body), (*value.calls, eqn), inner))
+            if isinstance(inner, Var) and inner in self.body(body).definitions:
+                return self.made(NestedValue((*value.parts, body), (*value.calls, eqn), inner))
         return value
 
-    def name(self, value: Value) -> tuple[str, ...] | None:
+    def name(self, value: NestedValue) -> tuple[str, ...] | None:
         """The name of a value, and the scopes that come with it."""
         value = self.made(value)
         eqn = self.eqn(value)
@@ -137,10 +139,10 @@ class _Namer:
             return found
         source = operand_of(eqn, eqn.outvars.index(value.var))
         if source is not None and isinstance(operand := eqn.invars[source], Var):
-            return self.name(Value(value.parts, value.calls, operand))
+            return self.name(NestedValue(value.parts, value.calls, operand))
         return self.parameter(value)
 
-    def argument(self, value: Value) -> tuple[str, ...] | None:
+    def argument(self, value: NestedValue) -> tuple[str, ...] | None:
         """The name of an argument of the program, or of what an argument of a body comes from."""
         index = value.parts[-1].body.invars.index(value.var)
         if not value.calls:
@@ -149,11 +151,11 @@ class _Namer:
         operand = call.invars[_operand(call, value.parts[-1].body, index)]
         if isinstance(operand, Literal):
             return None
-        return self.name(Value(value.parts[:-1], value.calls[:-1], operand))
+        return self.name(NestedValue(value.parts[:-1], value.calls[:-1], operand))
 
     # --- the source ---------------------------------------------------------------------------
 
-    def assigned(self, value: Value, eqn: JaxprEqn) -> tuple[str, ...] | None:
+    def assigned(self, value: NestedValue, eqn: JaxprEqn) -> tuple[str, ...] | None:
         """The name in the source, after that in the user's own if it is in a library's."""
         others: dict[str, set[Range]] = {}
         for calls, user, _ in self.late_users(value):
@@ -172,26 +174,30 @@ class _Namer:
             found = found or name
         return None if found is None else (found,)
 
-    def late_users(self, value: Value) -> Iterator[tuple[tuple[JaxprEqn, ...], JaxprEqn, Var]]:
+    def late_users(
+        self, value: NestedValue
+    ) -> Iterator[tuple[tuple[JaxprEqn, ...], JaxprEqn, Var]]:
         """The equations that need a value late, the calls around each, and its variable there."""
         part, var = value.parts[-1], value.var
-        for eqn in self.body(part).users.get(var, ()):
+        for eqn in (part.body.eqns[i] for i in self.body(part).readers(var)):
             if not all(part.times[v].early for v in eqn.outvars):
                 yield value.calls, eqn, var
                 continue
             for i, out in enumerate(eqn.outvars):
                 source = operand_of(eqn, i)
                 if source is not None and eqn.invars[source] is var:
-                    yield from self.late_users(Value(value.parts, value.calls, out))
+                    yield from self.late_users(NestedValue(value.parts, value.calls, out))
         if value.calls:
             outs = value.calls[-1].outvars
             for i, atom in enumerate(part.body.outvars[: len(outs)]):
                 if atom is var:
-                    yield from self.late_users(Value(value.parts[:-1], value.calls[:-1], outs[i]))
+                    yield from self.late_users(
+                        NestedValue(value.parts[:-1], value.calls[:-1], outs[i])
+                    )
 
     # --- names of functions and of their parameters -------------------------------------------
 
-    def parameter(self, value: Value) -> tuple[str, ...] | None:
+    def parameter(self, value: NestedValue) -> tuple[str, ...] | None:
         """The parameter of a user's jitted function that needs a value late."""
         for _, user, var in self.late_users(value):
             if not isinstance(called := view(user), Call):
@@ -204,7 +210,7 @@ class _Namer:
                 return (words[-1],)
         return None
 
-    def function(self, value: Value) -> str:
+    def function(self, value: NestedValue) -> str:
         """The function that computes a value."""
         eqn = self.eqn(value)
         if eqn is None:
@@ -218,24 +224,14 @@ class _Namer:
         return words[-1] if words else eqn.primitive.name
 
 
-class _Body:
-    """Which equation of a body computes a variable, and which use it."""
-
-    def __init__(self, part: Split):
-        self.made = {v: i for i, eqn in enumerate(part.body.eqns) for v in eqn.outvars}
-        self.users: dict[Var, list[JaxprEqn]] = {}
-        for eqn in part.body.eqns:
-            for atom in eqn.invars:
-                if not isinstance(atom, Literal):
-                    self.users.setdefault(atom, []).append(eqn)
-
-
 def _words(text: str) -> list[str]:
     """The names in a path, as `params['w']` or `outer/inner`."""
     return _WORD.findall(text)
 
 
-def _frames_of(value: Value, eqn: JaxprEqn) -> Iterator[tuple[UserFrame, tuple[int, int] | None]]:
+def _frames_of(
+    value: NestedValue, eqn: JaxprEqn
+) -> Iterator[tuple[UserFrame, tuple[int, int] | None]]:
     """The user's frames around a value's equation, the innermost first, through the calls.
 
     An equation bears the frames of its body alone. The frame of a call that gives the value comes

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain, groupby
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.structured import Call
@@ -58,10 +59,10 @@ def _line(place: str | None, eqns: Sequence[JaxprEqn]) -> str:
 def _path(part: Split, atom: Atom) -> tuple[int, list[JaxprEqn]]:
     """The argument that a value that is not ready comes from, and the equations on the way."""
     invars = {v: i for i, v in enumerate(part.body.invars)}
-    made = {v: i for i, eqn in enumerate(part.body.eqns) for v in eqn.outvars}
+    definitions = DefUse(part.body.eqns).definitions
     steps: list[list[JaxprEqn]] = []
     while atom not in invars:
-        atom, inner = _before(part, made[atom], atom)
+        atom, inner = _before(part, definitions[atom][0], atom)
         steps.append(inner)
     return invars[atom], list(chain.from_iterable(reversed(steps)))
 

@@ -20,6 +20,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.regions import Region, Regions, regions
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import ShardMap, While, call, keep
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -45,25 +46,21 @@ Marks = Callable[[Sequence[BindingTime]], list[bool]]
 _NONE: Mapping[str, Sequence[Var]] = {}
 
 
-def rule(table: dict[str, Rule], name: str) -> Callable[[Rule], Rule]:
-    """Register a rule, asked where an equation may have to be split."""
+def _split_if_needed(split_rule: Rule) -> Rule:
+    """Decorate a rule that is asked only where an equation may have to be split."""
 
-    def register(function: Rule) -> Rule:
-        def asked(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-            results = meet(times)
-            if context.sows.inside(eqn):
-                return function(eqn, times, context)
-            if all(results) and not has_lasting_effect(eqn):
-                return whole(eqn, times, context)
-            outcome = function(eqn, times, context)
-            # What writes to a ref of its own, say, can be had by one program if not by two.
-            stuck = any(part.stuck for part in outcome.parts)
-            return whole(eqn, times, context) if stuck and any(results) else outcome
+    def asked(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
+        results = meet(times)
+        if context.sows.inside(eqn):
+            return split_rule(eqn, times, context)
+        if all(results) and not has_lasting_effect(eqn):
+            return whole(eqn, times, context)
+        outcome = split_rule(eqn, times, context)
+        # What writes to a ref of its own, say, can be had by one program if not by two.
+        stuck = any(part.stuck for part in outcome.parts)
+        return whole(eqn, times, context) if stuck and any(results) else outcome
 
-        table[name] = asked
-        return function
-
-    return register
+    return asked
 
 
 def _early(times: Sequence[BindingTime]) -> list[bool]:
@@ -181,6 +178,7 @@ def _parts(
 
 
 @rule(kind_rules, "call")
+@_split_if_needed
 def _call(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     scope = scope_of(eqn)
     context.scopes += [] if scope is None else [scope]
@@ -235,6 +233,7 @@ def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Varia
 
 
 @rule(kind_rules, "loop")
+@_split_if_needed
 def _loop(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     """A variable is stacked: a result of init's loop, and in apply's a row for each round."""
     if eqn.primitive.name in While.primitives and context.sows.inside(eqn):
@@ -279,6 +278,7 @@ def _check_loop(eqn: JaxprEqn, parts: Sequence[Split]) -> None:
 
 
 @rule(kind_rules, "branch")
+@_split_if_needed
 def _branch(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     inside = regions(eqn)
     assert inside is not None
@@ -337,6 +337,7 @@ def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> Closed
 
 
 @rule(unzip_rules, "shard_map")
+@_split_if_needed
 def _shard_map(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
     """A variable that differs between shards has them on a new leading axis, in mesh order."""
     parts = _parts(eqn, times, context)

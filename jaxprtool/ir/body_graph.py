@@ -10,6 +10,7 @@ from types import MappingProxyType
 from jaxprtool import jaxcompat
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness, Origins
+from jaxprtool.ir.equations import with_operands
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var
@@ -27,8 +28,7 @@ class Side(DefUse):
         arguments: A number for each argument that has a counterpart, by position. Counterparts have
             the same number.
         results: The same for the results.
-        literals: Literals to read instead of arguments and constants of a call, by the `id` of the
-            variable.
+        literals: Literals to read instead of arguments and constants of a call.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Side(DefUse):
         held: AnyJaxpr,
         arguments: dict[int, int],
         results: dict[int, int],
-        literals: Mapping[int, Literal] = MappingProxyType({}),
+        literals: Mapping[Var, Literal] = MappingProxyType({}),
     ):
         self._keys = keys
         self.held = held
         self.jaxpr = jaxcompat.open_jaxpr(held)
         super().__init__(self.jaxpr.eqns)
         if literals:
-            self.eqns = [_with_literals(eqn, literals) for eqn in self.eqns]
+            self.eqns = [with_operands(eqn, literals) for eqn in self.eqns]
             keys.keep(self.eqns)
         self._arguments: list[Hashable] = [
             ("argument", arguments[i]) if i in arguments else ("argument", id(var))
@@ -117,10 +117,3 @@ def _called(eqn: JaxprEqn) -> AnyJaxpr | None:
     if not traits(eqn).call or (inside := regions(eqn)) is None or len(inside.bodies) != 1:
         return None
     return inside.bodies[0]
-
-
-def _with_literals(eqn: JaxprEqn, literals: Mapping[int, Literal]) -> JaxprEqn:
-    """Substitute literals for the variables that an equation reads."""
-    if not any(id(atom) in literals for atom in eqn.invars):
-        return eqn
-    return eqn.replace(invars=[literals.get(id(atom), atom) for atom in eqn.invars])

@@ -16,6 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.body_graph import Side
 from jaxprtool.ir.body_pairs import MOST_ALIKE, BodyPairs, Opened, in_order
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness
+from jaxprtool.ir.equations import substitute
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
@@ -158,7 +159,7 @@ class _BodyMatching:
         given = [*zip(opened.invars, _call_operands(eqn), strict=True)]
         constants = zip(opened.constvars, getattr(body, "consts", ()), strict=False)
         scalars = [(var, jaxcompat.as_literal(value, var.aval)) for var, value in constants]
-        literals = {id(var): atom for var, atom in given + scalars if type(atom) is Literal}
+        literals = {var: atom for var, atom in given + scalars if type(atom) is Literal}
         inner = Side(self._keys, body, {}, {}, literals)
         self._budget[0] -= 1 + len(inner.eqns)
         if self._budget[0] < 0:
@@ -180,10 +181,10 @@ class _BodyMatching:
         self._found.opened.append(Opened(which, position, inside))
         self._note_operands(which, dict(given), inside)
         found = (inside.partner, inside.back)[which]
-        for atom, var in zip(opened.outvars, eqn.outvars, strict=True):
-            literal = inside.literals.get(id(atom), atom)
-            if type(literal) is Literal:
-                self._found.literals[id(var)] = literal
+        outvars = substitute(opened.outvars, inside.literals)
+        for atom, var in zip(outvars, eqn.outvars, strict=True):
+            if type(atom) is Literal:
+                self._found.literals[var] = atom
             elif (other := found.get(id(atom))) is not None:
                 self._found.correspond(*((var, other) if which == 0 else (other, var)))
         return True

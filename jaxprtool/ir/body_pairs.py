@@ -44,8 +44,8 @@ class BodyPairs:
         back: The inverse of `partner`.
         taken: For each body, the positions of the equations that have a counterpart, here or in an
             opened call.
-        literals: The literals that variables of an opened call stand for, by the `id` of the
-            variable: its arguments, its constants, and the results of calls in it.
+        literals: The literals that variables of an opened call stand for: its arguments, its
+            constants, and the results of calls in it.
         opened: The calls of one body whose equations the other body has inline.
         values: The pairs of variables, in the order in which they were found.
         results: The pairs of results of the two bodies.
@@ -61,7 +61,7 @@ class BodyPairs:
         self.partner: dict[int, Var] = {}
         self.back: dict[int, Var] = {}
         self.taken: tuple[set[int], set[int]] = set(), set()
-        self.literals: dict[int, Literal] = {}
+        self.literals: dict[Var, Literal] = {}
         self.opened: list[Opened] = []
         self.values: list[tuple[Var, Var]] = []
         self.results: list[tuple[Atom, Atom]] = []

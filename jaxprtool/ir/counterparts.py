@@ -27,6 +27,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.body_matching import match_bodies
 from jaxprtool.ir.body_pairs import BodyPairs
 from jaxprtool.ir.equation_keys import EquationKeys
+from jaxprtool.ir.equations import substitute
 from jaxprtool.ir.regions import Region, regions
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
@@ -106,8 +107,7 @@ class MatchedBody:
 
     def agree(self, old: Atom, new: Atom) -> bool:
         """Return True if two operands correspond, or are the same literal."""
-        literals = self._found.literals
-        old, new = literals.get(id(old), old), literals.get(id(new), new)
+        old, new = substitute((old, new), self._found.literals)
         if type(old) is Literal and type(new) is Literal:
             return self.keys.literal(old) == self.keys.literal(new)
         return self._found.agree(old, new)

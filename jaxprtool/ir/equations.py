@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from operator import is_not
 from typing import Any, overload
 
 from jaxprtool import jaxcompat
@@ -139,6 +140,17 @@ def free_variables(eqns: Iterable[JaxprEqn], results: Iterable[Atom] = ()) -> di
         defined.update(eqn.outvars)
     free.update((v, None) for v in results if type(v) is not Literal and v not in defined)
     return free
+
+
+def substitute(atoms: Iterable[Atom], names: Mapping[Var, Atom]) -> list[Atom]:
+    """Return atoms with what `names` has for them in the places of variables."""
+    return [v if type(v) is Literal else names.get(v, v) for v in atoms]
+
+
+def with_operands(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
+    """Return an equation with operands substituted; the same object if `names` has none of them."""
+    operands = substitute(eqn.invars, names)
+    return eqn.replace(invars=operands) if any(map(is_not, operands, eqn.invars)) else eqn
 
 
 def fuses(eqn: JaxprEqn) -> bool:

@@ -6,17 +6,18 @@ its carry. JAX says so when it lowers the loop; those who run it round by round 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jax import lax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import substitute, with_operands
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.structured import While, view
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, JaxprEqn
 
 
 def with_scalar_predicates(program: Program) -> Program:
@@ -39,7 +40,7 @@ def _with_scalar_predicate(eqn: JaxprEqn) -> list[JaxprEqn] | None:
     # The body computes the predicate by the very equations of the condition, so that what is said
     # of them is said once.
     names = dict(zip(own_carry, carry, strict=True))
-    new = [_lookup(names, atom) for atom in body.outvars]
+    new = substitute(body.outvars, names)
     deciding, any_lane = _traced(eqn, _any_lane, cond.outvars)
     choosing, chosen = _traced(eqn, _chosen, [*cond.outvars, *carry, *new])
     rebuilt = loop.rebuild(
@@ -50,7 +51,7 @@ def _with_scalar_predicate(eqn: JaxprEqn) -> list[JaxprEqn] | None:
             consts=[*cond.consts, *body.consts],
             invars=[*cond_consts, *body_consts, *carry],
             outvars=chosen,
-            eqns=[*cond.eqns, *_renamed(body.eqns, names), *choosing],
+            eqns=[*cond.eqns, *(with_operands(each, names) for each in body.eqns), *choosing],
         ),
         body_consts=(*loop.cond_consts, *loop.body_consts),
     )
@@ -76,16 +77,9 @@ def _traced(
     """Return the equations of a function of operands, and its results."""
     closed = jaxcompat.traced_like(like, function, operands)
     names = dict(zip(closed.invars, operands, strict=True))
-    return _renamed(closed.eqns, names), [_lookup(names, atom) for atom in closed.outvars]
+    eqns = [with_operands(eqn, names) for eqn in closed.eqns]
+    return eqns, substitute(closed.outvars, names)
 
 
 def _split(values: Sequence[Any], count: int) -> tuple[Sequence[Any], Sequence[Any]]:
     return values[:count], values[count:]
-
-
-def _renamed(eqns: Sequence[JaxprEqn], names: Mapping[Var, Atom]) -> list[JaxprEqn]:
-    return [eqn.replace(invars=[_lookup(names, v) for v in eqn.invars]) for eqn in eqns]
-
-
-def _lookup(names: Mapping[Var, Atom], atom: Atom) -> Atom:
-    return atom if isinstance(atom, Literal) else names.get(atom, atom)

@@ -18,6 +18,7 @@ from jax.extend.core import primitives
 from jax.lax import GatherScatterMode
 
 from jaxprtool.ir.def_use import DefUse
+from jaxprtool.ir.equations import substitute, with_operands
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 #: The most elements of an array of indices to evaluate.
@@ -79,19 +80,15 @@ def with_slices(
     written: list[JaxprEqn] = []
     same: dict[Var, Atom] = {}
 
-    def lookup(atom: Atom) -> Atom:
-        return atom if type(atom) is Literal else same.get(atom, atom)
-
     for eqn in eqns:
-        if not same.keys().isdisjoint(_variables(eqn.invars)):
-            eqn = eqn.replace(invars=list(map(lookup, eqn.invars)))
+        eqn = with_operands(eqn, same)
         rule = _RULES.get(eqn.primitive.name)
         made = rule(eqn, known) if rule and changed(eqn) else None
         if isinstance(made, Var):
             same[eqn.outvars[0]] = made
         else:
             written += [eqn] if made is None else made
-    results = list(map(lookup, results))
+    results = substitute(results, same)
     return _without(known.read, written, results) if known.read else written, results
 
 

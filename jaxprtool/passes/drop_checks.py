@@ -33,7 +33,7 @@ from jaxprtool.ir.custom_rules import (
     vjp_params,
     vjp_rule,
 )
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equations import equations, substitute
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, view
@@ -247,10 +247,10 @@ def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
 
 def _forwarded(body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom] | None:
     """What a call gives whose body hands on operands and literals, and does nothing else."""
-    place = {var: i for i, var in enumerate(body.invars)}
-    if body.effects or any(not isinstance(v, Literal) and v not in place for v in body.outvars):
+    given = dict(zip(body.invars, operands, strict=True))
+    if body.effects or any(not isinstance(v, Literal) and v not in given for v in body.outvars):
         return None
-    return [v if isinstance(v, Literal) else operands[place[v]] for v in body.outvars]
+    return substitute(body.outvars, given)
 
 
 def _bodies(rule: JVPRule | VJPRule | None) -> list[ClosedJaxpr]:

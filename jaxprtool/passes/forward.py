@@ -25,11 +25,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import is_not
 from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import free_variables
+from jaxprtool.ir.equations import free_variables, substitute, with_operands
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite
@@ -459,13 +458,6 @@ def _narrow(
     body: ClosedJaxpr, names: dict[Var, Atom], invars: Sequence[Var], wanted: Sequence[bool]
 ) -> ClosedJaxpr:
     jaxpr = jaxcompat.open_jaxpr(body)
-
-    def now(atoms: Sequence[Atom]) -> list[Atom]:
-        return [v if type(v) is Literal else names.get(v, v) for v in atoms]
-
-    eqns = list(jaxpr.eqns)
-    for i, eqn in enumerate(eqns if names else ()):
-        if any(map(is_not, operands := now(eqn.invars), eqn.invars)):
-            eqns[i] = eqn.replace(invars=operands)
-    outvars = now(keep(jaxpr.outvars, wanted))
+    eqns = [with_operands(eqn, names) for eqn in jaxpr.eqns] if names else jaxpr.eqns
+    outvars = substitute(keep(jaxpr.outvars, wanted), names)
     return jaxcompat.replace_jaxpr(body, invars=invars, outvars=outvars, eqns=eqns)

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
+from jaxprtool.ir.equations import substitute
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.structured import CustomJVP, call, holds_jaxpr, sub_jaxprs, view
 from jaxprtool.jaxcompat import (
@@ -25,7 +26,6 @@ from jaxprtool.jaxcompat import (
     DropVar,
     Jaxpr,
     JaxprEqn,
-    Literal,
     Mark,
     Var,
 )
@@ -167,7 +167,7 @@ def _without(gone: Collection[OutlineBody], item: Item) -> Iterator[Item]:
     results = dict(zip(item.body.outvars, item.outvars, strict=True))
     source_of = jaxcompat.source_under(item.like.replace(source_info=item.source))
     for inner in item.body.items:
-        operands = [v if type(v) is Literal else atoms[v] for v in inner.invars]
+        operands = substitute(inner.invars, atoms)
         outs = [
             out if type(out := results.get(v, v)) is not DropVar and out is not v else _fresh(v)
             for v in inner.outvars

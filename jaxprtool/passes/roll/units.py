@@ -7,6 +7,7 @@ that it calls is one: a round with a convolution that is not in a unit is twenty
 from __future__ import annotations
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import substitute
 from jaxprtool.ir.structured import call
 from jaxprtool.jaxcompat import ClosedJaxpr, DebugInfo, JaxprEqn, Literal, Var
 
@@ -30,5 +31,5 @@ def as_unit(body: ClosedJaxpr, name: str, like: JaxprEqn) -> ClosedJaxpr:
     unit = jaxcompat.replace_jaxpr(body, outvars=list(made), debug_info=debug)
     eqn = call(unit, invars, [atoms[v] for v in made], like)
     eqn = eqn.replace(ctx=jaxcompat.marked(like.ctx, "unit", name), effects=unit.effects)
-    outvars = [v if type(v) is Literal else atoms[v] for v in old.outvars]
+    outvars = substitute(old.outvars, atoms)
     return jaxcompat.new_jaxpr((), (), invars, outvars, [eqn], debug)

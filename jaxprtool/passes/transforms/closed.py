@@ -23,12 +23,12 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.bounds import LengthsBound
-from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.equations import substitute, type_of, with_operands
 from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import keep
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Aval, Literal, Var
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import chosen, positional
 
@@ -88,14 +88,6 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
             constvars.append(var)
             consts.append(value)
 
-    def now(atom: Atom) -> Atom:
-        return atom if isinstance(atom, Literal) else literals.get(atom, atom)
-
-    def replaced(eqn: JaxprEqn) -> JaxprEqn:
-        if not any(isinstance(v, Var) and v in literals for v in eqn.invars):
-            return eqn
-        return eqn.replace(invars=list(map(now, eqn.invars)))
-
     free = [i not in values for i in range(len(jaxpr.invars))]
     arg_names = keep(program.arg_names, free)
     new = jaxcompat.replace_jaxpr(
@@ -103,8 +95,8 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
         constvars=constvars,
         consts=consts,
         invars=keep(jaxpr.invars, free),
-        outvars=list(map(now, jaxpr.outvars)),
-        eqns=list(map(replaced, jaxpr.eqns)),
+        outvars=substitute(jaxpr.outvars, literals),
+        eqns=[with_operands(eqn, literals) for eqn in jaxpr.eqns],
     )
     in_tree = structure(remaining(program, free))
     return program.replace(jaxpr=new, in_tree=in_tree, arg_names=arg_names)

@@ -21,14 +21,14 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.constant_operands import Taken, hand_in
 from jaxprtool.ir.custom_rules import jvp_rule, rules_followed, vjp_rule
-from jaxprtool.ir.equations import equations, size_of
+from jaxprtool.ir.equations import equations, size_of, substitute, with_operands
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.regions import open_regions
 from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.structured import CustomJVP, CustomVJP, sub_jaxprs, view
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Literal, Var, VJPRule
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Var, VJPRule
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import with_names
@@ -141,7 +141,7 @@ class _Opening:
             constvars=[var for var, _ in left],
             consts=[value for _, value in left],
             invars=[*body.invars, *(var for var, _ in taken.values())],
-            outvars=[v if type(v) is Literal else names.get(v, v) for v in body.outvars],
+            outvars=substitute(body.outvars, names),
             eqns=eqns,
         )
         return new, taken
@@ -152,9 +152,7 @@ class _Opening:
 
     def _equation(self, eqn: JaxprEqn, names: Mapping[Any, Var], taken: Taken) -> JaxprEqn:
         """An equation whose bodies are handed their constants; `taken` gets those that are new."""
-        if names:
-            operands = [v if type(v) is Literal else names.get(v, v) for v in eqn.invars]
-            eqn = eqn if operands == eqn.invars else eqn.replace(invars=operands)
+        eqn = with_operands(eqn, names)
         if (inside := open_regions(eqn)) is None:
             return eqn
         return hand_in(inside, [self.opened(body) for body in inside.bodies], taken, self.memo)

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import jax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import substitute, with_operands
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.dce import Dce
 from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
@@ -153,12 +154,9 @@ def _sown(body: ClosedJaxpr, chosen: _Chosen, tag: str, names: Iterator[str]) ->
                     )
                 )
 
-    def renamed(atoms: Sequence[Atom]) -> list[Atom]:
-        return [atom if type(atom) is Literal else sown.get(atom, atom) for atom in atoms]
-
     sow(body.invars, body.eqns[0].ctx if body.eqns else None)
     for position, eqn in enumerate(body.eqns):
-        eqn = eqn.replace(invars=renamed(eqn.invars)) if sown else eqn
+        eqn = with_operands(eqn, sown)
         if position in chosen.inner and (inside := regions(eqn)) is not None:
             bodies = list(inside.bodies)
             for index, within in sorted(chosen.inner[position].items()):
@@ -166,4 +164,4 @@ def _sown(body: ClosedJaxpr, chosen: _Chosen, tag: str, names: Iterator[str]) ->
             eqn = inside.rebuild(bodies)
         eqns.append(eqn)
         sow(eqn.outvars, eqn.ctx, eqn.source_info)
-    return jaxcompat.replace_jaxpr(body, outvars=renamed(body.outvars), eqns=eqns)
+    return jaxcompat.replace_jaxpr(body, outvars=substitute(body.outvars, sown), eqns=eqns)

@@ -7,6 +7,7 @@ before the loop does for all; and it can be one, where the loop's length is not 
 from __future__ import annotations
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.equations import substitute, with_operands
 from jaxprtool.ir.regions import Regions, open_regions, regions
 from jaxprtool.ir.rewrite import partition
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
@@ -71,11 +72,5 @@ def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprE
     invars = inside.arguments(region, body.invars, {region.constants: made})
     bodies = [*inside.bodies[:number], jaxcompat.replace_jaxpr(body, invars=invars, eqns=eqns)]
     new = inside.rebuild(bodies, more={region.constants: [outside[v] for v in made]})
-    moved = [
-        eqn.replace(
-            invars=[v if isinstance(v, Literal) else outside[v] for v in eqn.invars],
-            outvars=[outside[v] for v in eqn.outvars],
-        )
-        for eqn in taken
-    ]
-    return moved, new
+    moved = [with_operands(eqn, outside) for eqn in taken]
+    return [eqn.replace(outvars=substitute(eqn.outvars, outside)) for eqn in moved], new

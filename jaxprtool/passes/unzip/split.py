@@ -17,7 +17,7 @@ from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import named, type_of
+from jaxprtool.ir.equations import named, substitute, type_of, with_operands
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.dce import has_lasting_effect
@@ -44,15 +44,13 @@ class Half:
     eqns: list[JaxprEqn] = field(default_factory=list)
     names: dict[Var, Atom] = field(default_factory=dict)
 
-    def lookup(self, atom: Atom) -> Atom:
-        """Return what stands for an atom of the body."""
-        return atom if type(atom) is Literal else self.names.get(atom, atom)
+    def lookup(self, atoms: Iterable[Atom]) -> list[Atom]:
+        """Return what stands for atoms of the body."""
+        return substitute(atoms, self.names)
 
     def add(self, eqn: JaxprEqn) -> None:
         """Add an equation of the body."""
-        if self.names and any(type(v) is not Literal and v in self.names for v in eqn.invars):
-            eqn = eqn.replace(invars=list(map(self.lookup, eqn.invars)))
-        self.eqns.append(eqn)
+        self.eqns.append(with_operands(eqn, self.names) if self.names else eqn)
 
     @cached_property
     def effects(self) -> set[Effect]:
@@ -124,7 +122,7 @@ class Split:
         return self._built[request]
 
     def _results(self, half: Half, outs: Sequence[bool]) -> list[Atom]:
-        return [half.lookup(atom) for atom in keep(self.body.outvars, outs)]
+        return half.lookup(keep(self.body.outvars, outs))
 
     def _jaxpr(
         self, half: str, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
@@ -143,12 +141,12 @@ class Split:
         """Make a variable of an early value, or pass it on if a later one replaces it."""
         variable = Variable.of(eqn, eqn.params["tree"], [v.aval for v in eqn.outvars])
         operands = eqn.invars[: len(eqn.outvars)]
-        values = list(map(self.early.lookup, operands))
+        values = self.early.lookup(operands)
         self.early.names.update(zip(eqn.outvars, values, strict=True))
         path = (*context.scopes, *variable.path)
         if context.replaced.get(path):
             context.replaced[path] -= 1
-            passed = list(map(self.ready.lookup, operands))
+            passed = self.ready.lookup(operands)
             self.ready.names.update(zip(eqn.outvars, passed, strict=True))
             self.times.update(zip(eqn.outvars, times[: len(operands)], strict=True))
             return

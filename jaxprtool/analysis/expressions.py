@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dataflow import DataFlow
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equations import equations, is_inexact
 from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.source_names import SourceNames, range_of
@@ -98,11 +96,7 @@ class _ExpressionSearch:
         frame, like = self._frame(eqn), traits(eqn)
         if frame is not None and not like.moves and not like.names_value:
             for var in eqn.outvars:
-                if (
-                    type(var) is not DropVar
-                    and _is_inexact(var)
-                    and self._leaves(jaxpr, var, frame)
-                ):
+                if type(var) is not DropVar and is_inexact(var) and self._leaves(jaxpr, var, frame):
                     self.found.setdefault(frame, []).append(var)
         held = None if like.custom_derivative else regions(eqn)
         return [] if held is None or not self._opens(held) else _bodies(held)
@@ -132,8 +126,3 @@ class _ExpressionSearch:
 
 def _bodies(held: Regions) -> list[Jaxpr]:
     return list(map(jaxcompat.open_jaxpr, held.bodies))
-
-
-def _is_inexact(var: Var) -> bool:
-    dtype = getattr(var.aval, "dtype", None)
-    return dtype is not None and bool(jnp.issubdtype(dtype, jnp.inexact))

@@ -11,13 +11,13 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.border import Border, border
-from jaxprtool.ir.dataflow import DataFlow, Holder
+from jaxprtool.ir.dataflow import DataFlow, Holder, Value
 from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.equations import bodies, is_ref, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
-from jaxprtool.ir.slicing import Start, Value, backward_slice, forward_slice, is_ref
+from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import or_
 
-import jax
-import jax.numpy as jnp
-
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import border
 from jaxprtool.ir.custom_rules import vjp_rule
 from jaxprtool.ir.documents import document
+from jaxprtool.ir.equations import is_inexact
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
@@ -69,7 +67,7 @@ def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> Grad
     about = border(program)
     top = about.jaxpr
     first = about.arguments[positions[0]]
-    moving = {v for v in (top.invars[i] for i in positions) if _is_inexact(v)}
+    moving = {v for v in (top.invars[i] for i in positions) if is_inexact(v)}
     if not moving:
         return GradientFlow(first.name, (), (), (), first.type)
     forward = forward_slice(top, Start([(top, v) for v in moving]))
@@ -78,7 +76,7 @@ def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> Grad
     ends = [
         i
         for i, (atom, flag) in enumerate(zip(top.outvars, forward.results, strict=True))
-        if flag and _is_inexact(atom)
+        if flag and is_inexact(atom)
     ]
     values = [(top, v) for i in ends if not isinstance(v := top.outvars[i], Literal)]
     leading = backward_slice(top, Start(values)).members()
@@ -103,11 +101,6 @@ def _stop(frames: Frames, calls: Sequence[JaxprEqn]) -> Stop:
     place = frames.place_of(calls)
     frame = None if place is None else place.frame
     return Stop(name, "" if frame is None else frames.text(frame), frame)
-
-
-def _is_inexact(atom: object) -> bool:
-    dtype = getattr(getattr(atom, "aval", None), "dtype", None)
-    return dtype is not None and jax.dtypes.issubdtype(dtype, jnp.inexact)
 
 
 #: Equations at which tangents stop, each behind those whose bodies it is in.
@@ -156,7 +149,7 @@ class _Tangents:
 
         def through(number: int, facts: list[bool]) -> tuple[bool, ...]:
             pairs = zip(bodies[number].invars, facts, strict=True)
-            given = tuple(flag and _is_inexact(v) for v, flag in pairs)
+            given = tuple(flag and is_inexact(v) for v, flag in pairs)
             results, inside = self.run(bodies[number], given)
             stops.update(dict.fromkeys((eqn, *calls) for calls in inside))
             return results
@@ -168,7 +161,7 @@ class _Tangents:
 
     def _flat(self, eqn: JaxprEqn, flags: list[bool]) -> list[bool]:
         """Return which results of an equation without bodies have tangents."""
-        exact = [_is_inexact(v) for v in eqn.outvars]
+        exact = [is_inexact(v) for v in eqn.outvars]
         if not any(exact):
             return exact
         types = (str(getattr(v.aval, "dtype", "")) for v in (*eqn.invars, *eqn.outvars))

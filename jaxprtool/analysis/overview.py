@@ -6,12 +6,11 @@ Equations are counted as `stats` counts them: where they run, the body of a jit 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxprtool.analysis.stats import Stats, count_equations, stats
 from jaxprtool.ir.border import ValueGroup, border, grouped
-from jaxprtool.ir.equations import holders
+from jaxprtool.ir.equations import holders, inner_jaxprs, outer_first
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
@@ -69,25 +68,12 @@ def overview(program: Program | AnyJaxpr) -> Overview:
 
 def _runs(top: Jaxpr) -> dict[Jaxpr, int]:
     """Return how often each body stands in a program, callers before what they call."""
-    order: dict[Jaxpr, None] = {}
-
-    def visit(jaxpr: Jaxpr) -> None:
-        if jaxpr not in order:
-            for body in _inside(jaxpr):
-                visit(body)
-            order[jaxpr] = None
-
-    visit(top)
-    runs = dict.fromkeys(reversed(order), 0)
+    runs = dict.fromkeys(outer_first(top), 0)
     runs[top] = 1
     for jaxpr, number in runs.items():
-        for body in _inside(jaxpr):
+        for body in inner_jaxprs(jaxpr):
             runs[body] += number
     return runs
-
-
-def _inside(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    return (body for _, held in holders(jaxpr) for _, body in held)
 
 
 def _bodies(runs: dict[Jaxpr, int]) -> list[HeldBody]:

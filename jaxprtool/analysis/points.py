@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias, get_args
 from jaxprtool.analysis.stats import constants_of
 from jaxprtool.errors import PointError, did_you_mean
 from jaxprtool.ir.border import border
-from jaxprtool.ir.dataflow import DataFlow
+from jaxprtool.ir.dataflow import DataFlow, Value
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.signatures import Notation

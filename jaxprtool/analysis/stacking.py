@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxprtool.ir.border import top_jaxpr
-from jaxprtool.ir.equations import bodies, size_of
+from jaxprtool.ir.equations import all_jaxprs, size_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.structured import Scan
 from jaxprtool.jaxcompat import Jaxpr, Literal, Var
@@ -31,16 +31,9 @@ def stacking(program: Program) -> Stacking:
     top = top_jaxpr(program)
     scans: list[Scan] = []
     stacks: set[Var] = set()
-    seen, todo = {top}, [top]
-    while todo:
-        body = todo.pop()
+    for body in all_jaxprs(top):
         stacks |= _stacks(body)
-        for eqn in body.eqns:
-            if eqn.primitive.name == "scan":
-                scans.append(Scan.of(eqn))
-            inner = {each for _, each in bodies(eqn)} - seen
-            seen |= inner
-            todo += inner
+        scans += [Scan.of(eqn) for eqn in body.eqns if eqn.primitive.name == "scan"]
     gone_over = {x for scan in scans for x in scan.xs if type(x) is not Literal}
     return Stacking(
         len(scans),

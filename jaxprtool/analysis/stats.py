@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from jaxprtool.ir.border import NamedValue, border, top_jaxpr
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import holders, size_of, type_of
+from jaxprtool.ir.equations import inner_jaxprs, size_of, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
 
@@ -101,8 +101,7 @@ def count_equations(program: Program | AnyJaxpr) -> int:
     jaxpr = top_jaxpr(program)
     known = _totals.of(jaxpr)
     if "total" not in known:
-        inner = (body for _, held in holders(jaxpr) for _, body in held)
-        known["total"] = len(jaxpr.eqns) + sum(map(count_equations, inner))
+        known["total"] = len(jaxpr.eqns) + sum(map(count_equations, inner_jaxprs(jaxpr)))
     return known["total"]  # type: ignore[no-any-return]
 
 
@@ -110,12 +109,11 @@ def _count(jaxpr: Jaxpr, counts: dict[Jaxpr, Counter[tuple[int, str]]]) -> None:
     """Fill in the counts, by depth and primitive, of `jaxpr` and all that it holds."""
     total = Counter((0, eqn.primitive.name) for eqn in jaxpr.eqns)
     counts[jaxpr] = total
-    for _, held in holders(jaxpr):
-        for _, body in held:
-            if body not in counts:
-                _count(body, counts)
-            for (depth, name), number in counts[body].items():
-                total[depth + 1, name] += number
+    for body in inner_jaxprs(jaxpr):
+        if body not in counts:
+            _count(body, counts)
+        for (depth, name), number in counts[body].items():
+            total[depth + 1, name] += number
 
 
 def constants_of(jaxpr: Jaxpr) -> list[tuple[Jaxpr, Var]]:

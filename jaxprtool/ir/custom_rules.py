@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 
@@ -37,6 +37,37 @@ class RuleRaised(UserFunctionError):
     def __init__(self, rule: str, raised: str):
         super().__init__(f"the rule {rule} raised {raised}")
         self.raised = raised
+
+
+#: The rule of a custom_jvp call, or the two of a custom_vjp call.
+CustomRule: TypeAlias = JVPRule | VJPRule
+
+#: For each primitive of custom calls the parameters that hold its live rules.
+_LIVE = {"custom_jvp_call": ("jvp_jaxpr_fun",), "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd")}
+
+
+def has_rule(eqn: JaxprEqn) -> bool:
+    """Return True for a custom_jvp or custom_vjp call."""
+    return eqn.primitive.name in _LIVE
+
+
+def custom_rule(eqn: JaxprEqn) -> CustomRule:
+    """The rule of a custom call of either kind; see `jvp_rule` and `vjp_rule`."""
+    return vjp_rule(eqn) if eqn.primitive.name == "custom_vjp_call" else jvp_rule(eqn)
+
+
+def rule_jaxprs(rule: CustomRule) -> dict[str, ClosedJaxpr]:
+    """The jaxprs of a rule, by field; one that only raises has none."""
+    fields = ("fwd", "bwd") if isinstance(rule, VJPRule) else ("jaxpr",)
+    return {name: held for name in fields if (held := getattr(rule, name)) is not None}
+
+
+def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> CustomRule:
+    """A rule with a function applied to its jaxprs; the same object if none changes."""
+    changes = {
+        name: new for name, old in rule_jaxprs(rule).items() if (new := function(old)) is not old
+    }
+    return replace(rule, **changes) if changes else rule
 
 
 def jvp_rule(eqn: JaxprEqn) -> JVPRule:
@@ -145,13 +176,8 @@ class _Rules:
         return self.traced[key]
 
     def _note(self, found: Any, within: int, origin: JaxprEqn) -> None:
-        held = (found.fwd, found.bwd) if isinstance(found, VJPRule) else (found.jaxpr,)
-        inside = [
-            eqn
-            for jaxpr in held
-            if jaxpr is not None
-            for eqn in equations(jaxcompat.open_jaxpr(jaxpr))
-        ]
+        held = map(jaxcompat.open_jaxpr, rule_jaxprs(found).values())
+        inside = [eqn for jaxpr in held for eqn in equations(jaxpr)]
         if within >= 3:
             self.count += 1
             self.equations += len(inside)
@@ -178,21 +204,11 @@ def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
     made_from = _made_from(eqn)
 
     def traced(eqn: JaxprEqn) -> Any:
-        return _with_constants(trace(eqn) if made_from is None else made_from())
+        # Arrays in the jaxprs of a rule are no literals.
+        return map_rule(as_constants, trace(eqn) if made_from is None else made_from())
 
     rules = _rules.get()
     return traced(eqn) if rules is None else rules.rule(eqn, traced)
-
-
-def _with_constants(rule: JVPRule | VJPRule) -> JVPRule | VJPRule:
-    """Return a rule in whose jaxprs arrays are no literals; the rule itself if they are none."""
-    parts = ("fwd", "bwd") if isinstance(rule, VJPRule) else ("jaxpr",)
-    changes: dict[str, Any] = {}
-    for part in parts:
-        jaxpr = getattr(rule, part)
-        if jaxpr is not None and (new := as_constants(jaxpr)) is not jaxpr:
-            changes[part] = new
-    return replace(rule, **changes) if changes else rule
 
 
 def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
@@ -239,10 +255,28 @@ def rule_key(eqn: JaxprEqn) -> Hashable:
     jaxprs stops at a key that it has seen.
     """
     params = eqn.params
-    live = [params[k] for k in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd") if k in params]
+    live = [params[name] for name in _LIVE[eqn.primitive.name]]
     primals = tuple(v.aval for v in eqn.invars[params["num_consts"] :])
     results = tuple(v.aval for v in eqn.outvars)
     return primals, results, params["symbolic_zeros"], *map(jaxcompat.live_key, live)
+
+
+def following(
+    eqn: JaxprEqn,
+    call_jaxpr: ClosedJaxpr,
+    rule: Callable[[], Any],
+    num_consts: int = 0,
+    symbolic_zeros: bool = False,
+) -> Params:
+    """The parameters of a custom call of the kind of another, whose rules have the same names.
+
+    See `jvp_params` and `vjp_params`.
+    """
+    names = [eqn.params[k].debug_info.func_name for k in _LIVE[eqn.primitive.name]]
+    rest = rule, num_consts, symbolic_zeros
+    if len(names) == 1:
+        return jvp_params(call_jaxpr, names[0], *rest)
+    return vjp_params(call_jaxpr, (names[0], names[1]), *rest)
 
 
 def jvp_params(

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.ir.counterparts import MatchedBody
+from jaxprtool.ir.custom_rules import has_rule
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness, is_dtype, is_label, parameters
-from jaxprtool.ir.equivalence import has_rules, same_rules
+from jaxprtool.ir.equivalence import same_rules
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
@@ -83,7 +84,7 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
             continue
         kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
         yield Difference(kind, "parameter", name, 0, a, b)
-    if not is_other and has_rules(old) and not same_rules(old, new):
+    if not is_other and has_rule(old) and not same_rules(old, new):
         yield Difference("parameter", "rules", "rules", 0, None, None)
     effects = [", ".join(sorted({type(e).__name__ for e in eqn.effects})) for eqn in (old, new)]
     if effects[0] != effects[1] and not is_call:

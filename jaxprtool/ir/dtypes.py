@@ -21,6 +21,11 @@ from jaxprtool.jaxcompat import DType
 _WIDE = {"float64", "int64", "uint64", "complex128"}
 
 
+def is_float0(value: object) -> bool:
+    """Return True for a value, or a type, of dtype float0: the tangent of an integer, say."""
+    return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
+
+
 @cache
 def array_dtypes() -> dict[str, DType]:
     """Each dtype of a JAX array by its short name (`f32`, `f8_e4m3fn`) and its long one."""

@@ -19,8 +19,8 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.custom_rules import rule_key
-from jaxprtool.ir.equivalence import as_classic, has_rules, readable_params, same_rules
+from jaxprtool.ir.custom_rules import has_rule, rule_key
+from jaxprtool.ir.equivalence import as_classic, readable_params, same_rules
 from jaxprtool.ir.structural_key import array_digest, literal_key
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.ir.traits import traits
@@ -225,7 +225,7 @@ class EquationKeys:
             tuple(results),
             effects,
             id(eqn.ctx),
-            self._rule(eqn) if has_rules(eqn) else None,
+            self._rule(eqn) if has_rule(eqn) else None,
         )
 
     def _rule(self, eqn: JaxprEqn) -> int:

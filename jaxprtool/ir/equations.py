@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_not
 from typing import Any, overload
+
+import jax
+import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache
@@ -80,17 +83,51 @@ def is_flat(jaxpr: Jaxpr) -> bool:
     return bool(known["flat"])
 
 
-def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Every equation of an open jaxpr, at any depth; those of a shared body once."""
+def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Yield the open jaxprs that the equations of one hold, each as often as it is held."""
+    return (body for _, inside in holders(jaxpr) for _, body in inside)
+
+
+def all_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Yield an open jaxpr and those in it, at any depth, each once."""
     seen = {jaxpr}
     todo = [jaxpr]
     while todo:
         jaxpr = todo.pop()
-        yield from jaxpr.eqns
+        yield jaxpr
         for _, inside in holders(jaxpr):
             new = dict.fromkeys(body for _, body in inside if body not in seen)
             seen.update(new)
             todo += new
+
+
+def outer_first(
+    jaxpr: Jaxpr, inside: Callable[[Jaxpr], Iterable[Jaxpr]] = inner_jaxprs
+) -> list[Jaxpr]:
+    """Return an open jaxpr and those in it, each after all that hold it.
+
+    Args:
+        jaxpr: The jaxpr.
+        inside: Returns the jaxprs that one holds.
+    """
+    order: list[Jaxpr] = []
+    seen, stack = {jaxpr}, [(jaxpr, iter(inside(jaxpr)))]
+    while stack:
+        each, rest = stack[-1]
+        new = next((body for body in rest if body not in seen), None)
+        if new is None:
+            order.append(each)
+            stack.pop()
+        else:
+            seen.add(new)
+            stack.append((new, iter(inside(new))))
+    return order[::-1]
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Every equation of an open jaxpr, at any depth; those of a shared body once."""
+    for each in all_jaxprs(jaxpr):
+        yield from each.eqns
 
 
 def donations(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
@@ -140,6 +177,47 @@ def free_variables(eqns: Iterable[JaxprEqn], results: Iterable[Atom] = ()) -> di
         defined.update(eqn.outvars)
     free.update((v, None) for v in results if type(v) is not Literal and v not in defined)
     return free
+
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    """Return the variables among atoms."""
+    return [v for v in atoms if type(v) is not Literal]
+
+
+def needed_equations(
+    eqns: Sequence[JaxprEqn],
+    results: Iterable[Atom],
+    stays: Callable[[JaxprEqn], bool] = lambda eqn: False,
+) -> list[JaxprEqn]:
+    """Return the equations that results are computed by, in order.
+
+    Args:
+        eqns: Equations, in order.
+        results: The results.
+        stays: Whether an equation is needed in any case, and with it what computes its operands.
+    """
+    needed, found = set(variables(results)), []
+    for eqn in reversed(eqns):
+        if stays(eqn) or not needed.isdisjoint(eqn.outvars):
+            needed.update(variables(eqn.invars))
+            found.append(eqn)
+    return found[::-1]
+
+
+def is_array(aval: Aval) -> bool:
+    """Return True for the type of an array; False for that of a ref or a token."""
+    return hasattr(aval, "dtype") and not isinstance(aval, jaxcompat.AbstractRef)
+
+
+def is_ref(atom: object) -> bool:
+    """Return True if a value is a ref."""
+    return isinstance(getattr(atom, "aval", None), jaxcompat.AbstractRef)
+
+
+def is_inexact(atom: object) -> bool:
+    """Return True if a value has numbers with a fraction, and so derivatives."""
+    dtype = getattr(getattr(atom, "aval", None), "dtype", None)
+    return dtype is not None and bool(jax.dtypes.issubdtype(dtype, np.inexact))
 
 
 def substitute(atoms: Iterable[Atom], names: Mapping[Var, Atom]) -> list[Atom]:

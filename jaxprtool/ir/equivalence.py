@@ -19,7 +19,7 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.custom_rules import jvp_rule, rule_key, rules_followed, vjp_rule
+from jaxprtool.ir.custom_rules import custom_rule, has_rule, rule_key, rules_followed
 from jaxprtool.ir.dtypes import is_extended, physical
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.high import classic
@@ -56,20 +56,14 @@ def difference(p: object, q: object) -> str | None:
     return None
 
 
-def has_rules(eqn: JaxprEqn) -> bool:
-    """Whether an equation calls a function with custom derivatives."""
-    return eqn.primitive.name in _RULES
-
-
 def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
     """Whether two calls of one custom function, of one kind, have the same rules, as jaxprs.
 
     Raises UnsupportedError if one of these cannot be traced.
     """
-    follow = _RULES[p.primitive.name]
     try:
         with rules_followed():
-            _Comparison().parameters(follow(p), follow(q))
+            _Comparison().parameters(_rules(p), _rules(q))
     except _Different:
         return False
     return True
@@ -169,12 +163,11 @@ class _Comparison:
     def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:
         readable = readable_params.get(p.primitive.name, lambda eqn: eqn.params)
         self.parameters(readable(p), readable(q))
-        if p.primitive.name in _RULES:
+        if has_rule(p):
             keys = rule_key(p), rule_key(q)
             if keys[0] != keys[1] and keys not in self._rules:
                 self._rules.add(keys)
-                rule = _RULES[p.primitive.name]
-                self.parameters(rule(p), rule(q))
+                self.parameters(_rules(p), _rules(q))
 
     def parameters(self, p: Params, q: Params) -> None:
         """Compare parameters by name."""
@@ -242,11 +235,9 @@ def _linear_call(eqn: JaxprEqn) -> Params:
     return {**rest, "transpose": jaxcompat.linear_call_transpose(eqn)}
 
 
-#: The rules of custom calls, as jaxprs and masks by name.
-_RULES: dict[str, Callable[[JaxprEqn], Params]] = {
-    "custom_jvp_call": lambda eqn: vars(jvp_rule(eqn)) | {"name": None},
-    "custom_vjp_call": lambda eqn: vars(vjp_rule(eqn)) | {"fwd_name": None, "bwd_name": None},
-}
+def _rules(eqn: JaxprEqn) -> Params:
+    """The rules of a custom call, as jaxprs and masks by field, without their names."""
+    return vars(custom_rule(eqn)) | dict.fromkeys(("name", "fwd_name", "bwd_name"))
 
 
 # --- values -----------------------------------------------------------------------------------

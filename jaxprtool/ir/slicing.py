@@ -16,13 +16,11 @@ from operator import or_
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import bodies, is_flat
+from jaxprtool.ir.dataflow import Value
+from jaxprtool.ir.equations import bodies, is_flat, is_ref, variables
 from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.structured import holds_jaxpr, views
+from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
-
-#: A variable, and the jaxpr that it is of.
-Value: TypeAlias = tuple[Jaxpr, Var]
 
 #: Some flags of a body's arguments or results.
 _Flags: TypeAlias = tuple[bool, ...]
@@ -168,7 +166,7 @@ class _Forward(_Slicer):
         flat = is_flat(jaxpr)
         for i, eqn in enumerate(jaxpr.eqns):
             first = id(eqn) in begins
-            held = None if flat else _regions(eqn)
+            held = None if flat else regions(eqn)
             if not (
                 first
                 or any(type(v) is not Literal and v in reached for v in eqn.invars)
@@ -246,7 +244,7 @@ class _Backward(_Slicer):
         for i in range(len(eqns) - 1, -1, -1):
             eqn = eqns[i]
             first = id(eqn) in begins
-            held = None if flat else _regions(eqn)
+            held = None if flat else regions(eqn)
             if not (
                 first
                 or not needed.isdisjoint(eqn.outvars)
@@ -256,7 +254,7 @@ class _Backward(_Slicer):
                 continue
             if held is None:
                 inside[i] = self._everything.within(eqn)
-                needed.update(v for v in eqn.invars if type(v) is not Literal)
+                needed.update(variables(eqn.invars))
             else:
                 inside[i] = self._through(eqn, held, needed, first)
         arguments = tuple(v in needed for v in jaxpr.invars)
@@ -287,18 +285,6 @@ class _Backward(_Slicer):
         pairs = zip(eqn.invars, operands, strict=True)
         needed.update(v for v, flag in pairs if flag and type(v) is not Literal)
         return tuple(runs[i] for i in range(len(opened)))
-
-
-def _regions(eqn: JaxprEqn) -> Regions | None:
-    """Return the regions of an equation; most have no parameters that could hold a body."""
-    if eqn.primitive.name in views or (eqn.params and holds_jaxpr(eqn.params.values())):
-        return regions(eqn)
-    return None
-
-
-def is_ref(atom: object) -> bool:
-    """Return True if a value is a ref."""
-    return isinstance(getattr(atom, "aval", None), jaxcompat.AbstractRef)
 
 
 def _written(eqn: JaxprEqn) -> Iterable[Var]:

@@ -18,7 +18,7 @@ from jax.extend.core import primitives
 from jax.lax import GatherScatterMode
 
 from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.equations import substitute, with_operands
+from jaxprtool.ir.equations import needed_equations, substitute, variables, with_operands
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 #: The most elements of an array of indices to evaluate.
@@ -96,15 +96,11 @@ def _without(
     indices: set[Var], eqns: Sequence[JaxprEqn], results: Sequence[Atom]
 ) -> list[JaxprEqn]:
     """Remove equations that computed indices, if nothing reads their results any more."""
-    live = set(_variables(results))
-    left: list[JaxprEqn] = []
-    for eqn in reversed(eqns):
-        gives_indices = eqn.outvars and indices.issuperset(eqn.outvars)
-        if gives_indices and live.isdisjoint(eqn.outvars):
-            continue
-        live.update(_variables(eqn.invars))
-        left.append(eqn)
-    return left[::-1]
+
+    def stays(eqn: JaxprEqn) -> bool:
+        return not (eqn.outvars and indices.issuperset(eqn.outvars))
+
+    return needed_equations(eqns, results, stays)
 
 
 class _Known:
@@ -124,13 +120,13 @@ class _Known:
         found = [self._value(atom) for atom in atoms]
         if any(value is None for value in found):
             return None
-        todo = _variables(atoms)
+        todo = variables(atoms)
         while todo:
             var = todo.pop()
             if var not in self.read:
                 self.read.add(var)
                 eqn = self._defined.equation(var)
-                todo += [] if eqn is None else _variables(eqn.invars)
+                todo += [] if eqn is None else variables(eqn.invars)
         return found  # type: ignore[return-value]
 
     def made_by(self, atom: Atom, primitive: str) -> bool:
@@ -151,7 +147,7 @@ class _Known:
             if eqn is None or compute is None or not _is_small(getattr(var.aval, "shape", None)):
                 self._values[var] = None
                 continue
-            missing = [v for v in _variables(eqn.invars) if v not in self._values]
+            missing = [v for v in variables(eqn.invars) if v not in self._values]
             if missing:
                 todo += missing
                 continue
@@ -165,10 +161,6 @@ class _Known:
         if type(atom) is Literal:
             return np.asarray(atom.val, atom.aval.dtype)
         return self._values[atom]
-
-
-def _variables(atoms: Sequence[Atom]) -> list[Var]:
-    return [atom for atom in atoms if type(atom) is not Literal]
 
 
 def _is_small(shape: Any) -> bool:

@@ -14,26 +14,26 @@ a check, the call follows the rule's jaxpr without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar
-
-import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.callbacks import callback_name, is_check
 from jaxprtool.ir.custom_rules import (
+    CustomRule,
     JVPRule,
-    VJPRule,
-    jvp_params,
-    jvp_rule,
+    custom_rule,
+    following,
+    has_rule,
+    map_rule,
+    rule_jaxprs,
     rule_key,
     rules_followed,
-    vjp_params,
-    vjp_rule,
 )
-from jaxprtool.ir.equations import equations, substitute
+from jaxprtool.ir.dtypes import is_float0
+from jaxprtool.ir.equations import equations, needed_equations, substitute
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.structured import Cond, CustomJVP, CustomVJP, view
@@ -84,7 +84,7 @@ class _Dropping:
     """The checks of one program; what is known of the rules of its custom derivatives, by key."""
 
     def __init__(self) -> None:
-        self._rules: dict[Hashable, JVPRule | VJPRule | None] = {}
+        self._rules: dict[Hashable, CustomRule | None] = {}
         self._checked: dict[Hashable, bool] = {}
         self._forwarding: dict[Hashable, bool] = {}
         self._unchecked: dict[Hashable, Callable[[], Any]] = {}
@@ -101,7 +101,7 @@ class _Dropping:
             structured = view(eqn)
             if isinstance(structured, Cond):
                 return _without_failing(structured, writer)
-            if _has_rule(eqn):
+            if has_rule(eqn):
                 return self._custom(eqn, structured, writer)
             named = eqn.primitive.name == "jit" and eqn.params["name"] == _ERROR_IF
             if named and not has_reason(eqn):
@@ -122,13 +122,12 @@ class _Dropping:
             return given
         return writer.add(self._following(eqn))
 
-    def _rule(self, eqn: JaxprEqn) -> JVPRule | VJPRule | None:
+    def _rule(self, eqn: JaxprEqn) -> CustomRule | None:
         """The rule of a custom call; None for one that cannot be traced."""
         key = rule_key(eqn)
         if key not in self._rules:
-            trace = vjp_rule if eqn.primitive.name in CustomVJP.primitives else jvp_rule
             try:
-                self._rules[key] = trace(eqn)
+                self._rules[key] = custom_rule(eqn)
             except UnsupportedError:
                 self._rules[key] = None
         return self._rules[key]
@@ -143,11 +142,12 @@ class _Dropping:
     def _finds_check(self, eqn: JaxprEqn) -> bool:
         calls, seen = [eqn], {rule_key(eqn)}
         for _ in range(_DEEPEST_RULES):
-            found = (body for call in calls for body in _bodies(self._rule(call)))
+            rules = [rule for call in calls if (rule := self._rule(call)) is not None]
+            found = (body for rule in rules for body in rule_jaxprs(rule).values())
             inside = [eqn for body in found for eqn in equations(jaxcompat.open_jaxpr(body))]
             if any(map(_is_dropped, inside)):
                 return True
-            by_key = {rule_key(call): call for call in inside if _has_rule(call)}
+            by_key = {rule_key(call): call for call in inside if has_rule(call)}
             calls = [call for key, call in by_key.items() if key not in seen]
             seen.update(by_key)
         return False
@@ -178,7 +178,7 @@ class _Dropping:
             if body.outvars[i] is not primals[source]:
                 return False
             # The tangent of an integer has the type float0, and says nothing.
-            if var.aval.to_tangent_aval().dtype == jax.dtypes.float0:
+            if is_float0(var.aval.to_tangent_aval()):
                 zero or next(given)
             elif zero or next(given) is not tangents[source]:
                 return False
@@ -187,23 +187,10 @@ class _Dropping:
     def _following(self, eqn: JaxprEqn) -> JaxprEqn:
         """The call, following its rule without the checks in it."""
         key, p, found = rule_key(eqn), eqn.params, self._rule(eqn)
-        rule = self._unchecked.setdefault(key, cache(partial(self._without_checks, found)))
+        assert found is not None
+        rule = self._unchecked.setdefault(key, cache(partial(map_rule, self.cleaned, found)))
         rest = rule, p["num_consts"], p["symbolic_zeros"]
-        if isinstance(found, VJPRule):
-            made = vjp_params(p["call_jaxpr"], (found.fwd_name, found.bwd_name), *rest)
-        else:
-            assert found is not None
-            made = jvp_params(p["call_jaxpr"], found.name, *rest)
-        return eqn.replace(params=made)
-
-    def _without_checks(self, rule: Any) -> Any:
-        if isinstance(rule, VJPRule):
-            return replace(rule, fwd=self.cleaned(rule.fwd), bwd=self.cleaned(rule.bwd))
-        return replace(rule, jaxpr=self.cleaned(rule.jaxpr))
-
-
-def _has_rule(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in (*CustomJVP.primitives, *CustomVJP.primitives)
+        return eqn.replace(params=following(eqn, p["call_jaxpr"], *rest))
 
 
 def _is_dropped(eqn: JaxprEqn) -> bool:
@@ -234,15 +221,10 @@ def _passing_branch(cond: Cond) -> ClosedJaxpr | None:
 
 def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
     """Whether a branch's results need a call of a function that always raises."""
-    needed = {atom for atom in branch.outvars if not isinstance(atom, Literal)}
-    for eqn in reversed(branch.eqns):
-        if needed.isdisjoint(eqn.outvars):
-            continue
-        is_callback = eqn.primitive.name == "pure_callback"
-        if is_callback and callback_name(eqn.params["callback"]) in _RAISING:
-            return True
-        needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
-    return False
+    return any(
+        eqn.primitive.name == "pure_callback" and callback_name(eqn.params["callback"]) in _RAISING
+        for eqn in needed_equations(branch.eqns, branch.outvars)
+    )
 
 
 def _forwarded(body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom] | None:
@@ -251,10 +233,3 @@ def _forwarded(body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom] | 
     if body.effects or any(not isinstance(v, Literal) and v not in given for v in body.outvars):
         return None
     return substitute(body.outvars, given)
-
-
-def _bodies(rule: JVPRule | VJPRule | None) -> list[ClosedJaxpr]:
-    """The jaxprs of a rule; one that only raises has none."""
-    if isinstance(rule, VJPRule):
-        return [rule.fwd, rule.bwd]
-    return [] if rule is None or rule.jaxpr is None else [rule.jaxpr]

@@ -32,9 +32,8 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
-from jaxprtool.ir.equations import Contains, free_variables
+from jaxprtool.ir.equations import Contains, free_variables, is_array, needed_equations, variables
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, narrow, partition, rewrite
@@ -155,29 +154,26 @@ class _Hoisting:
     ) -> list[JaxprEqn]:
         """The equations that leave a body, in order."""
         # The bytes of the largest value outside that a value is computed from, or its own.
-        origin = {v: _bytes(v.aval) for v in constants if _is_array(v.aval)}
-        invariant: list[tuple[JaxprEqn, bool]] = []
+        origin = {v: _bytes(v.aval) for v in constants if is_array(v.aval)}
+        invariant: list[JaxprEqn] = []
+        paying: set[int] = set()
         for eqn in eqns:
             if eqn.effects or not all(type(v) is Literal or v in origin for v in eqn.invars):
                 continue
-            if self._staying[runs].at(eqn) or not all(_is_array(v.aval) for v in eqn.outvars):
+            if self._staying[runs].at(eqn) or not all(is_array(v.aval) for v in eqn.outvars):
                 continue
             source = 0
-            for v in eqn.invars:
-                if type(v) is not Literal and _at_most(source, origin[v]):
+            for v in variables(eqn.invars):
+                if _at_most(source, origin[v]):
                     source = origin[v]
             result = sum(_bytes(v.aval) for v in eqn.outvars)
             pays = _pays(eqn, result, source)
             grown = result if pays and _at_most(source, result) else source
             origin.update((v, grown) for v in eqn.outvars)
-            invariant.append((eqn, pays))
-        needed: set[Var] = set()
-        chosen = []
-        for eqn, pays in reversed(invariant):
-            if pays or not needed.isdisjoint(eqn.outvars):
-                needed.update(v for v in eqn.invars if type(v) is not Literal)
-                chosen.append(eqn)
-        return chosen[::-1]
+            invariant.append(eqn)
+            if pays:
+                paying.add(id(eqn))
+        return needed_equations(invariant, (), lambda eqn: id(eqn) in paying)
 
 
 def _must_stay(eqn: JaxprEqn) -> bool:
@@ -197,10 +193,6 @@ def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
     if source != 0 and (_at_most(result, SMALL) or _at_most(result, source)):
         return True
     return like.expensive or holds_jaxpr(eqn.params.values())
-
-
-def _is_array(aval: Aval) -> bool:
-    return hasattr(aval, "dtype") and not isinstance(aval, jaxcompat.AbstractRef)
 
 
 def _bytes(aval: Aval) -> Any:

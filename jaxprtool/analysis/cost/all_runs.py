@@ -12,6 +12,7 @@ from jaxprtool.analysis.cost.rounds import rounds_of
 from jaxprtool.analysis.cost.tallies import Sums
 from jaxprtool.analysis.cost.work import Work, total
 from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.equations import outer_first
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import symbols_of
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
@@ -37,7 +38,11 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
     sums = Sums(bodies, Whole())
     runs = defaultdict[Jaxpr, Any](int, {jaxpr: 1})
     found: defaultdict[int, list[Work]] = defaultdict(list)
-    for each in _outer_first(jaxpr, bodies):
+
+    def inside(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+        return (body for item in bodies[jaxpr].items for body in item.bodies)
+
+    for each in outer_first(jaxpr, inside):
         body = bodies[each]
         for item in body.items:
             work = item.work
@@ -46,29 +51,9 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
             work = work.times(runs[each] * item.devices)
             for eqn in (*item.node.calls, item.eqn):
                 found[id(eqn)].append(work)
-            for inside in item.bodies:
-                runs[inside] += runs[each] * item.devices * _rounds(item)
+            for held in item.bodies:
+                runs[held] += runs[each] * item.devices * _rounds(item)
     return {key: total(works) for key, works in found.items()}
-
-
-def _outer_first(jaxpr: Jaxpr, bodies: Bodies) -> Iterator[Jaxpr]:
-    """Return a jaxpr and all bodies in it in topological order: each after all that hold it."""
-    order: list[Jaxpr] = []
-    seen, stack = {jaxpr}, [(jaxpr, _inside(jaxpr, bodies))]
-    while stack:
-        each, inside = stack[-1]
-        new = next((body for body in inside if body not in seen), None)
-        if new is None:
-            order.append(each)
-            stack.pop()
-        else:
-            seen.add(new)
-            stack.append((new, _inside(new, bodies)))
-    return reversed(order)
-
-
-def _inside(jaxpr: Jaxpr, bodies: Bodies) -> Iterator[Jaxpr]:
-    return (body for item in bodies[jaxpr].items for body in item.bodies)
 
 
 def _rounds(item: Item) -> Any:

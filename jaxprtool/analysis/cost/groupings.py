@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.bodies import CostedBody, Item
 from jaxprtool.analysis.cost.tallies import Key
-from jaxprtool.ir.equations import holders
+from jaxprtool.ir.equations import all_jaxprs
 from jaxprtool.ir.frames import Frames, Root
 from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.ir.traits import traits
@@ -202,13 +202,9 @@ class ByScope:
 
     def __init__(self, top: Jaxpr, roots: Sequence[Root]) -> None:
         self._paths: dict[int, tuple[str, ...]] = {}
-        reader, seen, todo = ScopeReader(roots), {top}, [top]
-        while todo:
-            jaxpr = todo.pop()
+        reader = ScopeReader(roots)
+        for jaxpr in all_jaxprs(top):
             self._read(reader.parts(jaxpr), ())
-            inside = [body for _, held in holders(jaxpr) for _, body in held if body not in seen]
-            seen.update(inside)
-            todo += dict.fromkeys(inside)
 
     def _read(self, parts: Iterable[Part], path: tuple[str, ...]) -> None:
         for part in parts:

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import holders
 from jaxprtool.ir.frames import Root, frames_now
@@ -54,15 +55,15 @@ class UserNames(VariableNames):
         scopes = {root: Counter(taken)}
         self._give(zip(root.invars, arguments, strict=True), scopes[root])
         finder = _Finder(roots)
-        held = _held(root)
-        for jaxpr in (root, *held):
+        held = DataFlow(root).holders
+        for jaxpr in held:
             self._give(finder.names(jaxpr), scopes[jaxpr])
             for eqn, inside in holders(jaxpr):
                 for _, body in inside:
                     if body not in scopes:
                         scopes[body] = Counter(taken)
                         self._give(_parameters(body), scopes[body])
-                        if held[body] == 1:
+                        if len(held[body]) == 1:
                             self._follow_captured(eqn, body, scopes[body])
         self.fresh = fresh_names(set().union(*scopes.values()))
 
@@ -94,23 +95,7 @@ class UserNames(VariableNames):
 def source_names(root: Jaxpr, roots: Sequence[Root]) -> dict[Var, str]:
     """Return what the user's source calls the values of equations in a jaxpr, at any depth."""
     finder = _Finder(roots)
-    return {var: name for jaxpr in (root, *_held(root)) for var, name in finder.names(jaxpr)}
-
-
-def _held(root: Jaxpr) -> Counter[Jaxpr]:
-    """Return the bodies in a jaxpr, at any depth, and how many equations hold each of them.
-
-    A body comes after those that are nested less deep.
-    """
-    held: Counter[Jaxpr] = Counter()
-    todo = [root]
-    for jaxpr in todo:
-        for _, inside in holders(jaxpr):
-            for _, body in inside:
-                if body not in held:
-                    todo.append(body)
-                held[body] += 1
-    return held
+    return {var: name for jaxpr in DataFlow(root).holders for var, name in finder.names(jaxpr)}
 
 
 def _within(part: Range, whole: Range) -> bool:

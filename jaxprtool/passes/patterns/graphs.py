@@ -8,7 +8,7 @@ moves these about, into constants or out of loops, so they are compared by value
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.equations import free_variables
+from jaxprtool.ir.equations import free_variables, is_array, needed_equations, variables
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
@@ -35,7 +35,7 @@ class DataflowGraph(DefUse):
         super().__init__(body.eqns)
         self.inputs: list[Var] = list(body.invars)
         self.outputs: list[Atom] = list(body.outvars)
-        self.results: set[Var] = {v for v in self.outputs if type(v) is not Literal}
+        self.results = set(variables(self.outputs))
         consts = jaxpr.consts if isinstance(jaxpr, jaxcompat.ClosedJaxpr) else ()
         #: The values of its constants; those of an open jaxpr are not known.
         self.constants: dict[Var, Any] = dict(zip(body.constvars, consts, strict=False))
@@ -53,7 +53,8 @@ class DataflowGraph(DefUse):
     @cached_property
     def dead(self) -> frozenset[int]:
         """The positions of equations that nobody needs; gradients are full of them."""
-        return frozenset(range(len(self.eqns))).difference(_needed(self.eqns, self.outputs))
+        needed = set(map(id, needed_equations(self.eqns, self.outputs, _has_effects)))
+        return frozenset(i for i, eqn in enumerate(self.eqns) if id(eqn) not in needed)
 
     def dead_after(self, gone: frozenset[int]) -> set[int]:
         """The dead equations that depend on results of these equations."""
@@ -118,8 +119,8 @@ class Pattern(DataflowGraph):
         self.computed = [
             type(v) is not Literal and v in varying and v not in self.inputs for v in self.outputs
         ]
-        needed = _needed(self.eqns, compress(self.outputs, self.computed))
-        self.eqns = [self.eqns[i] for i in reversed(needed)]
+        computed = compress(self.outputs, self.computed)
+        self.eqns = needed_equations(self.eqns, computed, _has_effects)
         used = free_variables(self.eqns)
         self.used_inputs = [v in used for v in self.inputs]
         self.root = len(self.eqns) - 1
@@ -159,22 +160,15 @@ class Pattern(DataflowGraph):
 
 
 def _variables(eqn: JaxprEqn) -> list[Var]:
-    return [v for v in (*eqn.invars, *eqn.outvars) if type(v) is Var]
+    return variables((*eqn.invars, *eqn.outvars))
 
 
-def _needed(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> list[int]:
-    """Return the positions, from the last, of the equations with effects or that results need."""
-    live = {v for v in results if type(v) is not Literal}
-    found = []
-    for i in range(len(eqns) - 1, -1, -1):
-        if eqns[i].effects or not live.isdisjoint(eqns[i].outvars):
-            live.update(v for v in eqns[i].invars if type(v) is not Literal)
-            found.append(i)
-    return found
+def _has_effects(eqn: JaxprEqn) -> bool:
+    return bool(eqn.effects)
 
 
 def _is_plain(aval: Aval) -> bool:
-    return not isinstance(aval, jaxcompat.AbstractRef) and isinstance(aval.dtype, np.dtype)
+    return is_array(aval) and isinstance(aval.dtype, np.dtype)
 
 
 # --- numbers that bodies are given -------------------------------------------------------------

@@ -19,9 +19,10 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.equations import is_array
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 
 #: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
@@ -102,7 +103,7 @@ class PatternSearch:
         if position is None:
             if p in self.pattern.constants:
                 return self._constant(p, q)
-            return self._bind(p, q) if _is_array(q.aval) else []
+            return self._bind(p, q) if is_array(q.aval) else []
         ways: list[list[Goal]] = []
         made_by = self.body.position(q)
         if made_by is not None:
@@ -202,10 +203,6 @@ def _chain(goals: list[Goal], rest: Goals) -> Goals:
     for goal in reversed(goals):
         rest = goal, rest
     return rest
-
-
-def _is_array(aval: Aval) -> bool:
-    return hasattr(aval, "shape") and hasattr(aval, "dtype") and not isinstance(aval, AbstractRef)
 
 
 def _same_array(a: Any, b: Any) -> bool:

@@ -51,10 +51,9 @@ from typing import ClassVar, Literal
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.equations import Contains, equations
+from jaxprtool.ir.equations import Contains, all_jaxprs, equations, holders
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite, with_bodies
-from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
 from jaxprtool.passes.base import Pass
@@ -168,16 +167,10 @@ class _Bodies:
         If it is called elsewhere too, these may make a chain.
         """
         callers: dict[AnyJaxpr, set[AnyJaxpr]] = defaultdict(set)
-        todo = [jaxcompat.open_jaxpr(jaxpr)]
-        seen = {*todo}
-        while todo:
-            body = todo.pop()
-            for eqn in body.eqns:
-                inner = {jaxcompat.open_jaxpr(each) for _, each in sub_jaxprs(eqn)}
-                for each in inner if self._usable(eqn) else ():
+        for body in all_jaxprs(jaxcompat.open_jaxpr(jaxpr)):
+            for eqn, held in holders(body):
+                for _, each in held if self._usable(eqn) else ():
                     callers[each].add(body)
-                todo += inner - seen
-                seen |= inner
 
         def visitor(writer: Writer) -> RewriteRule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:

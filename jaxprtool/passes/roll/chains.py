@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import jax
-
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.def_use import DefUse
+from jaxprtool.ir.dtypes import is_float0
+from jaxprtool.ir.equations import is_array
 from jaxprtool.ir.structural_key import literal_key
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
@@ -131,21 +131,18 @@ def _alike(calls: Sequence[JaxprEqn], handed: Sequence[Mapping[int, int]]) -> li
 def fits(first: JaxprEqn, other: JaxprEqn, handed: Mapping[int, int]) -> bool:
     """Return True if the operands in which two calls differ can be stacked."""
     pairs = enumerate(zip(first.invars, other.invars, strict=True))
-    return all(i in handed or is_array(a.aval) or _same(a, b) for i, (a, b) in pairs)
+    return all(i in handed or _is_stackable(a.aval) or _same(a, b) for i, (a, b) in pairs)
 
 
-def is_array(aval: Aval) -> bool:
+def _is_stackable(aval: Aval) -> bool:
     """Return True if values of a type can go round in a loop, and be stacked."""
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None or isinstance(aval, jaxcompat.AbstractRef):  # float64 is equal to None
-        return False
-    return bool(dtype != jax.dtypes.float0)
+    return is_array(aval) and not is_float0(aval)
 
 
 def _goes_round(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
     """Whether results have the types of the operands that they become, up to weak types."""
     return all(
-        is_array(body.invars[i].aval)
+        _is_stackable(body.invars[i].aval)
         and body.invars[i].aval.strip_weak_type() == body.outvars[out].aval.strip_weak_type()
         for i, out in handed.items()
     )

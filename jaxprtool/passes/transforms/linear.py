@@ -25,6 +25,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.dtypes import is_float0
 from jaxprtool.ir.equations import bodies, equations, free_variables, named, type_of
 from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
@@ -224,24 +225,20 @@ class LinearTranspose(Pass):
         )
 
 
-def _is_float0(value: object) -> bool:
-    return getattr(value, "dtype", None) == jax.dtypes.float0
-
-
 def _transposed(fun: Function, primals: object, cotangents: object) -> Any:
     """What `jax.linear_transpose` gives; on JAX 0.10 too where values are of dtype float0.
 
     There is one such value of each shape, so that they are left out.
     """
     leaves, tree = jax.tree.flatten(primals)
-    zeros = [np.zeros(x.shape, x.dtype) if _is_float0(x) else None for x in leaves]
+    zeros = [np.zeros(x.shape, x.dtype) if is_float0(x) else None for x in leaves]
 
     def whole(values: Sequence[object]) -> object:
         given = iter(values)
         return jax.tree.unflatten(tree, [next(given) if x is None else x for x in zeros])
 
     def without(values: Sequence[object]) -> list[object]:
-        return [x for x in values if not _is_float0(x)]
+        return [x for x in values if not is_float0(x)]
 
     def linear(*values: object) -> list[object]:
         return without(jax.tree.leaves(fun(whole(values))))
@@ -256,7 +253,7 @@ def _check_moving(program: Program, leaves: Sequence[int]) -> None:
     values = [*given, *zip(program.out_names, program.out_avals, strict=True)]
     kinds: dict[bool, str] = {}
     for name, aval in values:
-        if _is_float0(aval):
+        if is_float0(aval):
             continue
         shown = f"{name} is {type_of(aval)}"
         if not jnp.issubdtype(aval.dtype, jnp.number):

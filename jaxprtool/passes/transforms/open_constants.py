@@ -20,15 +20,15 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.constant_operands import Taken, hand_in
-from jaxprtool.ir.custom_rules import jvp_rule, rules_followed, vjp_rule
+from jaxprtool.ir.custom_rules import custom_rule, has_rule, rule_jaxprs, rules_followed
 from jaxprtool.ir.equations import equations, size_of, substitute, with_operands
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.regions import open_regions
 from jaxprtool.ir.rewrite import Memo
-from jaxprtool.ir.structured import CustomJVP, CustomVJP, sub_jaxprs, view
+from jaxprtool.ir.structured import sub_jaxprs
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Var, VJPRule
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.transforms.retrace import with_names
@@ -186,7 +186,7 @@ class _Pinned:
             inside = open_regions(eqn)
             if inside is None:
                 flags = [any(given)] * len(eqn.invars)
-                if type(view(eqn)) in (CustomJVP, CustomVJP):
+                if has_rule(eqn):
                     closed_over = eqn.params["num_consts"]
                     flags[:closed_over] = [True] * closed_over
                     self._note(_rule_constants(eqn))
@@ -216,12 +216,11 @@ def _is_var(atom: object) -> bool:
 def _rule_constants(eqn: JaxprEqn) -> Iterator[Any]:
     """The constants of the rule of a custom derivative, and of the rules in it."""
     try:
-        rule = vjp_rule(eqn) if isinstance(view(eqn), CustomVJP) else jvp_rule(eqn)
+        rule = custom_rule(eqn)
     except UnsupportedError:
         return  # then nothing is differentiated by it
-    for jaxpr in (rule.fwd, rule.bwd) if isinstance(rule, VJPRule) else (rule.jaxpr,):
-        if jaxpr is not None:  # one that raises
-            yield from _constants(jaxpr)
+    for jaxpr in rule_jaxprs(rule).values():
+        yield from _constants(jaxpr)
 
 
 def _constants(jaxpr: AnyJaxpr) -> Iterator[Any]:

@@ -22,12 +22,12 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.custom_rules import (
     JVPRule,
     VJPRule,
-    jvp_params,
+    following,
     jvp_rule,
     rule_key,
-    vjp_params,
     vjp_rule,
 )
+from jaxprtool.ir.dtypes import is_float0
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import call, keep
@@ -82,7 +82,7 @@ def _check_independent(eqn: JaxprEqn, part: Split) -> None:
     for i in compress(early, used):
         atom = eqn.invars[i]
         constant = i < eqn.params["num_consts"] or isinstance(atom, Literal)
-        if part.ins[i].ready and not (constant or _is_float0(atom.aval.to_tangent_aval())):
+        if part.ins[i].ready and not (constant or is_float0(atom.aval.to_tangent_aval())):
             raise _refused(eqn, "one of them depends on an operand that is not a key")
 
 
@@ -100,17 +100,10 @@ def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, A
     request = rule_key(eqn), part.ins
     made = context.custom_calls.get(request)
     if made is None:
-        jvp = eqn.primitive.name == "custom_jvp_call"
         rules: list[Any] = []
         body = part.apply([True] * len(part.outs))
-        if jvp:
-            name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
-            made = jvp_params(body, name, lambda: rules[0])
-        else:
-            names = eqn.params["fwd_jaxpr_thunk"].debug_info, eqn.params["bwd"].debug_info
-            fwd, bwd = (debug.func_name for debug in names)
-            made = vjp_params(body, (fwd, bwd), lambda: rules[0])
-        context.custom_calls[request] = made
+        made = context.custom_calls[request] = following(eqn, body, lambda: rules[0])
+        jvp = eqn.primitive.name == "custom_jvp_call"
         rules.append((_planted_jvp if jvp else _planted_vjp)(eqn, part, body, context))
         # Only so does JAX say which operands are differentiated by.
         made["symbolic_zeros"] = not all(rules[0].perturbed)
@@ -220,7 +213,7 @@ def _planted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context
     if not all(k is None or bwd.outs[k] for k in wanted):
         raise _refused(eqn, "its backward rule needs a key by a path through no variable")
     avals = [v.aval for v in body.invars]
-    discrete = [_is_float0(aval.to_tangent_aval()) for aval in avals[:num_values]]
+    discrete = [is_float0(aval.to_tangent_aval()) for aval in avals[:num_values]]
 
     def forward(*args: Any) -> list[Any]:
         values, operands = args[:num_values], args[num_values:]
@@ -270,12 +263,8 @@ def _traced(
             return jaxcompat.trace_flat(partial(rule, False), name, avals), False
 
 
-def _is_float0(aval: Aval) -> bool:
-    return aval.dtype == jax.dtypes.float0
-
-
 def _zeros(aval: Aval) -> Any:
-    return (np if _is_float0(aval) else jnp).zeros(aval.shape, aval.dtype)
+    return (np if is_float0(aval) else jnp).zeros(aval.shape, aval.dtype)
 
 
 def _refused(eqn: JaxprEqn, why: str) -> UnsupportedError:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import size_of
+from jaxprtool.ir.equations import is_ref, size_of
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.structured import Call, Scan, ShardMap, View, While
 from jaxprtool.ir.traits import traits
@@ -214,7 +214,7 @@ class _Walk:
         if self.is_late(eqn):
             self.need(operands)
         extra = max((self.extra(atom) for atom in eqn.invars), default=0)
-        if any(_is_ref(atom) for atom in (*eqn.invars, *eqn.outvars)):
+        if any(map(is_ref, (*eqn.invars, *eqn.outvars))):
             # What befalls a ref does so in one program, in apply; so what is read from it is
             # no variable, and it needs what is written to it.
             extra = math.inf
@@ -358,11 +358,6 @@ def bits_of(aval: Aval) -> float:
     if is_of(aval, jax.dtypes.extended):
         return 8 * size
     return jax.dtypes.itemsize_bits(aval.dtype) * math.prod(aval.shape)
-
-
-def _is_ref(atom: Atom) -> bool:
-    """Whether a value is a mutable array."""
-    return isinstance(atom.aval, AbstractRef)
 
 
 def _is_layout(eqn: JaxprEqn) -> bool:

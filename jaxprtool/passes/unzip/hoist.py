@@ -7,10 +7,10 @@ before the loop does for all; and it can be one, where the loop's length is not 
 from __future__ import annotations
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import substitute, with_operands
+from jaxprtool.ir.equations import needed_equations, substitute, variables, with_operands
 from jaxprtool.ir.regions import Regions, open_regions, regions
 from jaxprtool.ir.rewrite import partition
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.unzip.binding_times import EARLY, Context
 from jaxprtool.passes.unzip.flow import parts_of
 from jaxprtool.passes.unzip.split import Split
@@ -53,21 +53,15 @@ def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprE
     known = {var for var, atom in outside.items() if isinstance(atom, Var) and atom in early}
     same: list[JaxprEqn] = []
     for eqn in body.eqns:
-        operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+        operands = variables(eqn.invars)
         if not eqn.effects and all(v in outside for v in operands):
             same.append(eqn)
             outside.update((v, Var(v.aval)) for v in eqn.outvars)
             if not known.isdisjoint(operands):
                 known.update(eqn.outvars)
-    wanted: set[Var] = set()
-    taken = []
-    for eqn in reversed(same):
-        if not (known | wanted).isdisjoint(eqn.outvars):
-            wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
-            taken.append(eqn)
+    taken = needed_equations(same, (), lambda eqn: not known.isdisjoint(eqn.outvars))
     if not taken or region.constants is None:
         return [], inside.eqn
-    taken.reverse()
     eqns, made = partition(body, taken)
     invars = inside.arguments(region, body.invars, {region.constants: made})
     bodies = [*inside.bodies[:number], jaxcompat.replace_jaxpr(body, invars=invars, eqns=eqns)]

@@ -13,11 +13,10 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.equations import named
+from jaxprtool.ir.equations import free_variables, named, needed_equations
 from jaxprtool.ir.rewrite import narrow
 from jaxprtool.ir.structured import Scan, While
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.dce import dce_regions
 from jaxprtool.passes.unzip.binding_times import Context
 
@@ -94,21 +93,13 @@ def _counter(eqn: JaxprEqn) -> While:
 def _constants(atoms: Sequence[Atom], context: Context) -> list[jax.Array] | None:
     """The values of operands in the body that is being split; None if one depends on arguments."""
     body = context.bodies[-1]
-    defined = DefUse(body.eqns)
-    constants = dict(zip(body.constvars, body.consts, strict=True))
-    needed: set[int] = set()
-    todo = [atom for atom in atoms if not isinstance(atom, Literal)]
-    while todo:
-        v = todo.pop()
-        if v in constants and not isinstance(constants[v], jax.core.Tracer):
-            continue
-        eqn = defined.equation(v)
-        if eqn is None or eqn.effects or context.is_sow(eqn) or context.sows.inside(eqn):
-            return None
-        if id(eqn) not in needed:
-            needed.add(id(eqn))
-            todo += (each for each in eqn.invars if not isinstance(each, Literal))
-    eqns = [eqn for eqn in body.eqns if id(eqn) in needed]
+    held = zip(body.constvars, body.consts, strict=True)
+    constants = {v for v, value in held if not isinstance(value, jax.core.Tracer)}
+    eqns = needed_equations(body.eqns, atoms)
+    if not constants.issuperset(free_variables(eqns, atoms)):
+        return None
+    if any(eqn.effects or context.is_sow(eqn) or context.sows.inside(eqn) for eqn in eqns):
+        return None
     with jax.ensure_compile_time_eval():
         return jaxcompat.jaxpr_as_fun(narrow(body, (), atoms, eqns))()
 

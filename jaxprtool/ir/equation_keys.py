@@ -8,7 +8,6 @@ keys made of keys stay small.
 
 from __future__ import annotations
 
-import numbers
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from enum import IntEnum
@@ -21,10 +20,10 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.ir.custom_rules import has_rule, rule_key
 from jaxprtool.ir.equivalence import as_classic, readable_params, same_rules
-from jaxprtool.ir.structural_key import array_digest, literal_key
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import same_tree
+from jaxprtool.ir.value_keys import array_digest, literal_key, plain_key, type_key
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
@@ -106,11 +105,7 @@ class EquationKeys:
         found = self._types.get(id(aval))
         if found is None:
             shape = tuple(map(str, getattr(aval, "shape", ())))
-            if any(map(jaxcompat.is_symbolic_dimension, getattr(aval, "shape", ()))):
-                whole: Hashable = aval.update(shape=(0,) * len(shape))
-            else:
-                whole = aval
-            found = self.number(("type", whole, shape)), self.number(("shape", shape))
+            found = self.number(("type", type_key(aval))), self.number(("shape", shape))
             self._types[id(aval)] = found
         return found[shape_only]
 
@@ -126,12 +121,8 @@ class EquationKeys:
 
         The few values that have no such key are compared by identity.
         """
-        if isinstance(value, str | bytes | bool | type(None)):
+        if value is None or isinstance(value, str):
             return value
-        if isinstance(value, numbers.Integral) and not isinstance(value, np.generic):
-            return int(value)
-        if jaxcompat.is_symbolic_dimension(value):
-            return "size", str(value)
         if isinstance(value, Jaxpr | ClosedJaxpr):
             return "jaxpr", self.jaxpr(value)
         if isinstance(value, PyTreeDef):
@@ -140,7 +131,11 @@ class EquationKeys:
             return "sequence", *map(self.value, value)
         if isinstance(value, Mapping):
             return "mapping", *sorted((str(k), self.value(v)) for k, v in value.items())
-        return self._object(value)
+        if isinstance(value, np.ndarray | jax.Array):
+            digest = array_digest(value)
+            return ("object", id(value)) if digest is None else ("array", *digest)
+        key = plain_key(value)
+        return ("object", id(value)) if key is None else key
 
     def value_or_bodies(self, value: Any) -> Hashable:
         """Return a key for the value of a parameter that counts jaxprs in it as equal."""
@@ -149,25 +144,6 @@ class EquationKeys:
         if isinstance(value, tuple | list):
             return "sequence", *map(self.value_or_bodies, value)
         return self.value(value)
-
-    def _object(self, value: Any) -> Hashable:
-        if isinstance(value, np.dtype):
-            return np.dtype, value
-        if isinstance(value, jax.lax.Tolerance):
-            return "tolerance", *sorted(vars(value).items())
-        if isinstance(value, float | complex | np.generic):
-            array = np.asarray(value)
-            return "number", array.dtype, array.tobytes()
-        if isinstance(value, np.ndarray | jax.Array):
-            digest = array_digest(value)
-            return ("object", id(value)) if digest is None else ("array", *digest)
-        if callable(value):
-            return "function", jaxcompat.live_key(value)
-        try:
-            hash(value)
-        except TypeError:
-            return "object", id(value)
-        return type(value), value
 
     def _tree(self, tree: PyTreeDef) -> int:
         for i, known in enumerate(self._trees):

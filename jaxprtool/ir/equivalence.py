@@ -9,24 +9,20 @@ source lines and scopes do not matter.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Hashable, Sequence
-from types import FunctionType
 
-import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.custom_rules import custom_rule, has_rule, rule_key, rules_followed
-from jaxprtool.ir.dtypes import is_extended, physical
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.high import classic
-from jaxprtool.ir.mapped_arrays import give_back
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.trees import same_tree
+from jaxprtool.ir.value_keys import literal_key, plain_key, same_array, type_key
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
@@ -64,6 +60,22 @@ def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
     try:
         with rules_followed():
             _Comparison().parameters(_rules(p), _rules(q))
+    except _Different:
+        return False
+    return True
+
+
+def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
+    """Whether two equations do the same with their operands, in whatever context.
+
+    Raises UnsupportedError if a custom rule in them cannot be traced.
+    """
+    try:
+        with rules_followed():
+            comparison = _Comparison()
+            comparison.types(p.invars, q.invars)
+            comparison.operation(p, q)
+            comparison.types(p.outvars, q.outvars)
     except _Different:
         return False
     return True
@@ -133,16 +145,20 @@ class _Comparison:
         _at("results", self._atoms, a.outvars, b.outvars)
 
     def _bound(self, p: Sequence[Var], q: Sequence[Var]) -> None:
+        self.types(p, q)
+        self._partner.update(zip(p, q, strict=True))
+
+    def types(self, p: Sequence[Atom], q: Sequence[Atom]) -> None:
+        """Compare the types of atoms in order."""
         _check(len(p) == len(q), len(p), len(q))
         for a, b in zip(p, q, strict=True):
             _check(_same_type(a.aval, b.aval), repr(a.aval), repr(b.aval))
-            self._partner[a] = b
 
     def _atoms(self, p: Sequence[Atom], q: Sequence[Atom]) -> None:
         _check(len(p) == len(q), len(p), len(q))
         for i, (a, b) in enumerate(zip(p, q, strict=True)):
             if isinstance(a, Literal):
-                same = isinstance(b, Literal) and _same_literal(a, b)
+                same = isinstance(b, Literal) and literal_key(a) == literal_key(b)
             else:
                 # A variable that is not bound stands for itself.
                 same = not isinstance(b, Literal) and self._partner.get(a, a) is b
@@ -153,12 +169,16 @@ class _Comparison:
             p, q = map(as_classic, (p, q))
         _check(p.primitive is q.primitive, p.primitive.name, q.primitive.name)
         _at("operands", self._atoms, p.invars, q.invars)
+        self.operation(p, q)
+        _at("context", _check, p.ctx is q.ctx, p.ctx, q.ctx)
+        _at("results", self._bound, p.outvars, q.outvars)
+
+    def operation(self, p: JaxprEqn, q: JaxprEqn) -> None:
+        """Compare what two equations of one primitive do: their parameters and effects."""
         if p.params is not q.params:
             self._params(p, q)
         kinds = [sorted(type(e).__name__ for e in eqn.effects) for eqn in (p, q)]
         _at("effects", _check, kinds[0] == kinds[1], *kinds)
-        _at("context", _check, p.ctx is q.ctx, p.ctx, q.ctx)
-        _at("results", self._bound, p.outvars, q.outvars)
 
     def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:
         readable = readable_params.get(p.primitive.name, lambda eqn: eqn.params)
@@ -192,8 +212,8 @@ class _Comparison:
         elif isinstance(p, dict) and isinstance(q, dict):
             self._values(sorted(p), sorted(q))
             self._values([p[k] for k in sorted(p)], [q[k] for k in sorted(q)])
-        elif hasattr(p, "dtype") and hasattr(p, "shape") and not isinstance(p, type):
-            _check(_same_array(p, q), p, q)
+        elif _is_array(p) or _is_array(q):
+            _check(same_array(p, q), p, q)
         else:
             _check(_same_plain(p, q), p, q)
 
@@ -243,79 +263,23 @@ def _rules(eqn: JaxprEqn) -> Params:
 # --- values -----------------------------------------------------------------------------------
 
 
-#: Bytes that are compared at a time.
-_BLOCK = 1 << 24
-
-
-def _same_array(p: object, q: object) -> bool:
-    """Whether two arrays, numpy scalars or numbers are the same, bit by bit."""
-    kinds = [getattr(value, "dtype", None) for value in (p, q)]
-    if any(kind and is_extended(kind) for kind in kinds) and kinds[0] != kinds[1]:
-        return False
-    a, b = (np.asarray(physical(value)) for value in (p, q))
-    return a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b)
-
-
-def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays of one shape and dtype have the same bytes, without copying large ones."""
-    if a.nbytes <= _BLOCK:
-        return a.tobytes() == b.tobytes()
-    a, b = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (a, b))
-    for start in range(0, a.size, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        if not np.array_equal(a[block], b[block]):
-            return False
-        give_back(a)
-        give_back(b)
-    return True
-
-
-def _same_literal(p: Literal, q: Literal) -> bool:
-    """Whether two literals are the same, of Python numbers what their type can hold of them."""
-    # A literal is a scalar: JAX gives it the mesh around it, or none, as its own caches have it.
-    kinds = [(x.aval.shape, x.aval.dtype, x.aval.weak_type) for x in (p, q)]
-    if kinds[0] != kinds[1]:
-        return False
-    plain = (np.asarray(x.val).astype(x.aval.dtype, copy=False) for x in (p, q))
-    return _same_array(*plain)
+def _is_array(value: object) -> bool:
+    is_other = isinstance(value, type | np.generic)
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not is_other
 
 
 def _same_type(p: Aval, q: Aval) -> bool:
-    """Whether two types are the same, symbolic dimensions of different scopes by their texts."""
-    if p == q:
-        return True
-    if type(p) is not type(q):
-        return False
-    if isinstance(p, jaxcompat.AbstractRef):
-        inner = q.inner_aval
-        return _same_type(p.inner_aval, inner) and p.update(inner_aval=inner) == q
-    if not any(map(jaxcompat.is_symbolic_dimension, getattr(p, "shape", ()))):
-        return False
-    shapes = [[*map(str, aval.shape)] for aval in (p, q)]
-    return shapes[0] == shapes[1] and p.update(shape=(0,) * p.ndim) == q.update(shape=(0,) * q.ndim)
+    return p == q or type_key(p) == type_key(q)
 
 
 def _same_plain(p: object, q: object) -> bool:
-    if jaxcompat.is_symbolic_dimension(p) and jaxcompat.is_symbolic_dimension(q):
-        return str(p) == str(q)
-    if isinstance(p, jax.lax.Tolerance) and isinstance(q, jax.lax.Tolerance):
-        return vars(p) == vars(q)  # which JAX compares by identity
     if isinstance(p, PyTreeDef) and isinstance(q, PyTreeDef):
         return same_tree(p, q)
-    if isinstance(p, float) and isinstance(q, float):
-        return _same_array(np.float64(p), np.float64(q))
-    if isinstance(p, FunctionType) and isinstance(q, FunctionType):
-        return bool(jaxcompat.live_key(p) == jaxcompat.live_key(q))
-    if type(p) is not type(q) and not (_is_integer(p) and _is_integer(q)):
-        return False
     try:
-        return bool(p == q)
+        keys = plain_key(p), plain_key(q)
+        return bool(type(p) is type(q) and p == q) if keys[0] is None else keys[0] == keys[1]
     except Exception:  # objects of others, which may compare as they like
         return False
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 # --- what a difference is shown as ------------------------------------------------------------

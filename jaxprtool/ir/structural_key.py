@@ -13,21 +13,20 @@ A structure is found once for each jaxpr object, and lives as long as one of its
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import process_cache
-from jaxprtool.ir.custom_rules import rule_key
-from jaxprtool.ir.dtypes import physical
+from jaxprtool.ir.custom_rules import has_rule, rule_key
+from jaxprtool.ir.equivalence import readable_params
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.value_keys import array_digest, literal_key
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
@@ -100,10 +99,11 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
     if not params:
         return (), ()
     held: list[Structure] = []
-    if special := _SPECIAL.get(eqn.primitive.name):
-        return _key(special(eqn), held), held
-    # JAX's rules take a parameter that is None for one that is not there.
     key: list[Hashable] = []
+    if eqn.primitive.name in _WITH_FUNCTIONS:
+        params = readable_params[eqn.primitive.name](eqn)
+        key += [_key(rule_key(eqn), held)] if has_rule(eqn) else []
+    # JAX's rules take a parameter that is None for one that is not there.
     for name in sorted(params):
         value = params[name]
         if value is not None:
@@ -111,23 +111,8 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
     return tuple(key), held
 
 
-def _custom(eqn: JaxprEqn) -> Any:
-    """A custom call's parameters, with what its live rules close over in their place."""
-    plain = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
-    return tuple(plain.items()), rule_key(eqn)
-
-
-def _reduce(eqn: JaxprEqn) -> Any:
-    """A reduction's parameters, without the function that its jaxpr was traced from."""
-    return tuple(eqn.params[name] for name in sorted(eqn.params) if name != "computation")
-
-
-#: What stands for the parameters of primitives that hold live functions.
-_SPECIAL: dict[str, Callable[[JaxprEqn], Any]] = {
-    "custom_jvp_call": _custom,
-    "custom_vjp_call": _custom,
-    "reduce": _reduce,
-}
+#: Primitives that hold live functions, which are not parts of their keys.
+_WITH_FUNCTIONS = frozenset({"custom_jvp_call", "custom_vjp_call", "reduce"})
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -174,62 +159,14 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
     return kind, value
 
 
-def literal_key(literal: Literal) -> Hashable:
-    """A key for a literal, of a Python number what its type can hold of it."""
-    aval, value = literal.aval, literal.val
-    if getattr(value, "dtype", None) != aval.dtype or isinstance(value, int | float | complex):
-        value = np.asarray(value).astype(aval.dtype, copy=False)
-    return aval.dtype, aval.weak_type, aval.shape, value.tobytes()
-
-
 def _array_key(array: np.ndarray | jax.Array) -> Hashable:
     """A key for an array by its content; for a tracer, and for a mutable one, by identity."""
+    digest = array_digest(array)
     if isinstance(array, np.ndarray):
-        if array.dtype.hasobject:
+        if digest is None:
             raise Keyless
-        return "array", None, array.dtype, array.shape, _digest(array)
-    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+        return "array", None, *digest
+    if digest is None:
         return "object", id(array)
     place = array.sharding if array.committed else None
-    weak = getattr(array, "weak_type", False)
-    return "array", (place, weak), array.dtype, array.shape, _device_digest(array)
-
-
-def array_digest(array: np.ndarray | jax.Array) -> tuple[Hashable, ...] | None:
-    """A key for an array by dtype, shape and content, wherever it is; None if that is unknown."""
-    if isinstance(array, np.ndarray):
-        return None if array.dtype.hasobject else (array.dtype, array.shape, _digest(array))
-    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
-        return None
-    return array.dtype, array.shape, _device_digest(array)
-
-
-#: Longer arrays are known by a digest of as many bytes; shorter ones by their content.
-_DIGEST = 32
-
-
-def _digest(array: np.ndarray) -> bytes:
-    if array.nbytes <= _DIGEST:
-        return array.tobytes()
-    data = np.ascontiguousarray(array).view(np.uint8)
-    return hashlib.blake2b(data.data, digest_size=_DIGEST).digest()
-
-
-# Digests of JAX's arrays, which do not change, by identity, with what tells whether they live.
-_digests: dict[int, tuple[Any, bytes]] = process_cache({})
-
-
-def _forget(digests: dict[int, Any], number: int, _: Any) -> None:
-    """Drop the digest of an array that is gone, after this module when the process ends."""
-    digests.pop(number, None)
-
-
-def _device_digest(array: Any) -> bytes:
-    known = _digests.get(id(array))
-    if known is not None and known[0]() is array:
-        return known[1]
-    number = id(array)
-    with jax.ensure_compile_time_eval():  # also while JAX traces what is around
-        digest = _digest(np.asarray(physical(array)))
-    _digests[number] = ref(array, partial(_forget, _digests, number)), digest
-    return digest
+    return "array", (place, getattr(array, "weak_type", False)), *digest

@@ -28,12 +28,12 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite, with_bodies
 from jaxprtool.ir.structural_key import (
     Keyless,
-    literal_key,
     parameters_key,
     structure,
     value_key,
 )
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.value_keys import literal_key
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 

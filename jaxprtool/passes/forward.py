@@ -32,8 +32,8 @@ from jaxprtool.ir.equations import free_variables, substitute, with_operands
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite
-from jaxprtool.ir.structural_key import literal_key
 from jaxprtool.ir.structured import UNASKED, Call, ShardMap, keep
+from jaxprtool.ir.value_keys import atom_key
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
@@ -319,7 +319,7 @@ class _Forwarding:
             loose.append(labels[var] is not var and self._can_add(self.arguments[i]))
         for i, _ in carried:
             after = nexts[i]
-            step[arguments[i]] = key = _key(after)
+            step[arguments[i]] = key = atom_key(after)
             labels.setdefault(key, (key, after.aval) if type(after) is Literal else after)
         numbers = {key: number for number, key in enumerate(labels)}
         steps = [numbers[step.get(key, key)] for key in labels]
@@ -340,7 +340,7 @@ class _Forwarding:
         if isinstance(atom.aval, jaxcompat.AbstractRef):
             return inside
         literal = _scalar(self.writer, atom, inside.aval)
-        return _key(atom if literal is None else literal), inside.aval
+        return atom_key(atom if literal is None else literal), inside.aval
 
     # --- results --------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class _Forwarding:
                 continue
             out, other = outs[i], self._outside(i, sources[i]) if self.border.out else None
             if other is None:
-                same = tuple(_key(self._name(number, atom)) for number, atom in sources[i])
+                same = tuple(atom_key(self._name(number, atom)) for number, atom in sources[i])
                 kind = self.border.results[i], i in self.stacked
                 other = first.setdefault((same, kind), out)
             if other is out or isinstance(out.aval, jaxcompat.AbstractRef):
@@ -371,7 +371,7 @@ class _Forwarding:
         """What a result is outside, if it is that whichever body runs."""
         stacked = result in self.stacked
         found = [self._source(number, atom, stacked) for number, atom in sources]
-        if None not in found and len({_key(atom) for atom in found if atom is not None}) == 1:
+        if None not in found and len({atom_key(atom) for atom in found if atom is not None}) == 1:
             return found[0]
         if stacked or len(sources) != 1:
             return None
@@ -411,7 +411,7 @@ class _Forwarding:
         The same request gives the same object.
         """
         names, wanted = self.names[number], self._results_of(number)
-        renamed = tuple((var, _key(atom), atom.aval) for var, atom in names.items())
+        renamed = tuple((var, atom_key(atom), atom.aval) for var, atom in names.items())
         make = partial(_narrow, body, names, invars, wanted)
         return self._memo(make, body, renamed, tuple(invars), tuple(wanted))
 
@@ -434,11 +434,6 @@ def _scalar(writer: Writer, atom: Atom, aval: Aval) -> Literal | None:
     if type(atom) is not Literal and atom not in writer.constant_values:
         return None
     return jaxcompat.as_literal(writer.value(atom), aval)
-
-
-def _key(atom: Atom) -> Hashable:
-    """What two atoms of one type have in common only if they are the same value, to the bit."""
-    return literal_key(atom) if type(atom) is Literal else atom
 
 
 def _stable_classes(labels: Sequence[Hashable], step: Sequence[int]) -> list[int]:

@@ -17,8 +17,9 @@ from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.equivalence import difference
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import with_bodies
-from jaxprtool.ir.structural_key import Keyless, literal_key, value_key
+from jaxprtool.ir.structural_key import Keyless, value_key
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.value_keys import literal_key
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 

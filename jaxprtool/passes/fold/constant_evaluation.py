@@ -18,9 +18,10 @@ from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import size_of
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
-from jaxprtool.ir.structural_key import Keyless, literal_key, parameters_key
+from jaxprtool.ir.structural_key import Keyless, parameters_key
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, view
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.value_keys import literal_key
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
 from jaxprtool.passes.fold.exact_numpy import evaluate_exactly
 

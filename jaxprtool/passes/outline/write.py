@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxprtool.ir.structural_key import literal_key
+from jaxprtool.ir.value_keys import atom_key
 from jaxprtool.jaxcompat import Atom, DropVar, Literal, Var
 from jaxprtool.passes.outline.bodies import Item, OutlineBody, Repeated, copied, first_equation
 from jaxprtool.passes.outline.choice import Segment
@@ -49,7 +49,7 @@ def _arguments(
     argument: dict[int, int] = {}
     for slot in np.flatnonzero(links < 0).tolist():
         column = [copy[slot] for copy in operands]
-        keys = tuple([("", literal_key(v)) if type(v) is Literal else v for v in column])
+        keys = tuple(map(atom_key, column))
         if type(column[0]) is Literal and all(key == keys[0] for key in keys):
             continue
         if keys not in columns:

@@ -21,6 +21,7 @@ from jaxprtool.ir.equations import free_variables, is_array, needed_equations, v
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.value_keys import same_array
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
 
@@ -223,4 +224,4 @@ def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
 
 def same_number(a: np.generic, b: np.generic | None) -> bool:
     """Return True if a NumPy scalar is the same as another, to the bit; None is no number."""
-    return b is not None and bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    return b is not None and same_array(a, b)

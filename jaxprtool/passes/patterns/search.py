@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import is_array
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equivalence import same_operation
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.ir.value_keys import same_array
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 
 #: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
@@ -141,7 +141,7 @@ class PatternSearch:
             return self._bind(p, q) if self._number(p, q) else []
         if type(q) is Literal or q not in self.body.constants or p.aval != q.aval:
             return []
-        same = _same_array(self.pattern.constants[p], self.body.constants[q])
+        same = same_array(self.pattern.constants[p], self.body.constants[q])
         return self._bind(p, q) if same else []
 
     def _equation(self, i: int, j: int) -> list[list[Goal]]:
@@ -205,15 +205,6 @@ def _chain(goals: list[Goal], rest: Goals) -> Goals:
     return rest
 
 
-def _same_array(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) for x in (a, b)):
-        return False
-    a, b = np.asarray(a), np.asarray(b)
-    return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-
-
 # --- which equations are alike ------------------------------------------------------------------
 
 _PLAIN = (bool, int, str, type(None), np.dtype)
@@ -235,7 +226,7 @@ def same_parameters(p: JaxprEqn, q: JaxprEqn) -> bool:
         return False
     unsure = len(plain) < len(different)
     try:
-        return not unsure or difference(_alone(p), _alone(q.replace(ctx=p.ctx))) is None
+        return not unsure or same_operation(p, q)
     except UnsupportedError:  # of a custom rule that cannot be traced, nothing can be said
         return False
 
@@ -244,13 +235,3 @@ def _is_plain(value: object) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain, value))
     return isinstance(value, _PLAIN)
-
-
-def _alone(eqn: JaxprEqn) -> Jaxpr:
-    operands = [Var(v.aval) for v in eqn.invars]
-    outs = [Var(v.aval) for v in eqn.outvars]
-    alone = eqn.replace(invars=operands, outvars=outs)
-    return jaxcompat.new_jaxpr((), (), operands, outs, [alone], _DEBUG)
-
-
-_DEBUG = jaxcompat.DebugInfo("pattern", "pattern", None, None)

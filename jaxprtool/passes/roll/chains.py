@@ -17,7 +17,7 @@ from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.dtypes import is_float0
 from jaxprtool.ir.equations import is_array
-from jaxprtool.ir.structural_key import literal_key
+from jaxprtool.ir.value_keys import atom_key
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
 #: A shorter chain stays as it is.
@@ -49,7 +49,8 @@ class Chain:
         return [
             i
             for i, atom in enumerate(first)
-            if i not in self.handed and all(_same(atom, call.invars[i]) for call in self.calls)
+            if i not in self.handed
+            and all(atom_key(atom) == atom_key(call.invars[i]) for call in self.calls)
         ]
 
     @cached_property
@@ -131,7 +132,9 @@ def _alike(calls: Sequence[JaxprEqn], handed: Sequence[Mapping[int, int]]) -> li
 def fits(first: JaxprEqn, other: JaxprEqn, handed: Mapping[int, int]) -> bool:
     """Return True if the operands in which two calls differ can be stacked."""
     pairs = enumerate(zip(first.invars, other.invars, strict=True))
-    return all(i in handed or _is_stackable(a.aval) or _same(a, b) for i, (a, b) in pairs)
+    return all(
+        i in handed or _is_stackable(a.aval) or atom_key(a) == atom_key(b) for i, (a, b) in pairs
+    )
 
 
 def _is_stackable(aval: Aval) -> bool:
@@ -146,12 +149,6 @@ def _goes_round(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
         and body.invars[i].aval.strip_weak_type() == body.outvars[out].aval.strip_weak_type()
         for i, out in handed.items()
     )
-
-
-def _same(a: Atom, b: Atom) -> bool:
-    if type(a) is Literal and type(b) is Literal:
-        return literal_key(a) == literal_key(b)
-    return a is b
 
 
 @dataclass(frozen=True, eq=False)

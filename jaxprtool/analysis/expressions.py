@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxprtool import jaxcompat
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import equations, is_inexact
 from jaxprtool.ir.frames import Frames
@@ -91,7 +90,7 @@ class _ExpressionSearch:
                         seen.add(inner)
                         todo.append(inner)
 
-    def _look_at(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> list[Jaxpr]:
+    def _look_at(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> Sequence[Jaxpr]:
         """Add the values of an equation that can be named; return the bodies to look into."""
         frame, like = self._frame(eqn), traits(eqn)
         if frame is not None and not like.moves and not like.names_value:
@@ -99,7 +98,7 @@ class _ExpressionSearch:
                 if type(var) is not DropVar and is_inexact(var) and self._leaves(jaxpr, var, frame):
                     self.found.setdefault(frame, []).append(var)
         held = None if like.custom_derivative else regions(eqn)
-        return [] if held is None or not self._opens(held) else _bodies(held)
+        return () if held is None or not self._opens(held) else held.jaxprs
 
     def _frame(self, eqn: JaxprEqn) -> UserFrame | None:
         place = self._frames.place(eqn)
@@ -118,11 +117,7 @@ class _ExpressionSearch:
         """Return False for a call of a library's function: all in it is of one expression."""
         if held.kind != "call":
             return True
-        (body,) = _bodies(held)
+        (body,) = held.jaxprs
         if body not in self._inside:
             self._inside[body] = set(map(self._frame, equations(body)))
         return len(self._inside[body]) > 1
-
-
-def _bodies(held: Regions) -> list[Jaxpr]:
-    return list(map(jaxcompat.open_jaxpr, held.bodies))

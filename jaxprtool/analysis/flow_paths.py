@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from jaxprtool import jaxcompat
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.border import Border, border
@@ -150,11 +149,8 @@ class _PathSearch:
                     yield (calls, jaxpr, out), eqn
                 continue
             places = {i for i, atom in enumerate(eqn.invars) if atom is var}
-            for closed, region in zip(inside.bodies, inside.regions, strict=True):
-                body = jaxcompat.open_jaxpr(closed)
-                for place, arg in zip(region.ins, body.invars, strict=True):
-                    if place in places:
-                        yield ((self._holder(jaxpr, index, body), calls), body, arg), eqn
+            for body, arg in self._flow.arguments(eqn, var):
+                yield ((self._holder(jaxpr, index, body), calls), body, arg), eqn
             outs = [out for place, out in inside.carried if place in places]
             if not places.isdisjoint(inside.deciding):
                 outs = list(range(len(eqn.outvars)))

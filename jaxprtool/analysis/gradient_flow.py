@@ -144,7 +144,7 @@ class _Tangents:
             if any(used) and not all(used):
                 self.partial.add(id(eqn))
             return outs, () if used and all(used) else ((eqn,),)
-        bodies = list(map(jaxcompat.open_jaxpr, held.bodies))
+        bodies = held.jaxprs
         stops: dict[tuple[JaxprEqn, ...], None] = {}
 
         def through(number: int, facts: list[bool]) -> tuple[bool, ...]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from jaxprtool import jaxcompat
+from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import fuses, size_of
 from jaxprtool.ir.regions import Regions, regions
@@ -31,6 +32,9 @@ from jaxprtool.jaxcompat.identity import identity
 
 #: Which calls are opened, so that their equations are nodes: those that XLA inlines, all, or none.
 Opens: typing.TypeAlias = typing.Literal["inlined", "all", "none"]
+
+#: The most equations of a body whose calls are opened: nested calls may have exponentially many.
+MOST_OPENED = 300_000
 
 _NO_SIZES: Sizes = MappingProxyType({})
 
@@ -68,7 +72,8 @@ class Kernels:
 
     Args:
         jaxpr: The body.
-        opens: Which calls are opened: "all", "none", or those "inlined" by XLA.
+        opens: Which calls are opened, unless the body is too large: "all", "none", or those
+            "inlined" by XLA.
         symbols: The sizes of symbolic dimensions at which fusion is decided.
 
     Raises:
@@ -77,7 +82,8 @@ class Kernels:
 
     def __init__(self, jaxpr: Jaxpr, opens: Opens = "inlined", symbols: Sizes = _NO_SIZES) -> None:
         self.jaxpr = jaxpr
-        self._opens, self._symbols = opens, symbols
+        self._opens: Opens = opens if count_equations(jaxpr) <= MOST_OPENED else "none"
+        self._symbols = symbols
         self.nodes: list[Node] = []
         #: The bytes of each value.
         self.sizes: list[int] = []
@@ -116,7 +122,7 @@ class Kernels:
             reads = tuple([None if type(v) is Literal else env[v] for v in eqn.invars])
             held = regions(eqn)
             if held is not None and held.kind == "call" and self._is_opened(eqn):
-                body, region = jaxcompat.open_jaxpr(held.bodies[0]), held.regions[0]
+                body, region = held.jaxprs[0], held.regions[0]
                 inner = dict.fromkeys(body.constvars) | {
                     v: reads[i] for v, i in zip(body.invars, region.ins, strict=True)
                 }

@@ -14,9 +14,8 @@ from itertools import pairwise
 from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
-from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.by_equation import Operations
-from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.makers import Maker
 from jaxprtool.ir.regions import Regions, regions
@@ -57,7 +56,7 @@ class Recomputation:
         levels = [self._top, *map(self._level, maker.around, keys[1:])]
         rounds = [1]
         for level in levels[1:]:
-            rounds.append(rounds[-1] * _rounds(level.held))
+            rounds.append(rounds[-1] * (runs_of(level.held) or 1))
         slices = list(map(self._slices_of, keys, levels))
         found = slices[-1].of_results(maker.eqn)
         total = found.work * rounds[-1]
@@ -82,7 +81,7 @@ class Recomputation:
         """Return a body of an equation."""
         if key not in self._levels:
             held, number = self._regions(eqn)[0], key[-1][1]
-            body = jaxcompat.open_jaxpr(held.bodies[number])
+            body = held.jaxprs[number]
             around = self._levels[key[:-1]].kept
             given = zip(held.regions[number].outs, body.outvars, strict=True)
             kept = {
@@ -98,7 +97,7 @@ class Recomputation:
         if id(eqn) not in self._held:
             held = regions(eqn)
             assert held is not None
-            bodies = list(enumerate(map(jaxcompat.open_jaxpr, held.bodies)))[::-1]
+            bodies = list(enumerate(held.jaxprs))[::-1]
             self._held[id(eqn)] = held, {id(e): number for number, b in bodies for e in b.eqns}
         return self._held[id(eqn)]
 
@@ -127,11 +126,6 @@ def _begins_with(level: _Level, arguments: Sequence[int]) -> list[Atom]:
     carried = {back for each in held.regions for back in each.back}
     places = (region.ins[i] for i in arguments)
     return [held.eqn.invars[place] for place in places if place not in carried]
-
-
-def _rounds(held: Regions | None) -> Any:
-    """Return the number of times that a body runs; 1 if unknown."""
-    return 1 if held is None else rounds_of(held) or 1
 
 
 class _Slice(NamedTuple):

@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.by_equation import Operations
-from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.ir.dataflow import DataFlow, Value
 from jaxprtool.ir.equations import size_of
 from jaxprtool.ir.regions import regions
@@ -155,7 +154,7 @@ class Saving:
             return
         yield from ((jaxpr, eqn.invars[i]) for i in held.deciding)
         for number, atom in held.sources()[eqn.outvars.index(var)]:
-            yield jaxcompat.open_jaxpr(held.bodies[number]), atom
+            yield held.jaxprs[number], atom
 
     def _read(self, reader: int, values: Any, name: int = -1) -> None:
         for jaxpr, atom in values:
@@ -168,9 +167,7 @@ class Saving:
         if jaxpr not in self._times:
             times = 0
             for holder in self._flow.holders[jaxpr]:
-                held = regions(holder.eqn)
-                rounds = None if held is None else rounds_of(held)
-                times += self._rounds(holder.jaxpr) * (1 if rounds is None else rounds)
+                times += self._rounds(holder.jaxpr) * runs_of(regions(holder.eqn))
             self._times[jaxpr] = times
         return self._times[jaxpr]
 

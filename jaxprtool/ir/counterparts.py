@@ -224,10 +224,8 @@ _TwoEdges: TypeAlias = tuple[Region | None, Region | None]
 def _edges(eqn: JaxprEqn, body: AnyJaxpr) -> Region | None:
     """Return the region of one of an equation's bodies, or None if it has none."""
     inside, opened = regions(eqn), jaxcompat.open_jaxpr(body)
-    for each, region in zip(inside.bodies, inside.regions, strict=True) if inside else ():
-        if jaxcompat.open_jaxpr(each) is opened and len(region.ins) == len(opened.invars):
-            return region
-    return None
+    region = None if inside is None else inside.region_of(opened)
+    return region if region is not None and len(region.ins) == len(opened.invars) else None
 
 
 def _arguments(

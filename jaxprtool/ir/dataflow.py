@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from jaxprtool import jaxcompat
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import bodies, is_flat
 from jaxprtool.ir.regions import Region, Regions, regions
@@ -84,7 +83,8 @@ class DataFlow:
 
     def arguments(self, eqn: JaxprEqn, var: Var) -> list[Value]:
         """Return the arguments of the bodies of an equation that a variable is, or begins as."""
-        inside = regions(eqn)
+        if (inside := regions(eqn)) is None:
+            return []
         places = [i for i, atom in enumerate(eqn.invars) if atom is var]
         return [value for place in places for value in _arguments(inside, place)]
 
@@ -108,43 +108,33 @@ class DataFlow:
 
         None of them is known if the primitive has no regions.
         """
-        found: list[tuple[Jaxpr, Atom]] = []
-        inside = regions(holder.eqn)
-        held = bodies(holder.eqn)[holder.number][1]
-        for body, region in _edges(inside):
-            if body is held and inside is not None:
-                operand = region.ins[position]
-                found.append((holder.jaxpr, holder.eqn.invars[operand]))
-                for other, back in _edges(inside):
-                    found += [
-                        (other, atom)
-                        for place, atom in zip(back.back, other.outvars, strict=True)
-                        if place == operand
-                    ]
-                break
+        inside, region = _region(holder)
+        if inside is None or region is None:
+            return []
+        operand = region.ins[position]
+        found: list[tuple[Jaxpr, Atom]] = [(holder.jaxpr, holder.eqn.invars[operand])]
+        for other, carrying in zip(inside.jaxprs, inside.regions, strict=True):
+            back = zip(carrying.back, other.outvars, strict=True)
+            found += [(other, atom) for place, atom in back if place == operand]
         return found
 
     def goals(self, holder: Holder, position: int) -> list[Value]:
         """Return what a result of a held body becomes: a result, or an argument of a body."""
         found: list[Value] = []
-        inside = regions(holder.eqn)
-        held = bodies(holder.eqn)[holder.number][1]
-        for body, region in _edges(inside):
-            if body is held:
-                if (out := region.outs[position]) is not None:
-                    found.append((holder.jaxpr, holder.eqn.outvars[out]))
-                if (back := region.back[position]) is not None:
-                    found += _arguments(inside, back)
-                break
+        inside, region = _region(holder)
+        if inside is not None and region is not None:
+            if (out := region.outs[position]) is not None:
+                found.append((holder.jaxpr, holder.eqn.outvars[out]))
+            if (back := region.back[position]) is not None:
+                found += _arguments(inside, back)
         return list(dict.fromkeys(found))
 
     def decided(self, holder: Holder) -> list[Value]:
         """Return the results of a loop whose end a body decides; none if it decides nothing."""
-        held = bodies(holder.eqn)[holder.number][1]
-        for body, region in _edges(regions(holder.eqn)):
-            if body is held and region.decides:
-                return [(holder.jaxpr, var) for var in holder.eqn.outvars]
-        return []
+        _, region = _region(holder)
+        if region is None or not region.decides:
+            return []
+        return [(holder.jaxpr, var) for var in holder.eqn.outvars]
 
     def _body(self, jaxpr: Jaxpr) -> _Body:
         found = self._bodies.get(jaxpr)
@@ -153,19 +143,13 @@ class DataFlow:
         return found
 
 
-def _edges(inside: Regions | None) -> list[tuple[Jaxpr, Region]]:
-    """Return the open bodies of an equation with their regions."""
-    if inside is None:
-        return []
-    opened = map(jaxcompat.open_jaxpr, inside.bodies)
-    return list(zip(opened, inside.regions, strict=True))
+def _region(holder: Holder) -> tuple[Regions | None, Region | None]:
+    """Return the regions of an equation, and that of the body that it holds; None if unknown."""
+    inside = regions(holder.eqn)
+    body = bodies(holder.eqn)[holder.number][1]
+    return inside, None if inside is None else inside.region_of(body)
 
 
-def _arguments(inside: Regions | None, operand: int) -> list[Value]:
+def _arguments(inside: Regions, operand: int) -> list[Value]:
     """Return the arguments of bodies that an operand is, or begins as."""
-    return [
-        (body, arg)
-        for body, region in _edges(inside)
-        for place, arg in zip(region.ins, body.invars, strict=True)
-        if place == operand
-    ]
+    return [(inside.jaxprs[number], var) for number, var in inside.arguments_by_operand[operand]]

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from typing import Any, TypeAlias, TypeVar
 
+from jaxprtool import jaxcompat
 from jaxprtool.ir.structured import Edges, View, as_tuple, holds_jaxpr, view, views
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 T = TypeVar("T")
 
@@ -156,6 +157,25 @@ class Regions:
     def deciding(self) -> tuple[int, ...]:
         """The positions of the operands that decide which body runs."""
         return () if self.edges.decides is None else tuple(self.operands[self.edges.decides])
+
+    @cached_property
+    def jaxprs(self) -> tuple[Jaxpr, ...]:
+        """The bodies as open jaxprs."""
+        return tuple(map(jaxcompat.open_jaxpr, self.bodies))
+
+    def region_of(self, jaxpr: Jaxpr) -> Region | None:
+        """Return the region of a body, which is given open; None if it is none of these."""
+        pairs = zip(self.jaxprs, self.regions, strict=True)
+        return next((region for body, region in pairs if body is jaxpr), None)
+
+    @cached_property
+    def arguments_by_operand(self) -> list[list[tuple[int, Var]]]:
+        """The arguments that each operand is, or begins as, with the numbers of their regions."""
+        found: list[list[tuple[int, Var]]] = [[] for _ in self.eqn.invars]
+        for number, (body, region) in enumerate(zip(self.jaxprs, self.regions, strict=True)):
+            for i, var in zip(region.ins, body.invars, strict=True):
+                found[i].append((number, var))
+        return found
 
     def sources(self) -> list[list[tuple[int, Atom]]]:
         """Return what each result may be: results of bodies, with the numbers of their regions."""

@@ -191,7 +191,7 @@ class _Forward(_Slicer):
     def _through(self, eqn: JaxprEqn, held: Regions, reached: set[Var]) -> tuple[Run, ...] | None:
         """Add what is reached through bodies; None if they have nothing of it."""
         given = [type(v) is not Literal and v in reached for v in eqn.invars]
-        opened = list(map(jaxcompat.open_jaxpr, held.bodies))
+        opened = held.jaxprs
         runs: dict[int, Run] = {}
 
         def through(number: int, facts: list[bool]) -> _Flags:
@@ -266,7 +266,7 @@ class _Backward(_Slicer):
         """Add what bodies need for what is needed of an equation, or for all if it is `first`."""
         results = [first or v in needed for v in eqn.outvars]
         later = [type(v) is not Literal and v in needed and is_ref(v) for v in eqn.invars]
-        opened = list(map(jaxcompat.open_jaxpr, held.bodies))
+        opened = held.jaxprs
         runs: dict[int, Run] = {}
 
         def through(number: int, asked: list[bool]) -> _Flags:

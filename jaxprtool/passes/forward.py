@@ -134,7 +134,7 @@ class _Forwarding:
         self.writer, self.inside, self._memo = writer, inside, memo
         self.eqn = inside.eqn
         self.border = _Border.of(inside)
-        self.jaxprs = [jaxcompat.open_jaxpr(body) for body in inside.bodies]
+        self.jaxprs = inside.jaxprs
         #: What variables are from now on, in each region.
         self.names: list[dict[Var, Atom]] = [{} for _ in self.jaxprs]
         self.stay = [True] * len(self.eqn.invars)
@@ -147,13 +147,12 @@ class _Forwarding:
         self.carried = dict(inside.carried)
         self.sliced = {i for field in inside.edges.sliced for i in inside.operands[field]}
         self.stacked = {i for field in inside.edges.stacked for i in inside.results[field]}
-        #: The arguments of all bodies by operand, and the operand of each.
-        self.arguments: list[list[tuple[int, Var]]] = [[] for _ in self.stay]
-        self.operand_of: list[dict[Atom, int]] = []
-        for number, (region, jaxpr) in enumerate(zip(inside.regions, self.jaxprs, strict=True)):
-            self.operand_of.append(dict(zip(jaxpr.invars, region.ins, strict=True)))
-            for i, var in zip(region.ins, jaxpr.invars, strict=True):
-                self.arguments[i].append((number, var))
+        self.arguments = inside.arguments_by_operand
+        #: The operand of each argument of each body.
+        self.operand_of: list[dict[Atom, int]] = [
+            dict(zip(jaxpr.invars, region.ins, strict=True))
+            for region, jaxpr in zip(inside.regions, self.jaxprs, strict=True)
+        ]
 
     def written(self) -> Sequence[Atom] | None:
         """What the results are from now on; None if nothing changes."""

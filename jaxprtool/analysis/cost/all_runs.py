@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from jaxprtool.analysis.cost.bodies import Bodies, Item
+from jaxprtool.analysis.cost.bodies import Bodies
 from jaxprtool.analysis.cost.groupings import Whole
-from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.analysis.cost.tallies import Sums
 from jaxprtool.analysis.cost.work import Work, total
 from jaxprtool.ir.border import top_jaxpr
@@ -52,10 +52,5 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
             for eqn in (*item.node.calls, item.eqn):
                 found[id(eqn)].append(work)
             for held in item.bodies:
-                runs[held] += runs[each] * item.devices * _rounds(item)
+                runs[held] += runs[each] * item.devices * runs_of(item.held)
     return {key: total(works) for key, works in found.items()}
-
-
-def _rounds(item: Item) -> Any:
-    rounds = None if item.held is None or item.held.kind == "branch" else rounds_of(item.held)
-    return 1 if rounds is None else rounds

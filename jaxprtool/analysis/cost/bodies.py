@@ -22,16 +22,12 @@ from jaxprtool.analysis.cost.rules import (
     work_of,
 )
 from jaxprtool.analysis.cost.work import NOTHING, Work
-from jaxprtool.analysis.kernels import Kernels, Node, Opens
-from jaxprtool.analysis.stats import count_equations
+from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.structured import ShardMap, sub_jaxprs, view
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
-
-#: The most equations of a body whose calls are opened: nested calls may have exponentially many.
-_MOST = 300_000
 
 
 @dataclass(slots=True)
@@ -95,8 +91,7 @@ class Bodies:
     def __getitem__(self, jaxpr: AnyJaxpr) -> CostedBody:
         body = jaxcompat.open_jaxpr(jaxpr)
         if body not in self._known:
-            opens: Opens = "inlined" if count_equations(body) < _MOST else "none"
-            kernels = Kernels(body, opens, self._symbols)
+            kernels = Kernels(body, symbols=self._symbols)
             sizes = _sizes(body, kernels) if self._symbols else kernels.sizes
             items = tuple(self._item(node, kernels, sizes) for node in kernels.nodes)
             self._known[body] = CostedBody(kernels, items)
@@ -135,7 +130,7 @@ class Bodies:
 def _run_bodies(node: Node) -> tuple[Jaxpr, ...]:
     """Return the bodies of an equation whose cost is that of its bodies."""
     if node.held is not None:
-        return tuple(map(jaxcompat.open_jaxpr, node.held.bodies))
+        return node.held.jaxprs
     if not node.eqn.params or cost_rules.get(node.eqn.primitive.name) is not None:
         return ()
     return tuple(jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(node.eqn))

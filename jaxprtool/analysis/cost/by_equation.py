@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from jaxprtool import jaxcompat
-from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.analysis.cost.rules import cost_rules, work_of
+from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.structured import ShardMap, sub_jaxprs
+from jaxprtool.ir.structured import ShardMap
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
@@ -31,20 +31,17 @@ class Operations:
         held = regions(eqn)
         if held is not None:
             return self._held(held)
-        if cost_rules.get(eqn.primitive.name) is None and eqn.params:
-            inside = [jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)]
-            if inside:
-                return sum(map(self._body, inside))
+        if cost_rules.get(eqn.primitive.name) is None and (inside := bodies(eqn)):
+            return sum(self._body(body) for _, body in inside)
         work = None if traits(eqn).collective else work_of(eqn)
         return 0 if work is None else work.flops + work.transcendentals
 
     def _held(self, held: Regions) -> Any:
-        each = [self._body(jaxcompat.open_jaxpr(body)) for body in held.bodies]
+        each = list(map(self._body, held.jaxprs))
         if held.kind == "branch":
             return reduce(jax.core.max_dim, each)
-        rounds = rounds_of(held)
         devices = held.view.mesh.size if isinstance(held.view, ShardMap) else 1
-        return sum(each) * (1 if rounds is None else rounds) * devices
+        return sum(each) * runs_of(held) * devices
 
     def _body(self, jaxpr: Jaxpr) -> Any:
         if jaxpr not in self._bodies:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.bodies import CostedBody, Item
 from jaxprtool.analysis.cost.tallies import Key
 from jaxprtool.ir.equations import all_jaxprs
@@ -246,7 +245,7 @@ class ByArgument:
         if item.held is None:
             return _NONE
         origins, region = self._origins(body), item.held.regions[number]
-        constants = len(jaxcompat.open_jaxpr(item.held.bodies[number]).constvars)
+        constants = len(item.held.jaxprs[number].constvars)
         values = item.node.places
         outer = [values[region.ins[i - constants]] for i in key if i >= constants]
         return _NONE.union(*(origins[value] for value in outer if value is not None))

@@ -19,6 +19,12 @@ def rounds_of(held: Regions) -> Any:
     return _counted(held.view) if trips is None and isinstance(held.view, While) else trips
 
 
+def runs_of(held: Regions | None) -> Any:
+    """Return the number of times that bodies run, which is 1 if it is unknown."""
+    rounds = None if held is None else rounds_of(held)
+    return 1 if rounds is None else rounds
+
+
 def _counted(loop: While) -> int | None:
     cond, body = jaxcompat.open_jaxpr(loop.cond), jaxcompat.open_jaxpr(loop.body)
     if len(cond.eqns) != 1 or cond.eqns[0].primitive.name != "lt":

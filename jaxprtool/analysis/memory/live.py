@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.analysis.memory.schedule import Buffer
 from jaxprtool.analysis.memory.walk import BodyMemory
@@ -237,12 +236,9 @@ class LiveValues:
 
     def _last_inside(self, held: Regions, operand: int) -> tuple[JaxprEqn | None, int | None]:
         """Return the last reader of an operand in the bodies, and the position of its operand."""
-        for region, closed in zip(held.regions, held.bodies, strict=True):
-            if operand not in region.ins:
-                continue
-            body = jaxcompat.open_jaxpr(closed)
+        for number, value in held.arguments_by_operand[operand]:
+            body = held.jaxprs[number]
             variables = self._variables.setdefault(body, DefUse(body.eqns))
-            value = body.invars[region.ins.index(operand)]
             if readers := variables.readers(value):
                 eqn = body.eqns[readers[-1]]
                 return eqn, list(eqn.invars).index(value)
@@ -267,7 +263,7 @@ class LiveValues:
 def _home(kernels: Kernels, node: Node) -> Jaxpr:
     """Return the jaxpr that an equation is in: that of the opened call around it, or the body."""
     held = regions(node.calls[-1]) if node.calls else None
-    return kernels.jaxpr if held is None else jaxcompat.open_jaxpr(held.bodies[0])
+    return kernels.jaxpr if held is None else held.jaxprs[0]
 
 
 def _around(levels: Sequence[Level]) -> tuple[JaxprEqn, ...]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxprtool.analysis.kernels import UnknownSize
-from jaxprtool.analysis.memory.walk import MOST, Bodies
+from jaxprtool.analysis.kernels import MOST_OPENED, UnknownSize
+from jaxprtool.analysis.memory.walk import Bodies
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.program import Program
@@ -58,7 +58,7 @@ def temporary_memory(program: Program, opened: bool = False) -> int | None:
     Returns:
         The bytes, or None if a size is symbolic or the program has too many equations.
     """
-    if count_equations(program) > MOST:
+    if count_equations(program) > MOST_OPENED:
         return None
     try:
         return Bodies(opened).memory(top_jaxpr(program)).peak

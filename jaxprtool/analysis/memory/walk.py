@@ -16,11 +16,7 @@ from types import MappingProxyType
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node, Opens
 from jaxprtool.analysis.memory.schedule import Buffer, Rounds, Schedule, rounds, writes_in_place
-from jaxprtool.analysis.stats import count_equations
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
-
-#: The most equations of a body whose calls are opened: nested calls may have exponentially many.
-MOST = 300_000
 
 #: No room is searched for a value of less than this fraction of all bytes.
 _SMALL = 1 / 5000
@@ -103,8 +99,7 @@ class Bodies:
         """
         body = jaxcompat.open_jaxpr(jaxpr)
         if (body, rounds) not in self._known:
-            opens = self._opens if count_equations(body) <= MOST else "none"
-            schedule = Schedule(Kernels(body, opens), rounds)
+            schedule = Schedule(Kernels(body, self._opens), rounds)
             self._known[body, rounds] = self._walked(schedule, donated)
         return self._known[body, rounds]
 

@@ -84,12 +84,12 @@ class UserNames(VariableNames):
     def _follow_captured(self, eqn: JaxprEqn, body: Jaxpr, scope: Counter[str]) -> None:
         """Call what a body has from outside, the same in every round, what it is called there."""
         inside = regions(eqn)
-        for held, region in zip(inside.bodies, inside.regions, strict=True) if inside else ():
-            if jaxcompat.open_jaxpr(held) is body:
-                for var, operand, same in zip(body.invars, region.ins, region.fixed, strict=True):
-                    name = self.spaced.get(identity(eqn.invars[operand]), "")[1:]
-                    if same and name and name not in scope:
-                        self._give([(var, name)], scope)
+        region = None if inside is None else inside.region_of(body)
+        if region is not None:
+            for var, operand, same in zip(body.invars, region.ins, region.fixed, strict=True):
+                name = self.spaced.get(identity(eqn.invars[operand]), "")[1:]
+                if same and name and name not in scope:
+                    self._give([(var, name)], scope)
 
 
 def source_names(root: Jaxpr, roots: Sequence[Root]) -> dict[Var, str]:

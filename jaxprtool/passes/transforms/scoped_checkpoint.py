@@ -112,7 +112,7 @@ class _Plan:
 
     def _look_inside(self, eqn: JaxprEqn, path: tuple[str, ...]) -> None:
         held = None if traits(eqn).custom_derivative else regions(eqn)
-        for body in () if held is None else map(jaxcompat.open_jaxpr, held.bodies):
+        for body in () if held is None else held.jaxprs:
             name = body.debug_info.func_name
             loop = held is not None and held.kind == "loop" and name.isidentifier()
             self.look_into(body, (*path, name) if loop else path)

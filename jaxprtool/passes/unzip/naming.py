@@ -268,11 +268,8 @@ def _unpacked(eqn: JaxprEqn, var: Var) -> tuple[int, int] | None:
 def _operand(call: JaxprEqn, body: ClosedJaxpr, argument: int) -> int:
     """The position of the operand that an argument of one of a call's bodies comes from."""
     inside = regions(call)
-    if inside is not None:
-        for held, region in zip(inside.bodies, inside.regions, strict=True):
-            if jaxcompat.open_jaxpr(held) is jaxcompat.open_jaxpr(body):
-                return region.ins[argument]
-    return argument
+    region = None if inside is None else inside.region_of(jaxcompat.open_jaxpr(body))
+    return argument if region is None else region.ins[argument]
 
 
 def _file(debug: DebugInfo) -> str | None:

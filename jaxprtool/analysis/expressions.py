@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import equations, is_inexact
 from jaxprtool.ir.frames import Frames
@@ -80,7 +81,6 @@ class _ExpressionSearch:
     def __init__(self, jaxpr: Jaxpr, frames: Frames) -> None:
         self._frames = frames
         self._flow = DataFlow(jaxpr)
-        self._inside: dict[Jaxpr, set[UserFrame | None]] = {}
         self.found: dict[UserFrame, list[Var]] = {}
         todo, seen = [jaxpr], {jaxpr}
         for body in todo:
@@ -118,6 +118,9 @@ class _ExpressionSearch:
         if held.kind != "call":
             return True
         (body,) = held.jaxprs
-        if body not in self._inside:
-            self._inside[body] = set(map(self._frame, equations(body)))
-        return len(self._inside[body]) > 1
+        return self._has_several(body)
+
+    @cached_method
+    def _has_several(self, body: Jaxpr) -> bool:
+        """Return True if the equations of a body are of several expressions."""
+        return len(set(map(self._frame, equations(body)))) > 1

@@ -13,6 +13,7 @@ from operator import or_
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.border import border
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.custom_rules import vjp_rule
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import is_inexact
@@ -111,19 +112,13 @@ class _Tangents:
     """Tangents that are followed through a program, each body once for each choice of arguments."""
 
     def __init__(self) -> None:
-        self._bodies: dict[tuple[Jaxpr, tuple[bool, ...]], tuple[tuple[bool, ...], _Stops]] = {}
         self._equations: dict[Hashable, list[bool]] = {}
         #: Equations that have tangents of some results alone, as a sort has none of its indices.
         self.partial: set[int] = set()
 
+    @cached_method
     def run(self, jaxpr: Jaxpr, given: tuple[bool, ...]) -> tuple[tuple[bool, ...], _Stops]:
         """Return which results of a body have tangents, and where tangents stop."""
-        key = jaxpr, given
-        if key not in self._bodies:
-            self._bodies[key] = self._run(jaxpr, given)
-        return self._bodies[key]
-
-    def _run(self, jaxpr: Jaxpr, given: tuple[bool, ...]) -> tuple[tuple[bool, ...], _Stops]:
         moving = {v for v, flag in zip(jaxpr.invars, given, strict=True) if flag}
         stops: list[tuple[JaxprEqn, ...]] = []
         for eqn in jaxpr.eqns:

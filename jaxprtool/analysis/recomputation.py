@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jaxprtool.analysis.cost.by_equation import Operations
 from jaxprtool.analysis.cost.rounds import runs_of
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.makers import Maker
 from jaxprtool.ir.regions import Regions, regions
@@ -38,7 +39,6 @@ class Recomputation:
         self._top = _Level(None, jaxpr, 0, frozenset(kept))
         self._held: dict[int, tuple[Regions, dict[int, int]]] = {}
         self._levels: dict[_Key, _Level] = {(): self._top}
-        self._slices: dict[_Key, _Slices] = {}
         self._operations = Operations()
         #: Of each jaxpr: the makers asked for, and the equations whose bodies have such makers.
         self._makers = defaultdict[_Key, set[int]](set)
@@ -71,11 +71,10 @@ class Recomputation:
         steps = [(id(eqn), self._regions(eqn)[1][id(inner)]) for eqn, inner in pairwise(path)]
         return [tuple(steps[:depth]) for depth in range(len(path))]
 
+    @cached_method
     def _slices_of(self, key: _Key, level: _Level) -> _Slices:
-        if key not in self._slices:
-            asked = self._makers[key], self._holders[key]
-            self._slices[key] = _Slices(level.jaxpr, level.kept, *asked, self._operations)
-        return self._slices[key]
+        asked = self._makers[key], self._holders[key]
+        return _Slices(level.jaxpr, level.kept, *asked, self._operations)
 
     def _level(self, eqn: JaxprEqn, key: _Key) -> _Level:
         """Return a body of an equation."""

@@ -19,6 +19,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.memory import TemporaryMemory, outlined_memory
 from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.border import top_jaxpr
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.frames import Frames, Root, frames_now
@@ -152,7 +153,6 @@ class _CallGraph:
                 self._callers[body].append(caller)
         #: How often the program and each body are called.
         self.copies = {top: 1}
-        self._sizes: dict[Jaxpr, int] = {}
         for body in self._bodies:
             self._count(body)
 
@@ -214,13 +214,11 @@ class _CallGraph:
             self.copies[body] = sum(self._count(c) * self._parts[c].calls[body] for c in callers)
         return self.copies[body]
 
+    @cached_method
     def _size(self, body: Jaxpr) -> int:
         """Return how many equations a body has if each copy stands in its place."""
-        if body not in self._sizes:
-            part = self._parts[body]
-            copies = sum(n * self._size(inner) for inner, n in part.calls.items())
-            self._sizes[body] = part.rest + copies
-        return self._sizes[body]
+        part = self._parts[body]
+        return part.rest + sum(n * self._size(inner) for inner, n in part.calls.items())
 
 
 # --- source lines -----------------------------------------------------------------------------

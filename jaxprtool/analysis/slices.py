@@ -17,6 +17,7 @@ from jaxprtool.analysis.cost.groupings import Line, LineReader
 from jaxprtool.analysis.gradient_flow import GradientFlow, gradient_flow
 from jaxprtool.analysis.points import Kind, Point, point
 from jaxprtool.ir.border import Border, border
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.frames import BEHIND, frames_now
 from jaxprtool.ir.program import Program
@@ -199,15 +200,10 @@ class EquationsByLine:
 
     def __init__(self, lines: LineReader):
         self._lines = lines
-        self._known: dict[Run, _Counts] = {}
 
+    @cached_method
     def of(self, run: Run) -> _Counts:
         """Return how many equations a run has of each line, in the order of the program."""
-        if run not in self._known:
-            self._known[run] = self._count(run)
-        return self._known[run]
-
-    def _count(self, run: Run) -> _Counts:
         counts: _Counts = {}
         eqns = run.jaxpr.eqns
         for i, inside in run.inside.items():

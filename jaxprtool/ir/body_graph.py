@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness, Origins
 from jaxprtool.ir.equations import with_operands
@@ -51,25 +52,21 @@ class Side(DefUse):
             for i, var in enumerate(self.jaxpr.invars)
         ]
         self._results = results
-        self._own: dict[Likeness, list[int]] = {}
-        self._origins: dict[Likeness, Origins] = {}
 
     @cached_property
     def calls(self) -> list[tuple[int, AnyJaxpr]]:
         """The positions of the calls, each with its body."""
         return [(i, body) for i, eqn in enumerate(self.eqns) if (body := _called(eqn)) is not None]
 
+    @cached_method
     def own(self, likeness: Likeness) -> list[int]:
         """Return a key for each equation by itself, whatever its operands are computed from."""
-        if likeness not in self._own:
-            self._own[likeness] = [self._keys.equation(eqn, likeness) for eqn in self.eqns]
-        return self._own[likeness]
+        return [self._keys.equation(eqn, likeness) for eqn in self.eqns]
 
+    @cached_method
     def origins(self, likeness: Likeness) -> Origins:
         """Return the value numbering of the body."""
-        if likeness not in self._origins:
-            self._origins[likeness] = Origins(self._keys, self.held, self._arguments, likeness)
-        return self._origins[likeness]
+        return Origins(self._keys, self.held, self._arguments, likeness)
 
     def use_numbers(self, likeness: Likeness) -> list[int]:
         """Return a number for each equation by what is computed from its results.

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.body_graph import Side
-from jaxprtool.ir.body_pairs import MOST_ALIKE, BodyPairs, Opened, in_order
+from jaxprtool.ir.body_pairs import MOST_ALIKE, MatchedBody, Opened, in_order
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness
 from jaxprtool.ir.equations import substitute
 from jaxprtool.ir.regions import regions
@@ -35,7 +35,7 @@ def match_bodies(
     bodies: tuple[AnyJaxpr, AnyJaxpr],
     arguments: Sequence[tuple[int, int]],
     results: Sequence[tuple[int, int]],
-) -> BodyPairs:
+) -> MatchedBody:
     """Match two bodies.
 
     Args:
@@ -53,7 +53,7 @@ def match_bodies(
         )
         for k, body in enumerate(bodies)
     )
-    found = BodyPairs(keys, (first, second))
+    found = MatchedBody(keys, (first, second))
     a, b = first.jaxpr, second.jaxpr
     for i, j in arguments:
         found.correspond(a.invars[i], b.invars[j])
@@ -63,7 +63,7 @@ def match_bodies(
     return found
 
 
-def _pair_constants(keys: EquationKeys, found: BodyPairs, by_type: bool) -> None:
+def _pair_constants(keys: EquationKeys, found: MatchedBody, by_type: bool) -> None:
     """Pair constants with equal values and then, with `by_type`, those of the same type."""
     values = [keys.constants(side.held) for side in found.sides]
     types = [[str(var.aval) for var in side.jaxpr.constvars] for side in found.sides]
@@ -84,7 +84,7 @@ class _BodyMatching:
             that nested searches share.
     """
 
-    def __init__(self, keys: EquationKeys, found: BodyPairs, budget: list[int] | None = None):
+    def __init__(self, keys: EquationKeys, found: MatchedBody, budget: list[int] | None = None):
         self._keys = keys
         self._found = found
         # The number of ways to open nested calls may be exponential.
@@ -164,7 +164,7 @@ class _BodyMatching:
         self._budget[0] -= 1 + len(inner.eqns)
         if self._budget[0] < 0:
             return False
-        inside = BodyPairs(self._keys, _in_place(self._found.sides, which, inner))
+        inside = MatchedBody(self._keys, _in_place(self._found.sides, which, inner))
         inside.taken = _in_place(self._found.taken, which, set())
         inside.literals = literals
         known = (self._found.partner, self._found.back)[which]
@@ -178,7 +178,7 @@ class _BodyMatching:
             inside.rollback(1 - which)
             return False
         self._found.taken[which].add(position)
-        self._found.opened.append(Opened(which, position, inside))
+        self._found.opened_calls.append(Opened(which, position, inside))
         self._note_operands(which, dict(given), inside)
         found = (inside.partner, inside.back)[which]
         outvars = substitute(opened.outvars, inside.literals)
@@ -214,11 +214,11 @@ class _BodyMatching:
             own = similar if flat[pair[which]] else same
             if own[0][pair[0]] == own[1][pair[1]]:
                 found.append(pair[which])
-        found += [each.position for each in self._found.opened]
+        found += [each.position for each in self._found.opened_calls]
         known = flat.count(True) + sum(not flat[i] for i in found)
         return 2 * len(found) >= min(known, left) and bool(found or not inner.eqns)
 
-    def _note_operands(self, which: int, given: dict[Var, Atom], inside: BodyPairs) -> None:
+    def _note_operands(self, which: int, given: dict[Var, Atom], inside: MatchedBody) -> None:
         """Record what the other body reads in place of the operands of an opened call."""
         eqns = [side.eqns for side in inside.sides]
         pairs = [(eqns[0][i].invars, eqns[1][j].invars) for i, j in inside.order]
@@ -313,7 +313,7 @@ class _Spread:
     `run` resumes at the pairs that were found since it last ran.
     """
 
-    def __init__(self, matching: BodyPairs, likeness: Likeness):
+    def __init__(self, matching: MatchedBody, likeness: Likeness):
         self._matching = matching
         self._likeness = likeness
         self._own = [side.own(likeness) for side in matching.sides]
@@ -429,7 +429,7 @@ def _call_operands(eqn: JaxprEqn) -> list[Atom]:
 
 
 def _around(
-    matching: BodyPairs, which: int, left: Sequence[int], own: Sequence[int], radius: int
+    matching: MatchedBody, which: int, left: Sequence[int], own: Sequence[int], radius: int
 ) -> dict[int, Hashable]:
     """Return a key of the neighbourhood of each unpaired equation, above and below it.
 

@@ -1,17 +1,19 @@
-"""The state of the matching of two bodies: which equations and variables correspond so far."""
+"""Two bodies that are matched: which equations and variables correspond."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.body_graph import Side
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness
+from jaxprtool.ir.equations import substitute
 from jaxprtool.ir.regions import regions
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 #: The number of candidates among which the best fit is searched; it keeps the matching linear.
 MOST_ALIKE = 16
@@ -29,14 +31,18 @@ class Opened:
 
     which: int
     position: int
-    inside: BodyPairs
+    inside: MatchedBody
 
 
-class BodyPairs:
-    """The pairs of corresponding equations and variables of two bodies, while they are found.
+class MatchedBody:
+    """Two bodies that correspond, with the pairs of equations and variables found so far.
 
     Attributes:
         sides: The two bodies.
+        keys: The numbering of equations and types, for comparisons.
+        path: The pairs of equations around the bodies, the outermost first.
+        call: If one of the bodies is that of a call that the other program has inline: the program
+            with the call, 0 or 1, and the call. Otherwise None.
         pairs: The position in the second body of each paired equation of the first.
         paired: The inverse of `pairs`.
         order: The pairs of positions, in the order in which they were found.
@@ -46,7 +52,7 @@ class BodyPairs:
             opened call.
         literals: The literals that variables of an opened call stand for: its arguments, its
             constants, and the results of calls in it.
-        opened: The calls of one body whose equations the other body has inline.
+        opened_calls: The calls of one body whose equations the other body has inline.
         values: The pairs of variables, in the order in which they were found.
         results: The pairs of results of the two bodies.
         read: The operands of opened calls, each with what the other body reads in its place.
@@ -54,7 +60,9 @@ class BodyPairs:
 
     def __init__(self, keys: EquationKeys, sides: tuple[Side, Side]):
         self.sides = sides
-        self._keys = keys
+        self.keys = keys
+        self.path: tuple[tuple[JaxprEqn, JaxprEqn], ...] = ()
+        self.call: tuple[int, JaxprEqn] | None = None
         self.pairs: dict[int, int] = {}
         self.paired: dict[int, int] = {}
         self.order: list[tuple[int, int]] = []
@@ -62,7 +70,7 @@ class BodyPairs:
         self.back: dict[int, Var] = {}
         self.taken: tuple[set[int], set[int]] = set(), set()
         self.literals: dict[Var, Literal] = {}
-        self.opened: list[Opened] = []
+        self.opened_calls: list[Opened] = []
         self.values: list[tuple[Var, Var]] = []
         self.results: list[tuple[Atom, Atom]] = []
         self.read: list[tuple[Atom, Atom]] = []
@@ -88,7 +96,7 @@ class BodyPairs:
     def rollback(self, which: int) -> None:
         """Free the equations of a body that were paired here, inside an opened call."""
         self.taken[which].difference_update(pair[which] for pair in self.order)
-        for each in self.opened:
+        for each in self.opened_calls:
             each.inside.rollback(which)
 
     # --- what is known ----------------------------------------------------------------------------
@@ -102,15 +110,15 @@ class BodyPairs:
         """Return True if neither of two equations has a counterpart."""
         return i not in self.taken[0] and j not in self.taken[1]
 
-    def agree(self, old: Atom, new: Atom) -> bool:
+    def corresponds(self, old: Atom, new: Atom) -> bool:
         """Return True if `new` is the partner of `old`, or computes the same value as it."""
         partner = self.partner.get(id(old))
         return partner is not None and (partner is new or self.is_equal(partner, new))
 
-    def has_counterpart(self, which: int, var: Var) -> bool:
+    def is_matched(self, which: int, var: Var) -> bool:
         """Return True if a variable of one of the bodies is paired, here or in an opened call."""
         return id(var) in (self.partner, self.back)[which] or any(
-            each.which != which and each.inside.has_counterpart(which, var) for each in self.opened
+            each.which != which and each.inside.is_matched(which, var) for each in self.opened_calls
         )
 
     def is_equal(self, a: Atom, b: Atom) -> bool:
@@ -132,9 +140,74 @@ class BodyPairs:
             news = {self._value(y) for y in new.invars if id(y) in self.back}
             return bool(olds and news) and olds.isdisjoint(news)
         return any(
-            id(x) in self.partner and id(y) in self.back and not self.agree(x, y)
+            id(x) in self.partner and id(y) in self.back and not self.corresponds(x, y)
             for x, y in zip(old.invars, new.invars, strict=True)
         )
+
+    # --- what was found ---------------------------------------------------------------------------
+
+    @property
+    def before(self) -> AnyJaxpr:
+        """The body in the first program, as its equation holds it."""
+        return self.sides[0].held
+
+    @property
+    def after(self) -> AnyJaxpr:
+        """The body in the second program, as its equation holds it."""
+        return self.sides[1].held
+
+    @property
+    def bodies(self) -> tuple[Jaxpr, Jaxpr]:
+        """The two bodies, open."""
+        return self.sides[0].jaxpr, self.sides[1].jaxpr
+
+    @cached_property
+    def equations(self) -> list[tuple[JaxprEqn, JaxprEqn]]:
+        """The pairs of equations, in order of the first body."""
+        before, after = (body.eqns for body in self.bodies)
+        return [(before[i], after[j]) for i, j in sorted(self.pairs.items())]
+
+    @cached_property
+    def opened(self) -> tuple[set[int], set[int]]:
+        """For each body, the positions of the calls whose equations the other body has inline."""
+        found: tuple[set[int], set[int]] = set(), set()
+        for each in self.opened_calls:
+            found[each.which].add(each.position)
+        return found
+
+    def is_alone(self, which: int, position: int) -> bool:
+        """Return True if an equation has no counterpart, here or in an opened call."""
+        return position not in self.taken[which]
+
+    def counterpart(self, var: Atom) -> Var | None:
+        """Return the variable of the second body that corresponds to an atom of the first."""
+        return self.partner.get(id(var))
+
+    def agree(self, old: Atom, new: Atom) -> bool:
+        """Return True if two operands correspond, or are the same literal."""
+        old, new = substitute((old, new), self.literals)
+        if type(old) is Literal and type(new) is Literal:
+            return self.keys.literal(old) == self.keys.literal(new)
+        return self.corresponds(old, new)
+
+    def is_rewired(self, old: Atom, new: Atom) -> bool:
+        """Return True if two operands differ for no reason but that another value is read.
+
+        An operand is not rewired if an inserted equation now computes it from the value that was
+        read before, or if the removed equation that computed it read the value that is read now.
+        """
+        if self.agree(old, new):
+            return False
+        if type(old) is Literal or type(new) is Literal:
+            return True
+        if id(old) in self.partner and id(new) in self.back:
+            return True
+        a, b = self.sides
+        olds, news = a.nearest_known(old, self.partner), b.nearest_known(new, self.back)
+        if not olds or not news:
+            return False
+        partners = [self.partner[id(var)] for var in olds]
+        return not any(self.is_equal(x, y) for x in partners for y in news)
 
     # --- operands and results of counterparts -----------------------------------------------------
 
@@ -193,7 +266,7 @@ class BodyPairs:
     def _identity(self, which: int, atom: Atom) -> Hashable:
         """Return a key for an operand, equal for counterparts and unique if it has none."""
         if type(atom) is Literal:
-            return "literal", self._keys.literal(atom)
+            return "literal", self.keys.literal(atom)
         if which == 1:
             return self._value(atom) if id(atom) in self.back else ("new", id(atom))
         partner = self.partner.get(id(atom))
@@ -264,7 +337,7 @@ class BodyPairs:
         elif self.conflict(i, j):
             return 0
         else:
-            common = sum(map(self.agree, old.invars, new.invars))
+            common = sum(map(self.corresponds, old.invars, new.invars))
         if not any(type(x) is not Literal for x in (*old.invars, *new.invars)):
             common += 1
         for v, w in zip(old.outvars, new.outvars, strict=False):

@@ -7,8 +7,9 @@ result. Every cache that outlives one run of a pass is made here, or listed if i
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from jaxprtool import jaxcompat
@@ -23,6 +24,9 @@ class Cache(Protocol):
 
 
 C = TypeVar("C", bound=Cache)
+S = TypeVar("S")
+R = TypeVar("R")
+A = ParamSpec("A")
 
 _caches: list[Cache] = [*jaxcompat.CONVERTED]
 
@@ -49,6 +53,21 @@ def anchor(jaxpr: AnyJaxpr) -> AnyJaxpr:
     In JAX 0.10 an open body is closed again whenever it is viewed: what lasts is the open one.
     """
     return jaxpr if getattr(jaxpr, "consts", ()) else jaxcompat.open_jaxpr(jaxpr)
+
+
+def cached_method(method: Callable[Concatenate[S, A], R]) -> Callable[Concatenate[S, A], R]:
+    """Decorate a method whose results are kept, by its arguments, as long as its object."""
+    name = f"results of {method.__name__}"
+
+    @wraps(method)
+    def cached(self: S, *args: A.args, **kwargs: A.kwargs) -> R:
+        known: dict[Hashable, R] = vars(self).setdefault(name, {})
+        key = (*args, *kwargs.items())
+        if key not in known:
+            known[key] = method(self, *args, **kwargs)
+        return known[key]
+
+    return cached
 
 
 class JaxprCache:

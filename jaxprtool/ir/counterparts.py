@@ -20,117 +20,16 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.body_matching import match_bodies
-from jaxprtool.ir.body_pairs import BodyPairs
+from jaxprtool.ir.body_pairs import MatchedBody
 from jaxprtool.ir.equation_keys import EquationKeys
-from jaxprtool.ir.equations import substitute
 from jaxprtool.ir.regions import Region, regions
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
-
-
-@dataclass(eq=False)
-class MatchedBody:
-    """Two bodies that correspond, and the pairs found in them.
-
-    Attributes:
-        before: The body in the first program, as its equation holds it.
-        after: The body in the second program.
-        path: The pairs of equations around the bodies, the outermost first.
-        pairs: The position in `after` of each paired equation of `before`, in order of `before`.
-        keys: The numbering of equations and types, for comparisons.
-        call: If one of the bodies is that of a call that the other program has inline: the program
-            with the call, 0 or 1, and the call. Otherwise None.
-    """
-
-    before: AnyJaxpr
-    after: AnyJaxpr
-    path: tuple[tuple[JaxprEqn, JaxprEqn], ...]
-    pairs: dict[int, int]
-    keys: EquationKeys
-    _found: BodyPairs
-    call: tuple[int, JaxprEqn] | None = None
-
-    @property
-    def bodies(self) -> tuple[Jaxpr, Jaxpr]:
-        """The two bodies, open."""
-        return jaxcompat.open_jaxpr(self.before), jaxcompat.open_jaxpr(self.after)
-
-    @cached_property
-    def equations(self) -> list[tuple[JaxprEqn, JaxprEqn]]:
-        """The pairs of equations."""
-        before, after = (body.eqns for body in self.bodies)
-        return [(before[i], after[j]) for i, j in self.pairs.items()]
-
-    @cached_property
-    def opened(self) -> tuple[set[int], set[int]]:
-        """For each body, the positions of the calls whose equations the other body has inline."""
-        found: tuple[set[int], set[int]] = set(), set()
-        for each in self._found.opened:
-            found[each.which].add(each.position)
-        return found
-
-    def is_alone(self, which: int, position: int) -> bool:
-        """Return True if an equation has no counterpart, here or in an opened call."""
-        return position not in self._found.taken[which]
-
-    @property
-    def values(self) -> Sequence[tuple[Var, Var]]:
-        """The pairs of variables: arguments, constants, and results of equations."""
-        return self._found.values
-
-    @property
-    def results(self) -> Sequence[tuple[Atom, Atom]]:
-        """The pairs of results of the bodies."""
-        return self._found.results
-
-    def result_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
-        """Return the positions of the corresponding results of two counterparts."""
-        return self._found.result_pairs(old, new)
-
-    def operand_pairs(self, old: JaxprEqn, new: JaxprEqn) -> list[tuple[int, int]]:
-        """Return the positions of the corresponding operands of two counterparts."""
-        return self._found.operand_pairs(old, new)
-
-    def counterpart(self, var: Atom) -> Var | None:
-        """Return the variable of `after` that corresponds to an atom of `before`."""
-        return self._found.partner.get(id(var))
-
-    def is_matched(self, which: int, var: Var) -> bool:
-        """Return True if a variable of one of the bodies is paired, here or in an opened call."""
-        return self._found.has_counterpart(which, var)
-
-    def agree(self, old: Atom, new: Atom) -> bool:
-        """Return True if two operands correspond, or are the same literal."""
-        old, new = substitute((old, new), self._found.literals)
-        if type(old) is Literal and type(new) is Literal:
-            return self.keys.literal(old) == self.keys.literal(new)
-        return self._found.agree(old, new)
-
-    def is_rewired(self, old: Atom, new: Atom) -> bool:
-        """Return True if two operands differ for no reason but that another value is read.
-
-        An operand is not rewired if an inserted equation now computes it from the value that was
-        read before, or if the removed equation that computed it read the value that is read now.
-        """
-        if self.agree(old, new):
-            return False
-        if type(old) is Literal or type(new) is Literal:
-            return True
-        pairs = self._found
-        if id(old) in pairs.partner and id(new) in pairs.back:
-            return True
-        a, b = pairs.sides
-        olds, news = a.nearest_known(old, pairs.partner), b.nearest_known(new, pairs.back)
-        if not olds or not news:
-            return False
-        partners = [pairs.partner[id(var)] for var in olds]
-        return not any(pairs.is_equal(x, y) for x in partners for y in news)
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal
 
 
 def counterparts(
@@ -161,8 +60,8 @@ def counterparts(
     while todo:
         each = todo.popleft()
         held = each.before, each.after
-        pairs = match_bodies(keys, held, each.arguments, each.results)
-        for matched in _with_opened(keys, pairs, each.path):
+        both = match_bodies(keys, held, each.arguments, each.results)
+        for matched in _with_opened(both, each.path):
             found.append(matched)
             for inner in _bodies_of_pairs(matched):
                 opened = jaxcompat.open_jaxpr(inner.before), jaxcompat.open_jaxpr(inner.after)
@@ -173,18 +72,17 @@ def counterparts(
 
 
 def _with_opened(
-    keys: EquationKeys,
-    pairs: BodyPairs,
+    matched: MatchedBody,
     path: tuple[tuple[JaxprEqn, JaxprEqn], ...],
     call: tuple[int, JaxprEqn] | None = None,
 ) -> Iterator[MatchedBody]:
     """Yield two matched bodies, and then the bodies of calls that only one of them has."""
-    a, b = pairs.sides
-    in_order = dict(sorted(pairs.pairs.items()))
-    yield MatchedBody(a.held, b.held, path, in_order, keys, pairs, call)
-    for each in pairs.opened:
-        eqn = pairs.sides[each.which].eqns[each.position]
-        yield from _with_opened(keys, each.inside, (*path, (eqn, eqn)), (each.which, eqn))
+    matched.path, matched.call = path, call
+    matched.pairs = dict(sorted(matched.pairs.items()))
+    yield matched
+    for each in matched.opened_calls:
+        eqn = matched.sides[each.which].eqns[each.position]
+        yield from _with_opened(each.inside, (*path, (eqn, eqn)), (each.which, eqn))
 
 
 @dataclass(frozen=True, eq=False)

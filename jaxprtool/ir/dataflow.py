@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import bodies, is_flat
 from jaxprtool.ir.regions import Region, Regions, regions
@@ -63,7 +64,6 @@ class DataFlow:
 
     def __init__(self, top: Jaxpr):
         self.top = top
-        self._bodies: dict[Jaxpr, _Body] = {}
 
     def binder(self, jaxpr: Jaxpr, var: Var) -> int | None:
         """Return the position of the equation that binds a variable; None if it is an argument."""
@@ -136,11 +136,9 @@ class DataFlow:
             return []
         return [(holder.jaxpr, var) for var in holder.eqn.outvars]
 
+    @cached_method
     def _body(self, jaxpr: Jaxpr) -> _Body:
-        found = self._bodies.get(jaxpr)
-        if found is None:
-            found = self._bodies[jaxpr] = _Body(jaxpr)
-        return found
+        return _Body(jaxpr)
 
 
 def _region(holder: Holder) -> tuple[Regions | None, Region | None]:

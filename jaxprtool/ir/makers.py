@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
@@ -35,7 +36,6 @@ class Makers:
 
     def __init__(self, jaxpr: AnyJaxpr) -> None:
         self._top = DefUse(jaxpr.eqns)
-        self._bodies: dict[Jaxpr, DefUse] = {}
         self._held: dict[int, tuple[Regions, list[list[tuple[int, Atom]]]] | None] = {}
 
     def __contains__(self, value: object) -> bool:
@@ -68,7 +68,7 @@ class Makers:
                 return Maker(eqn, around, None)
             held, sources = called
             for number, atom in sources[index]:
-                body, region = held.bodies[number], held.regions[number]
+                body, region = held.jaxprs[number], held.regions[number]
                 within = self._within(body)
                 inner = within.equation(atom)
                 if inner is not None and not (held.deciding and _is_filler(inner, within)):
@@ -82,11 +82,9 @@ class Makers:
             else:
                 return Maker(eqn, around, None)
 
-    def _within(self, body: AnyJaxpr) -> DefUse:
-        jaxpr = jaxcompat.open_jaxpr(body)
-        if jaxpr not in self._bodies:
-            self._bodies[jaxpr] = DefUse(jaxpr.eqns)
-        return self._bodies[jaxpr]
+    @cached_method
+    def _within(self, body: Jaxpr) -> DefUse:
+        return DefUse(body.eqns)
 
     def _called(self, eqn: JaxprEqn) -> tuple[Regions, list[list[tuple[int, Atom]]]] | None:
         if id(eqn) not in self._held:

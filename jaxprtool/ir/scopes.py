@@ -26,6 +26,7 @@ from itertools import groupby, takewhile
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.source_names import SourceNames
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
@@ -89,7 +90,6 @@ class ScopeReader:
         self._frames, self._sources = frames_now(roots, chosen=False), SourceNames()
         self._levels: dict[object, tuple[_Level, ...]] = {}
         self._names: dict[str, _Names] = {}
-        self._loops: dict[UserFrame | None, bool] = {}
 
     def parts(self, jaxpr: Jaxpr) -> tuple[Part, ...]:
         """Return the equations of a jaxpr, in order, as a tree by scope.
@@ -178,11 +178,10 @@ class ScopeReader:
         if run:
             yield run
 
+    @cached_method
     def _in_loop(self, position: UserFrame | None) -> bool:
         """Whether a function may come back to a position without being called again."""
-        if position not in self._loops:
-            self._loops[position] = position is not None and self._sources.repeated(position)
-        return self._loops[position]
+        return position is not None and self._sources.repeated(position)
 
 
 # --- name scopes ------------------------------------------------------------------------------

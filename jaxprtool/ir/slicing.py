@@ -16,6 +16,7 @@ from operator import or_
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.dataflow import Value
 from jaxprtool.ir.equations import bodies, is_flat, is_ref, variables
 from jaxprtool.ir.regions import Regions, regions
@@ -94,17 +95,13 @@ def everything(top: Jaxpr) -> Run:
 class _Everything:
     """All of the equations of bodies."""
 
-    def __init__(self) -> None:
-        self._known: dict[Jaxpr, Run] = {}
-
+    @cached_method
     def run(self, jaxpr: Jaxpr) -> Run:
-        if jaxpr not in self._known:
-            inside: dict[int, tuple[Run, ...]] = dict.fromkeys(range(len(jaxpr.eqns)), ())
-            if not is_flat(jaxpr):
-                inside = {i: self.within(eqn) for i, eqn in enumerate(jaxpr.eqns)}
-            ins, outs = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.outvars)
-            self._known[jaxpr] = Run(jaxpr, ins, outs, inside)
-        return self._known[jaxpr]
+        inside: dict[int, tuple[Run, ...]] = dict.fromkeys(range(len(jaxpr.eqns)), ())
+        if not is_flat(jaxpr):
+            inside = {i: self.within(eqn) for i, eqn in enumerate(jaxpr.eqns)}
+        ins, outs = (True,) * len(jaxpr.invars), (True,) * len(jaxpr.outvars)
+        return Run(jaxpr, ins, outs, inside)
 
     def within(self, eqn: JaxprEqn) -> tuple[Run, ...]:
         """Return the runs of all bodies of an equation."""
@@ -125,18 +122,13 @@ class _Slicer:
         for jaxpr, var in start.values:
             self._values.setdefault(jaxpr, set()).add(var)
         self._equations = start.equations
-        self._begins: dict[Jaxpr, bool] = {}
         self._everything = _Everything()
 
+    @cached_method
     def _begins_in(self, jaxpr: Jaxpr) -> bool:
         """Whether the slice begins in a body, at any depth."""
-        if jaxpr not in self._begins:
-            self._begins[jaxpr] = (
-                jaxpr in self._values
-                or jaxpr in self._equations
-                or any(map(self._begins_within, jaxpr.eqns))
-            )
-        return self._begins[jaxpr]
+        starts = jaxpr in self._values or jaxpr in self._equations
+        return starts or any(map(self._begins_within, jaxpr.eqns))
 
     def _begins_within(self, eqn: JaxprEqn) -> bool:
         return bool(eqn.params and holds_jaxpr(eqn.params.values())) and any(
@@ -147,18 +139,9 @@ class _Slicer:
 class _Forward(_Slicer):
     """A slice forward."""
 
-    def __init__(self, start: Start):
-        super().__init__(start)
-        self._known: dict[tuple[Jaxpr, _Flags], Run] = {}
-
+    @cached_method
     def run(self, jaxpr: Jaxpr, given: _Flags) -> Run:
         """Return what some of the arguments of a body reach in it."""
-        key = jaxpr, given
-        if key not in self._known:
-            self._known[key] = self._run(jaxpr, given)
-        return self._known[key]
-
-    def _run(self, jaxpr: Jaxpr, given: _Flags) -> Run:
         reached = {var for var, flag in zip(jaxpr.invars, given, strict=True) if flag}
         reached |= self._values.get(jaxpr, set())
         begins = self._equations.get(jaxpr, ())
@@ -219,21 +202,12 @@ class _Forward(_Slicer):
 class _Backward(_Slicer):
     """A slice back."""
 
-    def __init__(self, start: Start):
-        super().__init__(start)
-        self._known: dict[tuple[Jaxpr, _Flags, _Flags], Run] = {}
-
+    @cached_method
     def run(self, jaxpr: Jaxpr, wanted: _Flags, later: _Flags) -> Run:
         """Return what some of the results of a body are computed by.
 
         `later` are the arguments that are refs, and read after the body.
         """
-        key = jaxpr, wanted, later
-        if key not in self._known:
-            self._known[key] = self._run(jaxpr, wanted, later)
-        return self._known[key]
-
-    def _run(self, jaxpr: Jaxpr, wanted: _Flags, later: _Flags) -> Run:
         ends = zip(jaxpr.outvars, wanted, strict=True)
         needed = {v for v, flag in ends if flag and type(v) is not Literal}
         needed.update(v for v, flag in zip(jaxpr.invars, later, strict=True) if flag)

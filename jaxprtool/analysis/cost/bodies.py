@@ -23,11 +23,12 @@ from jaxprtool.analysis.cost.rules import (
 )
 from jaxprtool.analysis.cost.work import NOTHING, Work
 from jaxprtool.analysis.kernels import Kernels, Node
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.structured import ShardMap, sub_jaxprs, view
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 
 @dataclass(slots=True)
@@ -81,21 +82,18 @@ class Bodies:
 
     def __init__(self, symbols: Sizes) -> None:
         self._symbols = symbols
-        self._known: dict[Jaxpr, CostedBody] = {}
         self._meshes: dict[int, int] = {}
         #: The number of equations of each primitive whose cost is unknown.
         self.unknown: Counter[str] = Counter()
         #: Whether the program has a collective.
         self.communicates = False
 
-    def __getitem__(self, jaxpr: AnyJaxpr) -> CostedBody:
-        body = jaxcompat.open_jaxpr(jaxpr)
-        if body not in self._known:
-            kernels = Kernels(body, symbols=self._symbols)
-            sizes = _sizes(body, kernels) if self._symbols else kernels.sizes
-            items = tuple(self._item(node, kernels, sizes) for node in kernels.nodes)
-            self._known[body] = CostedBody(kernels, items)
-        return self._known[body]
+    @cached_method
+    def __getitem__(self, body: Jaxpr) -> CostedBody:
+        kernels = Kernels(body, symbols=self._symbols)
+        sizes = _sizes(body, kernels) if self._symbols else kernels.sizes
+        items = tuple(self._item(node, kernels, sizes) for node in kernels.nodes)
+        return CostedBody(kernels, items)
 
     def _item(self, node: Node, kernels: Kernels, sizes: Sequence[Any]) -> Item:
         eqn, bodies = node.eqn, _run_bodies(node)

@@ -9,6 +9,7 @@ import jax
 
 from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.analysis.cost.rules import cost_rules, work_of
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.structured import ShardMap
@@ -22,9 +23,6 @@ class Operations:
     The dearest branch counts, and all devices of a `shard_map`. A loop with an unknown trip count
     counts as one iteration, and an equation with an unknown cost as 0.
     """
-
-    def __init__(self) -> None:
-        self._bodies: dict[Jaxpr, Any] = {}
 
     def of(self, eqn: JaxprEqn) -> Any:
         """Return the number of operations of an equation, which may be symbolic."""
@@ -43,7 +41,6 @@ class Operations:
         devices = held.view.mesh.size if isinstance(held.view, ShardMap) else 1
         return sum(each) * runs_of(held) * devices
 
+    @cached_method
     def _body(self, jaxpr: Jaxpr) -> Any:
-        if jaxpr not in self._bodies:
-            self._bodies[jaxpr] = sum(map(self.of, jaxpr.eqns))
-        return self._bodies[jaxpr]
+        return sum(map(self.of, jaxpr.eqns))

@@ -19,6 +19,7 @@ import jax
 from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item
 from jaxprtool.analysis.cost.rounds import rounds_of
 from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest, total
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.jaxcompat import Jaxpr
 
 #: The key of a group; any hashable value.
@@ -92,15 +93,10 @@ class Sums:
 
     def __init__(self, bodies: Bodies, grouping: Grouping, all_devices: bool = True) -> None:
         self._bodies, self._grouping, self._all_devices = bodies, grouping, all_devices
-        self._known: dict[Jaxpr, Tallies] = {}
 
+    @cached_method
     def __getitem__(self, jaxpr: Jaxpr) -> Tallies:
-        if jaxpr not in self._known:
-            self._known[jaxpr] = self._sums(self._bodies[jaxpr])
-        return self._known[jaxpr]
-
-    def _sums(self, body: CostedBody) -> Tallies:
-        sums: Tallies = {}
+        body, sums = self._bodies[jaxpr], Tallies()
         own: defaultdict[Key, list[tuple[Work, str]]] = defaultdict(list)
         for item in body.items:
             devices = item.devices if self._all_devices else 1

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import holders
@@ -122,7 +122,6 @@ class _Finder:
         #: The names that a file gives, likewise.
         self._given: list[list[str]] = []
         self._numbers: dict[object, int] = {}
-        self._names: dict[Hashable, str | None] = {}
         self._transposed: dict[int, bool] = {}
 
     def names(self, jaxpr: Jaxpr) -> list[tuple[Var, str]]:
@@ -164,13 +163,8 @@ class _Finder:
             self._transposed[key] = "transpose(" in jaxcompat.name_stack(eqn)
         return self._transposed[key]
 
-    def _name(self, *key: Any) -> str | None:
-        """Return what `_found` does, which is asked once."""
-        if key not in self._names:
-            self._names[key] = self._found(*key)
-        return self._names[key]
-
-    def _found(self, number: int, result: tuple[int, int] | None, *readers: int) -> str | None:
+    @cached_method
+    def _name(self, number: int, result: tuple[int, int] | None, *readers: int) -> str | None:
         """Return the name of the expression that an equation, and none of its readers, is of."""
         returned = False
         for frame, place in self._own[number]:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.equations import Contains, fuses
 from jaxprtool.ir.structural_key import Keyless, parameters_key
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
@@ -122,8 +123,6 @@ class Tokens:
         self._types: dict[int, tuple[Aval, int]] = {}
         self._alone = count(-1, -1)
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
-        #: What bodies weigh, and how many equations they have.
-        self._bodies: dict[Jaxpr, tuple[float, int]] = {}
         #: By the identity of the item, which is kept here too.
         self._items: dict[int, tuple[Item, Token]] = {}
 
@@ -182,14 +181,13 @@ class Tokens:
         bodies = [self._costs_of(jaxcompat.open_jaxpr(body)) for _, body in sub_jaxprs(eqn)]
         return 1 + sum(weight for weight, _ in bodies), 1 + sum(size for _, size in bodies)
 
+    @cached_method
     def _costs_of(self, body: Jaxpr) -> tuple[float, int]:
-        if body not in self._bodies:
-            found = [
-                self._costs(eqn) if holds_jaxpr(eqn.params.values()) else (_weight(eqn), 1)
-                for eqn in body.eqns
-            ]
-            self._bodies[body] = sum(weight for weight, _ in found), sum(size for _, size in found)
-        return self._bodies[body]
+        found = [
+            self._costs(eqn) if holds_jaxpr(eqn.params.values()) else (_weight(eqn), 1)
+            for eqn in body.eqns
+        ]
+        return sum(weight for weight, _ in found), sum(size for _, size in found)
 
 
 def _weight(eqn: JaxprEqn) -> float:

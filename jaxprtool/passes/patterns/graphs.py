@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import free_variables, is_array, needed_equations, variables
 from jaxprtool.ir.regions import regions
@@ -41,7 +42,6 @@ class DataflowGraph(DefUse):
         #: The values of its constants; those of an open jaxpr are not known.
         self.constants: dict[Var, Any] = dict(zip(body.constvars, consts, strict=False))
         self.known: Mapping[Var, np.generic | None] = known or {}
-        self._numbers: dict[Var, np.generic | None] = {}
 
     @cached_property
     def by_primitive(self) -> dict[str, list[int]]:
@@ -72,16 +72,15 @@ class DataflowGraph(DefUse):
         """The number, as a NumPy scalar, that a value is throughout; None if that is not known."""
         if type(atom) is Literal:
             return np.asarray(atom.val).astype(atom.aval.dtype)[()]
-        if atom not in self._numbers:
-            self._numbers[atom] = self._find_number(atom)
-        return self._numbers[atom]
+        return self._number(atom)
 
     def value(self, atom: Atom) -> Any:
         """The number that a value is throughout, or the array that it is; None if unknown."""
         number = self.number(atom)
         return number if number is not None else self.constants.get(atom)
 
-    def _find_number(self, var: Var) -> Any:
+    @cached_method
+    def _number(self, var: Var) -> Any:
         if var in self.known:
             return self.known[var]
         if var in self.constants:

@@ -24,6 +24,7 @@ from itertools import islice
 from jax.extend.core import DebugInfo
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
@@ -90,7 +91,6 @@ class _Namer:
     def __init__(self, arg_names: Sequence[str], context: Context):
         self.arg_names, self.context = arg_names, context
         self.sources = SourceNames()
-        self.bodies: dict[Split, DefUse] = {}
 
     def path(self, value: NestedValue) -> tuple[str, ...]:
         """The scopes and the name of a value."""
@@ -101,11 +101,10 @@ class _Namer:
         name = self.name(inner) or (self.function(value),)
         return (*scopes, name[-1]) if scopes else name
 
+    @cached_method
     def body(self, part: Split) -> DefUse:
         """The definitions and uses of a body."""
-        if part not in self.bodies:
-            self.bodies[part] = DefUse(part.body.eqns)
-        return self.bodies[part]
+        return DefUse(part.body.eqns)
 
     def eqn(self, value: NestedValue) -> JaxprEqn | None:
         """The equation that computes a value; None for an argument of its body."""

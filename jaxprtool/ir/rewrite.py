@@ -246,6 +246,16 @@ class Writer:
         eqn = self.definition.get(atom)
         return eqn if eqn is not None and eqn.primitive.name == primitive else None
 
+    def repeated_row(self, atom: Atom) -> Atom | None:
+        """Return the value that each row of an array is, if it was made by repeating one."""
+        eqn = self.defined_by(atom, "broadcast_in_dim")
+        if eqn is None or len(eqn.invars) != 1:
+            return None
+        (row,), dims = eqn.invars, eqn.params["broadcast_dimensions"]
+        shape = atom.aval.shape
+        same = row.aval.shape == shape[1:] and tuple(dims) == tuple(range(1, len(shape)))
+        return row if same else None
+
     def add(self, eqn: JaxprEqn) -> list[Var]:
         """Write an equation as it is, and return its results."""
         self.eqns.append(eqn)

@@ -19,48 +19,17 @@ from jax.lax import GatherScatterMode
 
 from jaxprtool.ir.def_use import DefUse
 from jaxprtool.ir.equations import needed_equations, substitute, variables, with_operands
+from jaxprtool.ir.exact_numpy import evaluate_exactly
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 #: The most elements of an array of indices to evaluate.
 _MOST = 1 << 16
 
 
-def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    shape, kept = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    sizes = [x.shape[kept.index(i)] if i in kept else 1 for i in range(len(shape))]
-    return np.broadcast_to(x.reshape(sizes), shape)
-
-
-def _iota(eqn: JaxprEqn) -> np.ndarray:
-    shape, along = eqn.params["shape"], eqn.params["dimension"]
-    numbers = np.arange(shape[along]).astype(eqn.params["dtype"])
-    return np.broadcast_to(
-        np.expand_dims(numbers, [i for i in range(len(shape)) if i != along]), shape
-    )
-
-
-def _select(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
-    return np.choose(which.astype(np.int32), cases, mode="clip")
-
-
-def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
-    # Backends convert floats that are out of range to different integers.
-    return None if x.dtype.kind == "f" else x.astype(eqn.params["new_dtype"])
-
-
-#: How to evaluate each primitive on indices. A function may return None if it cannot.
-_COMPUTED: dict[str, Callable[..., np.ndarray | None]] = {
-    "iota": _iota,
-    "add": lambda eqn, x, y: x + y,
-    "mul": lambda eqn, x, y: x * y,
-    "lt": lambda eqn, x, y: np.less(x, y),
-    "select_n": _select,
-    "convert_element_type": _convert,
-    "copy": lambda eqn, x: x,
-    "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),
-    "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
-    "broadcast_in_dim": _broadcast,
-}
+#: The primitives by which JAX computes indices from sizes.
+_OF_INDICES = frozenset(
+    ("iota", "add", "mul", "lt", "select_n", "convert_element_type", "copy", "rev", "concatenate")
+) | {"broadcast_in_dim"}
 
 
 def with_slices(
@@ -143,18 +112,18 @@ class _Known:
                 todo.pop()
                 continue
             eqn = self._defined.equation(var)
-            compute = None if eqn is None else _COMPUTED.get(eqn.primitive.name)
-            if eqn is None or compute is None or not _is_small(getattr(var.aval, "shape", None)):
+            is_index = eqn is not None and eqn.primitive.name in _OF_INDICES
+            if eqn is None or not (is_index and _is_small(getattr(var.aval, "shape", None))):
                 self._values[var] = None
                 continue
             missing = [v for v in variables(eqn.invars) if v not in self._values]
             if missing:
                 todo += missing
                 continue
-            operands = [self._known(each) for each in eqn.invars]
-            known = all(value is not None for value in operands)
-            with np.errstate(all="ignore"):  # integers wrap around
-                self._values[var] = compute(eqn, *operands) if known else None
+            known = (self._known(each) for each in eqn.invars)
+            operands = [value for value in known if value is not None]
+            complete = len(operands) == len(eqn.invars)
+            self._values[var] = evaluate_exactly(eqn, operands) if complete else None
         return self._known(atom)
 
     def _known(self, atom: Atom) -> np.ndarray | None:

@@ -250,12 +250,8 @@ class _Forwarding:
 
     def _repeated(self, i: int) -> Atom | None:
         """The value that every row of an operand is, if it was made by repeating one."""
-        atom, arguments = self.eqn.invars[i], self.arguments[i]
-        eqn = self.writer.defined_by(atom, "broadcast_in_dim")
-        if eqn is None or len(eqn.invars) != 1 or not self._can_add(arguments):
-            return None
-        value, dimensions = eqn.invars[0], eqn.params["broadcast_dimensions"]
-        if tuple(dimensions) != tuple(range(1, len(atom.aval.shape))):
+        value, arguments = self.writer.repeated_row(self.eqn.invars[i]), self.arguments[i]
+        if value is None or not self._can_add(arguments):
             return None
         return value if all(var.aval == value.aval for _, var in arguments) else None
 

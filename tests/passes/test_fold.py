@@ -12,10 +12,10 @@ from jax import lax
 import jaxprtool
 from jaxprtool import jaxcompat, variable
 from jaxprtool.errors import PipelineError
+from jaxprtool.ir.exact_numpy import RULES
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.structured import sub_jaxprs, view
 from jaxprtool.passes.fold import Fold
-from jaxprtool.passes.fold.exact_numpy import RULES
 from tests.programs.same import count_equations, same
 
 x = jnp.arange(12.0).reshape(3, 4) / 10

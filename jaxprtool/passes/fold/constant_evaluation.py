@@ -1,7 +1,7 @@
 """Constant evaluation: the values of what is computed from literals and constants alone.
 
 Equations are evaluated one at a time, as the default backend does, each when its value is asked for
-and once for all that are equal; those whose bits are prescribed, by NumPy (`exact_numpy`).
+and once for all that are equal; those whose bits are prescribed, by NumPy (`ir.exact_numpy`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import size_of
+from jaxprtool.ir.exact_numpy import evaluate_exactly
 from jaxprtool.ir.interpret import Interpreter, bind
 from jaxprtool.ir.nonfinite import unchecked
 from jaxprtool.ir.structural_key import Keyless, parameters_key
@@ -23,7 +24,6 @@ from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, vi
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.value_keys import literal_key
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
-from jaxprtool.passes.fold.exact_numpy import evaluate_exactly
 
 #: What an equation that holds jaxprs may come to, in equations of theirs.
 _MOST_STEPS = 1000

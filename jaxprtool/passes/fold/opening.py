@@ -110,13 +110,8 @@ def _with_one_round(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
 
 def _only_row(writer: Writer, x: Atom, eqn: JaxprEqn) -> Atom:
     """The one row of an array."""
-    made = writer.defined_by(x, "broadcast_in_dim")
-    if (
-        made is not None
-        and made.invars[0].aval.shape == x.aval.shape[1:]
-        and made.params["broadcast_dimensions"] == tuple(range(1, x.aval.ndim))
-    ):
-        return made.invars[0]
+    if (row := writer.repeated_row(x)) is not None:
+        return row
     return writer.trace(lambda array: [lax.squeeze(array, (0,))], [x], eqn)[0]
 
 

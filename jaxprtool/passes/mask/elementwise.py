@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from jaxprtool.ir.exact_numpy import evaluate_exactly
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.fold.exact_numpy import evaluate_exactly
 from jaxprtool.passes.mask.table import Masking, mask_rules
 from jaxprtool.passes.mask.values import Filled, Padded, number
 

@@ -128,6 +128,8 @@ RULES: dict[str, Evaluation] = {
     "reshape": _reshape,
     "squeeze": _reshape,
     "transpose": lambda eqn, x: x.transpose(eqn.params["permutation"]),
+    "copy": lambda eqn, x: x,
+    "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),
     "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
 }
 

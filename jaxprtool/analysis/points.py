@@ -30,7 +30,7 @@ from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.user_names import UserNames
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.quantities import listed
-from jaxprtool.ir.slicing import Start, Value
+from jaxprtool.ir.slicing import Start
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
 from jaxprtool.jaxcompat.places import UserFrame

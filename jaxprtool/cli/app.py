@@ -8,35 +8,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from jaxprtool.cli import completion, errors, signs, start
-from jaxprtool.cli.backends import backends
-from jaxprtool.cli.browse import browse
-from jaxprtool.cli.compare import compare
-from jaxprtool.cli.cost import cost
-from jaxprtool.cli.diff import diff
-from jaxprtool.cli.emit import emit
-from jaxprtool.cli.explain import explain
-from jaxprtool.cli.memory import memory
-from jaxprtool.cli.nans import nans
-from jaxprtool.cli.opt import opt
-from jaxprtool.cli.outline import outline
-from jaxprtool.cli.passes import passes
-from jaxprtool.cli.reduce import reduce
-from jaxprtool.cli.report import report
-from jaxprtool.cli.residuals import residuals
-from jaxprtool.cli.run import run
-from jaxprtool.cli.shapecheck import shapecheck
-from jaxprtool.cli.show import show
-from jaxprtool.cli.source import source
-from jaxprtool.cli.unzip import unzip
-from jaxprtool.cli.vmap import vmap
-from jaxprtool.cli.watch import watch
-from jaxprtool.cli.why import why
 from jaxprtool.errors import OutputError
 
 PROGRAM = "jaxprtool"
@@ -48,20 +27,72 @@ _EPILOG = (
     "70 a fault of jaxprtool's own; 130 interrupted.[/]"
 )
 
+#: The commands, each a function in the module of its name, and the first lines of their docstrings.
+_LISTED = """\
+show: Show a function's jaxpr in JAX's own notation.
+browse: Look through a function's jaxpr on a full screen, beside its source.
+cost: Show where a function's FLOPs and bytes go, without compiling it unless --measure is given.
+source: Show your files with what each line costs beside it: FLOPs, bytes, what a gradient keeps.
+memory: Show the memory that a function needs, and what fills it where it needs most.
+residuals: Show what the gradient of a function keeps between its two passes: the residuals.
+why: Show what an argument touches, or what a result depends on, by your own lines.
+report: Write a page of a function: its listing after each pass, cost, memory and residuals.
+opt: Run passes over a function's jaxpr and print the result.
+diff: Show the differences between two programs: what was removed, added or changed, at which line.
+run: Compile a function, run it, and show its results and times.
+nans: Find the equation that makes the first NaN or infinity, and whether it reaches a result.
+watch: Run a function and summarise the values that it computes on the way.
+compare: Run variants of a function on the same inputs, and say how far their results are apart.
+reduce: Make a function smaller as long as a check holds: a crash or wrong result in a few lines.
+emit: Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
+unzip: Split a function that declares variables: init makes them from keys, apply takes them.
+vmap: Map a function over an axis, as jax.vmap does; --args are those of one lane.
+outline: Show what a function repeats: why it is slow to compile, and what outlining it saves.
+shapecheck: Check the types of a function's results, for all sizes of its arguments.
+passes: List the passes and pipelines that a pipeline may name; `explain NAME` tells more of one.
+explain: Explain a pass, its options and rules; a named pipeline; or what a primitive is like.
+backends: List the backends and devices of this machine.
+"""
+COMMANDS = dict(line.split(": ", 1) for line in _LISTED.splitlines())
+
+
+class _Commands(TyperGroup):
+    """The group of all commands. A command's module is imported when the command is called.
+
+    The group's own help, and the completion of a command's name, need only the summaries.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, summary in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=summary))
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        if arguments[0] in COMMANDS:
+            self.add_command(command(arguments[0]))
+        return super().resolve_command(context, arguments)
+
+
+def command(name: str) -> Any:
+    """Import the module of a command, and return the command as Click has it."""
+    alone = typer.Typer(
+        rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
+    )
+    body = getattr(import_module(f"jaxprtool.cli.{name}"), name)
+    alone.command(context_settings=_HELP)(body)
+    return _with_types_escaped(get_command(alone))
+
+
 app = typer.Typer(
+    cls=_Commands,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings=_HELP,
     epilog=_EPILOG,
 )
-for command in (
-    *(show, browse, cost, source, memory, residuals, why, report, opt, diff, run, nans),
-    *(watch, compare, reduce, emit, unzip, vmap, outline, shapecheck, passes, explain, backends),
-):
-    app.command(context_settings=_HELP)(command)
 
 
-def _version(wanted: bool | None) -> None:
+def _version(wanted: bool) -> None:
     if wanted:
         from jaxprtool import __version__
 
@@ -73,11 +104,11 @@ def _version(wanted: bool | None) -> None:
 def _top(
     context: typer.Context,
     version: Annotated[
-        bool | None,
+        bool,
         typer.Option(
             "--version", metavar="", help="Print the version.", callback=_version, is_eager=True
         ),
-    ] = None,  # not False, which Typer would import pydantic to convert
+    ] = False,
 ) -> None:
     """Show, rewrite and run jaxprs, the intermediate language of JAX.
 
@@ -113,12 +144,12 @@ def _top(
 _TYPE_BRACKET = re.compile(r"(?<=[\w>])\[(?=[a-z])")
 
 
-def _escape_types(group: Any) -> None:
-    """Escape the types in the help of a group, of its commands, and of their parameters."""
-    for command in (group, *group.commands.values()):
-        for each in (command, *command.params):
-            if getattr(each, "help", None):
-                each.help = _TYPE_BRACKET.sub(r"\\[", each.help)
+def _with_types_escaped(command: Any) -> Any:
+    """Return a command with the types in its help, and in that of its parameters, escaped."""
+    for each in (command, *command.params):
+        if getattr(each, "help", None):
+            each.help = _TYPE_BRACKET.sub(r"\\[", each.help)
+    return command
 
 
 def answer(arguments: list[str]) -> int:
@@ -134,16 +165,9 @@ def answer(arguments: list[str]) -> int:
         if sys.stdout is None:
             raise OutputError("stdout is closed")
         signs.use_ascii_where_needed()
-        command: Any = get_command(app)
+        group: Any = _with_types_escaped(get_command(app))
         if _COMPLETE in os.environ:
-            completion.answer(command, arguments, PROGRAM)
-        _escape_types(command)
-        name = PROGRAM
-        if arguments and arguments[0] in command.commands:
-            # Straight to the command: on the way through the group Typer imports pydantic, which
-            # takes longer than all the rest of a --help.
-            name, command = f"{PROGRAM} {arguments[0]}", command.commands[arguments[0]]
-            arguments = arguments[1:]
-        with start.jax_put_back(), command.make_context(name, arguments) as context:
-            command.invoke(context)
+            completion.answer(group, arguments, PROGRAM)
+        with start.jax_put_back(), group.make_context(PROGRAM, arguments) as context:
+            group.invoke(context)
     return ending.code

@@ -1,30 +1,20 @@
+import importlib
+import inspect
 import io
 import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import jaxprtool
+from jaxprtool.cli.app import COMMANDS
 from jaxprtool.cli.main import main
 from tests.external import missing
 
-COMMANDS = (
-    "show",
-    "browse",
-    "opt",
-    "run",
-    "emit",
-    "unzip",
-    "vmap",
-    "outline",
-    "shapecheck",
-    "passes",
-    "explain",
-    "backends",
-)
 ROOT = Path(__file__).parents[2]
 
 #: The program that an example needs, by what stands in it.
@@ -45,6 +35,27 @@ def test_the_help_names_every_command_and_exit_code(capsys):
     text = help_of(capsys, "--help")
     assert all(re.search(rf"^│ {command} ", text, re.MULTILINE) for command in COMMANDS)
     assert "Exit codes: 0 done" in text
+
+
+def test_each_command_is_listed_with_the_first_line_of_its_docstring():
+    folder = ROOT / "jaxprtool" / "cli"
+    modules = {p.stem: p for p in folder.glob("*.py") if "\n@options.command\n" in p.read_text()}
+    assert modules.keys() == COMMANDS.keys()
+    for name, summary in COMMANDS.items():
+        body = getattr(importlib.import_module(f"jaxprtool.cli.{name}"), name)
+        assert inspect.getdoc(body).splitlines()[0] == summary
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("show", "--help"), ("frob",)])
+def test_only_the_command_that_is_called_is_imported(arguments):
+    code = (
+        "import sys; from jaxprtool.cli.app import COMMANDS; from jaxprtool.cli.main import main; "
+        "main(sys.argv[1:]); "
+        "print([name for name in COMMANDS if f'jaxprtool.cli.{name}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    imported = [name for name in arguments if name in COMMANDS]
+    assert done.stdout.splitlines()[-1] == repr(imported)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,9 +1,11 @@
-"""The methods of a Program that need passes or render, which `ir.program` imports when called."""
+"""What methods of a Program need of passes, render and execute, imported when they are called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from jaxprtool.ir.nonfinite import FiniteCheck
 from jaxprtool.ir.program import Program, Programs
 
 
@@ -38,3 +40,10 @@ def html(program: Program | Programs) -> str:
     from jaxprtool.render.page import cell
 
     return cell(program if isinstance(program, Programs) else {program.name: program}, stats)
+
+
+def origin_of(program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck) -> str:
+    """Return what the NaN or the infinity in a result comes from."""
+    from jaxprtool.execute.nans import origin_of
+
+    return origin_of(program, arguments, position, check)

@@ -159,10 +159,10 @@ class Program:
         It names the first of them and the equation to blame. `arguments` are the flat arguments
         that the program was run on, of Refs what they held.
         """
-        given = list(zip(self.arg_names, arguments, strict=True))
-        made = list(zip(self.out_names, results, strict=True))
-        if fault := check.fault_among(self.jaxpr, given, made):
-            raise FloatingPointError(f"{fault[0]} of {self.name} has {fault[1]}")
+        for position, (name, result) in enumerate(zip(self.out_names, results, strict=True)):
+            if fault := check.fault(result):
+                origin = _from_above("origin_of")(self, arguments, position, check)
+                raise FloatingPointError(f"{name} of {self.name} has {fault}, from {origin}")
 
     def _evaluated(self, flat: Sequence[Any], donate: bool = True) -> list[Any]:
         """The flat results for flat arguments: at once, or under `jax.jit` as the function was."""
@@ -302,9 +302,9 @@ class Program:
 
 
 def _from_above(name: str) -> Callable[..., Any]:
-    """Return a function of `api.methods`, where methods are that need passes or render.
+    """Return a function of `api.methods`, where methods are that need rooms above.
 
-    These rooms stand above this module, so that they are imported when a method is called.
+    These rooms are imported when a method is called.
     """
     return getattr(import_module("jaxprtool.api.methods"), name)  # type: ignore[no-any-return]
 

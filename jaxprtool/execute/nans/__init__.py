@@ -10,7 +10,7 @@ where a compiler fuses several, they may round otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +22,16 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.cone import cone_of
 from jaxprtool.execute.nans.screening import screened
 from jaxprtool.execute.nans.search import OriginSearch
-from jaxprtool.execute.nans.states import NAN
+from jaxprtool.execute.nans.states import INF, NAN
 from jaxprtool.execute.nans.tracked import Evaluation, Origin, Tracked
 from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
 from jaxprtool.execute.run import ready_to_step
 from jaxprtool.execute.summary import plain
 from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.meshes import mesh_in_types
+from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.scopes import is_backward, scopes_of
 from jaxprtool.ir.structured import sub_jaxprs
@@ -180,6 +181,28 @@ def nan_maker(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] |
     if not made or made[0].step is None:
         return None
     return cone_of(made[0].step, made[0].operands)
+
+
+def origin_of(program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck) -> str:
+    """Return what the first fault in a result comes from: `log at model.py:9`.
+
+    Args:
+        program: A `Program`.
+        arguments: Its flat arguments; of Refs what they held before it was run.
+        position: The position of the result.
+        check: What is a fault.
+    """
+    with unchecked(), ready_to_step(program, list(arguments), None) as (program, given):
+        search = OriginSearch(program.jaxpr, given, program.arg_names, known=NAN | INF)
+    result, states = search.results[position], NAN * check.nans | INF * check.infs
+    origin = next((each for each in result.origins if each.state & states), None)
+    if origin is not None and origin.step is not None:
+        return named(origin.step.eqn)
+    if origin is not None and origin.name:
+        return f"the argument '{origin.name}'"
+    if result.state & states:
+        return "a constant"
+    return "no single equation: run one by one, none makes it"
 
 
 @contextmanager

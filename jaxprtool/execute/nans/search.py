@@ -81,6 +81,7 @@ class OriginSearch(SteppingInterpreter):
         arguments: Its flat arguments.
         names: The names of the arguments.
         clean: Loops, by `id`, that make nothing of operands without origins.
+        known: The states in which arguments are origins: an infinity is often given on purpose.
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class OriginSearch(SteppingInterpreter):
         arguments: Sequence[Any],
         names: Sequence[str],
         clean: Collection[int] = (),
+        known: int = NAN,
     ):
         super().__init__()
-        self._clean = clean
+        self._clean, self._known = clean, known
         self._arguments: list[Origin] = []
         self._held: dict[int, Origin] = {}
         self._by_equation: dict[tuple[int, int], list[Origin]] = {}
@@ -116,14 +118,16 @@ class OriginSearch(SteppingInterpreter):
 
     def _argument(self, data: Any, name: str) -> Tracked:
         value = Tracked(data, name=name)
-        if value.state & NAN:
-            origin = Origin(NAN, None, name, [value])
+        if state := value.state & self._known:
+            origin = Origin(state, None, name, [value])
             self._arguments.append(origin)
             value.origins = (origin,)
         return value
 
     def _result(self, value: Tracked) -> Tracked:
         """Return a result; a NaN in it that comes from nowhere else is held by the program."""
+        if isinstance(jax.typeof(value.data), AbstractRef):
+            return Tracked(value.data[...], origins=self._refs.get(id(value.data), ()))
         if value.origins or not state_of(value.data) & NAN:
             return value
         return self._holding(value.data)

@@ -141,28 +141,17 @@ class Document:
         if width is None or node.folds or sum(map(len, tokens)) <= width:
             return tokens
         eqn = node.eqn
-        return tokens if eqn is None else printable(self._flat_equation(eqn, parameters=False))
+        if eqn is None:
+            return tokens
+        return printable(self.reader.line(eqn, True, _MOST_NAMED, parameters=False))
 
     def _equation(self, node: Node) -> list[str]:
         eqn = node.jaxpr.eqns[node.index]
         if not node.folds:
-            return self._flat_equation(eqn, parameters=True)
-        tokens = [*self.results(eqn, _MOST_NAMED), *self.reader.head(eqn), " "]
-        tokens += self.operands(eqn.invars, _MOST_NAMED)
-        return [
-            *tokens,
-            *self._counted(sum(self._selection.count(body) for _, body in bodies(eqn))),
-        ]
-
-    def _flat_equation(self, eqn: JaxprEqn, parameters: bool) -> list[str]:
-        shown = self.reader.parameter_tokens(eqn)
-        return [
-            *self.results(eqn, _MOST_NAMED),
-            *self.reader.head(eqn)[:1],
-            *(["[", *(shown if parameters else [Comment("…")]), "]"] if shown else []),
-            " ",
-            *self.operands(eqn.invars, _MOST_NAMED),
-        ]
+            return self.reader.line(eqn, True, _MOST_NAMED)
+        results = self.reader.results(eqn, True, _MOST_NAMED)
+        tokens = [*results, *self.reader.head(eqn), " ", *self.reader.operands(eqn, _MOST_NAMED)]
+        return [*tokens, *self._counted(self._selection.count_equation(eqn) - 1)]
 
     def _body(self, node: Node) -> list[str]:
         assert node.body is not None
@@ -206,17 +195,6 @@ class Document:
     def _result(self, node: Node) -> list[str]:
         value, atom = self.about.outputs[node.index], node.jaxpr.outvars[node.index]
         return [BinderToken(value.name), Type(f":{value.type}"), " = ", self.reader.operand(atom)]
-
-    def results(self, eqn: JaxprEqn, most: int) -> list[str]:
-        """Return `a:f32[3] b:i32[] = ` for the results of an equation, as many as `most`."""
-        if not eqn.outvars:
-            return []
-        tokens = self.reader.binder_tokens(eqn.outvars[:most], True)
-        return [*tokens, *_more(eqn.outvars, most), " = "]
-
-    def operands(self, atoms: Sequence[Atom], most: int) -> list[str]:
-        """Return the operands of an equation, as many as `most`."""
-        return [*self.reader.operand_tokens(atoms[:most]), *_more(atoms, most)]
 
     def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
         """Return all parameters of an equation but jaxprs, those that its row leaves out too."""
@@ -268,7 +246,3 @@ class Document:
             atom = node.jaxpr.outvars[node.index]
             return [] if isinstance(atom, Literal) else [(node.jaxpr, atom)]
         return []
-
-
-def _more(values: Sequence[object], most: int) -> list[str]:
-    return [Comment(f" … {len(values) - most} more")] if len(values) > most else []

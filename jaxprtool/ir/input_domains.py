@@ -33,8 +33,8 @@ Domain: TypeAlias = Interval | OneOf["positive definite"]
 
 POSITIVE: Interval = (0.0, math.inf)
 
-#: Loops are gone round so often for what one iteration needs of the one before.
-_ROUNDS = 3
+#: How often the body of a loop is followed for what one iteration needs of the one before.
+_ITERATIONS = 3
 
 _cache = JaxprCache()
 
@@ -169,8 +169,8 @@ class _Walk:
             self._want(other, (min(ends), max(ends)))
 
     def _bodies(self, eqn: JaxprEqn, inside: Regions) -> None:
-        """Go back through the bodies of an equation, round loops a few times."""
-        for _ in range(_ROUNDS if inside.repeats else 1):
+        """Go back through the bodies of an equation, those of loops a few times."""
+        for _ in range(_ITERATIONS if inside.repeats else 1):
             before = [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]
             for body, region in zip(inside.bodies, inside.regions, strict=True):
                 wanted: list[Interval | None] = []

@@ -11,8 +11,9 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -103,6 +104,53 @@ def known_range(symbol: Any) -> tuple[int, int | None]:
     return least, largest
 
 
+class Symbols(Mapping[str, Any]):
+    """Sizes by name. A name that is not known is a new symbol, all of one scope.
+
+    Args:
+        known: Sizes by name.
+        scope: The scope of new symbols. By default, that of a known one.
+    """
+
+    def __init__(
+        self, known: Sizes = MappingProxyType({}), scope: jax.export.SymbolicScope | None = None
+    ) -> None:
+        self._scope = scope or next((size.scope for size in known.values()), None)
+        self._found = dict(known)
+        self._constraints: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            self._scope = self._scope or jax.export.SymbolicScope(tuple(self._constraints))
+            try:
+                (self._found[name],) = jax.export.symbolic_shape(name, scope=self._scope)
+            except ValueError:  # min, max and the like, which have a meaning there
+                raise ValueError(f"'{name}' cannot name one") from None
+        return self._found[name]
+
+    def constrain(self, constraints: Iterable[str]) -> None:
+        """Add constraints on sizes, such as `n <= 64`.
+
+        Raises:
+            ValueError: If there is a symbol already: a scope has its constraints from the start.
+        """
+        new = dict.fromkeys(text for text in constraints if text not in self._constraints)
+        if new and self._scope:
+            raise ValueError(f"{next(iter(new))} is to be said of arguments")
+        self._constraints |= new
+
+    def unnamed(self) -> Any:
+        """Return a new symbol, for a size that is written `_`."""
+        numbers = itertools.count(1)
+        return self[next(name for i in numbers if (name := f"_{i}") not in self._found)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 def value_of(size: Any, sizes: Sizes) -> Any:
     """Evaluate a size. Symbols that are not in `sizes` stay symbolic.
 
@@ -173,7 +221,7 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
     # JAX applies the equalities of a scope when it parses a size in it. So the sizes are computed
     # first to get the constraints of the new scope, and again in this scope.
     for final in (False, True):
-        scoped = _Scoped(scope, numbers)
+        scoped = Symbols(numbers, scope)
         found = {name: _size(what, name, sizes.get(name, name), scoped) for name in known}
         if not final:
             scope = _scope(what, found, constraints)
@@ -233,18 +281,6 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
         f"{what}: no small sizes for {', '.join(names)} fit its constraints",
         "specialize(n=…) gives them",
     )
-
-
-class _Scoped(dict[str, Any]):
-    """Sizes by name. A missing name is looked up as a symbol of a scope."""
-
-    def __init__(self, scope: jax.export.SymbolicScope, sizes: Sizes) -> None:
-        super().__init__(sizes)
-        self._scope = scope
-
-    def __missing__(self, name: str) -> Any:
-        (size,) = jax.export.symbolic_shape(name, scope=self._scope)
-        return size
 
 
 def _size(what: str, name: str, given: int | str, known: Mapping[str, Any]) -> Any:

@@ -36,9 +36,9 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.ir import dtypes
 from jaxprtool.ir.notation import expressions, types
 from jaxprtool.ir.ref_contents import is_ref
+from jaxprtool.ir.symbols import Symbols
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.files import Arrays, load_arrays
-from jaxprtool.loading.symbols import Symbols
 
 #: Bytes of an array made by zeros, ones, normal or arange; beyond it, the type alone will do.
 MAX_BYTES = 2**34

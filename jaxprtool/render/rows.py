@@ -14,6 +14,7 @@ from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.signatures import Signature, value_text
 from jaxprtool.ir.notation.tokens import (
     BinderToken,
+    Comment,
     LiteralToken,
     ParameterToken,
     PrimitiveName,
@@ -117,14 +118,36 @@ class Reader:
         named = [" ", SharedName(name)] if isinstance(name, str) else []
         return [PrimitiveName(eqn.primitive.name), *named]
 
-    def line(self, eqn: JaxprEqn, types: bool) -> list[str]:
-        """Return `c:f32[3] = mul[…] a b`, an equation in one line, without its bodies."""
-        names = self.binder_tokens(eqn.outvars, types)
-        parameters = self.parameter_tokens(eqn)
+    def line(
+        self, eqn: JaxprEqn, types: bool, most: int | None = None, parameters: bool = True
+    ) -> list[str]:
+        """Return `c:f32[3] = mul[…] a b`, an equation in one line, without its bodies.
+
+        Args:
+            eqn: The equation.
+            types: Whether results are written with their types.
+            most: How many results, and operands, are named; None for all.
+            parameters: Whether parameters are written, and not `…`.
+        """
+        shown = self.parameter_tokens(eqn)
         return [
-            *([*names, " = "] if names else []),
+            *self.results(eqn, types, most),
             PrimitiveName(eqn.primitive.name),
-            *(["[", *parameters, "]"] if parameters else []),
+            *(["[", *(shown if parameters else [Comment("…")]), "]"] if shown else []),
             " ",
-            *self.operand_tokens(eqn.invars),
+            *self.operands(eqn, most),
         ]
+
+    def results(self, eqn: JaxprEqn, types: bool, most: int | None = None) -> list[str]:
+        """Return `a:f32[3] b:i32[] = ` for the results of an equation, as many as `most`."""
+        names = self.binder_tokens(eqn.outvars[:most], types)
+        return [*names, *_more(eqn.outvars, most), " = "] if names else []
+
+    def operands(self, eqn: JaxprEqn, most: int | None = None) -> list[str]:
+        """Return the operands of an equation, as many as `most`."""
+        return [*self.operand_tokens(eqn.invars[:most]), *_more(eqn.invars, most)]
+
+
+def _more(values: Sequence[object], most: int | None) -> list[str]:
+    left = 0 if most is None else len(values) - most
+    return [Comment(f" … {left} more")] if left > 0 else []

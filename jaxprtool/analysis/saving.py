@@ -29,6 +29,7 @@ from jaxprtool.analysis.cost.by_equation import Operations
 from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.ir.dataflow import DataFlow, Value
 from jaxprtool.ir.equations import size_of
+from jaxprtool.ir.reachability import reachable
 from jaxprtool.ir.regions import regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
@@ -92,12 +93,8 @@ class Saving:
         for reader, read, name in self._edges:
             if name not in cut:
                 after.setdefault(reader, []).append(read)
-        todo, seen = list(self._seeds), set(self._seeds)
-        while todo:
-            fresh = set(after.get(todo.pop(), ())) - seen
-            seen |= fresh
-            todo += fresh
-        arguments = sum(size for number, size in self._arguments.items() if number in seen)
+        needed = set(reachable(self._seeds, lambda number: after.get(number, ())))
+        arguments = sum(size for number, size in self._arguments.items() if number in needed)
         return arguments + sum(self.bytes[name] for name in names)
 
     # --- the dataflow graph -----------------------------------------------------------------------

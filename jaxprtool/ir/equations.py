@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_not
@@ -14,6 +15,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import JaxprCache
 from jaxprtool.ir.dtypes import is_wide, itemsize
 from jaxprtool.ir.frames import place_text
+from jaxprtool.ir.reachability import reachable
 from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs, views
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
@@ -52,6 +54,12 @@ def size_of(aval: Aval, unknown: int | None = None) -> int | None:
     return int(size)
 
 
+def size_in_bytes(aval: Aval) -> Any:
+    """Return the bytes of a value, which may be symbolic; 0 for a token, which is no array."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return 0 if shape is None or dtype is None else math.prod(shape) * itemsize(dtype)
+
+
 def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
     """The open jaxprs of an equation, each with the path of the parameter that holds it."""
     return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
@@ -84,21 +92,13 @@ def is_flat(jaxpr: Jaxpr) -> bool:
 
 
 def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    """Yield the open jaxprs that the equations of one hold, each as often as it is held."""
+    """Return the open jaxprs that the equations of one hold, each as often as it is held."""
     return (body for _, inside in holders(jaxpr) for _, body in inside)
 
 
 def all_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    """Yield an open jaxpr and those in it, at any depth, each once."""
-    seen = {jaxpr}
-    todo = [jaxpr]
-    while todo:
-        jaxpr = todo.pop()
-        yield jaxpr
-        for _, inside in holders(jaxpr):
-            new = dict.fromkeys(body for _, body in inside if body not in seen)
-            seen.update(new)
-            todo += new
+    """Return an open jaxpr and those in it, at any depth, each once."""
+    return reachable((jaxpr,), inner_jaxprs)
 
 
 def outer_first(

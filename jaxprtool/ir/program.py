@@ -25,14 +25,15 @@ from jaxprtool.ir.argument_types import TypeMismatch, of_types
 from jaxprtool.ir.array_literals import as_constants
 from jaxprtool.ir.bounds import Bound, SizeBound
 from jaxprtool.ir.dtypes import as_array, needs_x64
-from jaxprtool.ir.equations import is_flat, type_of
+from jaxprtool.ir.equations import holders, type_of
 from jaxprtool.ir.frames import Root
 from jaxprtool.ir.held import is_no_array
 from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
 from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
+from jaxprtool.ir.reachability import reachable
 from jaxprtool.ir.specialization import specialized
-from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs, view
+from jaxprtool.ir.structured import ShardMap, view
 from jaxprtool.ir.symbols import Sizes, found_sizes, sizes_by_symbol, symbols_of
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
 
@@ -413,23 +414,14 @@ def _require_weak_types(program: Program, before: Program) -> None:
 
 def _equations(jaxpr: AnyJaxpr) -> list[JaxprEqn]:
     """Return the equations of a jaxpr at any depth, but for bodies that bind axes."""
-    found: list[JaxprEqn] = []
-    todo = [jaxcompat.open_jaxpr(jaxpr)]
-    seen: set[Jaxpr] = set()
-    while todo:
-        body = todo.pop()
-        found += body.eqns
-        for eqn in () if is_flat(body) else body.eqns:
-            params = eqn.params
-            if (
-                params
-                and holds_jaxpr(params.values())
-                and not isinstance(view(eqn), ShardMap | None)
-            ):
-                new = {jaxcompat.open_jaxpr(body) for _, body in sub_jaxprs(eqn)} - seen
-                seen |= new
-                todo += new
-    return found
+
+    def inside(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+        for eqn, held in holders(jaxpr):
+            if not isinstance(view(eqn), ShardMap | None):
+                yield from (body for _, body in held)
+
+    bodies = reachable((jaxcompat.open_jaxpr(jaxpr),), inside)
+    return [eqn for body in bodies for eqn in body.eqns]
 
 
 def _fault(error: Exception) -> str:

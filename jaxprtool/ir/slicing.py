@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import or_
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import cached_method
 from jaxprtool.ir.dataflow import Value
 from jaxprtool.ir.equations import bodies, is_flat, is_ref, variables
+from jaxprtool.ir.reachability import reachable
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
@@ -53,14 +55,8 @@ class Run:
         return frozenset(found)
 
     def runs(self) -> Iterator[Run]:
-        """Yield this run and those inside of it, each once."""
-        seen, todo = {self}, [self]
-        while todo:
-            run = todo.pop()
-            yield run
-            new = dict.fromkeys(each for runs in run.inside.values() for each in runs)
-            todo += [each for each in new if each not in seen]
-            seen.update(new)
+        """Return this run and those inside of it, each once."""
+        return reachable((self,), lambda run: chain.from_iterable(run.inside.values()))
 
 
 @dataclass(frozen=True)

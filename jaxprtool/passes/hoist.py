@@ -32,14 +32,20 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxprtool.ir.dtypes import itemsize
-from jaxprtool.ir.equations import Contains, free_variables, is_array, needed_equations, variables
+from jaxprtool.ir.equations import (
+    Contains,
+    free_variables,
+    is_array,
+    needed_equations,
+    size_in_bytes,
+    variables,
+)
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, narrow, partition, rewrite
 from jaxprtool.ir.structured import holds_jaxpr, keep
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.base import Pass
 
 #: Results of so many bytes may leave a loop whatever they are computed from.
@@ -154,7 +160,7 @@ class _Hoisting:
     ) -> list[JaxprEqn]:
         """The equations that leave a body, in order."""
         # The bytes of the largest value outside that a value is computed from, or its own.
-        origin = {v: _bytes(v.aval) for v in constants if is_array(v.aval)}
+        origin = {v: size_in_bytes(v.aval) for v in constants if is_array(v.aval)}
         invariant: list[JaxprEqn] = []
         paying: set[int] = set()
         for eqn in eqns:
@@ -166,7 +172,7 @@ class _Hoisting:
             for v in variables(eqn.invars):
                 if _at_most(source, origin[v]):
                     source = origin[v]
-            result = sum(_bytes(v.aval) for v in eqn.outvars)
+            result = sum(size_in_bytes(v.aval) for v in eqn.outvars)
             pays = _pays(eqn, result, source)
             grown = result if pays and _at_most(source, result) else source
             origin.update((v, grown) for v in eqn.outvars)
@@ -193,11 +199,6 @@ def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
     if source != 0 and (_at_most(result, SMALL) or _at_most(result, source)):
         return True
     return like.expensive or holds_jaxpr(eqn.params.values())
-
-
-def _bytes(aval: Aval) -> Any:
-    """The bytes of an array; an expression if its shape is symbolic."""
-    return aval.size * itemsize(aval.dtype)
 
 
 def _at_most(size: Any, limit: Any) -> bool:

@@ -18,12 +18,12 @@ from jaxprtool.analysis.cost.rules import (
     collective,
     cost_rules,
     product_of,
-    size_in_bytes,
     work_of,
 )
 from jaxprtool.analysis.cost.work import NOTHING, Work
 from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.ir.caches import cached_method
+from jaxprtool.ir.equations import size_in_bytes
 from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.structured import ShardMap, sub_jaxprs, view
 from jaxprtool.ir.symbols import Sizes

@@ -21,11 +21,10 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.work import NOTHING, Work, count, is_number
-from jaxprtool.ir.dtypes import itemsize
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equations import equations, size_in_bytes
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Aval, JaxprEqn
+from jaxprtool.jaxcompat import JaxprEqn
 
 #: A function that returns the cost of one run of an equation, or None if unknown.
 CostRule = Callable[[JaxprEqn], Work | None]
@@ -75,12 +74,6 @@ def _results(eqn: JaxprEqn) -> Any:
 
 def _is_complex(value: Any) -> bool:
     return getattr(value.aval, "dtype", None) in (np.complex64, np.complex128)
-
-
-def size_in_bytes(aval: Aval) -> Any:
-    """Return the bytes of a value, which may be symbolic; 0 for a token, which is no array."""
-    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-    return 0 if shape is None or dtype is None else count(shape) * itemsize(dtype)
 
 
 # --- element by element ---------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import anchor
-from jaxprtool.ir.equations import substitute
+from jaxprtool.ir.equations import bodies, holders, substitute
+from jaxprtool.ir.reachability import reachable
 from jaxprtool.ir.rewrite import with_bodies
-from jaxprtool.ir.structured import CustomJVP, call, holds_jaxpr, sub_jaxprs, view
+from jaxprtool.ir.structured import CustomJVP, call, holds_jaxpr, view
 from jaxprtool.jaxcompat import (
     AnyJaxpr,
     Atom,
@@ -88,26 +89,14 @@ class Bodies:
     names: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._add(self.jaxpr)
+        for body in reachable((jaxcompat.open_jaxpr(self.jaxpr),), _open_jaxprs):
+            self.found[body] = OutlineBody(list(body.eqns), body.invars, body.outvars)
+            marked = (jaxcompat.marked_name(eqn) for eqn, _ in holders(body))
+            self.names.update(name for name in marked if name is not None)
 
     def __iter__(self) -> Any:
         yield from self.found.values()
         yield from self.shared
-
-    def _add(self, jaxpr: AnyJaxpr) -> None:
-        todo = [jaxcompat.open_jaxpr(jaxpr)]
-        while todo:
-            body = todo.pop()
-            if body in self.found:
-                continue
-            self.found[body] = OutlineBody(list(body.eqns), body.invars, body.outvars)
-            for eqn in body.eqns:
-                if not eqn.params or not holds_jaxpr(eqn.params.values()):
-                    continue
-                if (name := jaxcompat.marked_name(eqn)) is not None:
-                    self.names.add(name)
-                if _open(eqn):
-                    todo += [jaxcompat.open_jaxpr(inner) for _, inner in sub_jaxprs(eqn)]
 
     def open_calls(self) -> None:
         """Open the calls of shared bodies that are called once, or are nothing but a call.
@@ -131,21 +120,17 @@ class Bodies:
 
     def _forget(self) -> None:
         """Forget the bodies that nothing holds or calls any more: those of loops in copies."""
-        todo = [self.found[jaxcompat.open_jaxpr(self.jaxpr)]]
-        reached = set(todo)
-        while todo:
-            inside = {each for item in todo.pop().items for each in self._inside(item)}
-            todo += inside - reached
-            reached |= inside
+        start = self.found[jaxcompat.open_jaxpr(self.jaxpr)]
+        reached = set(reachable((start,), self._inside))
         self.found = {jaxpr: body for jaxpr, body in self.found.items() if body in reached}
         self.shared = [body for body in self.shared if body in reached]
 
-    def _inside(self, item: Item) -> Iterator[OutlineBody]:
-        if isinstance(item, Repeated):
-            yield item.body
-        elif item.params and holds_jaxpr(item.params.values()) and _open(item):
-            for _, jaxpr in sub_jaxprs(item):
-                yield self.found[jaxcompat.open_jaxpr(jaxpr)]
+    def _inside(self, body: OutlineBody) -> Iterator[OutlineBody]:
+        for item in body.items:
+            if isinstance(item, Repeated):
+                yield item.body
+            elif item.params and holds_jaxpr(item.params.values()) and _open(item):
+                yield from (self.found[jaxpr] for _, jaxpr in bodies(item))
 
     def written(self, mark: Mark) -> AnyJaxpr:
         """Return the program with its calls written, and marked."""
@@ -199,6 +184,11 @@ def _open(eqn: JaxprEqn) -> bool:
     """
     seen = view(eqn)
     return seen is not None and not isinstance(seen, CustomJVP)
+
+
+def _open_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Return the bodies in a jaxpr that calls may be written in."""
+    return (body for eqn, held in holders(jaxpr) if _open(eqn) for _, body in held)
 
 
 class _Written:

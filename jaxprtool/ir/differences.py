@@ -14,6 +14,7 @@ from jaxprtool.ir.custom_rules import has_rule
 from jaxprtool.ir.equation_keys import EquationKeys, Likeness, is_dtype, is_label, parameters
 from jaxprtool.ir.equivalence import same_rules
 from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.value_keys import effect_kinds
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
@@ -86,7 +87,7 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
         yield Difference(kind, "parameter", name, 0, a, b)
     if not is_other and has_rule(old) and not same_rules(old, new):
         yield Difference("parameter", "rules", "rules", 0, None, None)
-    effects = [", ".join(sorted({type(e).__name__ for e in eqn.effects})) for eqn in (old, new)]
+    effects = [", ".join(dict.fromkeys(effect_kinds(eqn))) for eqn in (old, new)]
     if effects[0] != effects[1] and not is_call:
         yield Difference("parameter", "parameter", "effects", 0, *effects)
     if old.ctx is not new.ctx:

@@ -23,7 +23,7 @@ from jaxprtool.ir.equivalence import as_classic, readable_params, same_rules
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import same_tree
-from jaxprtool.ir.value_keys import array_digest, literal_key, plain_key, type_key
+from jaxprtool.ir.value_keys import array_digest, effect_kinds, literal_key, plain_key, type_key
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
@@ -193,13 +193,12 @@ class EquationKeys:
             self.literal(v) if type(v) is Literal else self.type_number(v.aval) for v in eqn.invars
         ]
         results = [self.type_number(v.aval) for v in eqn.outvars]
-        effects = tuple(sorted(type(e).__name__ for e in eqn.effects)) if eqn.effects else ()
         return (
             eqn.primitive.name,
             tuple(own),
             tuple(atoms),
             tuple(results),
-            effects,
+            effect_kinds(eqn),
             id(eqn.ctx),
             self._rule(eqn) if has_rule(eqn) else None,
         )

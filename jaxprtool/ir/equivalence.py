@@ -22,7 +22,7 @@ from jaxprtool.ir.high import classic
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.trees import same_tree
-from jaxprtool.ir.value_keys import literal_key, plain_key, same_array, type_key
+from jaxprtool.ir.value_keys import effect_kinds, literal_key, plain_key, same_array, type_key
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
@@ -177,7 +177,7 @@ class _Comparison:
         """Compare what two equations of one primitive do: their parameters and effects."""
         if p.params is not q.params:
             self._params(p, q)
-        kinds = [sorted(type(e).__name__ for e in eqn.effects) for eqn in (p, q)]
+        kinds = list(effect_kinds(p)), list(effect_kinds(q))
         _at("effects", _check, kinds[0] == kinds[1], *kinds)
 
     def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:

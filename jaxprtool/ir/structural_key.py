@@ -26,7 +26,7 @@ from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.custom_rules import has_rule, rule_key
 from jaxprtool.ir.equivalence import readable_params
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.value_keys import array_digest, literal_key
+from jaxprtool.ir.value_keys import array_digest, effect_kinds, literal_key
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 
@@ -82,8 +82,7 @@ def _jaxpr_key(jaxpr: AnyJaxpr) -> tuple[Hashable, bool]:
     for eqn in body.eqns:
         params, held = parameters_key(eqn)
         may_repeat &= repeatable(eqn) and all(inner.repeatable for inner in held)
-        effects = tuple(sorted(type(e).__name__ for e in eqn.effects)) if eqn.effects else ()
-        operands = atoms(eqn.invars)
+        operands, effects = atoms(eqn.invars), effect_kinds(eqn)
         equations.append(
             (eqn.primitive, params, operands, bound(eqn.outvars), effects, id(eqn.ctx))
         )

@@ -22,7 +22,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.dtypes import is_extended, physical
 from jaxprtool.ir.mapped_arrays import give_back
-from jaxprtool.jaxcompat import Atom, Aval, Literal
+from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal
 
 
 def type_key(aval: Aval) -> Hashable:
@@ -67,6 +67,11 @@ def literal_key(literal: Literal) -> Hashable:
     if getattr(value, "dtype", None) != aval.dtype or isinstance(value, int | float | complex):
         value = np.asarray(value).astype(aval.dtype, copy=False)
     return aval.dtype, aval.weak_type, aval.shape, value.tobytes()
+
+
+def effect_kinds(eqn: JaxprEqn) -> tuple[str, ...]:
+    """The kinds of an equation's effects, sorted."""
+    return tuple(sorted(type(e).__name__ for e in eqn.effects)) if eqn.effects else ()
 
 
 def atom_key(atom: Atom) -> Hashable:

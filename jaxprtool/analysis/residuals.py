@@ -75,7 +75,7 @@ class SavedValue:
         source: The user's line, `model.py:13`.
         code: The expression to put into `checkpoint_name`; "" if it has the name already, or the
             source is gone.
-        bytes: What saving it keeps, in all rounds of loops.
+        bytes: What saving it keeps, in all iterations of loops.
     """
 
     name: str

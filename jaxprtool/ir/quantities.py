@@ -13,6 +13,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def times(count: int, type: str) -> str:
+    """Return a type with the number of its values, if these are several: `3 x f32[8]`."""
+    return f"{count:,} x {type}" if count > 1 else type
+
+
 def some(names: Iterable[str], most: int, end: str = " and {:,} more") -> str:
     """Return names as text, the first of many: `a, b and 3 more`."""
     names = list(names)

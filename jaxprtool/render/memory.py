@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from jaxprtool.ir.quantities import in_bytes
+from jaxprtool.ir.quantities import in_bytes, times
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.tables import add_more, described, new_table, number, share_text, text
@@ -42,7 +42,7 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
         for each in found.live[:top]:
             share = share_text(each.bytes, found.peak_bytes)
             what = described(*what_texts(each), how_long_text(each))
-            table.add_row(share, in_bytes(each.bytes), values_text(each), what)
+            table.add_row(share, in_bytes(each.bytes), times(each.count, each.type), what)
         rest = sum(each.bytes for each in found.live[top:])
         cells = share_text(rest, found.peak_bytes), in_bytes(rest), ""
         add_more(table, len(found.live) - top, *cells)
@@ -76,11 +76,6 @@ def kinds_text(found: Memory) -> str:
 def place_text(point: Point) -> str:
     """Return the line and the primitive that a program is at; empty before the first equation."""
     return " ".join(filter(None, (point.source, point.primitive)))
-
-
-def values_text(live: Live) -> str:
-    """Return how many values there are, and their type: `3 x f32[8]`."""
-    return f"{live.count:,} x {live.type}" if live.count > 1 else live.type
 
 
 def what_texts(live: Live) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.paths import common_path, without_numbers
-from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
+from jaxprtool.ir.quantities import in_bytes, plural, times, with_prefix
 from jaxprtool.render import theme
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.tables import add_more, described, new_table, number, share_text, text
@@ -41,7 +41,7 @@ def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
 def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text]:
     share = share_text(residual.bytes, total)
     what = described(*what_texts(residual), readers_text(residual))
-    type_ = type_text(count, residual)
+    type_ = times(count, residual.type)
     return [share, size_text(residual.bytes), type_, recompute_text(residual), what]
 
 
@@ -112,11 +112,6 @@ def _merged(group: Sequence[Residual]) -> Residual:
         bytes=sum(sizes) if len(sizes) == len(group) else None,
         recompute=sum(each.recompute for each in group),
     )
-
-
-def type_text(count: int, residual: Residual) -> str:
-    """Return how many residuals there are, and their type: `3 x f32[8]`."""
-    return f"{count:,} x {residual.type}" if count > 1 else residual.type
 
 
 def total_text(found: Residuals) -> str:

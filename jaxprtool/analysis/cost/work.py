@@ -51,9 +51,6 @@ class Work(NamedTuple):
         return Work(*map(function, self))
 
 
-#: The names of the quantities.
-FIELDS = Work._fields
-
 NOTHING = Work()
 
 

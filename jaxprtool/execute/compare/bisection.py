@@ -19,9 +19,6 @@ from jaxprtool.ir.scopes import scopes_of
 from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
-#: So many equations without a counterpart are named.
-MOST_NAMED = 6
-
 
 @document(without=("reference", "code", "at_call"), names={"step": "pass"})
 @dataclass(frozen=True)

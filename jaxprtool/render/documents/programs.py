@@ -227,16 +227,16 @@ class MappedArgument(TypedDict):
     """An argument of a program that is mapped."""
 
     name: Annotated[str, "Its readable path."]
-    axis: Annotated[int | None, "The axis along which it is mapped; null if all lanes share it."]
+    axis: Annotated[int | None, "The axis along which it is mapped; null if it is not."]
 
 
 class VmapDocument(TypedDict):
     """`vmap`."""
 
-    axis_size: Annotated[int, "How many lanes there are."]
+    axis_size: Annotated[int, "How many batch elements there are."]
     axis_name: Annotated[str | None, "What collectives call the axis, or null."]
-    chunk: Annotated[int | None, "How many lanes are computed at a time; null if all are."]
+    chunk: Annotated[int | None, "How many batch elements are computed at a time; null if all are."]
     arguments: Annotated[list[MappedArgument], "Where each argument is mapped."]
-    equations_before: Annotated[int, "How many equations the program of one lane has."]
+    equations_before: Annotated[int, "How many equations the program of one batch element has."]
     equations_after: Annotated[int, "How many the mapped one has."]
     programs: Annotated[list[Program], "The mapped program, or what the passes made of it."]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxprtool.ir.auto_sharding import partitioner_note
 from jaxprtool.ir.frames import BEHIND
-from jaxprtool.ir.quantities import in_bytes
+from jaxprtool.ir.quantities import in_bytes, times
 from jaxprtool.render import cost, memory, residuals
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _live_row(live: Live, peak: int, line_of: _Lines) -> list[Cell]:
     return [
         Cell(in_bytes(live.bytes), live.bytes),
         _share(live.bytes, peak),
-        Cell(memory.values_text(live), live.count),
+        Cell(times(live.count, live.type), live.count),
         Cell(
             _joined(memory.what_texts(live)),
             place=_linked(live.source, line_of),
@@ -268,7 +268,7 @@ def _residual_row(count: int, each: Residual, total: int | None, line_of: _Lines
     return [
         Cell(residuals.size_text(each.bytes), each.bytes),
         _share(each.bytes, total),
-        Cell(residuals.type_text(count, each), count),
+        Cell(times(count, each.type), count),
         Cell(
             residuals.recompute_text(each),
             each.recompute if type(each.recompute) is int else None,

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jaxprtool.cli import options, output
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
-
-if TYPE_CHECKING:
-    from jaxprtool.render.documents.passes import BackendsDocument
+from jaxprtool.render.documents.passes import Backend, BackendsDocument, Device
 
 
 @options.command
@@ -26,18 +22,11 @@ def backends(json: options.Json = False, *, told: Told) -> None:
 
     found = find_backends()
     if json:
-        document: BackendsDocument = {
-            "backends": [
-                {
-                    "platform": b.platform,
-                    "version": b.version,
-                    "default": b.default,
-                    "devices": [{"id": d.id, "kind": d.device_kind} for d in b.devices],
-                }
-                for b in found
-            ]
-        }
-        output.write_json(document)
+        documents = []
+        for b in found:
+            devices = [Device(d.id, d.device_kind) for d in b.devices]
+            documents.append(Backend(b.platform, b.version, b.default, devices))
+        output.write_json(BackendsDocument(documents))
         return
     rows = [
         (b.platform + (" (default)" if b.default else ""), str(len(b.devices)), b.kinds, b.version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -11,15 +11,21 @@ from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import PipelineError, did_you_mean
+from jaxprtool.render.documents.passes import (
+    Option,
+    PassDocument,
+    PipelineDocument,
+    PipelineStep,
+    PrimitiveDocument,
+    RewriteRule,
+    Section,
+    Trait,
+)
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents.passes import (
-        PassDocument,
-        PipelineDocument,
-        PrimitiveDocument,
-        RewriteRule,
-    )
     from jaxprtool.render.rendering import Rendering
+
+_Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument
 
 _Full = Annotated[bool, options.OUTPUT.flag("--full", "All of its rules, on a terminal too.")]
 _Name = Annotated[
@@ -68,25 +74,25 @@ def explain(
         raise PipelineError(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)
         )
-    explanation: Any = _level(wanted) if wanted in levels else _pass_or_primitive(wanted, told)
+    explanation = _level(wanted) if wanted in levels else _pass_or_primitive(wanted, told)
     if json:
         output.write_json(explanation)
     else:
         output.write_rendered(_rendered(explanation, full or not sys.stdout.isatty()))
 
 
-def _rendered(document: Any, full: bool) -> Rendering:
+def _rendered(document: _Explanation, full: bool) -> Rendering:
     from jaxprtool.render import explanation
 
     width = output.width()
-    if "passes" in document:
+    if isinstance(document, PipelineDocument):
         return explanation.pipeline_explanation(document, width)
-    if "traits" in document:
+    if isinstance(document, PrimitiveDocument):
         return explanation.primitive_explanation(document, width, full)
     return explanation.pass_explanation(document, width, full)
 
 
-def _level(name: str) -> PipelineDocument:
+def _level(name: str) -> _Explanation:
     from jaxprtool.passes import registry
     from jaxprtool.passes.base import summary
     from jaxprtool.passes.levels import levels
@@ -94,18 +100,15 @@ def _level(name: str) -> PipelineDocument:
 
     level = levels[name]
     parts = (("repeated", level.repeated), ("once, at the end", level.last))
-    return {
-        "name": f"-{name}",
-        "text": level.help,
-        "passes": [
-            {"name": str(step), "when": when, "help": summary(registry.find(step.transform.name))}
-            for when, text in parts
-            for step in Pipeline.parse(text).steps
-        ],
-    }
+    steps = [
+        PipelineStep(str(step), when, summary(registry.find(step.transform.name)))
+        for when, text in parts
+        for step in Pipeline.parse(text).steps
+    ]
+    return PipelineDocument(f"-{name}", level.help, steps)
 
 
-def _pass_or_primitive(name: str, told: Told) -> PassDocument | PrimitiveDocument:
+def _pass_or_primitive(name: str, told: Told) -> _Explanation:
     from jaxprtool.passes import registry
 
     if name in registry.available():
@@ -128,19 +131,20 @@ def _primitive(name: str) -> PrimitiveDocument:
     from jaxprtool.ir import rules, traits
     from jaxprtool.passes.simplify import Simplify
 
-    known = cast("list[RewriteRule]", Simplify.rules())
-    return {
-        "name": name,
-        "text": "A primitive: the operation of an equation.",
-        "traits": [
-            {"name": trait, "value": repr(value), "text": text}
+    return PrimitiveDocument(
+        name,
+        "A primitive: the operation of an equation.",
+        [
+            Trait(trait, repr(value), text)
             for trait, (value, text) in traits.described(name).items()
         ],
-        "tables": [
-            table for table in rules.TABLES if rules.table_named(table).get(name) is not None
+        [table for table in rules.TABLES if rules.table_named(table).get(name) is not None],
+        [
+            RewriteRule(**rule)
+            for rule in Simplify.rules()
+            if rule["pattern"].startswith(f"{name}(")
         ],
-        "rules": [rule for rule in known if rule["pattern"].startswith(f"{name}(")],
-    }
+    )
 
 
 def _pass(name: str) -> PassDocument:
@@ -149,27 +153,25 @@ def _pass(name: str) -> PassDocument:
 
     cls = registry.find(name)
     said = documentation(cls)
-    document: PassDocument = {
-        "name": name,
-        "text": said.text,
-        "group": cls.group,
-        "origin": registry.available()[name].origin,
-        "pipelines": _pipelines(name),
-        "options": [
-            {
-                "name": "NAME, …" if option.name == cls.more_options else option.name,
-                "type": option.type_name,
-                "default": option.default_text,
-                "help": said.parameters.get(option.name, ""),
-            }
+    return PassDocument(
+        name,
+        said.text,
+        cls.group,
+        registry.available()[name].origin,
+        _pipelines(name),
+        [
+            Option(
+                "NAME, …" if option.name == cls.more_options else option.name,
+                option.type_name,
+                option.default_text,
+                said.parameters.get(option.name, ""),
+            )
             for option in base.options(cls)
         ],
-        "refuses": said.raises,
-        "sections": [{"title": title, "text": text} for title, text in said.sections.items()],
-    }
-    if hasattr(cls, "rules"):  # of a pass that works by rules
-        document["rules"] = cls.rules()
-    return document
+        said.raises,
+        [Section(*section) for section in said.sections.items()],
+        [RewriteRule(**rule) for rule in cls.rules()] if hasattr(cls, "rules") else None,
+    )
 
 
 def _pipelines(name: str) -> list[str]:

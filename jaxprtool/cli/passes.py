@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from typing import TYPE_CHECKING
 
 from jaxprtool.cli import options, output
 from jaxprtool.errors import PluginError
-
-if TYPE_CHECKING:
-    from jaxprtool.render.documents.passes import PassesDocument, PassSummary
+from jaxprtool.render.documents.passes import PassesDocument, PassSummary
 
 #: The groups of our own passes, in the order in which they are listed; plug-ins may add others.
 _GROUPS = "clean up", "transform", "split", "schedule and compile"
@@ -30,38 +27,28 @@ def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
     from jaxprtool.passes.base import summary
     from jaxprtool.passes.levels import levels
 
-    document: PassesDocument = {
-        "passes": [],
-        "pipelines": {f"-{name}": str(level) for name, level in levels.items()},
-    }
+    pipelines = {f"-{name}": str(level) for name, level in levels.items()}
+    found = []
     for source in registry.available().values():
         try:
             cls = source.load()
         except PluginError as error:
             output.warning(error.message)
             continue
-        document["passes"].append(
-            {
-                "name": source.name,
-                "help": summary(cls),
-                "group": cls.group,
-                "origin": source.origin,
-            }
-        )
+        found.append(PassSummary(source.name, summary(cls), cls.group, source.origin))
     if json:
-        output.write_json(document)
+        output.write_json(PassesDocument(found, pipelines))
         return
-    pipelines = list(document["pipelines"].items())
-    _write_groups({**_grouped(document["passes"]), "pipelines": pipelines})
+    _write_groups({**_grouped(found), "pipelines": list(pipelines.items())})
 
 
 def _grouped(passes: list[PassSummary]) -> dict[str, list[tuple[str, str]]]:
     """Return names and help of passes by what they are for, those that do not say it last."""
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _GROUPS}
-    for each in sorted(passes, key=lambda each: not each["group"]):
-        title = each["group"] or f"from {each['origin']}"
-        origin = f" ({each['origin']})" if each["group"] and each["origin"] != "jaxprtool" else ""
-        groups.setdefault(title, []).append((each["name"], each["help"] + origin))
+    for each in sorted(passes, key=lambda each: not each.group):
+        title = each.group or f"from {each.origin}"
+        origin = f" ({each.origin})" if each.group and each.origin != "jaxprtool" else ""
+        groups.setdefault(title, []).append((each.name, each.help + origin))
     return groups
 
 

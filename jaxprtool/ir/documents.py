@@ -14,8 +14,6 @@ from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
-from jaxprtool import jaxcompat
-
 T = TypeVar("T")
 
 #: A number that is a text where sizes are symbolic: `2*n**2*d`.
@@ -100,6 +98,8 @@ def as_json(value: Any) -> Any:
         return _object(value)
     if isinstance(value, complex):
         return [as_json(value.real), as_json(value.imag)]
+    from jaxprtool import jaxcompat  # which imports JAX
+
     if jaxcompat.is_symbolic_dimension(value):
         return str(value)
     raise TypeError(f"a {type(value).__name__} has no JSON: {value!r}")

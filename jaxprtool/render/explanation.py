@@ -50,27 +50,27 @@ def pass_explanation(document: PassDocument, width: int, full: bool) -> Renderin
         width: How many columns there are.
         full: Whether all of its rules are shown, or the first of each family.
     """
-    about = [document["group"], f"from {document['origin']}"]
-    if document["pipelines"]:
-        about.append(f"part of {', '.join(document['pipelines'])}")
-    parts = [*_head(document["name"], about), Text(), Prose(document["text"])]
-    if document["options"]:
-        parts += _section("Options", *map(_option, document["options"]))
-    for section in document["sections"]:
-        example = section["title"].startswith("Example")
-        parts += _section(section["title"], (Code if example else Prose)(section["text"]))
-    if document["refuses"]:
-        parts += _section("Refuses", *map(_bullet, document["refuses"]))
-    if rules := document.get("rules"):
+    about = [document.group, f"from {document.origin}"]
+    if document.pipelines:
+        about.append(f"part of {', '.join(document.pipelines)}")
+    parts = [*_head(document.name, about), Text(), Prose(document.text)]
+    if document.options:
+        parts += _section("Options", *map(_option, document.options))
+    for section in document.sections:
+        example = section.title.startswith("Example")
+        parts += _section(section.title, (Code if example else Prose)(section.text))
+    if document.refuses:
+        parts += _section("Refuses", *map(_bullet, document.refuses))
+    if rules := document.rules:
         parts += _section("Rules", Prose(_LEGEND), *_rules(rules, width - 2, full))
     return Rendering(Group(*parts), width)
 
 
 def pipeline_explanation(document: PipelineDocument, width: int) -> Rendering:
     """Return what a named pipeline does, and its passes."""
-    parts = [*_head(document["name"], ["a named pipeline"]), Text(), Prose(document["text"])]
-    for when, steps in groupby(document["passes"], key=lambda step: step["when"]):
-        rows = [([PrimitiveName(step["name"])], [step["help"]]) for step in steps]
+    parts = [*_head(document.name, ["a named pipeline"]), Text(), Prose(document.text)]
+    for when, steps in groupby(document.passes, key=lambda step: step.when):
+        rows = [([PrimitiveName(step.name)], [step.help]) for step in steps]
         title = "Until nothing changes" if when == "repeated" else "Once, at the end"
         parts += _section(title, Listing(columns(rows, width - 2)))
     return Rendering(Group(*parts), width)
@@ -78,16 +78,16 @@ def pipeline_explanation(document: PipelineDocument, width: int) -> Rendering:
 
 def primitive_explanation(document: PrimitiveDocument, width: int, full: bool) -> Rendering:
     """Return what a primitive is like to passes, and the rules that are about it."""
-    parts = _head(document["name"], ["a primitive"])
-    if not (document["traits"] or document["tables"] or document["rules"]):
+    parts = _head(document.name, ["a primitive"])
+    if not (document.traits or document.tables or document.rules):
         parts += Text(), Prose("To passes it is a pure function of its operands.")
-    if document["traits"]:
-        traits = [_trait(**trait) for trait in document["traits"]]
+    if document.traits:
+        traits = [_trait(*trait) for trait in document.traits]
         parts += _section("What passes know of it", *traits)
-    if document["tables"]:
-        parts += _section("Tables with a rule for it", Prose(", ".join(document["tables"])))
-    if document["rules"]:
-        parts += _section("Rules of simplify", *_rules(document["rules"], width - 2, full))
+    if document.tables:
+        parts += _section("Tables with a rule for it", Prose(", ".join(document.tables)))
+    if document.rules:
+        parts += _section("Rules of simplify", *_rules(document.rules, width - 2, full))
     return Rendering(Group(*parts), width)
 
 
@@ -108,14 +108,14 @@ def _bullet(text: str) -> RenderableType:
 
 def _option(option: Option) -> RenderableType:
     """Return `argnums: int = 0`, as Python spells it, and what it means below."""
-    default = option["default"]
+    default = option.default
     head = Text.assemble(
-        (option["name"], theme.PARAMETER),
-        f": {option['type']}",
+        (option.name, theme.PARAMETER),
+        f": {option.type}",
         ("  (must be given)", theme.COMMENT) if default is None else f" = {default}",
         overflow="fold",
     )
-    return Group(head, Padding(Prose(option["help"]), (0, 0, 0, 4))) if option["help"] else head
+    return Group(head, Padding(Prose(option.help), (0, 0, 0, 4))) if option.help else head
 
 
 def _trait(name: str, value: str, text: str) -> RenderableType:
@@ -130,7 +130,7 @@ def _trait(name: str, value: str, text: str) -> RenderableType:
 
 def _rules(rules: Sequence[RewriteRule], width: int, full: bool) -> Iterator[RenderableType]:
     """Yield a table for each family of rules."""
-    for family, each in groupby(rules, key=lambda rule: rule["family"]):
+    for family, each in groupby(rules, key=lambda rule: rule.family):
         merged = list(_merged(each))
         shown = merged if full or len(merged) <= _FEW + 1 else merged[:_FEW]
         yield Text()
@@ -143,26 +143,25 @@ def _rules(rules: Sequence[RewriteRule], width: int, full: bool) -> Iterator[Ren
 
 
 def _row(rule: RewriteRule) -> tuple[list[str], ...]:
-    exact = rule["exact"].removeprefix("exact").strip()
+    exact = rule.exact.removeprefix("exact").strip()
     limit = "only with fast" if exact == "fast" else exact and f"{exact}, or with fast"
-    when = "; ".join(filter(None, [rule["condition"], limit]))
-    return [rule["pattern"]], ["→"], [rule["replacement"]], [when]
+    when = "; ".join(filter(None, [rule.condition, limit]))
+    return [rule.pattern], ["→"], [rule.replacement], [when]
 
 
 def _merged(rules: Iterable[RewriteRule]) -> Iterator[RewriteRule]:
     """Yield rules, those in one that differ by a short name of a primitive only."""
     kept: dict[Any, list[RewriteRule]] = {}
     for rule in rules:
-        name = rule["pattern"].partition("(")[0]
+        name = rule.pattern.partition("(")[0]
         mark = "?" if len(name) <= _SHORT else name
-        shape = (part.replace(name, mark) for part in (rule["pattern"], rule["replacement"]))
-        kept.setdefault((*shape, rule["condition"], rule["exact"]), []).append(rule)
+        shape = (part.replace(name, mark) for part in (rule.pattern, rule.replacement))
+        kept.setdefault((*shape, rule.condition, rule.exact), []).append(rule)
     for alike in kept.values():
         first = alike[0]
-        name, *others = (rule["pattern"].partition("(")[0] for rule in alike)
+        name, *others = (rule.pattern.partition("(")[0] for rule in alike)
         names = "|".join([name, *others])
-        yield {
-            **first,
-            "pattern": first["pattern"].replace(name, names),
-            "replacement": first["replacement"].replace(name, names),
-        }
+        yield first._replace(
+            pattern=first.pattern.replace(name, names),
+            replacement=first.replacement.replace(name, names),
+        )

@@ -90,6 +90,8 @@ def _declared(cls: Any) -> dict[str, Any]:
         if key.is_flat:
             declared |= {k: v for k, v in schema(hint).__annotations__.items() if k not in declared}
             continue
+        if get_origin(hint) is Annotated and isinstance(hint.__metadata__[0], str):
+            hint, text = get_args(hint)
         assert text, f"{cls.__name__} says nothing of {key.attribute}"
         text = text.replace("None", "missing" if key.is_optional else "null").replace("\n", " ")
         if key.is_optional and types.NoneType in get_args(hint):

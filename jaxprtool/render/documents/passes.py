@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, NamedTuple
+
+from jaxprtool.ir.documents import document
 
 
-class PassSummary(TypedDict):
+class PassSummary(NamedTuple):
     """A pass in the list."""
 
     name: Annotated[str, "Its name in a pipeline."]
@@ -14,14 +16,14 @@ class PassSummary(TypedDict):
     origin: Annotated[str, "The package, module or file that it comes from."]
 
 
-class PassesDocument(TypedDict):
+class PassesDocument(NamedTuple):
     """`passes`."""
 
     passes: Annotated[list[PassSummary], "The passes, by name."]
     pipelines: Annotated[dict[str, str], "The named pipelines: the passes of each, as text."]
 
 
-class Option(TypedDict):
+class Option(NamedTuple):
     """An option of a pass."""
 
     name: Annotated[str, "Its name."]
@@ -30,7 +32,7 @@ class Option(TypedDict):
     help: Annotated[str, "What it means; empty if that is not said."]
 
 
-class RewriteRule(TypedDict):
+class RewriteRule(NamedTuple):
     """A rule of a pass."""
 
     pattern: Annotated[str, "The equations that it is about."]
@@ -40,14 +42,15 @@ class RewriteRule(TypedDict):
     family: Annotated[str, "What it is about, as are others; empty if it does not say."]
 
 
-class Section(TypedDict):
+class Section(NamedTuple):
     """A section of what a pass says of itself."""
 
     title: Annotated[str, "Its title: `Example`, `Note`, …."]
     text: Annotated[str, "What it says."]
 
 
-class PassDocument(TypedDict):
+@document(optional=("rules",))
+class PassDocument(NamedTuple):
     """`explain` of a pass."""
 
     name: Annotated[str, "The name of the pass."]
@@ -58,10 +61,10 @@ class PassDocument(TypedDict):
     options: Annotated[list[Option], "Its options."]
     refuses: Annotated[list[str], "What it cannot do, and says."]
     sections: Annotated[list[Section], "An example, notes, and what else it says."]
-    rules: NotRequired[Annotated[list[RewriteRule], "Its rules, of a pass that works by rules."]]
+    rules: Annotated[list[RewriteRule] | None, "Its rules, of a pass that works by rules."] = None
 
 
-class Trait(TypedDict):
+class Trait(NamedTuple):
     """What a primitive is like, where it is not as most are."""
 
     name: Annotated[str, "The trait."]
@@ -69,7 +72,7 @@ class Trait(TypedDict):
     text: Annotated[str, "What the trait says."]
 
 
-class PrimitiveDocument(TypedDict):
+class PrimitiveDocument(NamedTuple):
     """`explain` of a primitive."""
 
     name: Annotated[str, "The name of the primitive."]
@@ -81,7 +84,7 @@ class PrimitiveDocument(TypedDict):
     rules: Annotated[list[RewriteRule], "The rules of `simplify` that are about it."]
 
 
-class PipelineStep(TypedDict):
+class PipelineStep(NamedTuple):
     """A pass of a named pipeline."""
 
     name: Annotated[str, "The pass, with its options."]
@@ -89,7 +92,7 @@ class PipelineStep(TypedDict):
     help: Annotated[str, "What it does, in a line."]
 
 
-class PipelineDocument(TypedDict):
+class PipelineDocument(NamedTuple):
     """`explain` of a named pipeline."""
 
     name: Annotated[str, "The name of the pipeline."]
@@ -97,14 +100,14 @@ class PipelineDocument(TypedDict):
     passes: Annotated[list[PipelineStep], "Its passes, in order."]
 
 
-class Device(TypedDict):
+class Device(NamedTuple):
     """A device."""
 
     id: Annotated[int, "Its number."]
     kind: Annotated[str, "What it is."]
 
 
-class Backend(TypedDict):
+class Backend(NamedTuple):
     """A backend."""
 
     platform: Annotated[str, "Its name."]
@@ -113,7 +116,7 @@ class Backend(TypedDict):
     devices: Annotated[list[Device], "Its devices."]
 
 
-class BackendsDocument(TypedDict):
+class BackendsDocument(NamedTuple):
     """`backends`."""
 
     backends: Annotated[list[Backend], "The backends of this machine."]

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import networkx
@@ -13,6 +14,7 @@ import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.ir.plugins import _KNOWN
 from jaxprtool.ir.traits import primitives_with
+from jaxprtool.passes import registry
 from tests.external import needs
 
 PACKAGE = Path(jaxprtool.__file__).parent
@@ -281,3 +283,32 @@ def test_the_top_of_the_repository_holds_nothing_else():
 def test_every_public_name_is_there():
     for name in jaxprtool.__all__:
         assert getattr(jaxprtool, name) is not None
+
+
+#: Modules of commands that import a pass: the command is about that pass, or shows its rules.
+OF_A_PASS = {
+    "explain.py": {"simplify"},
+    "outline.py": {"outline"},
+    "unzip.py": {"unzip"},
+    "vmap.py": {"batch"},
+}
+
+#: Texts in modules of commands that are names of passes, and what they are there.
+OTHER_MEANINGS = {"output.py": {"fold": "how Rich breaks lines"}, "why.py": {"forward": "a way"}}
+
+
+def test_commands_know_no_pass_by_name():
+    # What a pass did it says itself (`Pass.notes`), as a plug-in's does.
+    points = entry_points(group=registry.GROUP)
+    ours = {p.name: p.value for p in points if p.value.startswith("jaxprtool.")}
+    rooms = {value.partition(":")[0].split(".")[2] for value in ours.values()}
+    found, imported = {}, {}
+    for path in (PACKAGE / "cli").glob("*.py"):
+        texts = {n.value for n in ast.walk(ast.parse(path.read_text())) if type(n) is ast.Constant}
+        if named := texts & ours.keys():
+            found[path.name] = named
+        lines = re.findall(r"^ *from jaxprtool\.passes\.(\w+)", path.read_text(), re.MULTILINE)
+        if known := rooms.intersection(lines):
+            imported[path.name] = known
+    assert found == {name: texts.keys() for name, texts in OTHER_MEANINGS.items()}
+    assert imported == OF_A_PASS

@@ -20,6 +20,7 @@ from jaxprtool.analysis.source_lines import (
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.frame_choice import current_view, frames
 from jaxprtool.ir.program import Program
+from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.transforms.linear import Vjp
 
 
@@ -45,7 +46,8 @@ def source(program: Program, *, residuals: bool | None = None) -> Source:
 
 
 def _with_residuals(found: Source, program: Program, residuals: bool | None) -> Source:
-    if residuals or (residuals is None and _is_loss(program) and not found.has_backward):
+    is_loss = gives_one_float(program) and any(map(_is_float, program.in_avals))
+    if residuals or (residuals is None and is_loss and not found.has_backward):
         try:
             halves = Vjp()(program)
         except JaxprToolError as fault:
@@ -57,14 +59,11 @@ def _with_residuals(found: Source, program: Program, residuals: bool | None) -> 
     return found
 
 
-def _is_loss(program: Program) -> bool:
-    """Whether a program gives one float, and takes another to differentiate by."""
+def gives_one_float(program: Program) -> bool:
+    """Return whether a program gives one floating-point number, as a loss does."""
+    results = program.out_avals
+    return len(results) == 1 and getattr(results[0], "shape", None) == () and _is_float(results[0])
 
-    def is_float(aval: object) -> bool:
-        return jnp.issubdtype(getattr(aval, "dtype", None), jnp.floating)
 
-    return (
-        [getattr(aval, "shape", None) for aval in program.out_avals] == [()]
-        and all(map(is_float, program.out_avals))
-        and any(map(is_float, program.in_avals))
-    )
+def _is_float(aval: Aval) -> bool:
+    return jnp.issubdtype(getattr(aval, "dtype", None), jnp.floating)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Unpack
 
@@ -193,28 +194,54 @@ class Given:
     sizes: Sizes = field(default_factory=dict)
 
 
-def given_to(program: Program, entry: Entry | ProgramEntry, traced: Program) -> Given:
-    """Return what a program is run on that passes have made of `traced`, the program of `entry`.
+@dataclass(frozen=True)
+class Traced:
+    """A program as it was traced, and what it is called with.
 
-    Of Refs it takes what they hold. Raises ArgumentsError for arguments that are those of this
-    program, and do not fit it.
+    Attributes:
+        program: The program.
+        values: The arguments by name: arrays, scalars or `ShapeDtypeStruct`s.
+        position: Returns the position of a positional argument of the function in the program's.
+        seconds: How long tracing took.
+        after: The arguments of `--args`, if they are those of the program that passes make of it.
     """
-    program = with_contents(program)
-    if entry.after is None:
-        given = dict(zip(traced.arg_names, entry.arguments(), strict=True))
-        return Given(program, *refitted(program, given))
-    try:
-        values = fitted(program, *entry.after)
-    except (ArgumentsError, StructureError) as error:
-        takes = [
-            f"{each.name}: {each.type}" if each.type else each.name
-            for each in grouped(border(program).arguments)
-        ]
-        error.hint = error.hint or f"after the passes it takes {', '.join(takes)}"
-        raise
-    by_name = dict(zip(program.arg_names, values, strict=True))
-    if not program.symbols:
-        return Given(program, by_name)
-    shapes = [getattr(value, "shape", ()) for value in values]
-    sizes = found_sizes(program.name, program.arguments, shapes)
-    return Given(program.specialized(sizes), by_name, (), sizes)
+
+    program: Program
+    values: dict[str, Any]
+    position: Callable[[int], int]
+    seconds: float
+    after: Arguments | None = None
+
+    def given_to(self, program: Program) -> Given:
+        """Return what a program is run on that passes have made of this one.
+
+        Of Refs it takes what they hold. Raises ArgumentsError for arguments that are those of this
+        program, and do not fit it.
+        """
+        program = with_contents(program)
+        if self.after is None:
+            return Given(program, *refitted(program, self.values))
+        try:
+            values = fitted(program, *self.after)
+        except (ArgumentsError, StructureError) as error:
+            takes = [
+                f"{each.name}: {each.type}" if each.type else each.name
+                for each in grouped(border(program).arguments)
+            ]
+            error.hint = error.hint or f"after the passes it takes {', '.join(takes)}"
+            raise
+        by_name = dict(zip(program.arg_names, values, strict=True))
+        if not program.symbols:
+            return Given(program, by_name)
+        shapes = [getattr(value, "shape", ()) for value in values]
+        sizes = found_sizes(program.name, program.arguments, shapes)
+        return Given(program.specialized(sizes), by_name, (), sizes)
+
+
+def traced(entry: Entry | ProgramEntry, axes: Sequence[tuple[Hashable, int]] = ()) -> Traced:
+    """Trace an entry, with these named axes free in its program."""
+    start = time.perf_counter()
+    program = entry.trace(axes)
+    seconds = time.perf_counter() - start
+    values = dict(zip(program.arg_names, entry.arguments(), strict=True))
+    return Traced(program, values, entry.position, seconds, entry.after)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.progress import Told
+from jaxprtool.cli.session import command
 from jaxprtool.cli.start import start_jax
 from jaxprtool.render.documents.passes import Backend, BackendsDocument, Device
 
 
-@options.command
+@command
 def backends(json: options.Json = False, *, told: Told) -> None:
     """List the backends and devices of this machine.
 

@@ -7,19 +7,13 @@ import importlib.util
 import os
 import sys
 
-from jaxprtool.cli import options
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
 
 
-@options.command
+@command
 def browse(
-    function: options.Function,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
-    *,
-    told: Told,
+    session: Session,
 ) -> None:
     """Look through a function's jaxpr on a full screen, beside its source.
 
@@ -32,18 +26,15 @@ def browse(
       jaxprtool browse samples/transformer.py:loss -p "grad, -O1"
       jaxprtool browse samples/mlp_variables.py:net -p unzip
     """
-    _require_terminal(function.target)
+    _require_terminal(session.target)
     _require_textual()
-    start_jax(told, function.x64)
-    pipeline = options.pipeline(passes, plugin)
-    entry = function.find(told)
-    program = function.trace(entry, pipeline, told)
+    session.start()
+    traced = session.traced()
     from jaxprtool.browse.states import Recorder
-    from jaxprtool.cli import pipeline_steps
 
-    recorder = Recorder(program)
-    pipeline_steps.run(pipeline, program, told, recorder)
-    told("")  # the terminal is the browser's
+    recorder = Recorder(traced.program)
+    session.programs(traced, recorder)
+    session.told("")  # the terminal is the browser's
     gc.freeze()  # the program stays, and is large
     from jaxprtool.browse import app
 

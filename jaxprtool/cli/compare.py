@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.options import OUTPUT, PASSES, RUN, Panel, names
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.run import printed_by_functions
-from jaxprtool.cli.start import start_jax, use_cache
-from jaxprtool.errors import OutputError
+from jaxprtool.cli.running import printed_by_functions
+from jaxprtool.cli.session import Function, command, pipeline
 
 _VARIANTS = Panel("Variants")
 _TOLERANCE = Panel("What is tolerated")
 
 _Others = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[TARGET]…",
-        help="Other functions or programs of the same arguments.",
-        show_default=False,
-        autocompletion=completion.complete_target,
-    ),
+    options.target_argument("[TARGET]…", "Other functions or programs of the same arguments."),
 ]
 _Passes = Annotated[
     list[str] | None,
@@ -95,9 +87,9 @@ _Bisect = Annotated[
 ]
 
 
-@options.command
+@command
 def compare(
-    function: options.Function,
+    function: Function,
     others: _Others = None,
     types: options.Types = None,
     passes: _Passes = None,
@@ -115,8 +107,6 @@ def compare(
     bisect: _Bisect = False,
     html: _Html = None,
     json: options.Json = False,
-    *,
-    told: Told,
 ) -> None:
     """Run variants of a function on the same inputs, and say how far their results are apart.
 
@@ -130,36 +120,29 @@ def compare(
       jaxprtool compare samples/transformer.py:loss -p grad -p "grad, -O2" --bisect
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2" --html compare.html
     """
-    if html == "-":
-        raise OutputError("--html takes a file: what compare prints goes to stdout")
-    start_jax(told, function.x64)
-    use_cache(True)
+    output.refuse_stdout("--html", html, "compare")
+    function.start(cache=True)
     from jaxprtool.api.compare import Checks, comparison
-    from jaxprtool.api.targets import given_to
     from jaxprtool.api.variants import Axes, planned
     from jaxprtool.execute.compare.measures import Tolerance
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.render import compare as render
 
     users = NamedRewrites(rewrite or ())
-    pipelines = [options.pipeline(text, plugin) for text in passes or [""]]
+    pipelines = [pipeline(text, plugin) for text in passes or [""]]
     if rewrite and not passes:
         pipelines.append(users.before(pipelines[0]))
     axes = Axes(pipelines, backends or (None,), precision or (None,), op_by_op)
     targets = function.each_of([function.target, *(others or ())])
     for target in targets:
-        target.import_module(told)
+        target.import_module()
     axes.require_backends()
-    entries = [each.find(told, True, types, pipelines[0]) for each in targets]
-    traced = [
-        each.trace(entry, pipelines[0], told) for each, entry in zip(targets, entries, strict=True)
-    ]
-    labels = [each.target for each in targets]
-    plan = planned(list(zip(labels, traced, strict=True)), axes, told)
-    inputs = partial(given_to, entry=entries[0], traced=traced[0])
+    traced = [each.trace(pipelines[0], runs=True, types=types, symbolic=True) for each in targets]
+    named = [(each.target, made.program) for each, made in zip(targets, traced, strict=True)]
+    plan = planned(named, axes, function.told)
     checks = Checks(seed, trials, bisect, isolate)
     with printed_by_functions(json):
-        found = comparison(plan, inputs, Tolerance(rtol, atol), checks, told)
+        found = comparison(plan, traced[0].given_to, Tolerance(rtol, atol), checks, function.told)
     if html is not None:
         from jaxprtool.render.page.comparison import comparison_page
 

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 #: Larger files are not read while the user waits for the <Tab>.
@@ -86,23 +86,19 @@ def complete_passes(incomplete: str) -> list[str]:
 
     if incomplete.count("(") > incomplete.count(")"):
         return []  # among the options of a pass
-    before, comma, typed = incomplete.rpartition(",")
-    space = typed[: len(typed) - len(typed.lstrip())]
     with warnings.catch_warnings(action="ignore"):
         names = [*registry.available(), *(f"-{name}" for name in levels)]
-    return [before + comma + space + name for name in names if name.startswith(typed.strip())]
+    return _completed_last(incomplete, names)
 
 
 def complete_backend(incomplete: str) -> list[str]:
     """Platforms that JAX knows by name, whether or not this machine has them."""
-    known = ("cpu", "cuda", "gpu", "rocm", "tpu")
-    return [name for name in known if name.startswith(incomplete)]
+    return [name for name in _PLATFORMS if name.startswith(incomplete)]
 
 
 def complete_backends(incomplete: str) -> list[str]:
     """Lists of platforms that begin with what is typed, the last of them completed."""
-    before, comma, typed = incomplete.rpartition(",")
-    return [before + comma + name for name in complete_backend(typed)]
+    return _completed_last(incomplete, _PLATFORMS)
 
 
 def complete_checks(incomplete: str) -> list[str]:
@@ -110,8 +106,17 @@ def complete_checks(incomplete: str) -> list[str]:
     formats = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
     known = ["nan", "inf", "subnormal"]
     known += [f"{what}-{name}" for what in ("overflow", "underflow") for name in formats]
+    return _completed_last(incomplete, known)
+
+
+_PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
+
+
+def _completed_last(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Return the lists that begin with what is typed, the last of whose names is one of these."""
     before, comma, typed = incomplete.rpartition(",")
-    return [before + comma + name for name in known if name.startswith(typed)]
+    start = before + comma + typed[: len(typed) - len(typed.lstrip())]
+    return [start + name for name in names if name.startswith(typed.strip())]
 
 
 def answer(command: Any, arguments: Sequence[str], program: str) -> None:

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.running import ready
+from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
-    from jaxprtool.api.targets import ProgramEntry
+    from jaxprtool.api.targets import Given
     from jaxprtool.ir.program import Program
-    from jaxprtool.loading.load import Entry
     from jaxprtool.render.documents.found import CostDocument
 
 _COUNTED = Panel("What is counted")
 
 
-class By(StrEnum):
-    """What the cost is grouped by."""
-
-    line = "line"
-    scope = "scope"
-    primitive = "primitive"
-    dtype = "dtype"
-    argument = "argument"
-
+#: What the cost is grouped by.
+By = Literal["line", "scope", "primitive", "dtype", "argument"]
 
 _By = Annotated[
     By,
-    _COUNTED.option(
+    _COUNTED.choice(
         "--by",
-        "<line|scope|primitive|dtype|argument>",
+        By,
         "By your lines; by the scopes that modules open; by the arguments that are read.",
     ),
 ]
@@ -66,20 +58,16 @@ _Pprof = Annotated[
 ]
 
 
-@options.command
+@command
 def cost(
-    function: options.Function,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
-    by: _By = By.line,
+    session: Session,
+    by: _By = "line",
     top: _Top = 20,
     device: Device = None,
     seconds: _Seconds = None,
     measure: _Measure = False,
     pprof: _Pprof = None,
     json: options.Json = False,
-    *,
-    told: Told,
 ) -> None:
     """Show where a function's FLOPs and bytes go, without compiling it unless --measure is given.
 
@@ -94,30 +82,24 @@ def cost(
     """
     if seconds is not None and measure:
         raise OutputError("--seconds says how long it takes, --measure measures it: not both")
-    start_jax(told, function.x64)
+    session.start()
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named, with_times
-    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import cost as render
 
     on = None if device is None else device_named(device)
-    pipeline = options.pipeline(passes, plugin)
-    entry = function.find(told)
-    traced = function.trace(entry, pipeline, told)
-    programs = [each for _, each in options.each(pipeline_steps.run(pipeline, traced, told))]
-    told("counting")
-    found = [found_cost(each, by.value) for each in programs]
-    if (on is not None or measure) and any(map(render.symbols_in, found)):
-        raise OutputError(
-            "a time needs sizes that are numbers",
-            'write them in --args, or -p "specialize(n=512)"',
-        )
+    traced = session.traced()
+    programs = [each for _, each in session.programs(traced)]
+    session.told("counting")
+    found = [found_cost(each, by) for each in programs]
+    if on is not None or measure:
+        require_numbers(any(map(render.symbols_in, found)))
     if pprof is not None:
-        program = options.only_program("--pprof is of", [(each.name, each) for each in programs])
+        program = only_program("--pprof is of", [(each.name, each) for each in programs])
         with file_written_whole(pprof) as file:
             file.write(_profile(program))
     output.say_if_partitioned(programs, json)
-    taken = [_seconds(p, entry, traced, told) if measure else seconds for p in programs]
+    taken = [_seconds(traced.given_to(p), session.told) if measure else seconds for p in programs]
     found = [with_times(each, on, time) for each, time in zip(found, taken, strict=True)]
     if json:
         first = found[0]
@@ -128,10 +110,14 @@ def cost(
         }
         output.write_json(document)
         return
-    for i, each in enumerate(found):
-        if i:
-            output.write("")
-        output.write_rendered(render.cost_table(each, output.width(), top, on))
+    output.write_each(render.cost_table(each, output.width(), top, on) for each in found)
+
+
+def require_numbers(is_symbolic: object) -> None:
+    """Raise OutputError if a time is asked for that depends on symbolic sizes."""
+    if is_symbolic:
+        hint = 'write them in --args, or -p "specialize(n=512)"'
+        raise OutputError("a time needs sizes that are numbers", hint)
 
 
 def _profile(program: Program) -> bytes:
@@ -147,15 +133,11 @@ def _profile(program: Program) -> bytes:
     return profile(program.name, kinds, found)
 
 
-def _seconds(program: Program, entry: Entry | ProgramEntry, traced: Program, told: Told) -> float:
+def _seconds(given: Given, told: Told) -> float:
     """Return how long a program takes where `run` would run it."""
-    from jaxprtool.api.targets import given_to
     from jaxprtool.execute import run
-    from jaxprtool.execute.fill import fill
 
-    given = given_to(program, entry, traced)
-    arguments = fill(given.program, given.values).arguments
-    times = run.run(
-        given.program, arguments, run.choose_device(given.program, None, None), told=told
-    ).times
+    prepared = ready(given, seed=0)
+    found = run.run(prepared.program, prepared.filled.arguments, prepared.device, told=told)
+    times = found.times
     return times.first_call if times.repeat is None else times.repeat

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.options import FUNCTION, OUTPUT, PASSES, Function, Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.options import FUNCTION, OUTPUT, PASSES, Panel
+from jaxprtool.cli.session import Function, command, only_program, pipeline
 from jaxprtool.errors import TargetError
 
 if TYPE_CHECKING:
@@ -26,21 +25,16 @@ class Two(Function):
 
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="A",
-            help="A function, package.module:function or path/file.py:function, or a program, "
+        options.target_argument(
+            "A",
+            "A function, package.module:function or path/file.py:function, or a program, "
             "file.jaxpr; as it was in a git revision: model.py:loss@HEAD~1.",
-            show_default=False,
-            autocompletion=completion.complete_target,
         ),
     ]
     other: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[B]",
-            help="The other; by default A itself, with other passes, arguments or JAX.",
-            show_default=False,
-            autocompletion=completion.complete_target,
+        options.target_argument(
+            "[B]", "The other; by default A itself, with other passes, arguments or JAX."
         ),
     ] = None
     args: Annotated[
@@ -97,7 +91,7 @@ _JaxB = Annotated[
 ]
 
 
-@options.command
+@command
 def diff(
     two: Two,
     passes: _Passes = None,
@@ -107,8 +101,6 @@ def diff(
     stat: _Stat = False,
     json: options.Json = False,
     pager: options.Pager = False,
-    *,
-    told: Told,
 ) -> None:
     """Show the differences between two programs: what was removed, added or changed, at which line.
 
@@ -122,12 +114,12 @@ def diff(
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool diff - samples/rnn.py:loss
       jaxprtool diff samples/rnn.py:loss -p grad -p "grad, dce" --stat
     """
-    start_jax(told, two.x64)
+    two.start()
     from jaxprtool.analysis.diff import diff as compare
     from jaxprtool.render import diff as render
 
-    found = compare(*_programs(two, (jax_a, jax_b), passes, plugin, told))
-    told("rendering")
+    found = compare(*_programs(two, (jax_a, jax_b), passes, plugin))
+    two.told("rendering")
     if json:
         output.write_json(render.diff_document(found))
     else:
@@ -143,7 +135,6 @@ def _programs(
     pythons: tuple[str | None, str | None],
     passes: list[str] | None,
     plugin: list[str] | None,
-    told: Told,
 ) -> list[Program]:
     """Find the two programs, trace them, and run the passes on them."""
     from jaxprtool.api.targets import find_elsewhere
@@ -163,16 +154,15 @@ def _programs(
     ]
     for function, place in zip(two.each(), places, strict=True):
         if place.is_here:
-            function.import_module(told)
+            function.import_module()
     programs = []
     for function, text, place in zip(two.each(), both("-p", passes), places, strict=True):
-        pipeline = options.pipeline(text, plugin)
+        steps = pipeline(text, plugin)
         if place.is_here:
-            entry = function.find(told, pipeline=pipeline)
+            traced = function.trace(steps, symbolic=True)
         else:
-            told(f"tracing {place}")
-            entry = find_elsewhere(place, function.arguments())
-        traced = function.trace(entry, pipeline, told)
-        made = options.each(pipeline_steps.run(pipeline, traced, told))
-        programs.append(options.only_program("diff compares", made))
+            two.told(f"tracing {place}")
+            traced = function.trace_entry(find_elsewhere(place, function.arguments()), steps)
+        made = pipeline_steps.run(steps, traced.program, two.told)
+        programs.append(only_program("diff compares", made))
     return programs

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format, GraphKind, format_of, picture_kind
 
@@ -69,11 +68,9 @@ _Out = Annotated[
 ]
 
 
-@options.command
+@command
 def emit(
-    function: options.Function,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
+    session: Session,
     to: _To = None,
     backend: _Backend = None,
     platforms: _Platforms = None,
@@ -83,9 +80,7 @@ def emit(
     depth: _Depth = None,
     full: _Full = False,
     out: _Out = None,
-    callbacks: options.Callbacks = options.CallbackChoice.refuse,
-    *,
-    told: Told,
+    callbacks: options.Callbacks = "refuse",
 ) -> None:
     """Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
 
@@ -113,15 +108,11 @@ def emit(
         callbacks=callbacks,
     )
     _check(emission, out)
-    start_jax(told, function.x64)
-    pipeline = options.pipeline(passes, plugin)
-    entry = function.find(told)
+    session.start()
+    session.import_module()
     emission = _on_platforms(emission)
-    program = function.trace(entry, pipeline, told)
-    from jaxprtool.cli import pipeline_steps
-
-    programs = options.each(pipeline_steps.run(pipeline, program, told))
-    told(f"emitting {to}")
+    programs = session.programs()
+    session.told(f"emitting {to}")
     if out in (None, STDOUT):
         _print(programs, emission)
     else:

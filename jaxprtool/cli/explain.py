@@ -9,6 +9,7 @@ import typer
 
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.progress import Told
+from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import PipelineError, did_you_mean
 from jaxprtool.render.documents.passes import (
@@ -43,7 +44,7 @@ _Level = Annotated[
 ]
 
 
-@options.command
+@command
 def explain(
     name: _Name = None,
     level: _Level = None,
@@ -63,7 +64,7 @@ def explain(
     """
     from jaxprtool.passes.levels import levels
 
-    options.load_plugins(plugin)
+    load_plugins(plugin)
     wanted = f"O{level}" if level is not None else (name or "").removeprefix("-")
     if level is not None and wanted not in levels:
         known = ", ".join(f"-{each}" for each in levels)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
@@ -30,17 +29,13 @@ _Pprof = Annotated[
 ]
 
 
-@options.command
+@command
 def memory(
-    function: options.Function,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
+    session: Session,
     top: _Top = 20,
     plot: _Plot = None,
     pprof: _Pprof = None,
     json: options.Json = False,
-    *,
-    told: Told,
 ) -> None:
     """Show the memory that a function needs, and what fills it where it needs most.
 
@@ -55,22 +50,19 @@ def memory(
     from jaxprtool.render import memory_picture
 
     kind = None if plot is None else memory_picture.kind_of(plot)
-    start_jax(told, function.x64)
+    session.start()
     from jaxprtool.analysis.memory import memory as found_memory
-    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import memory as render
 
-    pipeline = options.pipeline(passes, plugin)
-    program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(pipeline_steps.run(pipeline, program, told))
+    programs = session.programs()
     if plot is not None:
-        options.only_program("--plot draws", programs)
+        only_program("--plot draws", programs)
     if pprof is not None:
-        options.only_program("--pprof is of", programs)
-    told("counting")
+        only_program("--pprof is of", programs)
+    session.told("counting")
     found = [found_memory(each) for _, each in programs]
     if plot is not None and kind is not None:
-        told("drawing")
+        session.told("drawing")
         with file_written_whole(plot) as file:
             file.write(memory_picture.picture(found[0], kind))
     if pprof is not None:
@@ -87,10 +79,7 @@ def memory(
         }
         output.write_json(document)
         return
-    for i, each in enumerate(found):
-        if i:
-            output.write("")
-        output.write_rendered(render.memory_table(each, output.width(), top))
+    output.write_each(render.memory_table(each, output.width(), top) for each in found)
 
 
 def _profile(found: Memory) -> bytes:

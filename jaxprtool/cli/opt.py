@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,26 +12,20 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
-from jaxprtool.cli.start import start_jax, use_cache
+from jaxprtool.cli.session import Function, Named, command, only_program, pipeline
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Given
     from jaxprtool.api.verification import Verified, Verifier
-    from jaxprtool.ir.program import Program
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.render.documents.programs import OptDocument, PassRun
-    from jaxprtool.render.page import State
 
 
-class PageFormat(StrEnum):
-    """How the result is shown."""
-
-    text = "text"
-    html = "html"
-
+#: How the result is shown.
+PageFormat = Literal["text", "html"]
 
 _WATCHED = Panel("What is watched (on stderr)")
 
@@ -72,8 +64,8 @@ _Verify = Annotated[
 ]
 _Format = Annotated[
     PageFormat,
-    OUTPUT.option(
-        "--format, -f", "<text|html>", "html: a page for a browser, with a tab for each pass."
+    OUTPUT.choice(
+        "--format, -f", PageFormat, "html: a page for a browser, with a tab for each pass."
     ),
 ]
 _Out = Annotated[
@@ -85,9 +77,9 @@ _Out = Annotated[
 ]
 
 
-@options.command
+@command
 def opt(
-    function: options.Function,
+    function: Function,
     types: options.Types = None,
     passes: options.Passes = None,
     level: _Level = None,
@@ -103,16 +95,14 @@ def opt(
     print_changed: _PrintChanged = False,
     stats: _Stats = False,
     timing: _Timing = False,
-    format: _Format = PageFormat.text,
+    format: _Format = "text",
     out: _Out = None,
     reproducer: ReproducerOption = None,
-    callbacks: options.Callbacks = options.CallbackChoice.refuse,
+    callbacks: options.Callbacks = "refuse",
     json: options.Json = False,
     full: options.Full = False,
     pager: options.Pager = False,
-    *,
-    places: options.Places,
-    told: Told,
+    source: options.Source = None,
 ) -> None:
     """Run passes over a function's jaxpr and print the result.
 
@@ -130,7 +120,7 @@ def opt(
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool opt - -p dce
     """
     output.check_out("opt", out, json, (Format.jaxpr,), "jaxprtool emit TARGET", page=True)
-    as_page = format is PageFormat.html or output.is_page(out)
+    as_page = format == "html" or output.is_page(out)
     if as_page and json and out in (None, STDOUT):
         raise OutputError("--json and a page both want stdout", "write the page to a file")
     if no_cache and not verify:
@@ -138,53 +128,53 @@ def opt(
         raise OutputError(message, "add --verify")
     if strict and not verify:
         raise OutputError("--strict goes with --verify, without which nothing runs", "add --verify")
-    start_jax(told, function.x64)
-    if verify:
-        use_cache(not no_cache)
-    from jaxprtool.api.targets import Given, given_to
+    function.start(not no_cache if verify else None)
+    from jaxprtool.api.targets import Given
     from jaxprtool.api.verification import Verifier
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.patterns import NamedRewrites
 
     users = NamedRewrites(rewrite or ())
     named = None if level is None else f"-O{level}"
-    pipeline = users.before(options.pipeline(", ".join(filter(None, (passes, named))), plugin))
+    steps = users.before(pipeline(", ".join(filter(None, (passes, named))), plugin))
     watcher = pipeline_steps.Watcher(
         print_before_all,
         print_after_all,
-        _checked(print_after, pipeline),
+        _checked(print_after, steps),
         as_page,
         print_changed,
     )
-    entry = function.find(told, verify, types, pipeline)
-    program = function.trace(entry, pipeline, told)
-    given = Given(program, dict(zip(program.arg_names, entry.arguments(), strict=True)))
+    traced = function.trace(steps, runs=verify, types=types, symbolic=True)
+    given = Given(traced.program, traced.values)
     verifier = Verifier(watcher, output.note) if verify else None
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     try:
-        result = pipeline_steps.run(
-            pipeline, program, told, verifier or watcher, not no_check, writer
+        programs = pipeline_steps.run(
+            steps, traced.program, function.told, verifier or watcher, not no_check, writer
         )
     except JaxprToolError:
         if verifier is not None:
-            _verify(verifier, given, told)  # a pass that went wrong may be why a later one failed
+            _verify(
+                verifier, given, function.told
+            )  # a pass that went wrong may be why a later one failed
         raise
-    programs = options.each(result)
-    if entry.after is not None:
-        given = given_to(options.only_program("--args are of", programs), entry, program)
+    if traced.after is not None:
+        given = traced.given_to(only_program("--args are of", programs))
     if verifier is not None:
         if out is not None and not as_page:
             _require_writable(programs, callbacks)
-        _say_verified(_verify(verifier, given, told), strict)
-    told("rendering")
+        _say_verified(_verify(verifier, given, function.told), strict)
+    function.told("rendering")
     _write_matches(users)
-    _write_outlined(watcher.outlined)
-    _write_rolled(watcher.rolled)
+    pipeline_steps.write_notes(watcher.noted)
     if as_page:
-        _write_page(pipeline_steps.states(watcher, programs), places, out)
+        from jaxprtool.render.rendering import ShowOptions
+
+        shown = ShowOptions(names=True, terse=True, source=source is not False)
+        output.write_states(pipeline_steps.states(watcher, programs), shown, out)
     elif out is not None:
         output.write_files(
-            programs, Emission(Format.jaxpr, callbacks=callbacks, source=places.source), out
+            programs, Emission(Format.jaxpr, callbacks=callbacks, source=source), out
         )
     if json:
         from jaxprtool.render.as_json import program_document
@@ -195,8 +185,8 @@ def opt(
         }
         output.write_json(document)
         return
-    if out is None and not as_page and (full or pager or function.listed(places.source)["source"]):
-        output.write_pages_or_listings(programs, full, pager, **function.listed(places.source))
+    if out is None and not as_page and (full or pager or function.listed(source)["source"]):
+        output.write_pages_or_listings(programs, full, pager, **function.listed(source))
     elif out is None and not as_page:
         _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:
@@ -204,7 +194,7 @@ def opt(
         pipeline_steps.write_rows(watcher.rows, stats, timing)
 
 
-def _write_pages(programs: Sequence[tuple[str, Program]], rows: list[PassRun]) -> None:
+def _write_pages(programs: Named, rows: list[PassRun]) -> None:
     """Show the programs; on a terminal, below what each pass did."""
     above = 0
     if rows and sys.stdout.isatty():
@@ -214,17 +204,6 @@ def _write_pages(programs: Sequence[tuple[str, Program]], rows: list[PassRun]) -
         output.say("")
         above = len(rows) + 4  # the heading, a rule, the sum and an empty line
     output.write_pages(programs, above)
-
-
-def _write_page(states: Sequence[State], places: options.Places, out: str | None) -> None:
-    """Write a page, with a tab for each pass."""
-    from jaxprtool.analysis.cost.all_runs import work_by_equation
-    from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.page import page
-    from jaxprtool.render.rendering import ShowOptions
-
-    shown = ShowOptions(names=True, terse=True, source=places.source is not False)
-    output.write_page(page(states, shown, stats, work_by_equation), out)
 
 
 def _say_verified(verified: Verified, strict: bool) -> None:
@@ -259,40 +238,12 @@ def _write_matches(rewrites: NamedRewrites) -> None:
         output.note(f"rewrite '{name}': {count}, at {lines}")
 
 
-def _require_writable(programs: Sequence[tuple[str, Program]], callbacks: str) -> None:
+def _require_writable(programs: Named, callbacks: str) -> None:
     """Raise UnsupportedError if one of the programs cannot be written to a `.jaxpr` file."""
     from jaxprtool.formats.jaxpr import write
 
     for _, program in programs:
         write.require_writable(program, callbacks)
-
-
-def _write_outlined(pairs: Sequence[tuple[Program, Program]]) -> None:
-    """Say on stderr what `outline` has found, and costs in memory, or that nothing repeats."""
-    from jaxprtool.analysis.repetition import repetition
-    from jaxprtool.render.repetition import memory_line, repetition_line
-
-    for before, after in pairs:
-        found = repetition(after, before)
-        output.note(f"outline: {repetition_line(found)}")
-        if found.memory is not None:
-            tell = output.warning if found.memory.is_much else output.note
-            tell(f"outline: temporary memory is {memory_line(found.memory)}")
-
-
-def _write_rolled(pairs: Sequence[tuple[Program, Program]]) -> None:
-    """Say on stderr what the scans cost in memory that `roll` has made, or that nothing repeats."""
-    from jaxprtool.analysis.stacking import stacking
-    from jaxprtool.ir.quantities import in_bytes, plural
-
-    for before, after in pairs:
-        found = stacking(after)
-        output.note(
-            f"roll: {before.name} has {plural(found.scans, 'scan')}; {in_bytes(found.copied)} are "
-            f"copied to be stacked, and {in_bytes(found.results)} of results are stacked"
-            if after is not before
-            else f"roll: nothing repeats in {before.name}"
-        )
 
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from jaxprtool.errors import Details
     from jaxprtool.ir.program import Program
     from jaxprtool.render.listing import Listing
-    from jaxprtool.render.rendering import Rendering
+    from jaxprtool.render.page import State
+    from jaxprtool.render.page.report import Report
+    from jaxprtool.render.rendering import Rendering, ShowOptions
 
 STDOUT_DESCRIPTOR, STDERR_DESCRIPTOR = 1, 2
 
@@ -267,6 +269,12 @@ def check_out(
         )
 
 
+def refuse_stdout(option: str, path: str | None, command: str) -> None:
+    """Raise OutputError for `-` after an option that takes a file."""
+    if path == STDOUT:
+        raise OutputError(f"{option} takes a file: what {command} prints goes to stdout")
+
+
 def write_page(page: str, out: str | None) -> None:
     """Write a page where -o says, whole or not at all; on stdout without it."""
     if out in (None, STDOUT):
@@ -274,6 +282,17 @@ def write_page(page: str, out: str | None) -> None:
         return
     with file_written_whole(out) as file:
         file.write(page.encode())
+
+
+def write_states(
+    states: Sequence[State], shown: ShowOptions, out: str | None, report: Report | None = None
+) -> None:
+    """Write a page of programs, with a tab for each of their states, where -o says."""
+    from jaxprtool.analysis.cost.all_runs import work_by_equation
+    from jaxprtool.analysis.stats import stats
+    from jaxprtool.render.page import page
+
+    write_page(page(states, shown, stats, work_by_equation, report), out)
 
 
 def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out: str) -> None:
@@ -293,6 +312,14 @@ def write_rendered(rendered: Rendering | Listing, stream: TextIO | None = None) 
         console(stream).print(rendered, soft_wrap=True)
     else:
         stream.write(rendered.plain() + "\n")
+
+
+def write_each(rendered: Iterable[Rendering | Listing]) -> None:
+    """Write several things as `write_rendered` does, with an empty line between them."""
+    for i, each in enumerate(rendered):
+        if i:
+            write("")
+        write_rendered(each)
 
 
 def write_json(document: object) -> None:

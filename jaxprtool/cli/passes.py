@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.errors import PluginError
 from jaxprtool.render.documents.passes import PassesDocument, PassSummary
 
@@ -13,7 +14,7 @@ from jaxprtool.render.documents.passes import PassesDocument, PassSummary
 _GROUPS = "clean up", "transform", "split", "schedule and compile"
 
 
-@options.command
+@command
 def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
     """List the passes and pipelines that a pipeline may name; `explain NAME` tells more of one.
 
@@ -22,7 +23,7 @@ def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
       jaxprtool passes
       jaxprtool passes --plugin my_passes.py
     """
-    options.load_plugins(plugin)
+    load_plugins(plugin)
     from jaxprtool.passes import registry
     from jaxprtool.passes.base import summary
     from jaxprtool.passes.levels import levels

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.cli import options, output
+from jaxprtool.cli import output
 from jaxprtool.cli.progress import Told
 from jaxprtool.ir.program import Program, Programs
+from jaxprtool.passes.base import Pass
 from jaxprtool.passes.pipeline import Observer, Pipeline, Step
 from jaxprtool.render.documents.programs import PassRun
 
@@ -25,19 +26,24 @@ def run(
     observer: Observer | None = None,
     check: bool = True,
     reproducer: Reproducer | None = None,
-) -> Program | Programs:
-    """Run a pipeline, and tell of each pass which of them it is: `fold 3/12`.
+) -> list[tuple[str, Program]]:
+    """Return the programs that a pipeline gives, by name.
 
-    `reproducer` writes the program that a pass fails on.
+    Of each pass it is told which of them it is: `fold 3/12`. `reproducer` writes the program that a
+    pass fails on.
     """
     teller = _Teller(pipeline, told, observer or Observer())
     try:
-        return pipeline.run(program, teller, check=check)
+        return _each(pipeline.run(program, teller, check=check))
     except Exception as error:
         if reproducer is not None and teller.running is not None:
             step, before = teller.running
             reproducer.failed(before, step, error)
         raise
+
+
+def _each(result: Program | Programs) -> list[tuple[str, Program]]:
+    return list(result.items()) if isinstance(result, Programs) else [(result.name, result)]
 
 
 class _Teller(Observer):
@@ -63,24 +69,22 @@ class _Teller(Observer):
 class Watcher(Observer):
     """Prints programs between passes, as asked for, and keeps a row of each pass.
 
-    `states` are the programs before the first pass and after each, if it `keeps` them. `outlined`
-    are the programs that the pass `outline` was given, with what it has made of them; `rolled` are
-    those of `roll`.
+    `states` are the programs before the first pass and after each, if it `keeps` them. `noted` are
+    the passes that have notes, each with the program that it was given and what it made of it.
     """
 
     def __init__(
         self,
-        before_all: bool,
-        after_all: bool,
-        after: frozenset[str],
+        before_all: bool = False,
+        after_all: bool = False,
+        after: frozenset[str] = frozenset(),
         keeps: bool = False,
         changed: bool = False,
     ):
         self.rows: list[PassRun] = []
         self.states: list[dict[str, Program]] = []
         self._keeps, self._several = keeps, False
-        self.outlined: list[tuple[Program, Program]] = []
-        self.rolled: list[tuple[Program, Program]] = []
+        self.noted: list[tuple[Pass, Program, Program | Programs]] = []
         self._before_all = before_all
         self._after_all = after_all
         self._after = after
@@ -95,15 +99,14 @@ class Watcher(Observer):
     def after(
         self, step: Step, program: Program, result: Program | Programs, seconds: float
     ) -> None:
-        programs = [each for _, each in options.each(result)]
+        programs = [each for _, each in _each(result)]
         left = sum(map(count_equations, programs))
         self.rows.append(PassRun(str(step), program.name, seconds, count_equations(program), left))
         if self._keeps:
             self._keep(program, result)
-        if type(step.transform).name == "outline":
-            self.outlined += [(program, each) for each in programs]
-        if type(step.transform).name == "roll":
-            self.rolled.append((program, programs[0]))
+        assert isinstance(step.transform, Pass)
+        if type(step.transform).notes is not Pass.notes:  # programs are large, and not all are kept
+            self.noted.append((step.transform, program, result))
         if self._after_all or type(step.transform).name in self._after:
             for each in programs:
                 _dump(f"after {step}", each)
@@ -138,6 +141,20 @@ def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[St
         counts = row.equations_before, row.equations_after
         states.append(State(state, row.step + which, row.seconds, *counts))
     return states
+
+
+def write_notes(noted: Iterable[tuple[Pass, Program, Program | Programs]]) -> None:
+    """Say on stderr what passes note of what they did."""
+    from jaxprtool.analysis.memory import outlined_memory
+    from jaxprtool.render.repetition import memory_line
+
+    for each, before, after in noted:
+        for note in each.notes(before, after):
+            if isinstance(note, str):
+                output.note(f"{type(each).name}: {note}")
+            elif memory := outlined_memory(note.program):
+                tell = output.warning if memory.is_much else output.note
+                tell(f"{type(each).name}: temporary memory is {memory_line(memory)}")
 
 
 def _dump(when: str, program: Program) -> None:

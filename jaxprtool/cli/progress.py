@@ -30,11 +30,15 @@ PATIENCE = 1.0
 _TICK = 0.1
 
 
+def silent(doing: str) -> None:
+    """Tell nobody."""
+
+
 @contextlib.contextmanager
 def shown() -> Iterator[Told]:
     """Show what is being done, as what is given is told."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        yield lambda doing: None
+        yield silent
         return
     line = _StatusLine(sys.stderr)
     with contextlib.ExitStack() as streams:

@@ -11,8 +11,7 @@ import typer
 
 from jaxprtool.cli import options, output, reproducer
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import RunSession, command, only_program
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.files import check_path, file_written_whole
 from jaxprtool.formats.emission import STDOUT, Emission, Format
@@ -54,12 +53,9 @@ _Out = Annotated[
 ]
 
 
-@options.command
+@command
 def reduce(
-    function: options.Function,
-    types: options.Types = None,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
+    session: RunSession,
     check: _CheckText = None,
     jobs: _Jobs = None,
     timeout: _Timeout = None,
@@ -67,8 +63,6 @@ def reduce(
     seed: options.Seed = 0,
     out: _Out = None,
     json: options.Json = False,
-    *,
-    told: Told,
 ) -> None:
     """Make a function smaller as long as a check holds: a crash or wrong result in a few lines.
 
@@ -81,32 +75,34 @@ def reduce(
     """
     if out is not None:
         _check_output(out)  # before the search, which may take minutes
-    if os.path.isdir(function.target):
-        failure = reproducer.read(function.target)
-        function = replace(function, target=failure.program, x64=function.x64 or failure.x64)
-        check, plugin = check or failure.check, [*(plugin or ()), *failure.plugins]
+    if os.path.isdir(session.target):
+        failure = reproducer.read(session.target)
+        session = replace(
+            session,
+            target=failure.program,
+            x64=session.x64 or failure.x64,
+            plugin=[*(session.plugin or ()), *failure.plugins],
+        )
+        check = check or failure.check
     if check is None:
         raise JaxprToolError("--check says what is to be kept", "--check crash, or see --help")
-    start_jax(told, function.x64)
+    session.start()
     from jaxprtool.api.reduction import checks, reduce
-    from jaxprtool.api.targets import given_to
-    from jaxprtool.cli import pipeline_steps
     from jaxprtool.execute.fill import fill
 
-    pipeline = options.pipeline(passes, plugin)
-    function.import_module(told)
+    session.import_module()
     wanted = checks.parse(check, seed)
-    entry = function.find(told, wanted.reads_values, types, pipeline)
-    traced = function.trace(entry, pipeline, told)
+    traced = session.traced(wanted.reads_values)
     try:
-        programs = options.each(pipeline_steps.run(pipeline, traced, told))
+        programs = session.programs(traced)
     except JaxprToolError:
         if not isinstance(wanted, checks.Error) or wanted.pipelines:
             raise
         # It is the passes that fail: what they fail on is what to reduce.
-        check = f"{check} -p {shlex.quote(str(passes))}"
-        wanted, programs = checks.parse(check, seed), options.each(traced)
-    given = given_to(options.only_program("reduce takes", programs), entry, traced)
+        check = f"{check} -p {shlex.quote(str(session.passes))}"
+        wanted = checks.parse(check, seed)
+        programs = [(traced.program.name, traced.program)]
+    given = traced.given_to(only_program("reduce takes", programs))
     program, values = given.program, _arrays(given.values)
     if wanted.reads_values:
         filled = fill(program, given.values, seed)
@@ -119,11 +115,11 @@ def reduce(
         jobs=jobs or os.cpu_count() or 1,
         seconds=timeout,
         memory=None if memory is None else int(memory * 2**30),
-        plugins=[os.path.abspath(p) if os.path.exists(p) else p for p in plugin or ()],
-        told=told,
+        plugins=[os.path.abspath(p) if os.path.exists(p) else p for p in session.plugin or ()],
+        told=session.told,
     )
     if out is not None:
-        told("writing")
+        session.told("writing")
         _write(found, wanted, out)
     if json:
         output.write_json(found)

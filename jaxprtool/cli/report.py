@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import JaxprToolError, OutputError
 
 if TYPE_CHECKING:
@@ -15,19 +13,14 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
     from jaxprtool.analysis.residuals import Residuals
     from jaxprtool.ir.program import Program
-    from jaxprtool.jaxcompat import Aval
 
 _Out = Annotated[str | None, options.out_option("Write the page here.", "FILE.html")]
 
 
-@options.command
+@command
 def report(
-    function: options.Function,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
+    session: Session,
     out: _Out = None,
-    *,
-    told: Told,
 ) -> None:
     """Write a page of a function: its listing after each pass, cost, memory and residuals.
 
@@ -42,30 +35,25 @@ def report(
     if out is None:
         raise OutputError("report writes a page, and -o does not say where", "add -o report.html")
     output.check_out("report", out, False, (), "jaxprtool opt TARGET", page=True)
-    start_jax(told, function.x64)
+    session.start()
     from jaxprtool.analysis.cost import cost
-    from jaxprtool.analysis.cost.all_runs import work_by_equation
-    from jaxprtool.analysis.stats import stats
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.render.page import page
     from jaxprtool.render.page.report import Report
     from jaxprtool.render.rendering import ShowOptions
 
-    pipeline = options.pipeline(passes, plugin)
-    watcher = pipeline_steps.Watcher(False, False, frozenset(), True)
-    traced = function.trace(function.find(told), pipeline, told)
-    programs = options.each(pipeline_steps.run(pipeline, traced, told, watcher))
-    told("counting")
+    watcher = pipeline_steps.Watcher(keeps=True)
+    traced = session.traced()
+    programs = session.programs(traced, watcher)
+    session.told("counting")
     groupings: tuple[By, ...] = ("line", "scope", "primitive")
     known = Report(
         [cost(program, by) for _, program in programs for by in groupings],
         [_memory(program) for _, program in programs],
-        _residuals(traced),
+        _residuals(traced.program),
     )
-    told("rendering")
+    session.told("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
-    states = pipeline_steps.states(watcher, programs)
-    output.write_page(page(states, shown, stats, work_by_equation, known), out)
+    output.write_states(pipeline_steps.states(watcher, programs), shown, out, known)
 
 
 def _memory(program: Program) -> Memory | str:
@@ -81,17 +69,11 @@ def _memory(program: Program) -> Memory | str:
 def _residuals(program: Program) -> Residuals | str:
     """Return what the gradient of a loss keeps; of what is no loss, that it has none."""
     from jaxprtool.api.residuals import residuals
+    from jaxprtool.api.source import gives_one_float
 
-    if not _is_loss(program.out_avals):
+    if not gives_one_float(program):
         return f"{program.name} has no residuals here: its result is not one floating-point number"
     try:
         return residuals(program)
     except JaxprToolError as error:
         return str(error)
-
-
-def _is_loss(results: Sequence[Aval]) -> bool:
-    import jax.numpy as jnp
-
-    found = [(getattr(a, "shape", None), getattr(a, "dtype", None)) for a in results]
-    return len(found) == 1 and found[0][0] == () and jnp.issubdtype(found[0][1], jnp.floating)

@@ -6,9 +6,7 @@ from typing import Annotated
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
-from jaxprtool.errors import PipelineError
+from jaxprtool.cli.session import Session, command, only_program
 
 _Top = Annotated[
     int, Panel("What is shown").option("--top", "N", "Show the N largest residuals.", min=1)
@@ -21,16 +19,12 @@ _Budget = Annotated[
 ]
 
 
-@options.command
+@command
 def residuals(
-    function: options.Function,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
+    session: Session,
     top: _Top = 20,
     budget: _Budget = None,
     json: options.Json = False,
-    *,
-    told: Told,
 ) -> None:
     """Show what the gradient of a function keeps between its two passes: the residuals.
 
@@ -44,21 +38,15 @@ def residuals(
       jaxprtool residuals samples/transformer.py:loss -p "checkpoint(policy='dots_saveable')"
       jaxprtool residuals samples/transformer.py:loss --budget 4MiB
     """
-    start_jax(told, function.x64)
+    session.start()
     from jaxprtool.api.residuals import residuals as found_residuals
-    from jaxprtool.cli import pipeline_steps
-    from jaxprtool.ir.program import Program
     from jaxprtool.ir.quantities import bytes_of
     from jaxprtool.render import residuals as render
 
     limit = None if budget is None else bytes_of(budget)
-    pipeline = options.pipeline(passes, plugin)
-    program = function.trace(function.find(told), pipeline, told)
-    result = pipeline_steps.run(pipeline, program, told)
-    if not isinstance(result, Program):
-        raise PipelineError("residuals are of one program, and the passes give several")
-    told("differentiating")
-    found = found_residuals(result, limit)
+    program = only_program("residuals are of", session.programs())
+    session.told("differentiating")
+    found = found_residuals(program, limit)
     if json:
         output.write_json(found)
     else:

@@ -6,18 +6,16 @@ from typing import Annotated
 
 import typer
 
-from jaxprtool.cli import completion, options, output
+from jaxprtool.cli import options, output
 from jaxprtool.cli.options import FUNCTION
 from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Function, command
 
 _Target = Annotated[
     str,
-    typer.Argument(
-        metavar="TARGET",
-        help="The function, package.module:function or path/file.py:function; or file.jaxpr.",
-        show_default=False,
-        autocompletion=completion.complete_target,
+    options.target_argument(
+        "TARGET",
+        "The function, package.module:function or path/file.py:function; or file.jaxpr.",
     ),
 ]
 _Arguments = Annotated[
@@ -38,7 +36,7 @@ _Results = Annotated[
 ]
 
 
-@options.command
+@command
 def shapecheck(
     target: _Target,
     arguments: _Arguments,
@@ -58,11 +56,11 @@ def shapecheck(
       jaxprtool shapecheck jax.numpy:outer "f32[n], f32[m]" "f32[n,m]"
       jaxprtool shapecheck jax.numpy:cumsum "f32[n,_], axis=static(0)" "f32[n,_]"
     """
-    start_jax(told, x64)
+    function = Function(target, arguments, factory=factory, x64=x64, told=told)
+    function.start()
     from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.sizes.shapecheck import check_claim
 
-    function = options.Function(target, arguments, factory=factory, x64=x64)
-    program = function.trace(function.find(told), Pipeline(), told)
+    program = function.trace(Pipeline()).program
     check_claim(program, results)
     output.write(f"{program.name}: ({arguments}) -> {results}")

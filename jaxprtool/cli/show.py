@@ -6,15 +6,13 @@ import fnmatch
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Named, Session, command, only_program
 from jaxprtool.errors import OutputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -23,26 +21,17 @@ if TYPE_CHECKING:
     from jaxprtool.render.listing import Listing
     from jaxprtool.render.rendering import Rendering, ShowOptions
 
-    Programs = list[tuple[str, Program]]
-
 _SHOWN = Panel("What is shown")
 
 
-class Format(StrEnum):
-    """How a program is shown."""
-
-    text = "text"
-    tree = "tree"
-    table = "table"
-    html = "html"
-    json = "json"
-
+#: How a program is shown.
+Format = Literal["text", "tree", "table", "html", "json"]
 
 _Format = Annotated[
     Format | None,
-    _SHOWN.option(
+    _SHOWN.choice(
         "--format, -f",
-        "<text|tree|table|html|json>",
+        Format,
         "How to show it; html is a page for a browser.",
     ),
 ]
@@ -101,11 +90,9 @@ _Stats = Annotated[
 ]
 
 
-@options.command
+@command
 def show(
-    function: options.Function,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
+    session: Session,
     format: _Format = None,
     depth: _Depth = None,
     only: _Only = None,
@@ -121,8 +108,6 @@ def show(
     json: options.Json = False,
     full: options.Full = False,
     pager: options.Pager = False,
-    *,
-    told: Told,
 ) -> None:
     """Show a function's jaxpr in JAX's own notation.
 
@@ -140,19 +125,15 @@ def show(
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
     if stats and uses is not None:
         raise OutputError("--stats and --uses do not go together", "`jaxprtool why` counts")
-    start_jax(told, function.x64)
-    pipeline = options.pipeline(passes, plugin)
-    entry = function.find(told)
-    program = function.trace(entry, pipeline, told)
-    from jaxprtool.cli import pipeline_steps
+    session.start()
+    programs = session.programs()
     from jaxprtool.render.rendering import ShowOptions
 
-    programs = options.each(pipeline_steps.run(pipeline, program, told))
     sliced = {}
     if uses is not None:
-        told("following values")
+        session.told("following values")
         sliced = _slice(programs, uses)
-    told("" if pager else "rendering")  # on the terminal, it is the pager's
+    session.told("" if pager else "rendering")  # on the terminal, it is the pager's
     if only:
         _note_missing(only, programs)
 
@@ -160,27 +141,25 @@ def show(
         width=output.width(),
         fit=sys.stdout.isatty(),
         fold=sys.stdout.isatty() and not (full or pager),
-        **function.listed(format is Format.html if source is None else source),
+        **session.listed(format == "html" if source is None else source),
         scopes=scopes,
         types=not no_types,
         weak=weak,
-        names=format is not Format.text if names is None else names,
-        terse=format is Format.html if terse is None else terse,
+        names=format != "text" if names is None else names,
+        terse=format == "html" if terse is None else terse,
         depth=depth,
         only=only,
         **sliced,
     )
-    if format is Format.html:
-        from jaxprtool.analysis.cost.all_runs import work_by_equation
-        from jaxprtool.analysis.stats import stats as size
-        from jaxprtool.render.page import State, page
+    if format == "html":
+        from jaxprtool.render.page import State
 
-        output.write_page(page([State(dict(programs))], shown, size, work_by_equation), out)
+        output.write_states([State(dict(programs))], shown, out)
         return
-    if json or format is Format.json:
+    if json or format == "json":
         output.write_json(_document(programs, stats, shown))
         return
-    if not (full or pager or stats) and format is Format.text and _plain(shown):
+    if not (full or pager or stats) and format == "text" and _plain(shown):
         output.write_pages(programs)
         return
     render = _stats if stats else _form(format)
@@ -191,8 +170,8 @@ def show(
 def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> Format:
     """Return the format, which a file's name may tell. Raises OutputError for what does not fit."""
     output.check_out("show", out, False, (), "jaxprtool emit TARGET", page=True)
-    format = chosen or (Format.html if output.is_page(out) else Format.text)
-    if format is Format.html:
+    format = chosen or ("html" if output.is_page(out) else "text")
+    if format == "html":
         for name, given in others.items():
             if given:
                 raise OutputError(f"{name} and a page (--format html) do not go together")
@@ -203,17 +182,17 @@ def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> 
     return format
 
 
-def _slice(programs: Programs, uses: str) -> dict[str, Any]:
+def _slice(programs: Named, uses: str) -> dict[str, Any]:
     """Return the options of a listing that shows what --uses names."""
     from jaxprtool.analysis.slices import why
     from jaxprtool.render.why import told_of
 
-    found = why(options.only_program("--uses is of", programs), uses)
+    found = why(only_program("--uses is of", programs), uses)
     each, _, others = told_of(found)[0]
     return {"among": each.members, "others": others.replace("it does", f"{found.what} does")}
 
 
-def _note_missing(only: Sequence[str], programs: Programs) -> None:
+def _note_missing(only: Sequence[str], programs: Named) -> None:
     """Say which patterns of --only fit no primitive of the programs, and what is near."""
     from jaxprtool.analysis.stats import stats
 
@@ -232,7 +211,7 @@ def _plain(shown: ShowOptions) -> bool:
 
 
 def _document(
-    programs: Programs, want_stats: bool, options: ShowOptions
+    programs: Named, want_stats: bool, options: ShowOptions
 ) -> ShowDocument | StatsDocument:
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.as_json import program_document
@@ -252,5 +231,5 @@ def _stats(program: Program, options: ShowOptions) -> Rendering:
 
 def _form(format: Format) -> Callable[..., Rendering | Listing]:
     """Return the function that renders a program in a format."""
-    name = "listing" if format is Format.text else format.value
+    name = "listing" if format == "text" else format
     return getattr(import_module(f"jaxprtool.render.{name}"), name)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.cost import Device
+from jaxprtool.cli.cost import Device, require_numbers
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
@@ -25,17 +24,13 @@ _Residuals = Annotated[
 _Full = Annotated[bool, OUTPUT.flag("--full", "Whole files, not the lines that matter alone.")]
 
 
-@options.command
+@command
 def source(
-    function: options.Function,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
+    session: Session,
     residuals: _Residuals = None,
     device: Device = None,
     full: _Full = False,
     json: options.Json = False,
-    *,
-    told: Told,
 ) -> None:
     """Show your files with what each line costs beside it: FLOPs, bytes, what a gradient keeps.
 
@@ -46,25 +41,18 @@ def source(
       jaxprtool source samples/transformer.py:loss
       jaxprtool source samples/transformer.py:loss -p grad --device h100
     """
-    start_jax(told, function.x64)
+    session.start()
     from jaxprtool.analysis.cost.devices import device_named, timed
     from jaxprtool.api.source import source as found_source
-    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import source as render
     from jaxprtool.render.cost import is_symbolic
 
     on = None if device is None else device_named(device)
-    pipeline = options.pipeline(passes, plugin)
-    program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(pipeline_steps.run(pipeline, program, told))
-    told("counting")
+    programs = session.programs()
+    session.told("counting")
     found = [found_source(each, residuals=residuals) for _, each in programs]
     for each in found:
-        if on is not None and is_symbolic(each.total):
-            raise OutputError(
-                "a time needs sizes that are numbers",
-                'write them in --args, or -p "specialize(n=512)"',
-            )
+        require_numbers(on is not None and is_symbolic(each.total))
         if not each.files:
             raise OutputError(
                 f"no line of your files is known of the equations of {each.name}",
@@ -76,7 +64,4 @@ def source(
         document: SourceDocument = {"programs": found}
         output.write_json(document)
         return
-    for i, each in enumerate(found):
-        if i:
-            output.write("")
-        output.write_rendered(render.source_text(each, output.width(), full, on))
+    output.write_each(render.source_text(each, output.width(), full, on) for each in found)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.run import note_random, printed_by_functions, require_device, save_arrays
-from jaxprtool.cli.start import start_jax, use_cache
+from jaxprtool.cli.running import (
+    file_to_save,
+    note_random,
+    printed_by_functions,
+    require_device,
+    save_arrays,
+)
+from jaxprtool.cli.session import Function, command, pipeline
 from jaxprtool.errors import ArgumentsError, OutputError
-from jaxprtool.files import file_written_whole
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
@@ -78,9 +81,9 @@ _Save = Annotated[
 ]
 
 
-@options.command
+@command
 def unzip(
-    function: options.Function,
+    function: Function,
     key_args: _KeyArgs = None,
     tag: _Tag = None,
     auto: _Auto = False,
@@ -92,14 +95,12 @@ def unzip(
     seed: options.Seed = 0,
     no_cache: options.NoCache = False,
     out: _Out = None,
-    callbacks: options.Callbacks = options.CallbackChoice.refuse,
+    callbacks: options.Callbacks = "refuse",
     save: _Save = None,
     json: options.Json = False,
     full: options.Full = False,
     pager: options.Pager = False,
-    *,
-    places: options.Places,
-    told: Told,
+    source: options.Source = None,
 ) -> None:
     """Split a function that declares variables: init makes them from keys, apply takes them.
 
@@ -113,53 +114,52 @@ def unzip(
     """
     _check_split(known is not None, auto, key_args is not None, tag)
     _check_output(run, backend, no_cache, save, out)
-    start_jax(told, function.x64)
-    if run:
-        use_cache(not no_cache)
+    function.start(not no_cache if run else None)
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.execute.halves import run_halves
     from jaxprtool.ir.program import Programs
     from jaxprtool.passes.unzip.request import Request
 
-    pipeline = options.pipeline(passes, plugin)
-    entry = function.find(told, runs=run)
-    require_device(backend)
-    with file_written_whole(save) if save else contextlib.nullcontext() as file:
+    steps = pipeline(passes, plugin)
+    require_device(function, backend)
+    with file_to_save(save) as file:
+        traced = function.trace(steps, runs=run)
         start = time.perf_counter()
-        traced = function.trace(entry, pipeline, told)
-        told(f"splitting {traced.name}")
-        parts = Request(key_args, tag, auto, known).split(traced, entry.position)
-        split_time = time.perf_counter() - start
+        program = traced.program
+        function.told(f"splitting {program.name}")
+        parts = Request(key_args, tag, auto, known).split(program, traced.position)
+        split_time = traced.seconds + time.perf_counter() - start
         halves = Programs({"init": parts.init, "apply": parts.apply})
-        programs = options.each(pipeline_steps.run(pipeline, halves, told))
+        programs = pipeline_steps.run(steps, halves, function.told)
         variables, ran = parts.leaves(), None
         if run:
             with printed_by_functions(json):
-                ran = run_halves(traced, dict(programs), entry.arguments(), seed, backend, told)
+                values = list(traced.values.values())
+                ran = run_halves(program, dict(programs), values, seed, backend, function.told)
         if out is not None:
-            Emission(Format.jaxpr, callbacks=callbacks, source=places.source).write(programs, out)
+            Emission(Format.jaxpr, callbacks=callbacks, source=source).write(programs, out)
         if file and ran:
             save_arrays(ran.variables, file)
-    told("rendering")
+    function.told("rendering")
     if ran:
         note_random(ran.filled, seed)
     if json:
         from jaxprtool.ir.frames import frames_now
 
-        frames = frames_now(traced.roots)
+        frames = frames_now(program.roots)
         output.write_json(_document(variables, programs, ran, split_time, frames))
         return
     if variables:
         from jaxprtool.render.variables import variables_table
 
-        output.write_rendered(variables_table(variables, output.width(), traced.roots))
+        output.write_rendered(variables_table(variables, output.width(), program.roots))
     else:
         output.write("no variables")
     if ran:
         _write_run(ran, split_time)
     elif out is None:
         output.write("")
-        output.write_pages_or_listings(programs, full, pager, **function.listed(places.source))
+        output.write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
 # --- what is asked for ------------------------------------------------------------------------

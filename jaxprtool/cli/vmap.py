@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Function, command, pipeline
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
@@ -87,9 +86,9 @@ _Out = Annotated[
 ]
 
 
-@options.command
+@command
 def vmap(
-    function: options.Function,
+    function: Function,
     axis_size: _AxisSize,
     in_axes: _InAxes = "0",
     out_axes: _OutAxes = "0",
@@ -99,13 +98,11 @@ def vmap(
     passes: _Passes = None,
     plugin: options.Plugin = None,
     out: _Out = None,
-    callbacks: options.Callbacks = options.CallbackChoice.refuse,
+    callbacks: options.Callbacks = "refuse",
     json: options.Json = False,
     full: options.Full = False,
     pager: options.Pager = False,
-    *,
-    places: options.Places,
-    told: Told,
+    source: options.Source = None,
 ) -> None:
     """Map a function over an axis, as jax.vmap does; --args are those of one lane.
 
@@ -117,30 +114,28 @@ def vmap(
     """
     written = (Format.jaxpr, Format.python)
     output.check_out("vmap", out, json, written, 'jaxprtool emit TARGET -p "batch(...)"')
-    start_jax(told, function.x64)
+    function.start()
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.batch import Batch
     from jaxprtool.passes.pipeline import Pipeline, Step
 
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk)
-    pipeline = Pipeline((Step(batch), *options.pipeline(passes, plugin).steps))
-    watcher = pipeline_steps.Watcher(before_all=False, after_all=False, after=frozenset())
-    program = function.trace(function.find(told), pipeline, told)
-    programs = options.each(pipeline_steps.run(pipeline, program, told, watcher))
+    steps = Pipeline((Step(batch), *pipeline(passes, plugin).steps))
+    watcher = pipeline_steps.Watcher()
+    program = function.trace(steps).program
+    programs = pipeline_steps.run(steps, program, function.told, watcher)
     row = watcher.rows[0]
-    told("rendering")
+    function.told("rendering")
     if out is not None:
         format = Format.python if out.endswith(".py") else Format.jaxpr
-        output.write_files(
-            programs, Emission(format, callbacks=callbacks, source=places.source), out
-        )
+        output.write_files(programs, Emission(format, callbacks=callbacks, source=source), out)
     if json:
         output.write_json(_document(batch, program, row, programs))
     elif out != STDOUT:
         output.write(_summary(batch, program, row))
     if out is None and not json:
         output.write("")
-        output.write_pages_or_listings(programs, full, pager, **function.listed(places.source))
+        output.write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.run import Device, note_random, printed_by_functions, require_device, save_arrays
-from jaxprtool.cli.start import start_jax, use_cache
+from jaxprtool.cli.running import (
+    file_to_save,
+    printed_by_functions,
+    ready,
+    require_device,
+    save_arrays,
+)
+from jaxprtool.cli.session import RunSession, command
 from jaxprtool.errors import OutputError
-from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.execute.watch import Stopped
@@ -24,12 +26,8 @@ if TYPE_CHECKING:
 _WATCHED = Panel("What is watched")
 
 
-class By(StrEnum):
-    """What values are grouped by."""
-
-    line = "line"
-    scope = "scope"
-    equation = "equation"
+#: What values are grouped by.
+By = Literal["line", "scope", "equation"]
 
 
 def rounds(text: str) -> tuple[int | slice, ...]:
@@ -51,9 +49,9 @@ def rounds(text: str) -> tuple[int | slice, ...]:
 
 _By = Annotated[
     By,
-    _WATCHED.option(
+    _WATCHED.choice(
         "--by",
-        "<line|scope|equation>",
+        By,
         "A row for each of your lines, scopes that modules open, or equations.",
     ),
 ]
@@ -93,24 +91,19 @@ _Save = Annotated[
 ]
 
 
-@options.command
+@command
 def watch(
-    function: options.Function,
-    types: options.Types = None,
-    passes: options.Passes = None,
-    plugin: options.Plugin = None,
-    by: _By = By.line,
+    session: RunSession,
+    by: _By = "line",
     only: _Only = None,
     rounds: _Rounds = None,
     backend: options.Backend = None,
-    device: Device = None,
+    device: options.Device = None,
     seed: options.Seed = 0,
     stop: _Break = None,
     save: _Save = None,
     json: options.Json = False,
     pager: options.Pager = False,
-    *,
-    told: Told,
 ) -> None:
     """Run a function and summarise the values that it computes on the way.
 
@@ -123,46 +116,34 @@ def watch(
       jaxprtool watch samples/rnn.py:loss --by equation --only dot_general
       jaxprtool watch samples/rnn.py:loss --rounds 0,-1 --save values.npz
     """
-    if save == "-":
-        raise OutputError("--save takes a file: what watch prints goes to stdout")
-    start_jax(told, function.x64)
-    use_cache(True)
-    from jaxprtool.api.targets import given_to
-    from jaxprtool.cli import pipeline_steps
-    from jaxprtool.execute.fill import fill
-    from jaxprtool.execute.run import choose_device
+    output.refuse_stdout("--save", save, "watch")
+    session.start(cache=True)
     from jaxprtool.execute.watch import watch
     from jaxprtool.ir.scalar_predicates import with_scalar_predicates
     from jaxprtool.render import watch as render
 
-    pipeline = options.pipeline(passes, plugin)
-    entry = function.find(told, True, types, pipeline)
-    require_device(backend, device)
-    with file_written_whole(save) if save else contextlib.nullcontext() as file:
-        traced = function.trace(entry, pipeline, told)
-        programs = options.each(pipeline_steps.run(pipeline, traced, told))
-        given = given_to(options.only_program("values are watched in", programs), entry, traced)
-        filled = fill(given.program, given.values, seed)
+    require_device(session, backend, device)
+    with file_to_save(save) as file:
+        prepared = ready(session.given("values are watched in"), seed, backend, device)
         # The equations to stop at are those that run.
-        program = with_scalar_predicates(given.program)
-        chosen = choose_device(program, backend, device)
-        stops = _equations_of(program, stop, function.target) if stop else frozenset[int]()
-        told("" if stop else f"running {program.name}")
+        program = with_scalar_predicates(prepared.program)
+        stops = _equations_of(program, stop, session.target) if stop else frozenset[int]()
+        session.told("" if stop else f"running {program.name}")
         with printed_by_functions(json):
             found = watch(
                 program,
-                filled.arguments,
-                by=by.value,
+                prepared.filled.arguments,
+                by=by,
                 only=only,
                 rounds=rounds,
                 values=save is not None,
-                device=chosen,
+                device=prepared.device,
                 stops=stops,
                 stop=_prompt,
             )
         if file:
             save_arrays(found.values, file)
-    note_random(filled, seed, given.aside)
+    prepared.note_random()
     for each in found.left_out:
         output.note(f"inside {each}, in a shard_map, nothing is watched")
     if json:

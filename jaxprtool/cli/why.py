@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.progress import Told
-from jaxprtool.cli.start import start_jax
+from jaxprtool.cli.session import Function, Session, command, only_program
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
@@ -21,14 +19,8 @@ if TYPE_CHECKING:
 _SLICE = Panel("What is shown")
 
 
-class Format(StrEnum):
-    """How a slice is shown."""
-
-    lines = "lines"
-    text = "text"
-    tree = "tree"
-    dot = "dot"
-
+#: How a slice is shown.
+Format = Literal["lines", "text", "tree", "dot"]
 
 _What = Annotated[
     str | None,
@@ -51,18 +43,18 @@ _Path = Annotated[
 ]
 _Format = Annotated[
     Format | None,
-    _SLICE.option(
+    _SLICE.choice(
         "--format, -f",
-        "<lines|text|tree|dot>",
+        Format,
         "By your lines; as a listing, a tree or a Graphviz picture of the equations.",
     ),
 ]
 _Full = Annotated[bool, OUTPUT.flag("--full", "The equations, as with --format text.")]
 
 
-@options.command
+@command
 def why(
-    function: options.Function,
+    function: Function,
     what: _What = None,
     forward: _Forward = False,
     back: _Back = False,
@@ -72,8 +64,6 @@ def why(
     format: _Format = None,
     full: _Full = False,
     json: options.Json = False,
-    *,
-    told: Told,
 ) -> None:
     """Show what an argument touches, or what a result depends on, by your own lines.
 
@@ -93,18 +83,16 @@ def why(
         raise OutputError("--json and --format do not go together")
     if path and (format or full or forward or back):
         raise OutputError("--path goes with none of --forward, --back, --format, --full")
-    start_jax(told, function.x64)
+    function.start()
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.slices import why as found_why
     from jaxprtool.api.gradients import zero_gradients
-    from jaxprtool.cli import pipeline_steps
     from jaxprtool.render import why as render
 
-    pipeline = options.pipeline(passes, plugin)
-    traced = function.trace(function.find(told), pipeline, told)
-    programs = options.each(pipeline_steps.run(pipeline, traced, told))
-    program = options.only_program("why is of", programs)
-    told("following values")
+    session = Session(**vars(function), passes=passes, plugin=plugin)
+    traced = session.traced()
+    program = only_program("why is of", session.programs(traced))
+    session.told("following values")
     if path is not None:
         way = flow_path(program, *path)
         if json:
@@ -117,12 +105,12 @@ def why(
     found = found_why(program, what, **asked)
     if json:
         output.write_json(found)
-    elif full or format not in (None, Format.lines):
-        _write_equations(program, found, format or Format.text)
+    elif full or format not in (None, "lines"):
+        _write_equations(program, found, format or "text")
     else:
         output.write_rendered(render.slices_by_line(found, output.width()))
     if not json and found.back is not None and not found.back.arguments:
-        for flow in zero_gradients(traced, program, pipeline, found.ends):
+        for flow in zero_gradients(traced.program, program, session.pipeline, found.ends):
             output.write(render.gradient_sentence(flow, flow.argument))
 
 
@@ -132,7 +120,7 @@ def _write_equations(program: Program, found: Why, format: Format) -> None:
     from jaxprtool.render.why import told_of
 
     slices = told_of(found)
-    if format is Format.dot:
+    if format == "dot":
         members = frozenset[int]().union(*(each.members for each, _, _ in slices))
         ends = [end for each, _, _ in slices for end in (*each.arguments, *each.results)]
         output.write(dot(program, among=members, ends={*found.ends, *ends}))
@@ -147,7 +135,7 @@ def _write_equations(program: Program, found: Why, format: Format) -> None:
             fit=sys.stdout.isatty(),
             among=each.members,
             others=others,
-            names=format is Format.tree,
+            names=format == "tree",
         )
         output.write(f"{chr(10) if number else ''}# {told}")
-        output.write_rendered((tree if format is Format.tree else listing)(program, shown))
+        output.write_rendered((tree if format == "tree" else listing)(program, shown))

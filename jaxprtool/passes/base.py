@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,6 +29,13 @@ from jaxprtool.errors import PipelineError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program, Programs
+
+
+@dataclass(frozen=True)
+class MemoryNote:
+    """A note that tells the temporary memory of a program, which whoever shows it estimates."""
+
+    program: Program
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,13 @@ class Pass:
 
     def __call__(self, program: Program) -> Program | Programs:
         raise NotImplementedError
+
+    def notes(self, before: Program, after: Program | Programs) -> Iterable[str | MemoryNote]:
+        """Return what a user should know of what the pass did, a line for each; nothing by default.
+
+        `after` is the very same object as `before` if the pass left the program as it was.
+        """
+        return ()
 
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:

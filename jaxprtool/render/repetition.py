@@ -18,9 +18,8 @@ from jaxprtool.render.runs import duration
 from jaxprtool.render.tables import add_more, new_table, number, text
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.memory import TemporaryMemory
-    from jaxprtool.analysis.repetition import RepeatedBody, Repetition, SourceRange
     from jaxprtool.execute.run import RunReport
+    from jaxprtool.ir.repetition import RepeatedBody, Repetition, SourceRange, TemporaryMemory
     from jaxprtool.render.documents.found import Measurements
 
 
@@ -83,22 +82,6 @@ def memory_line(memory: TemporaryMemory) -> str:
     if memory.as_traced:
         line += f", {_times(memory.outlined / memory.as_traced)} times that as traced"
     return line + (": much more" if memory.is_much else "")
-
-
-#: A line names so many bodies.
-_MOST_NAMED = 3
-
-
-def repetition_line(found: Repetition) -> str:
-    """Return what a program repeats in one line, with the largest of the repeated bodies."""
-    if not found.bodies:
-        return f"nothing is outlined in {found.name}"
-    names = [f"{body.name} {body.copies} times" for body in found.bodies]
-    more = ["…"] if len(names) > _MOST_NAMED else []
-    shown = ", ".join(names[:_MOST_NAMED] + more)
-    return (
-        f"{found.name} has {shown}: {found.compiled:,} of {found.equations:,} equations to compile"
-    )
 
 
 def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[int, RepeatedBody]]:

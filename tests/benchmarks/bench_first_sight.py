@@ -40,17 +40,17 @@ def gradient(params, x):
 #: What runs in a process of its own: its target, and the file that its figures go to.
 CHILD = """
 import json, sys, time
-from jaxprtool.cli import main, options
+from jaxprtool.cli import main, session
 
 traced = []
 
-def trace(*args, original=options.Function.trace):
+def trace(*args, original=session.Function.trace_entry):
     began = time.process_time()
-    program = original(*args)
-    traced[:] = program, time.process_time() - began, time.process_time()
-    return program
+    made = original(*args)
+    traced[:] = made.program, time.process_time() - began, time.process_time()
+    return made
 
-options.Function.trace = trace
+session.Function.trace_entry = trace
 target, figures = sys.argv[1:]
 assert main.main(["show", target]) == 0
 ended = time.process_time()

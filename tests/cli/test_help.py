@@ -39,7 +39,7 @@ def test_the_help_names_every_command_and_exit_code(capsys):
 
 def test_each_command_is_listed_with_the_first_line_of_its_docstring():
     folder = ROOT / "jaxprtool" / "cli"
-    modules = {p.stem: p for p in folder.glob("*.py") if "\n@options.command\n" in p.read_text()}
+    modules = {p.stem: p for p in folder.glob("*.py") if "\n@command\n" in p.read_text()}
     assert modules.keys() == COMMANDS.keys()
     for name, summary in COMMANDS.items():
         body = getattr(importlib.import_module(f"jaxprtool.cli.{name}"), name)

@@ -112,6 +112,23 @@ def test_the_type_check_can_be_left_out(cli, plugin):
     assert cli(*command).code != 1
 
 
+def test_a_pass_of_a_plugin_says_what_it_did(cli, folder):
+    (folder / "saying.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from typing import ClassVar\n"
+        "import jaxprtool\n"
+        "@dataclass(frozen=True)\n"
+        "class Saying(jaxprtool.Pass):\n"
+        '    """Say something."""\n'
+        '    name: ClassVar[str] = "cli_saying"\n'
+        "    def __call__(self, program): return program\n"
+        "    def notes(self, before, after):\n"
+        '        yield f"{before.name} is as it was" if after is before else "new"\n'
+    )
+    result = cli("opt", "functions.py:double", "-p", "cli_saying", "--plugin", "saying.py")
+    assert result.code == 0 and "note: cli_saying: double is as it was" in result.lines
+
+
 def test_roll_says_what_its_scans_cost_in_memory_or_that_nothing_repeats(cli, tmp_path):
     path = tmp_path / "deep.py"
     path.write_text(

@@ -1,7 +1,7 @@
 """The table of what repeats fits where it is shown."""
 
-from jaxprtool.analysis.repetition import RepeatedBody, Repetition, SourceRange
-from jaxprtool.render.repetition import repetition_line, repetition_table
+from jaxprtool.ir.repetition import RepeatedBody, Repetition, SourceRange
+from jaxprtool.render.repetition import repetition_table
 
 SOURCE = SourceRange("/python/site-packages/models/attention.py", 10, 20)
 
@@ -37,8 +37,6 @@ def test_of_small_bodies_the_largest_are_shown():
 
 def test_a_line_names_the_largest_bodies():
     few = Repetition("loss", 1000, 500, 100, (body("layer", 12), body("norm")))
-    assert repetition_line(few) == (
-        "loss has layer 12 times, norm 2 times: 500 of 1,000 equations to compile"
-    )
+    assert few.line == ("loss has layer 12 times, norm 2 times: 500 of 1,000 equations to compile")
     many = Repetition("loss", 1000, 500, 100, tuple(body(f"layer_{i}") for i in range(4)))
-    assert "layer_2 2 times, …: 500 of" in repetition_line(many)
+    assert "layer_2 2 times, …: 500 of" in many.line

@@ -18,7 +18,6 @@ from jaxprtool.analysis.kernels import UnknownSize
 from jaxprtool.analysis.memory.curve import Point, curve
 from jaxprtool.analysis.memory.live import Kind, Live, LiveValue, LiveValues, grouped, levels
 from jaxprtool.analysis.memory.temporary import (
-    TemporaryMemory,
     outlined_memory,
     temporary_memory,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "Live",
     "Memory",
     "Point",
-    "TemporaryMemory",
     "memory",
     "outlined_memory",
     "temporary_memory",

@@ -5,36 +5,12 @@ The memory of donated arguments is not reused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jaxprtool.analysis.kernels import MOST_OPENED, UnknownSize
 from jaxprtool.analysis.memory.walk import Bodies
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.program import Program
-
-
-@dataclass(frozen=True)
-class TemporaryMemory:
-    """The estimated temporary memory of an outlined program.
-
-    Attributes:
-        as_traced: The bytes that it would need if XLA inlined the calls.
-        outlined: The bytes that it needs.
-    """
-
-    as_traced: int
-    outlined: int
-
-    @property
-    def is_much(self) -> bool:
-        """True if outlining costs so much more memory that a warning is due."""
-        more = self.outlined - self.as_traced
-        return more > MUCH_MORE * self.as_traced and more > MUCH
-
-
-#: A warning is due if outlining adds more than this fraction of the memory, and this many bytes.
-MUCH_MORE, MUCH = 0.5, 2**20
+from jaxprtool.ir.repetition import TemporaryMemory
 
 
 def outlined_memory(program: Program) -> TemporaryMemory | None:

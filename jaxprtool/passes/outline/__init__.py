@@ -24,14 +24,15 @@ take, or XLA cannot partition, is left out when it is lowered (see `jaxcompat.ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxprtool.errors import PipelineError
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.repetition import repetition
 from jaxprtool.jaxcompat import Mark
-from jaxprtool.passes.base import Pass
+from jaxprtool.passes.base import MemoryNote, Pass
 from jaxprtool.passes.inline import Inline
 from jaxprtool.passes.outline.bodies import Bodies, Item, Repeated
 from jaxprtool.passes.outline.choice import Choice, Costs
@@ -87,6 +88,14 @@ class Outline(Pass):
 
     def __call__(self, program: Program) -> Program:
         return with_calls(program, [self._costs()], self.mark)
+
+    def notes(self, before: Program, after: Program | Programs) -> Iterator[str | MemoryNote]:
+        """Say what is found, and what the calls cost in memory, or that nothing repeats."""
+        assert isinstance(after, Program)
+        found = repetition(after, before)
+        yield found.line
+        if found.bodies:
+            yield MemoryNote(after)
 
     def _costs(self) -> Costs:
         """Return what is gained: of a marked call XLA compiles a module, and cannot fuse it."""

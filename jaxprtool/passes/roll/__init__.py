@@ -45,7 +45,7 @@ The stacked array is in the place of the first of its rows; in the places of the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -53,6 +53,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.equations import Contains, all_jaxprs, equations, holders
 from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite, with_bodies
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
@@ -64,6 +65,7 @@ from jaxprtool.passes.outline.choice import Costs
 from jaxprtool.passes.outline.names import Names
 from jaxprtool.passes.roll.arguments import with_stacked_arguments
 from jaxprtool.passes.roll.chains import FEWEST
+from jaxprtool.passes.roll.stacking import stacking
 from jaxprtool.passes.roll.writing import Rolling
 from jaxprtool.primitives import sow_p
 
@@ -121,6 +123,17 @@ class Roll(Pass):
         outlined = with_calls(program, _COSTS, "plain")
         # What the user has made a function of may be too short to be outlined.
         return self._rolled(outlined) or self._rolled(program) or program
+
+    def notes(self, before: Program, after: Program | Programs) -> Iterator[str]:
+        """Say what the scans cost in memory, or that nothing repeats."""
+        if after is before:
+            yield f"nothing repeats in {before.name}"
+            return
+        found = stacking(next(iter(after.values())) if isinstance(after, Programs) else after)
+        yield (
+            f"{before.name} has {plural(found.scans, 'scan')}; {in_bytes(found.copied)} are "
+            f"copied to be stacked, and {in_bytes(found.results)} of results are stacked"
+        )
 
     def _rolled(self, program: Program) -> Program | Programs | None:
         """Return a program with scans in the places of chains of calls; None if it has none."""

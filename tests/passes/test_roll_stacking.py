@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxprtool
-from jaxprtool.analysis.stacking import stacking
+from jaxprtool.passes.roll.stacking import stacking
 
 
 def loss(weights, x):

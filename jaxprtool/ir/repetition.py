@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.memory import TemporaryMemory, outlined_memory
 from jaxprtool.ir.auto_sharding import left_to_partitioner
 from jaxprtool.ir.border import top_jaxpr
 from jaxprtool.ir.caches import cached_method
@@ -72,6 +71,32 @@ class RepeatedBody:
 
 @document(without=("roots",))
 @dataclass(frozen=True)
+class TemporaryMemory:
+    """The estimated temporary memory of an outlined program.
+
+    Attributes:
+        as_traced: The bytes that it would need if XLA inlined the calls.
+        outlined: The bytes that it needs.
+    """
+
+    as_traced: int
+    outlined: int
+
+    @property
+    def is_much(self) -> bool:
+        """True if outlining costs so much more memory that a warning is due."""
+        more = self.outlined - self.as_traced
+        return more > MUCH_MORE * self.as_traced and more > MUCH
+
+
+#: A warning is due if outlining adds more than this fraction of the memory, and this many bytes.
+MUCH_MORE, MUCH = 0.5, 2**20
+
+#: A line names so many bodies.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
 class Repetition:
     """What a program repeats.
 
@@ -82,7 +107,7 @@ class Repetition:
         rest: How many are in no repeated body.
         bodies: The repeated bodies that the program calls, the largest part of it first.
         small: What repeats where there are none of these, and would gain too little to be outlined.
-        memory: The temporary memory that the calls cost, if there are any and it can be estimated.
+        memory: The temporary memory that the calls cost, if it has been estimated.
         roots: The folders of the user's files, as the program has them.
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
             whose arrays are counted whole.
@@ -97,6 +122,16 @@ class Repetition:
     memory: TemporaryMemory | None = None
     roots: tuple[Root, ...] = ()
     left_to_partitioner: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """What the program repeats in one line, with the largest of the repeated bodies."""
+        if not self.bodies:
+            return f"nothing is outlined in {self.name}"
+        names = [f"{body.name} {body.copies} times" for body in self.bodies]
+        shown = ", ".join([*names[:_MOST_NAMED], *["…"][: len(names) > _MOST_NAMED]])
+        counts = f"{self.compiled:,} of {self.equations:,} equations to compile"
+        return f"{self.name} has {shown}: {counts}"
 
 
 def repetition(program: Program, before: Program) -> Repetition:
@@ -113,8 +148,7 @@ def repetition(program: Program, before: Program) -> Repetition:
     once = {body for body, copies in graph.copies.items() if copies == 1}
     found = _CallGraph(top, known, once, frames).repetition(program.name)
     left = left_to_partitioner(before)
-    found = replace(found, roots=program.roots, left_to_partitioner=left)
-    return replace(found, memory=outlined_memory(program)) if found.bodies else found
+    return replace(found, roots=program.roots, left_to_partitioner=left)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool import trace
-from jaxprtool.analysis.repetition import SourceRange, repetition, source_range
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.frames import Frames
+from jaxprtool.ir.repetition import SourceRange, repetition, source_range
 from jaxprtool.loading.target import import_place
 from jaxprtool.passes.outline import Outline
 

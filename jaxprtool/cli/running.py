@@ -1,0 +1,87 @@
+"""What commands that run a program share: its arguments and device, and what is said of them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from jaxprtool.cli import output
+from jaxprtool.files import file_written_whole
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxprtool.api.targets import Given
+    from jaxprtool.cli.session import Function
+    from jaxprtool.execute.fill import Filled
+    from jaxprtool.ir.program import Program
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A program with all that it takes to run it: `seed` is that of its random arguments."""
+
+    program: Program
+    filled: Filled
+    device: jax.Device | None
+    seed: int
+    aside: Sequence[str]
+
+    def note_random(self) -> None:
+        """Say which arguments have random values, and which of those given do not fit."""
+        note_random(self.filled, self.seed, self.aside)
+
+
+def ready(given: Given, seed: int, backend: str | None = None, device: int | None = None) -> Ready:
+    """Return a program with random values for what is given by type alone, and its device."""
+    from jaxprtool.execute.fill import fill
+    from jaxprtool.execute.run import choose_device
+
+    filled = fill(given.program, given.values, seed)
+    chosen = choose_device(given.program, backend, device)
+    return Ready(given.program, filled, chosen, seed, given.aside)
+
+
+def require_device(function: Function, backend: str | None, index: int | None = None) -> None:
+    """Refuse a backend or device that is not there, before anything is traced.
+
+    This starts backends, whose options the module of TARGET may set: it is imported before.
+    """
+    from jaxprtool.execute import backends
+
+    if backend is not None or index is not None:
+        function.import_module()
+        backends.device(backend, index or 0)
+
+
+@contextlib.contextmanager
+def printed_by_functions(json: bool) -> Iterator[None]:
+    """Leave what a running function prints on stdout, but where `json` wants a document there."""
+    with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+        yield
+
+
+def file_to_save(path: str | None) -> contextlib.AbstractContextManager[BinaryIO | None]:
+    """Open the file of `--save`, which is there in the end if nothing fails; None without it."""
+    return file_written_whole(path) if path else contextlib.nullcontext()
+
+
+def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
+    """Write arrays by name as `--save` does."""
+    from jaxprtool.execute.summary import plain
+    from jaxprtool.formats.npz import write_npz
+
+    write_npz(file, {name: plain(array) for name, array in arrays.items()})
+
+
+def note_random(filled: Filled, seed: int, aside: Sequence[str] = ()) -> None:
+    """Say which arguments have random values, and of which of them those given are left aside."""
+    if filled.random:
+        names, within = output.some(filled.random), filled.said_within()
+        output.note(f"{names} filled with random values (--seed {seed}){within}")
+    if aside:
+        given, do = ("values", "do") if len(aside) > 1 else ("value", "does")
+        output.note(f"the {given} given for {output.some(aside)} {do} not fit after the passes")

@@ -1,0 +1,399 @@
+"""What a command works on: a TARGET, traced once, and the programs that passes make of it.
+
+A command is a function under `@command`: its options, one call that gives programs and what they
+run on, its own call below, and its printing. A parameter that is annotated with a group of options,
+such as `Session`, stands for all of them; `--traceback` is an option of every command. `told` is no
+option, but what to tell what is being done (`cli.progress`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import os
+import pkgutil
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from jaxprtool.cli import options, output, progress
+from jaxprtool.cli.options import FUNCTION, OUTPUT
+from jaxprtool.cli.progress import Told, silent
+from jaxprtool.cli.start import start_jax, use_cache
+from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxprtool.api.targets import Given, ProgramEntry, Traced
+    from jaxprtool.cli.reproducer import Reproducer
+    from jaxprtool.ir.program import Program
+    from jaxprtool.loading.load import Entry
+    from jaxprtool.passes.pipeline import Observer, Pipeline
+
+#: Programs by name.
+Named = Sequence[tuple[str, "Program"]]
+
+#: Which frames are named of where an equation comes from.
+FrameChoice = Literal["mine", "library", "all"]
+
+#: Options that a program in a file does not take, and their values if they are not given.
+_OF_FUNCTIONS: dict[str, Any] = {
+    "factory": False,
+    "static_argnums": None,
+    "static_argnames": None,
+}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A group of options: TARGET, how it is found, and what it is called with."""
+
+    target: Annotated[
+        str,
+        options.target_argument(
+            "TARGET",
+            "The function: package.module:function or path/file.py:function; or a program: "
+            "file.jaxpr, or - for stdin.",
+        ),
+    ]
+    args: Annotated[
+        str | None,
+        FUNCTION.option(
+            "--args",
+            "EXPR",
+            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". "
+            "Without them, its own example arguments.",
+        ),
+    ] = None
+    factory: Annotated[
+        bool,
+        FUNCTION.flag(
+            "--factory",
+            "TARGET() gives a function, (function, args) or (function, args, kwargs). One with "
+            "arguments is called in TARGET: \"train.py:make_train({'lr': 1e-3})\".",
+        ),
+    ] = False
+    static_argnums: Annotated[
+        Any,
+        FUNCTION.option(
+            "--static-argnums",
+            "N,…",
+            "Positions of arguments that are not traced.",
+            parser=options.numbers,
+        ),
+    ] = None
+    static_argnames: Annotated[
+        Any,
+        FUNCTION.option(
+            "--static-argnames",
+            "NAME,…",
+            "Names of arguments that are not traced.",
+            parser=options.names,
+        ),
+    ] = None
+    x64: Annotated[bool, FUNCTION.flag("--x64", "Keep 64-bit types as they are.")] = False
+    mesh: Annotated[
+        Any,
+        FUNCTION.option(
+            "--mesh",
+            "AXIS=N,…",
+            "Trace on a mesh of these axes, which types may name: f32[8@x].",
+            parser=options.mesh_axes,
+        ),
+    ] = None
+    frames: Annotated[
+        FrameChoice | None,
+        OUTPUT.choice(
+            "--frames",
+            FrameChoice,
+            "Which line stands for an equation: the nearest of your own files, with the library's "
+            "behind it (mine, the default), the innermost, or all from yours on.",
+        ),
+    ] = None
+    mine: Annotated[
+        list[str] | None,
+        OUTPUT.option(
+            "--mine",
+            "PACKAGE,…",
+            "Installed packages whose lines count as your own. May be repeated.",
+        ),
+    ] = None
+    told: Told = silent  # no option: `command` sets it
+
+    def start(self, cache: bool | None = None) -> None:
+        """Import JAX. A command that compiles says whether the user's `cache` is used."""
+        start_jax(self.told, self.x64)
+        if cache is not None:
+            use_cache(cache)
+
+    def viewed(self) -> contextlib.AbstractContextManager[None]:
+        """Show and count lines as --frames and --mine say, in a `with` block."""
+        from jaxprtool.ir.frame_choice import frames
+
+        packages = [name for each in self.mine or () for name in options.names(each)]
+        for name in packages:
+            _require_package(name, self.target)
+        return frames(self.frames or "mine", packages)
+
+    def listed(self, source: bool | None) -> dict[str, Any]:
+        """Return the options of a listing, in which --frames asks for lines."""
+        return {"source": bool(source) or self.frames is not None}
+
+    def each_of(self, targets: Sequence[str]) -> list[Function]:
+        """Return the same for each of several TARGETs.
+
+        A factory and static arguments are those of functions: programs in files among these have
+        none.
+        """
+        from jaxprtool.api.targets import is_file
+
+        files = list(map(is_file, targets))
+        bare = {} if all(files) else _OF_FUNCTIONS
+        pairs = zip(targets, files, strict=True)
+        return [replace(self, target=t, **(bare if file else {})) for t, file in pairs]
+
+    def import_module(self) -> None:
+        """Import the module of TARGET, unless this is done: it may say how many devices there are.
+
+        JAX starts no backend before this. What the module prints is no result.
+        """
+        _ = self._imported
+
+    @cached_property
+    def _imported(self) -> None:
+        from jaxprtool.api.targets import STDIN, import_module
+
+        self.told("reading stdin" if self.target == STDIN else f"loading {self.target}")
+        with contextlib.redirect_stdout(sys.stderr):
+            import_module(self.target)
+
+    def trace(
+        self,
+        pipeline: Pipeline,
+        *,
+        runs: bool = False,
+        types: str | None = None,
+        symbolic: bool = False,
+    ) -> Traced:
+        """Return the program of TARGET and what it is called with.
+
+        What its module prints, and the function while it is traced, is no result.
+
+        Args:
+            pipeline: The passes that are to run, of which those that bind named axes count.
+            runs: Whether the function runs on its arguments; if not, the user is told where their
+                values took long to make.
+            types: The types to trace with. --args are then those of what the passes make.
+            symbolic: Whether they are so too if the passes are for symbolic sizes.
+        """
+        from jaxprtool.api.targets import find
+
+        self.import_module()
+        with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
+            entry = find(
+                self.target,
+                self.args,
+                self.factory,
+                types,
+                symbolic and any(each.symbolic for each in pipeline.passes()),
+                static_argnums=self.static_argnums or (),
+                static_argnames=self.static_argnames or (),
+            )
+            if not runs and (needless := entry.needless_work):
+                output.note(needless)
+            return self.trace_entry(entry, pipeline)
+
+    def trace_entry(self, entry: Entry | ProgramEntry, pipeline: Pipeline) -> Traced:
+        """Return the program of an entry, with the named axes that the passes bind."""
+        from jaxprtool.api.targets import traced
+
+        self.told(f"tracing {entry.name}")
+        return traced(entry, pipeline.bound_axes)
+
+    def arguments(self) -> list[str]:
+        """Return these options as a command line has them, without TARGET."""
+        listed = {
+            "--args": self.args,
+            "--static-argnums": ",".join(map(str, self.static_argnums or ())),
+            "--static-argnames": ",".join(self.static_argnames or ()),
+            "--mesh": ",".join(f"{axis}={size}" for axis, size in (self.mesh or {}).items()),
+        }
+        flags = {"--factory": self.factory, "--x64": self.x64}
+        given = [part for name, value in listed.items() if value for part in (name, value)]
+        return [*given, *(name for name, flag in flags.items() if flag)]
+
+    def _mesh_set(self) -> contextlib.AbstractContextManager[object]:
+        """Set the mesh of `--mesh`: on devices, as `run` will have it, or none if they are few."""
+        if not self.mesh:
+            return contextlib.nullcontext()
+        import jax
+        from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
+
+        sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
+        explicit = (AxisType.Explicit,) * len(sizes)
+        if math.prod(sizes) > len(jax.devices()):
+            return use_abstract_mesh(AbstractMesh(sizes, names, axis_types=explicit))
+        return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=explicit))
+
+
+@dataclass(frozen=True)
+class Session(Function):
+    """A group of options: TARGET, and the passes to run on its program first."""
+
+    passes: options.Passes = None
+    plugin: options.Plugin = None
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of -p."""
+        return pipeline(self.passes, self.plugin)
+
+    def start(self, cache: bool | None = None) -> None:
+        super().start(cache)
+        _ = self.pipeline  # what is wrong with -p is said before anything is loaded
+
+    def traced(self, runs: bool = False) -> Traced:
+        """Return the program of TARGET and what it is called with; see `trace`."""
+        return self.trace(self.pipeline, runs=runs)
+
+    def programs(
+        self,
+        traced: Traced | None = None,
+        observer: Observer | None = None,
+        reproducer: Reproducer | None = None,
+    ) -> list[tuple[str, Program]]:
+        """Return what the passes make of the program of TARGET, which is traced if it is not."""
+        from jaxprtool.cli import pipeline_steps
+
+        traced = traced or self.traced()
+        return pipeline_steps.run(
+            self.pipeline, traced.program, self.told, observer, reproducer=reproducer
+        )
+
+
+@dataclass(frozen=True)
+class RunSession(Session):
+    """A group of options: TARGET, to be run behind passes."""
+
+    types: options.Types = None
+
+    def traced(self, runs: bool = True) -> Traced:
+        return self.trace(self.pipeline, runs=runs, types=self.types, symbolic=True)
+
+    def given(self, wanted: str) -> Given:
+        """Return the one program that the passes make, and what it is run on.
+
+        `wanted` begins the message of the error that is raised for several programs.
+        """
+        traced = self.traced()
+        return traced.given_to(only_program(wanted, self.programs(traced)))
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def command(body: Callable) -> Callable:
+    """Return a function as Typer reads it: its groups of options spelled out, and `--traceback`.
+
+    What it does is shown on the terminal, as it is told.
+
+    `cli.app` looks for `--traceback` by itself, before there is a command.
+    """
+    hints = _hints(body)
+    groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
+
+    @functools.wraps(body)
+    def run(**given: Any) -> None:
+        del given["traceback"]
+        with contextlib.ExitStack() as stack:
+            told = stack.enter_context(progress.shown())
+            for name, group in groups.items():
+                values = {key: given.pop(key) for key in _hints(group) if key != "told"}
+                given[name] = group(**values, told=told)
+                stack.enter_context(given[name].viewed())
+            body(**given, **({"told": told} if "told" in hints else {}))
+
+    run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
+    return run
+
+
+def _is_group(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Function)
+
+
+def _hints(what: Callable) -> dict[str, Any]:
+    hints = typing.get_type_hints(what, include_extras=True)
+    hints.pop("return", None)
+    return hints
+
+
+def _parameters(of: Callable) -> Iterator[inspect.Parameter]:
+    hints = _hints(of)
+    for parameter in inspect.signature(of).parameters.values():
+        hint = hints[parameter.name]
+        if _is_group(hint):
+            yield from _parameters(hint)
+        elif parameter.name != "told":
+            yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+_TRACEBACK = inspect.Parameter(
+    "traceback", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=options.Traceback
+)
+
+
+# --- what options stand for -------------------------------------------------------------------
+
+
+def _require_package(name: str, target: str) -> None:
+    """Raise ArgumentsError for a package that no program traced here can have lines of."""
+    top = name.partition(".")[0].replace("-", "_")
+    if target == "-" or target.endswith(".jaxpr") or not top.isidentifier():
+        return
+    if top not in sys.modules and not PathFinder.find_spec(top, [os.getcwd(), *sys.path]):
+        known = {module.name for module in pkgutil.iter_modules()}
+        held = _package_of_distribution(name)
+        hint = f"write --mine {held}" if held else did_you_mean(top, known)
+        raise ArgumentsError(f"--mine: no package '{name}' is installed", hint)
+
+
+def _package_of_distribution(name: str) -> str:
+    """Return the package that a distribution holds, `mujoco.mjx` of `mujoco-mjx`; "" if none."""
+    import importlib.metadata
+
+    try:
+        files = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    folders = [file.parts[:-1] for file in files if file.name == "__init__.py"]
+    return ".".join(sorted(folders, key=len)[0]) if folders else ""
+
+
+def load_plugins(plugins: list[str] | None) -> None:
+    """Import plug-ins; one that fails is a warning."""
+    from jaxprtool.passes import registry
+
+    for plugin in plugins or []:
+        registry.load_plugin(plugin)
+
+
+def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
+    """Return the pipeline of -p, with the plug-ins of --plugin at hand; empty if there is none."""
+    from jaxprtool.passes.pipeline import Pipeline
+
+    load_plugins(plugins)
+    return Pipeline.parse(text) if text else Pipeline()
+
+
+def only_program(wanted: str, programs: Sequence[tuple[str, Program]]) -> Program:
+    """Return the one program that passes gave. Raises PipelineError if they gave several."""
+    if len(programs) != 1:
+        names = ", ".join(name for name, _ in programs)
+        hint = "`jaxprtool unzip --run` runs init and apply" if names == "init, apply" else None
+        raise PipelineError(f"{wanted} one program, and the passes gave {names or 'none'}", hint)
+    return programs[0][1]

@@ -44,7 +44,7 @@ def summarize(array: Any) -> Summary:
     has_numbers = not is_extended(getattr(array, "dtype", values.dtype))
     if np.size(array) <= WHOLE:
         return Summary(values)
-    return Summary(None, _statistics(values) if has_numbers else {})
+    return Summary(None, statistics(values) if has_numbers else {})
 
 
 @jax.transfer_guard("allow")
@@ -65,7 +65,8 @@ def plain(array: Any) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _statistics(values: np.ndarray) -> dict[str, Any]:
+def statistics(values: np.ndarray) -> dict[str, Any]:
+    """Return the statistics of a `Summary` of an array of NumPy's own dtypes."""
     if values.dtype == np.bool_:
         count = int(values.sum())
         return {"true": count, "false": values.size - count}

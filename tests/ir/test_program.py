@@ -100,6 +100,23 @@ def test_of_a_nan_that_was_given_the_argument_is_named(program):
 
 
 @pytest.mark.parametrize(
+    ("function", "origin"),
+    [
+        (lambda x: x * jnp.nan, "a NaN, from mul at"),
+        (lambda x: x + jnp.inf, "an infinity, from a constant"),
+        (lambda x: x * 2.0, "an infinity, from the argument 'x'"),
+        (lambda x: jax.lax.scan(lambda c, r: (jnp.log(c - 5.0), c), x, length=400)[0], "log at"),
+    ],
+    ids=["NaN", "infinity", "argument", "loop"],
+)
+def test_what_is_not_finite_is_traced_to_constants_arguments_and_loops(function, origin):
+    given = np.full_like(x, np.inf) if "argument" in origin else x
+    both = jax.debug_nans(True), jax.debug_infs(True)
+    with both[0], both[1], pytest.raises(FloatingPointError, match=origin):
+        jaxprtool.trace(function, given)(given)
+
+
+@pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
         (({"v": x},), {"scale": 3.0}, r"p\['w'\] is missing$"),

@@ -17,7 +17,7 @@ from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.execute.run import choose_device, failures_reported, ready
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import free_variables
-from jaxprtool.ir.interpret import Interpreter
+from jaxprtool.ir.interpret import evaluate
 from jaxprtool.jaxcompat import (
     AbstractRef,
     Atom,
@@ -62,19 +62,15 @@ class Machine:
         """
         with self.running():
             if self.op_by_op:
-                return list(map(as_array, Interpreter().run(body, arguments)))
-            return list(self.called(jaxcompat.jaxpr_as_fun(body), *arguments))
-
-    def called(self, fun: Any, *arguments: Any) -> Any:
-        """Return what a function gives, compiled."""
-        try:
-            compiled = jax.jit(fun).trace(*arguments).lower().compile()
-        except Exception as error:  # lowering rules raise what they like
-            name = self._program.name
-            raise UnsupportedError(
-                f"a piece of {name} cannot be compiled: {described(error)}"
-            ) from error
-        return jax.block_until_ready(compiled(*arguments))
+                return list(map(as_array, evaluate(body, arguments)))
+            try:
+                compiled = jax.jit(jaxcompat.jaxpr_as_fun(body)).trace(*arguments).lower().compile()
+            except Exception as error:  # lowering rules raise what they like
+                name = self._program.name
+                raise UnsupportedError(
+                    f"a piece of {name} cannot be compiled: {described(error)}"
+                ) from error
+            return list(jax.block_until_ready(compiled(*arguments)))
 
 
 class Side:

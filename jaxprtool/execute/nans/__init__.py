@@ -26,7 +26,7 @@ from jaxprtool.execute.nans.states import INF, NAN
 from jaxprtool.execute.nans.tracked import Evaluation, Origin, Tracked
 from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
 from jaxprtool.execute.run import ready_to_step
-from jaxprtool.execute.summary import plain
+from jaxprtool.execute.summary import plain, statistics
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import named, type_of
 from jaxprtool.ir.frames import frames_now
@@ -310,12 +310,8 @@ def _range(data: Any) -> tuple[float | None, float | None, int, int]:
     array = plain(data)
     if array.dtype.kind not in "fciu" or not array.size:
         return None, None, 0, 0
-    sizes = np.abs(array) if array.dtype.kind == "c" else array
-    numbers = sizes[~np.isnan(array)]
-    nans, infs = array.size - numbers.size, int(np.isinf(array).sum())
-    if not numbers.size:
-        return None, None, nans, infs
-    return numbers.min().item(), numbers.max().item(), nans, infs
+    found = statistics(array)
+    return found["min"], found["max"], found.get("nan", 0), found.get("inf", 0)
 
 
 def _type(origin: Origin, value: Tracked | None) -> Any:

@@ -15,7 +15,7 @@ from jaxprtool.execute.run import choose_device, compiled, copied, failures_repo
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.interpret import Interpreter
+from jaxprtool.ir.interpret import evaluate
 from jaxprtool.ir.program import Program
 
 Told = Callable[[str], object]
@@ -91,7 +91,7 @@ class Runner:
             if self.variant.op_by_op:
                 self._told(f"running {self.variant.name}")
                 try:
-                    outs = Interpreter().run(program.jaxpr, there)
+                    outs = evaluate(program.jaxpr, there)
                 except JaxprToolError:
                     raise
                 except (TypeError, ValueError, NotImplementedError) as error:

@@ -9,13 +9,12 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.watch.collected import ITERATION_BYTES, Wanted, is_stepped
 from jaxprtool.ir.caches import anchor
 from jaxprtool.ir.equations import Contains, free_variables, size_of
+from jaxprtool.ir.rewrite import narrow
 from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, view
-from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 #: The values of equations that are compiled together take no more bytes, but of one alone.
 _PIECE_BYTES = 1 << 28
-
-_DEBUG = DebugInfo("piece", "piece", None, None)
 
 
 @dataclass(frozen=True)
@@ -56,17 +55,14 @@ class Pieces:
         return self._known[key]
 
     def _cut(self, closed: ClosedJaxpr) -> list[Piece]:
-        constants = dict(zip(closed.constvars, closed.consts, strict=True))
+        constants = set(closed.constvars)
         alive = {v: None for v in closed.outvars if not isinstance(v, Literal)}
         found = []
         for together, eqns in reversed(self._groups(closed)):
             free = free_variables(eqns)
             results = [v for eqn in eqns for v in eqn.outvars if v in alive]
-            held = {v: constants[v] for v in free if v in constants}
-            given = [v for v in free if v not in held]
-            body = jaxcompat.new_jaxpr(
-                list(held), list(held.values()), given, results, eqns, _DEBUG
-            )
+            given = [v for v in free if v not in constants]
+            body = narrow(closed, given, results, eqns)
             found.append(Piece(body, together, tuple(alive)))
             for v in results:
                 del alive[v]

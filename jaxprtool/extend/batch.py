@@ -2,11 +2,11 @@
 
 `rule(axis, primitive, operands, dims, params)` of "batch" computes on operands of which some have
 the batch dimension, and returns results and where theirs is, or None to leave the case to JAX's
-rule. `rule(eqn, dims, axis)` of "batch_bodies", for equations that hold jaxprs, returns a
-`Rebuilt`, or None.
+rule. `rule(writing, eqn)` of "batch_bodies", for equations that hold jaxprs, is one of the domain
+of mapped programs; see `extend.domains`.
 """
 
-from jaxprtool.passes.batch import Axis, Rebuilt, batch_body, jaxs_rule
+from jaxprtool.passes.batch import Axis, BatchDomain, BatchWriting, batch_body, jaxs_rule
 from jaxprtool.passes.batch.axis import Dim
 
-__all__ = ["Axis", "Dim", "Rebuilt", "batch_body", "jaxs_rule"]
+__all__ = ["Axis", "BatchDomain", "BatchWriting", "Dim", "batch_body", "jaxs_rule"]

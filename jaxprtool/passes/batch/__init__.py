@@ -41,11 +41,10 @@ from jaxprtool.passes.batch.axes import (
     result_dims,
 )
 from jaxprtool.passes.batch.axis import Axis
-from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.batch.body import BatchDomain, BatchWriting, batch_body
 from jaxprtool.passes.batch.chunks import chunked_body
 from jaxprtool.passes.batch.table import (
     BatchUnsupported,
-    Rebuilt,
     batch_rules,
     jaxs_rule,
     structured_rules,
@@ -54,10 +53,11 @@ from jaxprtool.passes.batch.table import (
 __all__ = [
     "Axis",
     "Batch",
+    "BatchDomain",
     "BatchError",
     "BatchTypeError",
     "BatchUnsupported",
-    "Rebuilt",
+    "BatchWriting",
     "batch_body",
     "batch_rules",
     "jaxs_rule",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,8 +41,3 @@ class Axis:
     def aval(self, aval: Aval, dim: Dim) -> Aval:
         """Return the type of a value whose lanes are of type `aval`, with batch dimension `dim`."""
         return jaxcompat.mapped_aval(self.data, dim, aval)
-
-
-def at_bdim(dims: Iterable[Dim], target: int) -> tuple[Dim, ...]:
-    """Return `target` for every value that is mapped, and None for the others."""
-    return tuple(None if dim is None else target for dim in dims)

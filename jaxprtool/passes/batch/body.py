@@ -1,39 +1,40 @@
-"""Batch a jaxpr: one forward pass over its equations.
+"""Batch a jaxpr: the domain of mapped programs (`passes.domains`).
 
-A value has a batch dimension, or is unmapped: the same in every lane. An equation whose operands
-are all unmapped stays as it is, unless it has an effect, which a rule may repeat, or names the
-mapped axis. Every other one is replaced by its template (see `templates`), or, if it holds jaxprs,
-by its structured rule, which batches these in turn.
+The kind of a value is its batch dimension; None if it is unmapped, the same in every lane. An
+equation whose operands are all unmapped stays as it is, unless it has an effect, which a rule may
+repeat, or names the mapped axis. Every other one is replaced by its template (see `templates`), or,
+if it holds jaxprs, by its structured rule, which batches these in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
-
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.caches import JaxprCache
-from jaxprtool.ir.templates import Template, instantiated
-from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.table import failed, structured_rules
-from jaxprtool.passes.batch.templates import (
-    Templates,
-    template_of,
-    templates_of,
-    trace_match,
+from jaxprtool.ir.caches import JaxprCache, process_cache
+from jaxprtool.ir.regions import Regions
+from jaxprtool.ir.templates import Template
+from jaxprtool.jaxcompat import (
+    AbstractRef,
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
 )
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.table import batch_rules, failed, refusal, structured_rules
+from jaxprtool.passes.batch.templates import template_of, trace_match
+from jaxprtool.passes.domains import Domain, Rewritten, Role, Writing
 
 #: Batched bodies by the body that they were made of: one that many equations share is batched once
 #: for each pattern of mapped arguments, and stays shared.
 _batched = JaxprCache()
-
-#: Bodies that take their constants as arguments, by the body that holds them.
-_lifted = JaxprCache()
 
 
 def batch_body(
@@ -64,13 +65,13 @@ def batch_body(
     """
     asked = outermost and outs is not None
     outs = (None,) * len(body.outvars) if outs is None else tuple(outs)
-    made = _batch_body(body, tuple(dims), axis, outs, outermost)
-    if asked and (missed := _mapped_at(outs, made[1])):
+    made = domain_of(axis).body(body, dims, outs, outermost)
+    if asked and (missed := _mapped_at(outs, made.kinds)):
         narrow = replace(axis, derivatives=False)
-        other = _batch_body(body, tuple(dims), narrow, outs, outermost)
-        if _mapped_at(outs, other[1]) < missed:
-            return other
-    return made
+        other = domain_of(narrow).body(body, dims, outs, outermost)
+        if _mapped_at(outs, other.kinds) < missed:
+            made = other
+    return made.jaxpr, made.kinds
 
 
 def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
@@ -78,78 +79,47 @@ def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
     return sum(out is None and dim is not None for out, dim in zip(outs, dims, strict=True))
 
 
-def _batch_body(
-    body: ClosedJaxpr, dims: tuple[Dim, ...], axis: Axis, outs: tuple[Dim, ...], outermost: bool
-) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
-    known = _batched.of(body)
-    request = (dims, axis, outs, outermost, jaxcompat.tracing_context())
-    made = known.get(request)
-    if made is None:
-        made = known[request] = _Run(templates_of(axis), outermost).body(body, dims, outs)
-    return made
-
-
-def lifted(body: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
-    """Return a closed jaxpr that takes its constants before its arguments, and these constants.
-
-    It is for equations whose bodies hold none. Shared bodies stay shared.
-    """
-    if not body.consts:
-        return body, ()
-    known = _lifted.of(body)
-    new = known.get("lifted")
-    if new is None:
-        invars = [*body.constvars, *body.invars]
-        new = jaxcompat.replace_jaxpr(body, constvars=(), consts=(), invars=invars)
-        known["lifted"] = new
-    return new, tuple(body.consts)
-
-
 @dataclass(eq=False)
-class _Run:
-    """The batching of one jaxpr.
+class BatchWriting(Writing[Dim]):
+    """One batched body while it is written. Its context is True in the outermost body.
 
-    `values` has the new atom, and its kind (see `Templates`), of each variable of the old jaxpr
-    that is mapped or has another name now.
+    `numbered` has the new atom, and the number of its type and batch dimension (`Domain.number`),
+    of each variable of the old jaxpr that is mapped or has another name now.
     """
 
-    templates: Templates
-    outermost: bool
-    eqns: list[JaxprEqn] = field(default_factory=list)
-    values: dict[Var, tuple[Atom, int]] = field(default_factory=dict)
-    consts: dict[int, tuple[Var, Any]] = field(default_factory=dict)
-    kinds: dict[int, int] = field(default_factory=dict)
-    scopes: dict[int, Any] = field(default_factory=dict)
+    numbered: dict[Var, tuple[Atom, int]] = field(default_factory=dict)
+    _unmapped: dict[int, int] = field(default_factory=dict)
+    _scopes: dict[int, Any] = field(default_factory=dict)
 
-    def body(
-        self, body: ClosedJaxpr, dims: Sequence[Dim], outs: Sequence[Dim]
-    ) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
-        """Return the batched body, and the batch dimensions of its results."""
-        axis = self.templates.axis
-        invars = list(body.invars)
-        for i, (v, dim) in enumerate(zip(body.invars, dims, strict=True)):
-            if dim is not None:
-                invars[i] = Var(axis.aval(v.aval, dim))
-                self.values[v] = invars[i], self.templates.kind(invars[i].aval, dim)
-        self._equations(jaxcompat.open_jaxpr(body))
-        results, out_dims = self._results(body.outvars, outs)
-        made = self.consts.values()
-        new = jaxcompat.replace_jaxpr(
-            body,
-            constvars=[*body.constvars, *(v for v, _ in made)],
-            consts=[*body.consts, *(value for _, value in made)],
-            invars=invars,
-            outvars=results,
-            eqns=self.eqns,
-            debug_info=body.debug_info,
-        )
-        return new, out_dims
+    # --- values ---------------------------------------------------------------------------------
 
-    def _equations(self, jaxpr: Jaxpr) -> None:
+    def kind(self, atom: Atom) -> Dim:
+        found = None if type(atom) is Literal else self.numbered.get(atom)
+        return None if found is None else self.domain.kinds[found[1]]
+
+    def bind(self, var: Var, kind: Dim, atom: Atom) -> None:
+        if atom is not var or kind is not None:
+            self.numbered[var] = atom, self.domain.number(atom.aval, kind)
+
+    def held(self, atom: Atom, kind: Dim) -> Atom:
+        """Return the atom with this batch dimension, moved or broadcast if it has another."""
+        value = None if type(atom) is Literal else self.numbered.get(atom)
+        found, number = value or (atom, self.domain.number(atom.aval, None))
+        source = self.domain.kinds[number]
+        if kind is None or kind == source:
+            return found
+        known, key = self.domain.templates, ("match", number, kind)
+        if key not in known:
+            known[key] = trace_match(found.aval, source, kind, self.domain)
+        return self.instantiate(known[key], [found], self.source)[0]
+
+    # --- equations ------------------------------------------------------------------------------
+
+    def equations(self, jaxpr: Jaxpr) -> None:
         """Batch every equation in turn. Most have a template of one step, which is written here."""
-        values, known, written = self.values, self.templates.known, self.eqns
-        unmapped, outermost, scopes = self.kinds, self.outermost, self.scopes
-        key_of, named = self.templates.key, self.templates.axis.name is not None
+        values, known, written = self.numbered, self.domain.templates, self.eqns
+        unmapped, outermost, scopes = self._unmapped, self.context, self._scopes
+        key_of, named = self.domain.key, self.domain.axis.name is not None
         SourceInfo = jaxcompat.source_info
         for eqn in jaxpr.eqns:
             operands: list[Atom] = []
@@ -160,7 +130,7 @@ class _Run:
                 if value is None:
                     operands.append(atom)
                     kind = unmapped.get(id(atom.aval))
-                    kinds.append(self._unmapped_kind(atom.aval) if kind is None else kind)
+                    kinds.append(self._unmapped_number(atom.aval) if kind is None else kind)
                 else:
                     same = False
                     operands.append(value[0])
@@ -193,114 +163,155 @@ class _Run:
         self,
         eqn: JaxprEqn,
         operands: list[Atom],
-        kinds: Sequence[int],
+        numbers: Sequence[int],
         template: Template | None,
     ) -> None:
         """Batch an equation of more than one step, or that holds jaxprs, or is met at first."""
-        dims = [self.templates.dims[kind] for kind in kinds]
+        domain: BatchDomain = self.domain
+        dims = [domain.kinds[number] for number in numbers]
         if not (eqn.effects or any(dim is not None for dim in dims) or self._names_axis(eqn)):
             self.eqns.append(eqn.replace(invars=operands))
             return
+        self.source = eqn.source_info
         try:
-            results = None if template else self._structured(eqn, operands, dims)
-            if results is None:
-                avals = [atom.aval for atom in operands]
-                template = template or template_of(eqn, avals, dims, kinds, self.templates)
-                atoms = self._written(template, operands, eqn)
-                results = list(zip(atoms, template.kinds, strict=True))
+            if template is None and self.structured(eqn):
+                return
+            avals = [atom.aval for atom in operands]
+            template = template or template_of(eqn, avals, dims, numbers, domain)
+            atoms = self.instantiate(template, operands, eqn.source_info)
         except JaxprToolError:
             raise
         except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
             raise failed(eqn, error) from error
-        self.values.update(zip(eqn.outvars, results, strict=True))
+        self.numbered.update(zip(eqn.outvars, zip(atoms, template.kinds, strict=True), strict=True))
+
+    def structured(self, eqn: JaxprEqn) -> bool:
+        # A plug-in's own rule for JAX is the rule for us, too.
+        theirs = eqn.primitive in jaxcompat.jaxs_batching_rules
+        known = not theirs or eqn.primitive.name in structured_rules
+        return known and super().structured(eqn)
+
+    def add(self, eqn: JaxprEqn, like: JaxprEqn, kinds: Sequence[Dim]) -> None:
+        if self.context:
+            eqn = eqn.replace(source_info=self._under_vmap(eqn.source_info))
+        super().add(eqn, like, kinds)
+
+    def instantiate(self, template: Template, operands: Sequence[Any], source: Any) -> list[Atom]:
+        source = self._under_vmap(source) if self.context else source
+        return super().instantiate(template, operands, source)
 
     def _names_axis(self, eqn: JaxprEqn) -> bool:
         """Return True if an equation names the mapped axis, at any depth; not all have effects."""
-        name = self.templates.axis.name
+        name = self.domain.axis.name
         return name is not None and jaxcompat.names_axis(eqn.params, name)
 
-    def _unmapped_kind(self, aval: Aval) -> int:
+    def _unmapped_number(self, aval: Aval) -> int:
         # The types of the old jaxpr live as long as it does.
-        kind = self.kinds[id(aval)] = self.templates.kind(aval, None)
-        return kind
+        number = self._unmapped[id(aval)] = self.domain.number(aval, None)
+        return number
 
     def _under_vmap(self, source: Any) -> Any:
         """Return the source of an equation of the outermost jaxpr, under `vmap(...)`."""
-        scopes = self.scopes.get(id(source.name_stack)) or self._within(source.name_stack)
+        scopes = self._scopes.get(id(source.name_stack)) or self._within(source.name_stack)
         return jaxcompat.source_info(source.traceback, scopes)
 
     def _within(self, scopes: Any) -> Any:
         """Return name scopes with `vmap(...)` around them."""
-        within = self.scopes[id(scopes)] = jaxcompat.VMAP_SCOPE + scopes
+        within = self._scopes[id(scopes)] = jaxcompat.VMAP_SCOPE + scopes
         return within
 
-    def _results(
-        self, atoms: Sequence[Atom], outs: Sequence[Dim]
-    ) -> tuple[list[Atom], tuple[Dim, ...]]:
-        results: list[Atom] = []
-        dims: list[Dim] = []
-        for atom, out in zip(atoms, outs, strict=True):
-            value = None if type(atom) is Literal else self.values.get(atom)
-            result, kind = value or (atom, self._unmapped_kind(atom.aval))
-            dim = self.templates.dims[kind]
-            if out is not None and out != dim:
-                result, dim = self._matched(result, dim, out, None), out
-            results.append(result)
-            dims.append(dim)
-        return results, tuple(dims)
 
-    # --- templates
+class BatchDomain(Domain[Dim]):
+    """The domain of programs that are mapped over an axis, in one tracing context.
 
-    def _written(
-        self, template: Template, operands: Sequence[Atom], like: JaxprEqn | None
-    ) -> list[Atom]:
-        """Instantiate a template for these operands in place of `like`, and return the results."""
-        source = jaxcompat.NO_SOURCE if like is None else like.source_info
-        if self.outermost:
-            source = self._under_vmap(source)
-        values = [*operands, *map(self._constant, template.consts)]
-        eqns, results = instantiated(template, values, source)
-        self.eqns += eqns
-        return results
+    The signature of an equation is its primitive, parameters and context, and a number for the type
+    and the batch dimension of each operand.
+    """
 
-    def _constant(self, value: object) -> Var:
-        """Return the constvar of a value that a rule has brought along."""
-        if id(value) not in self.consts:
-            self.consts[id(value)] = Var(jax.typeof(value)), value
-        return self.consts[id(value)][0]
+    writing = BatchWriting
+    rules = batch_rules
+    structured_rules = structured_rules
 
-    def _matched(self, atom: Atom, source: Dim, target: int, like: JaxprEqn | None) -> Atom:
-        """Move or broadcast a value to have the batch dimension at `target`."""
-        key = "match", self.templates.kind(atom.aval, source), target
-        known = self.templates.known.get(key)
-        if known is None:
-            known = trace_match(atom.aval, source, target, self.templates)
-            self.templates.known[key] = known
-        return self._written(known, [atom], like)[0]
+    def __init__(self, axis: Axis) -> None:
+        super().__init__()
+        self.axis = axis
 
-    # --- structured equations
+    def aval(self, kind: Dim, aval: Aval) -> Aval:
+        return aval if kind is None else self.axis.aval(aval, kind)
 
-    def _structured(
-        self, eqn: JaxprEqn, operands: Sequence[Atom], dims: Sequence[Dim]
-    ) -> list[tuple[Atom, int]] | None:
-        """Return the results, and their kinds, of an equation with a structured rule, or None."""
-        rule = structured_rules.get(eqn.primitive.name)
-        rebuilt = None if rule is None else rule(eqn, dims, self.templates.axis)
-        if rebuilt is None:
-            return None
-        moved: list[Atom] = [self._constant(value) for value in rebuilt.consts]
-        moved += [
-            atom if want is None or want == dim else self._matched(atom, dim, want, eqn)
-            for atom, dim, want in zip(operands, dims, rebuilt.operand_dims, strict=True)
-        ]
-        axis = self.templates.axis
-        outs = [
-            type(v)(axis.aval(v.aval, dim))
-            for v, dim in zip(eqn.outvars, rebuilt.out_dims, strict=True)
-        ]
-        new = rebuilt.build(moved, outs)
-        if self.outermost:
-            new = new.replace(source_info=self._under_vmap(new.source_info))
-        self.eqns.append(new)
-        pairs = zip(outs, rebuilt.out_dims, strict=True)
-        return [(out, self.templates.kind(out.aval, dim)) for out, dim in pairs]
+    def join(self, first: Dim, second: Dim) -> Dim:
+        return second if first is None else first
+
+    def uniform(self, kind: Dim) -> bool:
+        return kind is None
+
+    def settled(self, kind: Dim, aval: Aval, role: Role, found: Regions) -> Dim:
+        """Return the batch dimension where JAX's rules have it: in front, except as follows.
+
+        Refs cannot be moved. A while loop whose predicate has dimensions has it behind these, as
+        they must be a prefix of the dimensions of each carry. Slices are cut off along the leading
+        dimension, which therefore cannot be the batch dimension.
+        """
+        is_ref = isinstance(aval, AbstractRef)
+        if kind is None or (found.kind == "call" and found.eqn.primitive.name != "remat2"):
+            return kind
+        if role == "row" and is_ref:
+            if kind == 0:
+                reason = "it runs over a ref that is mapped along its leading axis"
+                raise refusal(found.eqn, reason)
+            return kind - 1
+        if role == "operand":
+            stays = found.kind == "call" or (
+                found.repeats and (is_ref or not _moves_constants(found))
+            )
+            return kind if stays else 0
+        pairs = zip(found.bodies, found.regions, strict=True)
+        ranks = [len(body.outvars[0].aval.shape) for body, each in pairs if each.decides]
+        return max(ranks, default=0)
+
+    def stacked(self, kind: Dim, length: Any) -> Dim:
+        return None if kind is None else kind + 1
+
+    def context(self, context: Any, found: Regions) -> bool:
+        return False
+
+    def body(
+        self,
+        body: ClosedJaxpr,
+        kinds: Sequence[Dim],
+        wanted: Sequence[Dim] | None = None,
+        context: Any = None,
+    ) -> Rewritten[Dim]:
+        wanted = (None,) * len(body.outvars) if wanted is None else tuple(wanted)
+        known = _batched.of(body)
+        request = tuple(kinds), self.axis, wanted, bool(context), jaxcompat.tracing_context()
+        if request not in known:
+            known[request] = BatchWriting(self, context).body(body, kinds, wanted)
+        return known[request]
+
+    def traced(self, *args: Any) -> Template:
+        with jaxcompat.axis_mapped(self.axis.data):
+            template = super().traced(*args)
+        assert template is not None
+        return template
+
+    def template_kinds(self, avals: Sequence[Aval], kinds: Sequence[Dim]) -> list[int]:
+        return [*map(self.number, avals, kinds)]
+
+
+def _moves_constants(found: Regions) -> bool:
+    """Return True for a loop whose constants JAX's rule moves: a scan, on some releases."""
+    return bool(found.edges.sliced) and not jaxcompat.SCAN_LEAVES_CONSTS
+
+
+#: The domains of all axes and tracing contexts; all are dropped when there are too many templates.
+_domains: dict[Hashable, BatchDomain] = process_cache({})
+_MOST_AXES, _MOST_TEMPLATES = 256, 100_000
+
+
+def domain_of(axis: Axis) -> BatchDomain:
+    """Return the domain of an axis in the present tracing context."""
+    count = sum(len(each.templates) + len(each.kinds) for each in [*_domains.values()])
+    if len(_domains) > _MOST_AXES or count > _MOST_TEMPLATES:
+        _domains.clear()
+    return _domains.setdefault((axis, jaxcompat.tracing_context()), BatchDomain(axis))

@@ -22,35 +22,24 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import Cond
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Params, Primitive, jaxpr_as_fun
-from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
-from jaxprtool.passes.batch.body import batch_body
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.body import BatchWriting, batch_body
 from jaxprtool.passes.batch.table import (
     Operands,
-    Rebuilt,
     batch_rules,
     jaxs_rule,
-    rebuilt,
     refusal,
     structured_rules,
 )
+from jaxprtool.passes.domains import by_edges
 
 
 @rule(structured_rules, "cond")
-def _cond(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt | None:
-    cond = Cond.of(eqn)
-    effects = set().union(*(branch.effects for branch in cond.branches))
+def _cond(writing: BatchWriting, eqn: JaxprEqn) -> bool:
+    effects = set().union(*(branch.effects for branch in Cond.of(eqn).branches))
     if reason := jaxcompat.forbidden_in_branches(effects):
         raise refusal(eqn, reason)
-    if dims[0] is not None:
-        return None
-    own = at_bdim(dims[1:], 0)
-    each = [batch_body(branch, own, axis)[1] for branch in cond.branches]
-    outs = tuple(
-        None if all(dim is None for dim in result) else 0 for result in zip(*each, strict=True)
-    )
-    branches = tuple(batch_body(branch, own, axis, outs)[0] for branch in cond.branches)
-
-    return rebuilt(cond, (None, *own), outs, branches=branches)
+    return by_edges(writing, eqn)
 
 
 # --- a mapped index -----------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Batching of calls: jit, closed_call (eval_jaxpr in 0.12) and remat.
-
-Their bodies are batched, once for each pattern of mapped operands, and stay shared.
-"""
+"""Batching of jit, whose shardings have an entry for the batch dimension."""
 
 from __future__ import annotations
 
@@ -9,36 +6,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rules import rule
-from jaxprtool.ir.structured import Call
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.structured import CALLS, Call
 from jaxprtool.jaxcompat import Atom, JaxprEqn
-from jaxprtool.passes.batch.axis import Axis, Dim, at_bdim
-from jaxprtool.passes.batch.body import batch_body, lifted
-from jaxprtool.passes.batch.table import Rebuilt, rebuilt, refusal, structured_rules
+from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.batch.body import BatchWriting
+from jaxprtool.passes.batch.table import refusal, structured_rules
+from jaxprtool.passes.domains import by_edges, solve, write
 
 #: What a jit says of its operands, or results, by the name of the parameter.
 Layouts = dict[str, tuple[Any, ...]]
 
+rule(structured_rules, *CALLS)(by_edges)
 
-@rule(structured_rules, *Call.primitives)
-def _call(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
-    call = Call.of(eqn)
-    body, out_dims = batch_body(call.body, dims, axis)
-    if eqn.primitive.name == "remat2":  # as by JAX's rule
-        body, out_dims = batch_body(call.body, dims, axis, at_bdim(out_dims, 0))
-    consts: tuple[Any, ...] = ()
-    if not traits(eqn).holds_constants:
-        body, consts = lifted(body)
-    if eqn.primitive.name == "jit":
-        changes: dict[str, Any] = {
-            "operand_params": _laid_out(call.operand_params, "in", call.operands, dims, eqn, axis),
-            "out_params": _laid_out(call.out_params, "out", call.outs, out_dims, eqn, axis),
-        }
-    else:
-        own = [*[None] * len(consts), *range(len(call.operands))]
-        changes = call.entries(own, range(len(call.outs)))
-    return rebuilt(call, dims, out_dims, consts, body=body, **changes)
+
+@rule(structured_rules, "jit")
+def _jit(writing: BatchWriting, eqn: JaxprEqn) -> bool:
+    found, axis = regions(eqn), writing.domain.axis
+    solution = None if found is None else solve(writing, found)
+    assert found is not None and solution is not None
+    call, ins, outs = Call.of(eqn), solution.operands, solution.results
+    write(
+        writing,
+        solution,
+        operand_params=_laid_out(call.operand_params, "in", call.operands, ins, eqn, axis),
+        out_params=_laid_out(call.out_params, "out", call.outs, outs, eqn, axis),
+    )
+    return True
 
 
 def _laid_out(

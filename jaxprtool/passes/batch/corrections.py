@@ -12,15 +12,15 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.weak_types import as_weak_as, is_weak, strongly_typed
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Params, Primitive, Var
+from jaxprtool.jaxcompat import JaxprEqn, Params, Primitive
 from jaxprtool.passes.batch.axis import Axis, Dim
 from jaxprtool.passes.batch.table import (
     Operands,
-    Rebuilt,
     batch_rules,
     jaxs_rule,
     structured_rules,
 )
+from jaxprtool.passes.domains import Writing
 
 #: A result, and where it is mapped.
 Lanes = tuple[jax.Array, Dim]
@@ -79,14 +79,13 @@ def _bitcast_convert_type(
 
 # A function that returns a ref cannot be traced: JAX's rule makes no template.
 @rule(structured_rules, "new_ref")
-def _new_ref(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
+def _new_ref(writing: Writing[Dim], eqn: JaxprEqn) -> bool:
     """Make room for all lanes, since any of them may write to the ref."""
-    dims = tuple(0 if dim is None else dim for dim in dims)
-
-    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
-        return eqn.replace(invars=list(operands), outvars=list(outs))
-
-    return Rebuilt(dims, dims, build)
+    dims = [writing.kind(atom) or 0 for atom in eqn.invars]
+    operands = [*map(writing.held, eqn.invars, dims)]
+    outs = writing.outs(eqn.outvars, dims)
+    writing.add(eqn.replace(invars=operands, outvars=outs), eqn, dims)
+    return True
 
 
 @rule(batch_rules, "swap", "addupdate")

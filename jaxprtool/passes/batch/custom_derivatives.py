@@ -18,14 +18,16 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.custom_rules import rule_key
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import CustomJVP, CustomVJP
-from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.body import batch_body, lifted
-from jaxprtool.passes.batch.table import Rebuilt, structured_rules
+from jaxprtool.passes.batch.body import BatchWriting, batch_body
+from jaxprtool.passes.batch.table import structured_rules
+from jaxprtool.passes.domains import lifted
 
 
 @rule(structured_rules, *CustomJVP.primitives, *CustomVJP.primitives)
-def _custom_derivative(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
+def _custom_derivative(writing: BatchWriting, eqn: JaxprEqn) -> bool:
+    axis, dims = writing.domain.axis, [*map(writing.kind, eqn.invars)]
     jvp = eqn.primitive.name in CustomJVP.primitives
     call = (CustomJVP if jvp else CustomVJP).of(eqn)
     own_dims = tuple(dims[eqn.params["num_consts"] :])
@@ -45,12 +47,10 @@ def _custom_derivative(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuil
     body, consts = lifted(body)
     if consts:
         rules |= jaxcompat.more_consts(eqn.params, len(consts))
-
-    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
-        new = call.rebuild(operands=operands, outs=outs, body=body)
-        return new.replace(params={**new.params, **rules})
-
-    return Rebuilt(tuple(dims), out_dims, build, consts)
+    operands = [*map(writing.constant, consts), *map(writing.held, eqn.invars, dims)]
+    new = call.rebuild(operands=operands, outs=writing.outs(eqn.outvars, out_dims), body=body)
+    writing.add(new.replace(params={**new.params, **rules}), eqn, out_dims)
+    return True
 
 
 #: How many rules are traced within one another, and within one altogether.

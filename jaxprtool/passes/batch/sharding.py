@@ -13,30 +13,31 @@ from dataclasses import replace
 import jax
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir.regions import regions
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.structured import ShardMap
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.batch.axis import Axis, Dim
-from jaxprtool.passes.batch.body import batch_body, lifted
-from jaxprtool.passes.batch.table import Rebuilt, rebuilt, structured_rules
+from jaxprtool.passes.batch.body import BatchWriting, domain_of
+from jaxprtool.passes.batch.table import structured_rules
+from jaxprtool.passes.domains import Solution, write
 
 
 @rule(structured_rules, "shard_map")
-def _shard_map(eqn: JaxprEqn, dims: Sequence[Dim], axis: Axis) -> Rebuilt:
-    call = ShardMap.of(eqn)
-    spread = axis.spmd_name
-    inner = axis
-    if spread is not None:
+def _shard_map(writing: BatchWriting, eqn: JaxprEqn) -> bool:
+    found, axis = regions(eqn), writing.domain.axis
+    assert found is not None
+    call, inner = ShardMap.of(eqn), axis
+    if (spread := axis.spmd_name) is not None:
         inner = replace(axis, size=axis.size // math.prod(call.mesh.shape[n] for n in spread))
+    dims = [*map(writing.kind, eqn.invars)]
     in_specs = _specs(call.in_specs, dims, axis, "in_specs")
     with jaxcompat.manual_mesh(**eqn.params):
-        body, out_dims = batch_body(call.body, dims, inner)
-    body, consts = lifted(body)
-    in_specs = (*(jax.P() for _ in consts), *in_specs)
-    out_specs = _specs(call.out_specs, out_dims, axis, "out_specs")
-
-    specs = {"in_specs": in_specs, "out_specs": out_specs}
-    return rebuilt(call, dims, out_dims, consts, body=body, **specs)
+        made = domain_of(inner).body(call.body, dims)
+    out_specs = _specs(call.out_specs, made.kinds, axis, "out_specs")
+    solution = Solution(found, dims, [*made.kinds], [made])
+    write(writing, solution, in_specs=in_specs, out_specs=out_specs)
+    return True
 
 
 def _specs(specs: Sequence[jax.P], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[jax.P, ...]:

@@ -2,14 +2,13 @@
 
 A rule of `batch_rules` is a Python function that computes with JAX on operands of which some have a
 batch dimension. It is traced once per signature (see `templates`). A rule of `structured_rules` is
-for an equation that holds jaxprs: it says which batch dimensions its operands must have, and makes
-the one equation that replaces the old.
+for an equation that holds jaxprs (see `passes.domains`); if it returns False, the equation is one
+for `batch_rules` after all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,10 +17,10 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rules import RuleTable
-from jaxprtool.ir.structured import View
-from jaxprtool.jaxcompat import Atom, JaxprEqn, Params, Primitive, Var
+from jaxprtool.jaxcompat import JaxprEqn, Params, Primitive
 from jaxprtool.passes.batch.axes import BatchError, BatchTypeError
 from jaxprtool.passes.batch.axis import Axis, Dim
+from jaxprtool.passes.domains.domain import StructuredRule
 
 
 class BatchUnsupported(UnsupportedError, NotImplementedError):
@@ -39,45 +38,6 @@ BatchRule = Callable[[Axis, Primitive, Operands, Sequence[Dim], Params], tuple[A
 #: The open table: a plug-in adds its primitive's rule by name.
 batch_rules: RuleTable[BatchRule] = RuleTable()
 
-
-@dataclass(frozen=True)
-class Rebuilt:
-    """What replaces a structured equation.
-
-    Attributes:
-        operand_dims: The batch dimensions that operands must have; they are moved or broadcast.
-        out_dims: The batch dimensions of the results.
-        build: Makes the equation, of these operands and results.
-        consts: Values that it takes as operands before those.
-    """
-
-    operand_dims: tuple[Dim, ...]
-    out_dims: tuple[Dim, ...]
-    build: Callable[[Sequence[Atom], Sequence[Var]], JaxprEqn]
-    consts: tuple[Any, ...] = ()
-
-
-def rebuilt(
-    view: View,
-    operand_dims: Iterable[Dim],
-    out_dims: Iterable[Dim],
-    consts: tuple[Any, ...] = (),
-    **changes: Any,
-) -> Rebuilt:
-    """Return what replaces the equation of a view: one like it, with fields of the view changed.
-
-    Those that hold its operands and results change in any case.
-    """
-
-    def build(operands: Sequence[Atom], outs: Sequence[Var]) -> JaxprEqn:
-        new = view.eqn.replace(invars=list(operands), outvars=list(outs))
-        return view.of(new).rebuild(**changes)
-
-    return Rebuilt(tuple(operand_dims), tuple(out_dims), build, consts)
-
-
-#: `rule(eqn, dims, axis) -> Rebuilt`, or None if the equation is one for `batch_rules` after all.
-StructuredRule = Callable[[JaxprEqn, Sequence[Dim], Axis], Rebuilt | None]
 
 #: The open table of rules for equations that hold jaxprs.
 structured_rules: RuleTable[StructuredRule] = RuleTable()

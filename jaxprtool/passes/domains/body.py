@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.regions import regions
-from jaxprtool.ir.templates import (
-    Template,
-    has_float,
-    instantiated,
-    signature,
-    template_of_jaxpr,
-)
+from jaxprtool.ir.templates import Template, has_float, instantiated
+from jaxprtool.ir.weak_types import keep_weak_types
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.passes.dce import dce_body
-from jaxprtool.passes.domains.domain import K, Rewritten
+from jaxprtool.passes.domains.domain import Compute, K, Rewritten
 from jaxprtool.passes.domains.regions import by_edges
-
-#: `compute(facts, *arrays) -> (results, kinds)`, or None if the rule is not for these operands.
-Compute = Callable[..., tuple[Sequence[Any], Sequence[Any]] | None]
 
 
 @dataclass(eq=False)
@@ -59,6 +49,7 @@ class Writing(Generic[K]):
         self.source = jaxcompat.NO_SOURCE
         outvars, found = self.results(body.outvars, wanted)
         made = self.consts.values()
+        alike = not self.extras and len(outvars) == len(body.outvars)
         new = jaxcompat.replace_jaxpr(
             body,
             constvars=[*body.constvars, *(var for var, _ in made)],
@@ -66,6 +57,7 @@ class Writing(Generic[K]):
             invars=[*self.extras.values(), *invars],
             outvars=outvars,
             eqns=self.eqns,
+            debug_info=body.debug_info if alike else None,
         )
         return Rewritten(new, tuple(self.extras), tuple(found))
 
@@ -81,12 +73,10 @@ class Writing(Generic[K]):
             self.source = eqn.source_info
             try:
                 self.rewrite(eqn)
-            except JaxprToolError as error:
+            except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
                 if (other := self.domain.failed(eqn, error)) is error:
                     raise
                 raise other from error
-            except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
-                raise self.domain.failed(eqn, error) from error
 
     def results(
         self, atoms: Sequence[Atom], wanted: Sequence[K | None]
@@ -136,9 +126,14 @@ class Writing(Generic[K]):
             self._facts[fact] = self.made_fact(fact)
         return self._facts[fact]
 
-    def made_fact(self, fact: Any) -> Atom:
-        """Compute a fact."""
-        raise NotImplementedError
+    def made_fact(self, fact: tuple[str, Any]) -> Atom:
+        """Compute a fact: an extra argument, or one about a size."""
+        what, value = fact
+        if what == "extra":
+            return self.extra(value)
+        facts = self.domain.facts
+        before = facts[: facts.index(what)]
+        return self.computed(fact, lambda rules: rules.fact(what, value), [], [value], before)
 
     def constant(self, value: Any) -> Var:
         """Return the constvar of a constant that a rule has used."""
@@ -179,10 +174,91 @@ class Writing(Generic[K]):
 
     # --- templates ------------------------------------------------------------------------------
 
+    def rule_context(self, name: str, known: dict[Any, Any]) -> Any:
+        """Return what the rule of a primitive is given besides its operands."""
+        raise NotImplementedError
+
+    def operand(self, array: Any, kind: K, shape: tuple[Any, ...]) -> Any:
+        """Return an operand as it is passed to a rule."""
+        raise NotImplementedError
+
+    def result(self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[K]) -> tuple[Any, K]:
+        """Return the array of a result of a rule, and its kind, from the kinds of the operands."""
+        raise NotImplementedError
+
+    def uses(self, sizes: Iterable[Any], facts: Sequence[str] | None = None) -> list[Any]:
+        """Return the facts that a rule may use if an equation mentions these sizes."""
+        facts = self.domain.facts if facts is None else facts
+        found = [(what, size) for size in dict.fromkeys(sizes) for what in facts]
+        return [*(("extra", name) for name in self.domain.extras), *found]
+
+    def computed(
+        self,
+        key: Hashable,
+        compute: Callable[..., Any],
+        operands: Sequence[Atom],
+        sizes: Iterable[Any] = (),
+        facts: Sequence[str] | None = None,
+    ) -> Atom:
+        """Write the equations of `compute(context, *operands)`, and return its result.
+
+        Args:
+            key: Equal for calls that trace to the same equations.
+            compute: Return an array.
+            operands: The atoms of the new body that it is applied to.
+            sizes: The sizes whose facts it may use.
+            facts: The facts that are passed to it; it computes any others itself.
+        """
+
+        def one(known: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[None]]:
+            return [compute(self.rule_context("value", known), *arrays)], [None]
+
+        made = self.applied(key, one, operands, self.uses(sizes, facts))
+        assert made is not None
+        return made[0][0]
+
+    def by_rule(
+        self, eqn: JaxprEqn, apply: Callable[..., Any], kinds: Sequence[K], *key: Hashable
+    ) -> bool:
+        """Write an equation by `apply(context, eqn, *operands)`; return False if that is None.
+
+        Args:
+            eqn: The equation.
+            apply: The rule of its primitive.
+            kinds: The kinds as which the rule takes the operands.
+            key: What the template depends on besides the equation, the kinds, and the context.
+        """
+        operands = [*map(self.held, eqn.invars, kinds)]
+        shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
+
+        def compute(known: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[K]] | None:
+            context, found = self.rule_context(eqn.primitive.name, known), list[K]()
+
+            def one(*arrays: Any) -> list[Any] | None:
+                made = apply(context, eqn, *map(self.operand, arrays, kinds, shapes))
+                if made is None:
+                    return None
+                results = made if eqn.primitive.multiple_results else [made]
+                pairs = zip(results, eqn.outvars, strict=True)
+                both = [self.result(each, eqn, var, kinds) for each, var in pairs]
+                found[:] = [kind for _, kind in both]
+                return [array for array, _ in both]
+
+            results = keep_weak_types(one, arrays, [v.aval for v in eqn.outvars], eqn)
+            return None if results is None else (results, found)
+
+        numbers = [self.domain.number(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
+        facts = self.uses(self.domain.sizes_of(eqn))
+        signature = self.signature(eqn, numbers, *key, self.context)
+        made = self.applied(signature, compute, operands, facts, eqn)
+        for var, atom, kind in zip(eqn.outvars, *made, strict=True) if made is not None else ():
+            self.bind(var, kind, atom)
+        return made is not None
+
     def signature(self, eqn: JaxprEqn, kinds: Sequence[int], *more: Hashable) -> Hashable:
         """Return a key that is equal for equations whose rule is traced to the same template."""
         try:
-            key = signature(eqn, kinds, self.domain.with_floats), *more
+            key = self.domain.key(eqn, kinds), *more
             hash(key)
         except TypeError:  # a parameter that cannot be hashed
             return id(eqn)
@@ -210,7 +286,8 @@ class Writing(Generic[K]):
         """
         templates = self.domain.templates
         if key not in templates:
-            templates[key] = self._traced(compute, operands, facts, eqn)
+            avals = [atom.aval for atom in operands]
+            templates[key] = self.domain.traced(compute, avals, facts, eqn)
             if eqn is not None and any(map(has_float, eqn.params.values())):
                 self.domain.with_floats.add(eqn.primitive)
         template = templates[key]
@@ -229,28 +306,3 @@ class Writing(Generic[K]):
         eqns, results = instantiated(template, values, source)
         self.eqns += eqns
         return results
-
-    def _traced(
-        self,
-        compute: Compute,
-        operands: Sequence[Atom],
-        facts: Sequence[Any],
-        eqn: JaxprEqn | None,
-    ) -> Template | None:
-        avals = [atom.aval for atom in operands]
-        avals += [self.domain.fact_aval(fact) for fact in facts]
-        kinds: list[Sequence[Any]] = []
-
-        def fun(*values: Any) -> list[Any]:
-            known: Mapping[Any, Any] = dict(zip(facts, values[len(operands) :], strict=True))
-            made = compute(known, *values[: len(operands)])
-            if made is None:
-                return []
-            kinds[:] = [tuple(made[1])]
-            return [*made[0]]
-
-        jaxpr = jaxcompat.trace_in_setting(fun, avals, eqn)
-        if not kinds:
-            return None
-        jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-        return template_of_jaxpr(jaxpr, kinds[0])

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import JaxprToolError
+from jaxprtool.errors import JaxprToolError, UnsupportedError
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.rules import RuleTable
-from jaxprtool.ir.templates import Template
+from jaxprtool.ir.templates import Template, signature, template_of_jaxpr
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Primitive, Var
+from jaxprtool.passes.dce import dce_body
 
 if TYPE_CHECKING:
     from jaxprtool.passes.domains.body import Writing
 
 K = TypeVar("K", bound=Hashable)
+
+#: Numbers of types and kinds: no other thread is given the same, and none is given twice.
+_new_number = count()
 
 #: What a value is to a loop, branch or call: an operand that its bodies take as it is, a carry, the
 #: row of an operand that one iteration takes, or a result of a body.
@@ -27,6 +31,9 @@ Role: TypeAlias = Literal["operand", "carry", "row", "result"]
 #: `rule(writing, eqn) -> bool`. It writes an equation that holds jaxprs and returns True, or writes
 #: nothing and returns False.
 StructuredRule: TypeAlias = Callable[[Any, JaxprEqn], bool]
+
+#: `compute(facts, *arrays) -> (results, kinds)`, or None if the rule is not for these operands.
+Compute: TypeAlias = Callable[..., tuple[Sequence[Any], Sequence[Any]] | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,28 +68,42 @@ class Domain(Generic[K]):
         writing: The class that rewrites one body.
         rules: The table of rules of the domain, by primitive.
         structured_rules: The table of rules for equations that hold jaxprs.
+        facts: The names of facts about sizes, in the order in which they are computed from each
+            other; see `rules.RuleContext`.
         extras: The names of values that every derivative rule gets as extra arguments. Any other
             body gets those that it uses.
         templates: The template of each rule that was traced, None for a rule that returned None.
         with_floats: Primitives with a float in the parameters of some equation.
+        kinds: The kind that each number stands for; see `number`.
         derivatives: The rewritten derivative rules of custom calls.
     """
 
     writing: ClassVar[type[Writing[Any]]]
     rules: ClassVar[RuleTable[Any]] = RuleTable()
     structured_rules: ClassVar[RuleTable[StructuredRule]] = RuleTable()
+    facts: ClassVar[tuple[str, ...]] = ()
     extras: Sequence[Any] = ()
 
     def __init__(self) -> None:
         self.templates: dict[Hashable, Template | None] = {}
         self.with_floats: set[Primitive] = set()
         self.derivatives: dict[Hashable, Callable[[], Any]] = {}
+        self.kinds: dict[int, K] = {}
         self._bodies: dict[Hashable, tuple[AnyJaxpr, Rewritten[K]]] = {}
-        self._numbers: defaultdict[Hashable, int] = defaultdict(count().__next__)
+        self._numbers: dict[Hashable, int] = {}
 
     def number(self, aval: Aval, kind: K) -> int:
         """Return the number that stands for a type and a kind in keys: these are slow to hash."""
-        return self._numbers[aval, kind]
+        number = self._numbers.get((aval, kind))
+        if number is None:
+            number = next(_new_number)
+            self.kinds[number] = kind
+            number = self._numbers.setdefault((aval, kind), number)
+        return number
+
+    def key(self, eqn: JaxprEqn, numbers: Sequence[int]) -> tuple[Hashable, ...]:
+        """Return the signature of an equation, from the numbers of its operands."""
+        return signature(eqn, numbers, self.with_floats)
 
     # --- kinds ----------------------------------------------------------------------------------
 
@@ -138,13 +159,23 @@ class Domain(Generic[K]):
         """Return the type of a fact; see `Writing.fact`."""
         raise NotImplementedError
 
+    def sizes_of(self, eqn: JaxprEqn) -> Sequence[Any]:
+        """Return the sizes that an equation mentions, whose facts its rule may use."""
+        return ()
+
     def context(self, context: Any, found: Regions) -> Any:
         """Return the context of the bodies of an equation, from the context of the equation."""
         return context
 
     def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
         """Return the error for an equation whose rule raised one."""
-        raise NotImplementedError
+        if isinstance(error, JaxprToolError):
+            return error
+        return self.refusal(eqn, " ".join(str(error).split()) or type(error).__name__)
+
+    def refusal(self, eqn: JaxprEqn, reason: str) -> JaxprToolError:
+        """Return the error for an equation that cannot be rewritten."""
+        return UnsupportedError(f"{named(eqn)} cannot be rewritten: {reason}")
 
     def body(
         self,
@@ -178,6 +209,43 @@ class Domain(Generic[K]):
         made = self.body(body, kinds, None, context)
         fit = all(map(self.fits, made.kinds, wanted))
         return made if fit else self.body(body, kinds, wanted, context)
+
+    # --- templates ------------------------------------------------------------------------------
+
+    def traced(
+        self,
+        compute: Compute,
+        avals: Sequence[Aval],
+        facts: Sequence[Any],
+        eqn: JaxprEqn | None,
+    ) -> Template | None:
+        """Trace the template of `compute(facts, *operands)`; return None if it returns None.
+
+        Args:
+            compute: The rule.
+            avals: The types of the operands.
+            facts: The facts that it may use. They are operands of the template, after the others.
+            eqn: The equation in whose context (mesh, precision, …) it is traced.
+        """
+        types = [*avals, *map(self.fact_aval, facts)]
+        kinds: list[Sequence[Any]] = []
+
+        def fun(*values: Any) -> list[Any]:
+            known: Mapping[Any, Any] = dict(zip(facts, values[len(avals) :], strict=True))
+            made = compute(known, *values[: len(avals)])
+            kinds[:] = [] if made is None else [made[1]]
+            return [] if made is None else [*made[0]]
+
+        jaxpr = jaxcompat.trace_in_setting(fun, types, eqn)
+        if not kinds:
+            return None
+        jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+        found = self.template_kinds([v.aval for v in jaxpr.outvars], kinds[0])
+        return template_of_jaxpr(jaxpr, found)
+
+    def template_kinds(self, avals: Sequence[Aval], kinds: Sequence[Any]) -> Sequence[Any]:
+        """Return what templates keep as the kinds of results of these types."""
+        return kinds
 
     # --- custom derivatives ---------------------------------------------------------------------
 

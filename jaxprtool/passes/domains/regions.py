@@ -57,7 +57,6 @@ def solve(
         context: The context of the bodies; if None, the one that the domain gives them.
     """
     domain: Domain[K] = writing.domain
-    is_call = found.kind == "call"
     context = domain.context(writing.context, found) if context is None else context
     kinds = [*map(writing.kind, found.eqn.invars)] if kinds is None else kinds
     if not all(domain.uniform(kinds[i]) for i in found.deciding):
@@ -71,7 +70,7 @@ def solve(
     def through(number: int, kinds: Sequence[K]) -> list[K]:
         body, region = found.bodies[number], found.regions[number]
         made = domain.body(body, kinds, None, context).kinds
-        if is_call or region.decides:
+        if region.decides:
             return [*made]
         becomes: list[Role] = ["result" if back is None else "carry" for back in region.back]
         triples = zip(made, body.outvars, becomes, strict=True)
@@ -80,7 +79,7 @@ def solve(
     operands, results = found.forward(start, through, domain.join, domain.widened)
     bodies = []
     for body, region in zip(found.bodies, found.regions, strict=True):
-        wanted = [None if is_call or out is None else results[out] for out in region.outs]
+        wanted = [None if out is None else results[out] for out in region.outs]
         made = domain.matched(body, [operands[i] for i in region.ins], wanted, context)
         if region.decides and not domain.uniform(made.kinds[0]):
             return None

@@ -14,7 +14,7 @@ mask from these once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -28,7 +28,6 @@ from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.structured import CALLS, CustomJVP, CustomVJP
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.weak_types import keep_weak_types
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.domains import (
     Domain,
@@ -41,7 +40,7 @@ from jaxprtool.passes.domains import (
 from jaxprtool.passes.domains.domain import StructuredRule
 from jaxprtool.passes.mask.guards import guarded, mixes_rounds
 from jaxprtool.passes.mask.sizes import Bounds, UnboundedSize
-from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mask.table import FACTS, Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Facts, Padded, is_float, result_facts
 
 #: The type of a symbol.
@@ -91,51 +90,31 @@ class MaskWriting(Writing[Facts]):
         self._guarding = mixed and not sums_itself
         if not (self.domain.bounds.mentions(eqn) or (mixed and sums_itself)):
             self.unchanged(eqn, [*map(self.held, eqn.invars, facts)])
-            active = any(each.active for each in facts) and not traits(eqn).stops_derivative
-            varies = any(each.varies for each in facts)
+            active, varies = _active_varies(eqn, facts)
             for var in eqn.outvars:
                 self.bind(var, replace(Facts.of(var, active=active), varies=varies), var)
         elif not self.structured(eqn):
-            self._by_rule(eqn, facts)
+            if eqn.effects:
+                raise refusal(eqn, "it has an effect on a value that is padded")
+            self.by_rule(eqn, rule_of(eqn), facts, tuple(v.aval.shape for v in eqn.outvars))
         self._guarding = False
 
-    def _by_rule(self, eqn: JaxprEqn, facts: Sequence[Facts]) -> None:
-        if eqn.effects:
-            raise refusal(eqn, "it has an effect on a value that is padded")
-        domain: MaskDomain = self.domain
-        operands = [*map(self.held, eqn.invars, facts)]
-        kinds = [domain.number(a.aval, f) for a, f in zip(operands, facts, strict=True)]
-        outs = tuple(v.aval.shape for v in eqn.outvars)
-        key = self.signature(eqn, kinds, outs, self.context)
-        uses = self._uses(domain.bounds.sizes_of(eqn))
-        made = self.applied(key, self._rule(eqn, facts), operands, uses, eqn)
-        assert made is not None
-        for var, atom, known in zip(eqn.outvars, *made, strict=True):
-            self.bind(var, known, atom)
+    def rule_context(self, name: str, known: dict[Any, Any]) -> Masking:
+        symbols = {fact: known.pop(("extra", fact)) for fact in self.domain.extras}
+        flag = known.pop(("extra", ITERATION))
+        flag = flag if self.context.iterations else None
+        return Masking(name, self.domain.bounds, symbols, known, flag, self.context.in_scan)
 
-    def _rule(self, eqn: JaxprEqn, facts: Sequence[Facts]) -> Callable[..., Any]:
-        """Return a function that computes an equation by its rule."""
+    def uses(self, sizes: Iterable[Any], facts: Sequence[str] | None = None) -> list[Any]:
+        return [("extra", ITERATION), *super().uses(sizes, facts)]
 
-        def compute(uses: Mapping[Any, Any], *arrays: Any) -> tuple[list[Any], list[Facts]]:
-            apply, found = rule_of(eqn), list[Facts]()
-            active = any(each.active for each in facts) and not traits(eqn).stops_derivative
-            varies = any(each.varies for each in facts)
-            masking = self._masking(eqn.primitive.name, uses)
+    def operand(self, array: Any, kind: Facts, shape: tuple[Any, ...]) -> Padded:
+        return Padded(array, kind)
 
-            def outs(*arrays: Any) -> list[Any]:
-                made = apply(masking, eqn, *map(Padded, arrays, facts))
-                results = made if eqn.primitive.multiple_results else [made]
-                pairs = [
-                    result_facts(each, var.aval.shape, active, varies)
-                    for each, var in zip(results, eqn.outvars, strict=True)
-                ]
-                found[:] = [known for _, known in pairs]
-                return [array for array, _ in pairs]
-
-            results = keep_weak_types(outs, arrays, [v.aval for v in eqn.outvars], eqn)
-            return results or [], found
-
-        return compute
+    def result(
+        self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Facts]
+    ) -> tuple[Any, Facts]:
+        return result_facts(made, var.aval.shape, *_active_varies(eqn, kinds))
 
     # --- sizes and masks ------------------------------------------------------------------------
 
@@ -149,56 +128,26 @@ class MaskWriting(Writing[Facts]):
         """Return the atom of the mask of an axis of a logical size."""
         return self.fact(("valid", size))
 
-    def made_fact(self, fact: Any) -> Atom:
+    def made_fact(self, fact: tuple[str, Any]) -> Atom:
         what, value = fact
-        if what == "extra":
-            return self.extra(value)
-        if what == "guarded":  # a value whose derivative is zero in iterations of the padding
-            operands = [self.extra(ITERATION), value]
-            made = self.applied(
-                ("guarded", value.aval), lambda _, flag, x: ([guarded(flag, x)], [None]), operands
-            )
-        else:
-            uses = self._uses(())
-            if what == "valid":
-                uses.append(("size", value))
-
-            def compute(uses: Mapping[Any, Any]) -> tuple[list[Any], list[None]]:
-                return [getattr(self._masking("", uses), what)(value)], [None]
-
-            made = self.applied(fact, compute, [], uses)
-        assert made is not None
-        return made[0][0]
-
-    def _uses(self, sizes: Sequence[Any]) -> list[tuple[str, Any]]:
-        """Return the facts that a rule may use if an equation mentions these sizes."""
-        symbols = [("extra", name) for name in (*self.domain.bounds, ITERATION)]
-        return symbols + [(what, size) for what in ("size", "valid") for size in sizes]
-
-    def _masking(self, name: str, uses: Mapping[Any, Any]) -> Masking:
-        """Return the context of the rule of a primitive."""
-        known: dict[str, dict[Any, Any]] = {"extra": {}, "size": {}, "valid": {}}
-        for (what, key), value in uses.items():
-            known[what][key] = value
-        flag = known["extra"].pop(ITERATION) if self.context.iterations else None
-        parts = known["extra"], known["size"], known["valid"]
-        return Masking(name, self.domain.bounds, *parts, flag, self.context.in_scan)
+        if what != "guarded":
+            return super().made_fact(fact)
+        # A value whose derivative is zero in iterations of the padding.
+        operands = [self.extra(ITERATION), value]
+        return self.computed((what, value.aval), lambda _, *each: guarded(*each), operands)
 
     def apart(self, atom: Atom, facts: Facts) -> Atom:
         """Return an argument of the program whose derivative is zero in its padding.
 
         The caller may have computed the padding from something that is differentiated.
         """
-        axes = self.domain.bounds.axes(facts.shape)
-        sizes = list(dict.fromkeys(facts.shape[axis] for axis in axes))
+        shape, axes = facts.shape, self.domain.bounds.axes(facts.shape)
 
-        def compute(uses: Mapping[Any, Any], array: Any) -> tuple[list[Any], list[None]]:
-            masking = self._masking("argument", uses)
-            return [masking.apart(array, facts.shape, axes, active=True)], [None]
+        def compute(masking: Masking, array: Any) -> Any:
+            return masking.apart(array, shape, axes, active=True)
 
-        made = self.applied(("apart", atom.aval, facts), compute, [atom], self._uses(sizes))
-        assert made is not None
-        return made[0][0]
+        sizes = (shape[axis] for axis in axes)
+        return self.computed(("apart", atom.aval, facts), compute, [atom], sizes)
 
 
 @dataclass(eq=False)
@@ -234,6 +183,8 @@ class MaskDomain(Domain[Facts]):
     writing = MaskWriting
     rules = mask_rules
     structured_rules = structured_mask_rules
+    facts = FACTS
+    refusal = staticmethod(refusal)
 
     def __init__(self, bounds: Bounds) -> None:
         super().__init__()
@@ -259,7 +210,8 @@ class MaskDomain(Domain[Facts]):
     def settled(self, kind: Facts, aval: Aval, role: Role, found: Regions) -> Facts:
         if role == "row":
             return replace(kind, shape=kind.shape[1:], fills=kind.fills[1:])
-        return kind if role == "operand" else replace(kind, literal=None)
+        agrees = role != "operand" and found.kind != "call"
+        return replace(kind, literal=None) if agrees else kind
 
     def stacked(self, kind: Facts, length: Any) -> Facts:
         return replace(kind, shape=(length, *kind.shape), fills=(None, *kind.fills), literal=None)
@@ -290,12 +242,19 @@ class MaskDomain(Domain[Facts]):
         in_scan = context.in_scan or (found.repeats and found.view.trips is not None)
         return Place(in_scan=in_scan)
 
+    def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
+        return self.bounds.sizes_of(eqn)
+
     def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
         if isinstance(error, UnboundedSize):
             return refusal(eqn, error.message, error.hint)
-        if isinstance(error, JaxprToolError):
-            return error
-        return refusal(eqn, " ".join(str(error).split()) or type(error).__name__)
+        return super().failed(eqn, error)
+
+
+def _active_varies(eqn: JaxprEqn, facts: Sequence[Facts]) -> tuple[bool, bool]:
+    """Return whether the results of an equation are active, and whether they vary."""
+    active = any(each.active for each in facts) and not traits(eqn).stops_derivative
+    return active, any(each.varies for each in facts)
 
 
 def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:

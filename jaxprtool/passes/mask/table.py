@@ -29,6 +29,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.domains.rules import RuleContext
 from jaxprtool.passes.mask.guards import Guard, MaskedFill, mixes_rounds, with_fill
 from jaxprtool.passes.mask.sizes import Bounds, computed
 from jaxprtool.passes.mask.values import Facts, Padded
@@ -42,37 +43,38 @@ MaskRule = Callable[..., Any]
 #: The open table of rules by primitive.
 mask_rules: RuleTable[MaskRule] = RuleTable()
 
+#: The facts about a size, in the order in which they are computed from each other.
+FACTS = ("size", "valid")
 
-class Masking:
+
+class Masking(RuleContext):
     """The context of a rule: sizes, masks, and functions that fill padding.
 
     Args:
         name: The name of the primitive.
         bounds: The masked symbols and their bounds.
         symbols: The value of each masked symbol: `i32[]`.
-        sizes: The values of sizes computed so far.
-        valid: The masks of sizes computed so far.
-        round: In the body of a scan of masked length, a flag that is False if the current round is
-            padding: `bool[]`.
+        known: The values and the masks of sizes computed so far, by `FACTS`.
+        iteration: In the body of a scan of masked length, a flag that is False if the current
+            iteration is padding: `bool[]`.
         in_scan: Whether the equation is in the body of a scan.
     """
+
+    operand = Padded
 
     def __init__(
         self,
         name: str,
         bounds: Bounds,
         symbols: Mapping[str, Any],
-        sizes: dict[Any, Any],
-        valid: dict[Any, Any],
-        round: Any = None,
+        known: dict[tuple[str, Any], Any],
+        iteration: Any = None,
         in_scan: bool = False,
     ) -> None:
+        super().__init__(symbols, known)
         self.bounds = bounds
         self._name = name
-        self._symbols = symbols
-        self._sizes = sizes
-        self._valid = valid
-        self._round = round
+        self._iteration = iteration
         self._in_scan = in_scan
 
     # --- sizes ----------------------------------------------------------------------------------
@@ -83,18 +85,20 @@ class Masking:
 
     def size(self, size: Any) -> Any:
         """Return the value of a logical size: an `i32[]`, or a number."""
-        if not jaxcompat.is_symbolic_dimension(size):
-            return size
-        if size not in self._sizes:
-            self._sizes[size] = computed(size, self._symbols)
-        return self._sizes[size]
+        return self.fact("size", size) if jaxcompat.is_symbolic_dimension(size) else size
+
+    def _size(self, size: Any) -> Any:
+        return computed(size, self._symbols)
 
     def valid(self, size: Any) -> jax.Array:
         """Return the mask of an axis of a logical size: `bool[padded]`, False in the padding."""
-        if size not in self._valid:
-            numbers = lax.iota(jnp.int32, self.bounds.padded(size))
-            self._valid[size] = numbers < self.size(size)
-        return self._valid[size]
+        return self.fact("valid", size)
+
+    def _valid(self, size: Any) -> jax.Array:
+        return lax.iota(jnp.int32, self.bounds.padded(size)) < self.size(size)
+
+    def held_size(self, size: Any) -> Any:
+        return self.bounds.padded(size)
 
     # --- padding --------------------------------------------------------------------------------
 
@@ -149,7 +153,7 @@ class Masking:
             for x, fills, first in zip(operands, derivative, before, strict=True)
         ]
         ends = [axis for axis in mixed if self.bounds.is_masked(shape[axis])]
-        in_rounds = self._round is not None and mixes_rounds([x.facts for x in operands])
+        in_rounds = self._iteration is not None and mixes_rounds([x.facts for x in operands])
         if not any(x.active for x in operands) or not (in_rounds or ends or after != before):
             return compute(*map(self.filled, operands, before))
         sizes = [x.shape[axis] for x, fills in zip(operands, after, strict=True) for axis in fills]
@@ -166,7 +170,7 @@ class Masking:
             [(axis, places[shape[axis]]) for axis in ends],
             [x.facts.varies for x in operands] if in_rounds else None,
         )
-        masks = [*map(self.valid, places), *([self._round] if in_rounds else [])]
+        masks = [*map(self.valid, places), *([self._iteration] if in_rounds else [])]
         function = guard.safe if self._in_scan else guard.function
         return function(*(x.array for x in operands), *masks)
 
@@ -181,28 +185,6 @@ class Masking:
         """
         x = Padded(array, Facts.unknown(shape, active=active))
         return self.apply(lambda value: value, [x], shape, mixed=axes)
-
-    def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:
-        """Apply an equation's primitive to padded operands.
-
-        In the parameters, a masked size is replaced by its padded size.
-
-        Args:
-            eqn: The equation.
-            operands: Arrays, or padded values, which stand for their arrays.
-            params: Parameters that replace those of the equation, used as they are.
-        """
-        arrays = [x.array if isinstance(x, Padded) else x for x in operands]
-        return eqn.primitive.bind(*arrays, **{**self.params(eqn), **params})
-
-    def params(self, eqn: JaxprEqn) -> dict[str, Any]:
-        """Return the parameters of an equation, with padded sizes."""
-        return {name: self._padded(value) for name, value in eqn.params.items()}
-
-    def _padded(self, value: Any) -> Any:
-        if type(value) in (tuple, list):
-            return type(value)(map(self._padded, value))
-        return self.bounds.padded(value)
 
 
 def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:

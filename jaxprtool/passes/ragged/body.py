@@ -16,7 +16,7 @@ A rewritten body takes the lengths of the ragged symbols that it needs as its fi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from jaxprtool.ir.regions import Regions
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.structured import CALLS, CustomJVP, CustomVJP
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.weak_types import as_weak_as, keep_weak_types, strongly_typed
+from jaxprtool.ir.weak_types import as_weak_as, strongly_typed
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.domains import Domain, Role, Writing, by_edges, custom_derivative
 from jaxprtool.passes.domains.domain import StructuredRule
@@ -76,7 +76,7 @@ BY_LANES = "by lanes"
 def _scan(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
     """Write a scan over the rows of an example by its packed rule (`scans`)."""
     if writing.domain.sizes.axes([eqn.params["length"]]):
-        return writing.by_rule(eqn)
+        return writing.packed_rule(eqn)
     return by_edges(writing, eqn)
 
 
@@ -135,58 +135,25 @@ class RaggedWriting(Writing[Kind]):
             made = convert(ragging, Value(strongly_typed(value), source, shape))
             return as_weak_as(made, array.aval)
 
-        return self.computed((convert, source, kind, array.aval), compute, [array], shape)
+        sizes = (shape[axis] for axis in self.domain.sizes.axes(shape))
+        return self.computed((convert, source, kind, array.aval), compute, [array], sizes)
 
     def _swapped(self, atom: Atom) -> Atom:
         """Exchange the axes of lanes and rows."""
         key = RowsFirst, atom.aval
         return self.computed(key, lambda _, array: jnp.swapaxes(array, 0, 1), [atom])
 
-    # --- facts ----------------------------------------------------------------------------------
+    # --- rules ----------------------------------------------------------------------------------
 
-    def made_fact(self, fact: Any) -> Atom:
-        what, size = fact
-        if what == "extra":
-            return self.extra(size)
-        known = FACTS[: FACTS.index(what)]
-        return self.computed(fact, lambda ragging: ragging.fact(what, size), [], [size], known)
-
-    def computed(
-        self,
-        key: Hashable,
-        compute: Any,
-        operands: Sequence[Atom],
-        sizes: Sequence[Any] = (),
-        facts: Sequence[str] = FACTS,
-    ) -> Atom:
-        """Write the equations of `compute(ragging, *operands)`, and return its result.
-
-        Args:
-            key: Equal for calls that trace to the same equations.
-            compute: Return an array.
-            operands: The atoms of the new body that it is applied to.
-            sizes: The sizes whose facts it may use.
-            facts: The facts that are passed to it; it computes any others itself.
-        """
-
-        def one(uses: Mapping[Any, Any], *arrays: Any) -> tuple[list[Any], list[None]]:
-            return [compute(self._ragging(uses), *arrays)], [None]
-
-        made = self.applied(key, one, operands, self._uses(sizes, facts))
-        assert made is not None
-        return made[0][0]
-
-    def _uses(self, sizes: Sequence[Any], facts: Sequence[str] = FACTS) -> list[tuple[str, Any]]:
-        """Return the facts that a rule may use if an equation mentions these sizes."""
-        wide = [n for n in dict.fromkeys(sizes) if self.domain.sizes.axes([n])]
-        symbols = [("extra", name) for name in self.domain.extras]
-        return symbols + [(what, size) for size in wide for what in facts]
-
-    def _ragging(self, uses: Mapping[Any, Any]) -> Ragging:
-        """Return the context of a rule."""
-        symbols = {name: uses["extra", name] for name in self.domain.extras}
-        known = {key: value for key, value in uses.items() if key[0] != "extra"}
+    def rule_context(self, name: str, known: dict[Any, Any]) -> Ragging:
+        symbols = {fact: known.pop(("extra", fact)) for fact in self.domain.extras}
         return Ragging(self.domain.sizes, symbols, known)
+
+    def operand(self, array: Any, kind: Kind, shape: tuple[Any, ...]) -> Value:
+        return Value(array, kind, shape)
+
+    def result(self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Kind]) -> tuple[Any, Kind]:
+        return made, self.domain.sizes.canonical(var.aval)
 
     # --- equations ------------------------------------------------------------------------------
 
@@ -211,7 +178,7 @@ class RaggedWriting(Writing[Kind]):
     def _packed(self, eqn: JaxprEqn) -> bool:
         """Write an equation by its structured or packed rule; return False if it has none."""
         return self.structured(eqn) or (
-            eqn.primitive.name not in structured_ragged_rules and self.by_rule(eqn)
+            eqn.primitive.name not in structured_ragged_rules and self.packed_rule(eqn)
         )
 
     def _prefers_packed(self, eqn: JaxprEqn) -> bool:
@@ -228,7 +195,7 @@ class RaggedWriting(Writing[Kind]):
         stacked = ragged and all(isinstance(self.kind(atom), Stacked) for atom in ragged)
         return not stacked or traits(eqn).expensive or eqn.primitive.name not in mask_rules
 
-    def by_rule(self, eqn: JaxprEqn) -> bool:
+    def packed_rule(self, eqn: JaxprEqn) -> bool:
         """Write an equation by its packed rule; return False if it has none, or it returns None."""
         if not self._prefers_packed(eqn):
             return False
@@ -243,28 +210,7 @@ class RaggedWriting(Writing[Kind]):
             return False
         kinds = [sizes.canonical(atom.aval, shared=self.is_shared(atom)) for atom in eqn.invars]
         shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
-        operands = [*map(self.held, eqn.invars, kinds)]
-        outs = tuple(v.aval for v in eqn.outvars)
-        out_kinds = [*map(sizes.canonical, outs)]
-
-        def compute(uses: Mapping[Any, Any], *arrays: Any) -> tuple[Any, Any] | None:
-            ragging = self._ragging(uses)
-
-            def one(*arrays: Any) -> list[Any] | None:
-                made = apply(ragging, eqn, *map(Value, arrays, kinds, shapes))
-                return made if made is None or eqn.primitive.multiple_results else [made]
-
-            results = keep_weak_types(one, arrays, outs, eqn)
-            return None if results is None else (results, out_kinds)
-
-        numbers = [self.domain.number(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
-        key = self.signature(eqn, numbers, tuple(shapes), outs)
-        made = self.applied(key, compute, operands, self._uses(sizes.bounds.sizes_of(eqn)), eqn)
-        if made is None:
-            return False
-        for var, atom, kind in zip(eqn.outvars, *made, strict=True):
-            self.bind(var, kind, atom)
-        return True
+        return self.by_rule(eqn, apply, kinds, tuple(shapes), tuple(v.aval for v in eqn.outvars))
 
 
 class RaggedDomain(Domain[Kind]):
@@ -277,6 +223,8 @@ class RaggedDomain(Domain[Kind]):
     writing = RaggedWriting
     rules = ragged_rules
     structured_rules = structured_ragged_rules
+    facts = FACTS
+    refusal = staticmethod(refusal)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -296,7 +244,7 @@ class RaggedDomain(Domain[Kind]):
         return self.sizes.aval(kind, aval)
 
     def settled(self, kind: Kind, aval: Aval, role: Role, found: Regions) -> Kind:
-        if role == "operand":
+        if role == "operand" or found.kind == "call":
             return kind
         return self.sizes.canonical(aval, shared=isinstance(kind, Shared))
 
@@ -352,6 +300,9 @@ class RaggedDomain(Domain[Kind]):
 
         return jaxcompat.trace_in_setting(fun, [v.aval for v in body.invars], None)
 
+    def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
+        return self.sizes.bounds.sizes_of(eqn)
+
     def extra_aval(self, name: str) -> Aval:
         return self.sizes.lengths_aval
 
@@ -366,9 +317,7 @@ class RaggedDomain(Domain[Kind]):
         if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
             reason = "the largest number of rows of an example is not known"
             return refusal(eqn, reason, "longest=512 gives it")
-        if isinstance(error, JaxprToolError):
-            return error
-        return refusal(eqn, " ".join(str(error).split()) or type(error).__name__)
+        return super().failed(eqn, error)
 
 
 def _unknown(kind: Kind) -> Kind:

@@ -29,6 +29,7 @@ from jaxprtool.ir.ragged import row_places
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.weak_types import as_weak_as
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.domains.rules import RuleContext
 from jaxprtool.passes.mask.sizes import computed
 from jaxprtool.passes.ragged.values import Lanes, Sizes, Value
 
@@ -38,12 +39,11 @@ RaggedRule = Callable[..., Any]
 #: The open table of rules by primitive.
 ragged_rules: RuleTable[RaggedRule] = RuleTable()
 
-#: The facts about a size, in the order in which they are computed from each other. Each is computed
-#: once in a body and passed to the templates that use it.
+#: The facts about a size, in the order in which they are computed from each other.
 FACTS = ("value", "lengths", "starts", "examples", "lanes", "positions")
 
 
-class Ragging:
+class Ragging(RuleContext):
     """The context of a rule while it is traced: the lengths of the lanes and the places of rows.
 
     In the shapes below, B is the number of lanes, and N is the number of packed rows of a size.
@@ -52,12 +52,13 @@ class Ragging:
         sizes: The sizes of the program.
     """
 
+    operand = Value
+
     def __init__(
         self, sizes: Sizes, symbols: Mapping[str, Any], known: dict[tuple[str, Any], Any]
     ) -> None:
+        super().__init__(symbols, known)
         self.sizes = sizes
-        self._symbols = symbols
-        self._known = known
 
     # --- sizes ----------------------------------------------------------------------------------
 
@@ -65,11 +66,8 @@ class Ragging:
         """Return the value of a ragged symbol in each lane: `i32[B]`."""
         return self._symbols[name]
 
-    def fact(self, what: str, size: Any) -> Any:
-        """Return the fact of this name, one of `FACTS`, about a size."""
-        if (what, size) not in self._known:
-            self._known[what, size] = getattr(self, f"_{what}")(size)
-        return self._known[what, size]
+    def held_size(self, size: Any) -> Any:
+        return self.sizes.count(size) if jaxcompat.is_symbolic_dimension(size) else size
 
     def value(self, size: Any) -> Any:
         """Return the value of a size in each lane: `i32[B]`. That of `n - 1` may be negative."""
@@ -153,27 +151,6 @@ class Ragging:
             return jnp.moveaxis(jnp.squeeze(rows, axis + 1), 0, axis)
         whole = self.sizes.shape(self.sizes.held(shape), shape)
         return lax.broadcast_in_dim(rows, whole, (axis,))
-
-    # --- equations ------------------------------------------------------------------------------
-
-    def bind(self, eqn: JaxprEqn, *operands: Any, **params: Any) -> Any:
-        """Apply an equation's primitive to packed operands.
-
-        In the parameters, a ragged size is replaced by the number of packed rows.
-
-        Args:
-            eqn: The equation.
-            operands: Arrays, or values, which stand for their arrays.
-            params: Parameters that replace those of the equation, used as they are.
-        """
-        arrays = [x.array if isinstance(x, Value) else x for x in operands]
-        own = {name: self._packed(value) for name, value in eqn.params.items()}
-        return eqn.primitive.bind(*arrays, **{**own, **params})
-
-    def _packed(self, value: Any) -> Any:
-        if type(value) in (tuple, list):
-            return type(value)(map(self._packed, value))
-        return self.sizes.count(value) if jaxcompat.is_symbolic_dimension(value) else value
 
 
 def taken(array: Any, indices: Any, axis: int = 0) -> Any:

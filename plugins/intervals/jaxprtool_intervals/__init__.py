@@ -1,0 +1,55 @@
+"""A jaxprtool plug-in: bounds of every value, through loops and branches.
+
+It is the template for a domain of your own (`jaxprtool.extend.domains`). The kind of a value is its
+`Interval`; `rules` has what each primitive does to intervals, and the engine does the rest.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from jaxprtool import Pass, Program
+
+if TYPE_CHECKING:
+    from jaxprtool_intervals.domain import Interval
+
+__all__ = ["Intervals", "bounds"]
+
+
+@dataclass(frozen=True)
+class Intervals(Pass):
+    """Remove each `max` and `min` whose outcome is known from bounds of its operands.
+
+    The bounds of a value hold for all its elements. They are found from literals, constants and the
+    bounds of arguments, in every iteration of a loop and for either branch.
+
+    Args:
+        arguments: The bounds of arguments, by name: `{'x': (0, 1)}`. Such an argument holds no NaN.
+
+    Raises:
+        ArgumentsError: If the program has no such argument.
+
+    Example:
+        def f(x):
+            return jnp.maximum(jnp.tanh(x), -2.0)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p intervals
+        { lambda ; a:f32[3]. let b:f32[3] = tanh a in (b,) }
+    """
+
+    name: ClassVar[str] = "intervals"
+
+    arguments: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __call__(self, program: Program) -> Program:
+        from jaxprtool_intervals.domain import rewritten
+
+        return program.replace(jaxpr=rewritten(program, self.arguments).jaxpr)
+
+
+def bounds(
+    program: Program, arguments: dict[str, tuple[float, float]] | None = None
+) -> "dict[str, Interval]":
+    """Return the bounds of each result, by its name; see `Intervals`."""
+    from jaxprtool_intervals.domain import rewritten
+
+    return dict(zip(program.out_names, rewritten(program, arguments or {}).kinds, strict=True))

@@ -59,10 +59,7 @@ def read_args(
     `module` is where `ref('name')` looks. Raises ArgumentsError that says what cannot be read, and
     where: `what` is the text.
     """
-    reader = _Reader(text, what, module, Symbols())
-    source = reader.source
-    args = tuple(map(reader.argument, source.args))
-    return args, {name: reader.argument(node) for name, node in source.keywords}
+    return _Reader(text, what, module, Symbols()).arguments()
 
 
 def read_values(text: str, module: ModuleType, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -78,10 +75,7 @@ def read_values(text: str, module: ModuleType, what: str) -> tuple[tuple[Any, ..
     Raises:
         ArgumentsError: For a text that cannot be read, with the place.
     """
-    reader = _ValueReader(text, what, module, Symbols())
-    source = reader.source
-    args = tuple(map(reader.argument, source.args))
-    return args, {name: reader.argument(node) for name, node in source.keywords}
+    return _ValueReader(text, what, module, Symbols()).arguments()
 
 
 def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
@@ -172,6 +166,11 @@ class _Reader:
         self.symbols = symbols
         for start, end in self.source.types.items():
             self._constrain(start, self.source.text[start:end])
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and the keyword arguments."""
+        args = tuple(map(self.argument, self.source.args))
+        return args, {name: self.argument(node) for name, node in self.source.keywords}
 
     def argument(self, node: ast.expr) -> Any:
         """An argument, or a part of one. A whole file is a dict of its arrays."""

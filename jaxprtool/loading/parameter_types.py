@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.quantities import plural
@@ -28,7 +28,13 @@ from jaxprtool.ir.symbols import symbolic_sizes
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
-from jaxprtool.loading.trace import function_name, positional_names, shown_signature, signature
+from jaxprtool.loading.trace import (
+    function_name,
+    positional_names,
+    require_parameters,
+    shown_signature,
+    signature,
+)
 
 #: Types as a user gives them.
 Given = str | Mapping[str, Any] | Sequence[Any] | None
@@ -105,7 +111,7 @@ class ParameterTypes:
         else:
             argspec.require_sequence(given)
             positional = argspec.read_strings(list(given))
-        _check_names(fun, named)
+        require_parameters(fun, named, "types")
         _check_count(fun, len(positional))
         names = tuple(positional_names(fun, len(positional)))
         by_name = {**dict(zip(names, positional, strict=False)), **named}
@@ -250,16 +256,6 @@ def _example(fun: Callable) -> tuple[Sequence[Any], Mapping[str, Any]]:
         return types if jax.tree.leaves(types) else None
 
     return list(map(typed, args)), {name: typed(argument) for name, argument in kwargs.items()}
-
-
-def _check_names(fun: Callable, named: Mapping[str, Any]) -> None:
-    known = signature(fun)
-    if known is None or any(p.kind is p.VAR_KEYWORD for p in known.parameters.values()):
-        return
-    for name in named:
-        if name not in known.parameters:
-            hint = did_you_mean(name, known.parameters) or shown_signature(fun)
-            raise ArgumentsError(f"types has '{name}', which is no parameter", hint)
 
 
 def _check_count(fun: Callable, count: int) -> None:

@@ -12,7 +12,7 @@ import inspect
 import operator
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
@@ -446,20 +446,27 @@ def _told_static(
     numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
     names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
     order = positional_names(fun, count)
-    known = signature(fun)
     for number in numbers:
         if not -len(order) <= number < len(order):
             raise ArgumentsError(
                 f"static_argnums has {number}, but the function is given {count} positions",
                 shown_signature(fun),
             )
-    if known and not _parameter(known, inspect.Parameter.VAR_KEYWORD):
-        for name in sorted(names - set(known.parameters)):
-            hint = did_you_mean(name, known.parameters) or shown_signature(fun)
-            raise ArgumentsError(f"static_argnames has '{name}', which is no parameter", hint)
+    require_parameters(fun, sorted(names), "static_argnames")
     positions = {number % len(order) for number in numbers}
     named = {order[i] for i in positions}
     return positions | {i for i, name in enumerate(order) if name in names}, names | named
+
+
+def require_parameters(fun: Callable, names: Iterable[str], what: str) -> None:
+    """Raise ArgumentsError for a name that is no parameter of a function; `what` has it."""
+    known = signature(fun)
+    if known is None or _parameter(known, inspect.Parameter.VAR_KEYWORD):
+        return
+    for name in names:
+        if name not in known.parameters:
+            hint = did_you_mean(name, known.parameters) or shown_signature(fun)
+            raise ArgumentsError(f"{what} has '{name}', which is no parameter", hint)
 
 
 def positional_names(fun: Callable, count: int) -> list[str]:

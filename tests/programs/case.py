@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -31,7 +32,15 @@ class Case:
         return jax.enable_x64(True) if self.x64 else nullcontext()
 
     def program(self) -> Program:
-        """The traced function; traced anew on each call."""
+        """The traced function, traced once for all proofs that look at it."""
+        return self._program
+
+    @cached_property
+    def _program(self) -> Program:
+        return self.trace()
+
+    def trace(self) -> Program:
+        """The function, traced anew."""
         with self.setting():
             return trace(self.fun, *self.args, **self.kwargs)
 

@@ -9,12 +9,11 @@ their arguments narrowed. Programs that JAX says it has not implemented on the C
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import primitive_test_programs
 from tests.programs.case import Case
 
@@ -62,18 +61,7 @@ def _reason(harness: Any) -> str:
     return f"{limits[0].description}: {harness.group_name} {np.dtype(harness.dtype).name}"
 
 
-class _HarnessCase(Case):
-    """A case that is traced once in a process, for all proofs that look at it."""
-
-    @cached_property
-    def _program(self) -> Program:
-        return super().program()
-
-    def program(self) -> Program:
-        return self._program
-
-
 @cache
 def _case(harness: Any) -> Case:
     args = harness.dyn_args_maker(np.random.RandomState(0))
-    return _HarnessCase(harness.fullname, harness.dyn_fun, tuple(args))
+    return Case(harness.fullname, harness.dyn_fun, tuple(args))

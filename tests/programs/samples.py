@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -35,7 +35,15 @@ class Sample:
         return nullcontext()
 
     def program(self) -> Program:
-        """The traced function."""
+        """The traced function, traced once for all proofs that look at it."""
+        return self._program
+
+    @cached_property
+    def _program(self) -> Program:
+        return self.trace()
+
+    def trace(self) -> Program:
+        """The function, traced anew."""
         return self.entry.trace()
 
     def arguments(self) -> list[Any]:

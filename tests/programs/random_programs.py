@@ -7,7 +7,8 @@ shrinks towards few, plain steps on few, small arguments; `build.py` makes the f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ class _Scope:
 
     depth: int
     types: st.SearchStrategy[Type]
-    operations: dict[str, Operation]
+    operations: dict[str, Operation] = field(hash=False)
     effects: frozenset[str] = frozenset(("debug", "ordered", "io", "ref"))
     loops: bool = True
     repeats: bool = False
@@ -147,6 +148,7 @@ def _plans(
     )
 
 
+@lru_cache
 def _refs(count: int) -> st.SearchStrategy[tuple[int, ...]]:
     return st.tuples(*[_REFS] * count)
 
@@ -174,6 +176,8 @@ def _blocks(
     return Block(inputs, tuple(steps), draw(_refs(outputs)))
 
 
+# Hypothesis validates each strategy that it meets: bodies of one scope have one.
+@lru_cache
 def _steps(scope: _Scope) -> st.SearchStrategy[Step]:
     plain = [_ops(scope), _ops(scope), _ops(scope), _constants(scope)]
     if scope.effects:

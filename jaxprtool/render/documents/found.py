@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
     from jaxprtool.analysis.diff import BorderChange, Size
     from jaxprtool.analysis.memory import Live, Memory, Point
-    from jaxprtool.ir.repetition import Repetition
     from jaxprtool.analysis.source_lines import Source
     from jaxprtool.execute.nans import BadValue, Operand
     from jaxprtool.execute.run import RunReport
+    from jaxprtool.ir.repetition import Repetition
 
 
 class CostDocument(TypedDict):

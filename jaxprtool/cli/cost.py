@@ -15,7 +15,6 @@ from jaxprtool.files import file_written_whole
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Given
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.documents.found import CostDocument
 
 _COUNTED = Panel("What is counted")
 
@@ -102,13 +101,10 @@ def cost(
     taken = [_seconds(traced.given_to(p), session.told) if measure else seconds for p in programs]
     found = [with_times(each, on, time) for each, time in zip(found, taken, strict=True)]
     if json:
+        from jaxprtool.render.documents.found import CostDocument
+
         first = found[0]
-        document: CostDocument = {
-            "total": first.total,
-            "groups": first.groups,
-            "programs": found,
-        }
-        output.write_json(document)
+        output.write_json(CostDocument(first.total, first.groups, found))
         return
     output.write_each(render.cost_table(each, output.width(), top, on) for each in found)
 

@@ -11,7 +11,6 @@ from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
-    from jaxprtool.render.documents.found import MemoryDocument
 
 _Top = Annotated[
     int, Panel("What is shown").option("--top", "N", "Show the N largest groups.", min=1)
@@ -70,14 +69,10 @@ def memory(
             file.write(_profile(found[0]))
     output.say_if_partitioned((each for _, each in programs), json)
     if json:
+        from jaxprtool.render.documents.found import MemoryDocument
+
         first = found[0]
-        document: MemoryDocument = {
-            "peak_bytes": first.peak_bytes,
-            "at": first.at,
-            "live": first.live,
-            "programs": found,
-        }
-        output.write_json(document)
+        output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, found))
         return
     output.write_each(render.memory_table(each, output.width(), top) for each in found)
 

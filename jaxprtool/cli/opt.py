@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.verification import Verified, Verifier
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.passes.pipeline import Pipeline
-    from jaxprtool.render.documents.programs import OptDocument, PassRun
+    from jaxprtool.render.documents.programs import PassRun
 
 
 #: How the result is shown.
@@ -178,12 +178,10 @@ def opt(
         )
     if json:
         from jaxprtool.render.as_json import program_document
+        from jaxprtool.render.documents.programs import OptDocument
 
-        document: OptDocument = {
-            "programs": [program_document(program) for _, program in programs],
-            "passes": watcher.rows,
-        }
-        output.write_json(document)
+        documents = [program_document(program) for _, program in programs]
+        output.write_json(OptDocument(documents, watcher.rows))
         return
     if out is None and not as_page and (full or pager or function.listed(source)["source"]):
         output.write_pages_or_listings(programs, full, pager, **function.listed(source))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.ir.repetition import Repetition
     from jaxprtool.passes.outline import Outline
-    from jaxprtool.render.documents.found import OutlineDocument
 
 _OUTLINED = Panel("What is outlined")
 
@@ -97,7 +96,7 @@ def outline(
     found = [
         _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
     ]
-    document: OutlineDocument = {"programs": found}
+    measured = None
     output.say_if_partitioned((each for _, each in programs), json)
     if not json:
         output.write_each(render.repetition_table(each, output.width()) for each in found)
@@ -106,14 +105,16 @@ def outline(
         with printed_by_functions(json):
             reports = _run(before, after, to_run, session.told)
         times = trace_time, outline_time
-        document["measured"] = render.measured_document(reports, to_run.filled.random, *times)
+        measured = render.measured_document(reports, to_run.filled.random, *times)
         if not json:
             rows = render.measured_rows(reports, *times, found[0].memory)
             titles = ("", "as traced", "outlined", "")[: 2 if after is before else 4]
             output.write("")
             output.write_table(titles, rows, titles[1:3])
     if json:
-        output.write_json(document)
+        from jaxprtool.render.documents.found import OutlineDocument
+
+        output.write_json(OutlineDocument(found, measured))
 
 
 def _found(outlining: Outline, before: Program, after: Program) -> Repetition:

@@ -106,7 +106,7 @@ def run(
     if json:
         document = runs.document(report, traced.seconds, prepared.filled.random, pass_time)
         if check:
-            document["found"] = found
+            document = document._replace(found=found)
         output.write_json(document)
     else:
         _write_report(

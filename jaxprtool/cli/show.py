@@ -215,11 +215,12 @@ def _document(
 ) -> ShowDocument | StatsDocument:
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.as_json import program_document
+    from jaxprtool.render.documents.programs import ShowDocument, StatsDocument
 
     if want_stats:
-        return {"stats": [stats(program) for _, program in programs]}
+        return StatsDocument([stats(program) for _, program in programs])
     options = replace(options, source=True, scopes=True)
-    return {"programs": [program_document(program, options) for _, program in programs]}
+    return ShowDocument([program_document(program, options) for _, program in programs])
 
 
 def _stats(program: Program, options: ShowOptions) -> Rendering:

@@ -11,7 +11,7 @@ from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents.found import SourceDocument
+    pass
 
 _Residuals = Annotated[
     bool | None,
@@ -61,7 +61,8 @@ def source(
     if on is not None:
         found = list(timed(tuple(found), on))
     if json:
-        document: SourceDocument = {"programs": found}
-        output.write_json(document)
+        from jaxprtool.render.documents.found import SourceDocument
+
+        output.write_json(SourceDocument(found))
         return
     output.write_each(render.source_text(each, output.width(), full, on) for each in found)

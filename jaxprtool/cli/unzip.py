@@ -214,14 +214,13 @@ def _document(
 ) -> UnzipDocument:
     from jaxprtool.render import runs
     from jaxprtool.render.as_json import program_document
+    from jaxprtool.render.documents.programs import UnzipDocument
     from jaxprtool.render.variables import variable_document
 
-    document: UnzipDocument = {
-        "variables": [variable_document(variable, frames) for variable in variables],
-        "programs": [program_document(program) for _, program in programs],
-    }
-    if ran is not None:
-        document["runs"] = [
-            runs.document(report, split_time, ran.filled.random) for report in (ran.init, ran.apply)
-        ]
-    return document
+    reports = () if ran is None else (ran.init, ran.apply)
+    random = () if ran is None else ran.filled.random
+    return UnzipDocument(
+        [variable_document(variable, frames) for variable in variables],
+        [program_document(program) for _, program in programs],
+        [runs.document(report, split_time, random) for report in reports] or None,
+    )

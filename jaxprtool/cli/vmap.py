@@ -160,16 +160,15 @@ def _document(
 ) -> VmapDocument:
     from jaxprtool.passes.batch.mapped import mapped_arguments
     from jaxprtool.render.as_json import program_document
+    from jaxprtool.render.documents.programs import MappedArgument, VmapDocument
 
     assert batch.axis_size is not None and isinstance(batch.axis_name, str | None)
-    return {
-        "axis_size": batch.axis_size,
-        "axis_name": batch.axis_name,
-        "chunk": batch.chunk,
-        "arguments": [
-            {"name": name, "axis": dim} for name, dim in mapped_arguments(batch, program)
-        ],
-        "equations_before": row.equations_before,
-        "equations_after": row.equations_after,
-        "programs": [program_document(each) for _, each in programs],
-    }
+    return VmapDocument(
+        batch.axis_size,
+        batch.axis_name,
+        batch.chunk,
+        [MappedArgument(*each) for each in mapped_arguments(batch, program)],
+        row.equations_before,
+        row.equations_after,
+        [program_document(each) for _, each in programs],
+    )

@@ -22,6 +22,7 @@ from jaxprtool.ir.notation.tokens import (
 )
 from jaxprtool.ir.quantities import in_bytes, plural, with_prefix
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.render.documents.found import DiffDocument, DiffLine
 from jaxprtool.render.grid import columns
 from jaxprtool.render.lines import Cell, joined, printable, wrapped
 from jaxprtool.render.listing import Listing
@@ -31,7 +32,6 @@ from jaxprtool.render.rows import Reader
 if TYPE_CHECKING:
     from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line
     from jaxprtool.ir.differences import Difference
-    from jaxprtool.render.documents.found import DiffDocument, DiffLine
 
 _MARKS = {
     "removed": RemovedToken("- "),
@@ -394,23 +394,18 @@ def diff_document(found: Diff) -> DiffDocument:
     for number, hunk in enumerate(found.hunks):
         for line in hunk.lines:
             assert texts is not None
+            primitive = "" if line.equation is None else line.equation.primitive.name
+            text, kinds = "".join(texts.line(hunk, line)), {each.kind for each in line.differences}
             lines[line.kind].append(
-                {
-                    "hunk": number,
-                    "primitive": "" if line.equation is None else line.equation.primitive.name,
-                    "text": "".join(texts.line(hunk, line)),
-                    "source": line.source,
-                    "path": hunk.path,
-                    "differs_in": sorted({each.kind for each in line.differences}),
-                }
+                DiffLine(number, primitive, text, line.source, hunk.path, sorted(kinds))
             )
-    return {
-        "verdict": found.verdict,
-        "removed": lines["removed"],
-        "added": lines["added"],
-        "changed": lines["changed"],
-        "retyped": len(found.retyped),
-        "border": found.border,
-        "before": found.before,
-        "after": found.after,
-    }
+    return DiffDocument(
+        found.verdict,
+        lines["removed"],
+        lines["added"],
+        lines["changed"],
+        len(found.retyped),
+        found.border,
+        found.before,
+        found.after,
+    )

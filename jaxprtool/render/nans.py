@@ -11,12 +11,12 @@ from rich.text import Text
 
 from jaxprtool.ir.quantities import plural, some
 from jaxprtool.render import theme
+from jaxprtool.render.documents.found import NansDocument
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.tables import facts_table, line_text, new_table, number, text
 
 if TYPE_CHECKING:
     from jaxprtool.execute.nans import BadValue, NanSearch, Operand
-    from jaxprtool.render.documents.found import NansDocument
 
 #: So many results, equations or devices are named.
 _FEW = 4
@@ -119,13 +119,7 @@ def _number(number: object) -> str:
 def nans_document(found: NanSearch) -> NansDocument:
     """Return the document of what was found: the first, and all others."""
     first = found.first
-    return {
-        "name": found.name,
-        "found": first is not None,
-        "primitive": first.primitive if first else "",
-        "source": first.source if first else "",
-        "path": first.path if first else (),
-        "iteration": first.iteration if first else (),
-        "operands": first.operands if first else (),
-        "all": found.found,
-    }
+    if first is None:
+        return NansDocument(found.name, False)
+    of_first = first.primitive, first.source, first.path, first.iteration, first.operands
+    return NansDocument(found.name, True, *of_first, found.found)

@@ -13,6 +13,7 @@ from rich.text import Text
 from jaxprtool.ir.frames import frames_now, short_paths
 from jaxprtool.ir.quantities import in_bytes, plural
 from jaxprtool.render import theme
+from jaxprtool.render.documents.found import Measurements
 from jaxprtool.render.rendering import Rendering
 from jaxprtool.render.runs import duration
 from jaxprtool.render.tables import add_more, new_table, number, text
@@ -20,7 +21,6 @@ from jaxprtool.render.tables import add_more, new_table, number, text
 if TYPE_CHECKING:
     from jaxprtool.execute.run import RunReport
     from jaxprtool.ir.repetition import RepeatedBody, Repetition, SourceRange, TemporaryMemory
-    from jaxprtool.render.documents.found import Measurements
 
 
 #: Of bodies that gain too little so many are shown.
@@ -158,11 +158,5 @@ def measured_document(
     reports: Sequence[RunReport], random: Sequence[str], trace_time: float, outline_time: float
 ) -> Measurements:
     """Return the document of what `measured_rows` shows; `random` arguments had random values."""
-    return {
-        "devices": list(map(str, reports[0].devices)),
-        "random": random,
-        "trace": trace_time,
-        "outline": outline_time,
-        "as_traced": reports[0],
-        "outlined": reports[1] if len(reports) > 1 else None,
-    }
+    devices, outlined = list(map(str, reports[0].devices)), reports[1] if reports[1:] else None
+    return Measurements(devices, random, trace_time, outline_time, reports[0], outlined)

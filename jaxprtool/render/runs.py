@@ -113,13 +113,9 @@ def document(
     report: RunReport, trace_time: float, random: Sequence[str], pass_time: float | None = None
 ) -> documents.RunDocument:
     """Return the document of a run, of a program whose arguments `random` had random values."""
-    return {
-        "name": report.name,
-        "devices": [str(d) for d in report.devices],
-        "random": list(random),
-        "times": documents.StepTimes(trace_time, pass_time, report.times),
-        "outputs": list(map(_output_document, report.outputs)),
-    }
+    times = documents.StepTimes(trace_time, pass_time, report.times)
+    devices, outputs = map(str, report.devices), map(_output_document, report.outputs)
+    return documents.RunDocument(report.name, list(devices), random, times, list(outputs))
 
 
 #: So many findings of a check are named.
@@ -153,5 +149,5 @@ def _finding(finding: Finding) -> str:
 def _output_document(out: Output) -> documents.Output:
     summary = out.summary
     if summary.value is None:
-        return {"name": out.name, "type": out.type, "statistics": summary.statistics}
-    return {"name": out.name, "type": out.type, "value": summary.value.tolist()}
+        return documents.Output(out.name, out.type, statistics=summary.statistics)
+    return documents.Output(out.name, out.type, summary.value.tolist())

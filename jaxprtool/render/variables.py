@@ -46,14 +46,13 @@ def variable_document(variable: VariableLeaf, frames: Frames) -> Variable:
     """Return the document of a variable."""
     aval = variable.aval
     place = frames.place(variable.eqn)
-    document: Variable = {
-        "name": variable.path,
-        "type": type_of(aval),
-        "shape": [size if isinstance(size, int) else str(size) for size in aval.shape],
-        "dtype": str(aval.dtype),
-        "bytes": size_of(aval),
-        "source": source_line(frames, place.frame) if place else None,
-    }
-    if place and place.library:
-        document["library"] = source_line(frames, place.library)
-    return document
+    library = place.library if place else None
+    return Variable(
+        variable.path,
+        type_of(aval),
+        aval.shape,
+        str(aval.dtype),
+        size_of(aval),
+        source_line(frames, place.frame) if place else None,
+        source_line(frames, library) if library else None,
+    )

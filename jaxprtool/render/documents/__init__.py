@@ -1,4 +1,5 @@
-"""The JSON documents that commands print with `--json` where these are no dataclass: their types.
+"""The documents that commands put together of what they find, as NamedTuples.
 
-What else commands print is a dataclass that they have found, as `ir.documents` shows it.
+Most commands print what they find as it is: `ir.documents` makes JSON of any dataclass. That of a
+program, which may have many equations, is made of dicts, as the TypedDicts here describe them.
 """

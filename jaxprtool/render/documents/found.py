@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from jaxprtool.ir.documents import document
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from jaxprtool.ir.repetition import Repetition
 
 
-class CostDocument(TypedDict):
+class CostDocument(NamedTuple):
     """`cost`, of one program."""
 
     total: Annotated[Group, "All of the first program."]
@@ -23,7 +25,7 @@ class CostDocument(TypedDict):
     programs: Annotated[Sequence[Cost], "Each program."]
 
 
-class MemoryDocument(TypedDict):
+class MemoryDocument(NamedTuple):
     """`memory`, of one program."""
 
     peak_bytes: Annotated[int, "The bytes that the first program needs."]
@@ -32,13 +34,13 @@ class MemoryDocument(TypedDict):
     programs: Annotated[Sequence[Memory], "Each program."]
 
 
-class SourceDocument(TypedDict):
+class SourceDocument(NamedTuple):
     """`source`."""
 
     programs: Annotated[Sequence[Source], "Each program."]
 
 
-class Measurements(TypedDict):
+class Measurements(NamedTuple):
     """A program measured as traced, and outlined."""
 
     devices: Annotated[Sequence[str], "Where both ran: `cpu:0`."]
@@ -49,16 +51,17 @@ class Measurements(TypedDict):
     outlined: Annotated[RunReport | None, "The program outlined; null if nothing repeats."]
 
 
-class OutlineDocument(TypedDict):
+@document(optional=("measured",))
+class OutlineDocument(NamedTuple):
     """`outline`."""
 
     programs: Annotated[
         Sequence[Repetition], "What is repeated; several programs if a pass has given several."
     ]
-    measured: NotRequired[Annotated[Measurements, "With `--compile`: what both take."]]
+    measured: Annotated[Measurements | None, "With `--compile`: what both take."] = None
 
 
-class NansDocument(TypedDict):
+class NansDocument(NamedTuple):
     """`nans`: the first NaN or infinity that reaches a result, or else the first; and all others.
 
     Of an argument that has one, `primitive` and `source` are empty.
@@ -66,15 +69,15 @@ class NansDocument(TypedDict):
 
     name: Annotated[str, "The name of the program."]
     found: Annotated[bool, "Whether there is one."]
-    primitive: Annotated[str, "What makes it; empty if there is none."]
-    source: Annotated[str, "The user's line, with the library's behind; empty if not known."]
-    path: Annotated[Sequence[str], "The equations around it, the outermost first."]
-    iteration: Annotated[Sequence[int], "The number of the iteration of each loop around it."]
-    operands: Annotated[Sequence[Operand], "What it was given."]
-    all: Annotated[Sequence[BadValue], "Every one; those that reach a result first."]
+    primitive: Annotated[str, "What makes it; empty if there is none."] = ""
+    source: Annotated[str, "The user's line, with the library's behind; empty if not known."] = ""
+    path: Annotated[Sequence[str], "The equations around it, the outermost first."] = ()
+    iteration: Annotated[Sequence[int], "The number of the iteration of each loop around it."] = ()
+    operands: Annotated[Sequence[Operand], "What it was given."] = ()
+    all: Annotated[Sequence[BadValue], "Every one; those that reach a result first."] = ()
 
 
-class DiffLine(TypedDict):
+class DiffLine(NamedTuple):
     """An equation that only one program has, or that differs from its counterpart."""
 
     hunk: Annotated[int, "The number of the hunk that it is in, from 0."]
@@ -89,7 +92,7 @@ class DiffLine(TypedDict):
     ]
 
 
-class DiffDocument(TypedDict):
+class DiffDocument(NamedTuple):
     """`diff`: in what two programs differ."""
 
     verdict: Annotated[

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, TypedDict
 
 from jaxprtool.ir.border import NamedValue
-from jaxprtool.ir.documents import document
+from jaxprtool.ir.documents import Number, document
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -44,8 +43,7 @@ class Operand(TypedDict):
 
 
 @document(flat=("value", "atom"))
-@dataclass(frozen=True)
-class BoundValue:
+class BoundValue(NamedTuple):
     """An argument, a constant or an output of a program: its names, its type and its bytes."""
 
     value: NamedValue
@@ -115,128 +113,116 @@ class Program(TypedDict):
 # --- show, opt --------------------------------------------------------------------------------
 
 
-class ShowDocument(TypedDict):
+class ShowDocument(NamedTuple):
     """`show`."""
 
     programs: Annotated[list[Program], "What is shown; several if a pass has given several."]
 
 
-class StatsDocument(TypedDict):
+class StatsDocument(NamedTuple):
     """`show --stats`."""
 
     stats: Annotated[Sequence[Stats], "The size of each program."]
 
 
 @document(names={"step": "pass"})
-@dataclass(frozen=True)
-class PassRun:
-    """What a pass did to a program.
+class PassRun(NamedTuple):
+    """What a pass did to a program."""
 
-    Attributes:
-        step: The pass, with its options.
-        program: The name of the program.
-        seconds: How long it took.
-        equations_before: How many equations it was given.
-        equations_after: How many it left.
-    """
-
-    step: str
-    program: str
-    seconds: float
-    equations_before: int
-    equations_after: int
+    step: Annotated[str, "The pass, with its options."]
+    program: Annotated[str, "The name of the program."]
+    seconds: Annotated[float, "How long it took."]
+    equations_before: Annotated[int, "How many equations it was given."]
+    equations_after: Annotated[int, "How many it left."]
 
 
-class OptDocument(TypedDict):
+class OptDocument(NamedTuple):
     """`opt`."""
 
     programs: Annotated[list[Program], "The programs after the passes."]
-    passes: Annotated[list[PassRun], "What each pass did, in the order in which they ran."]
+    passes: Annotated[Sequence[PassRun], "What each pass did, in the order in which they ran."]
 
 
 # --- run --------------------------------------------------------------------------------------
 
 
 @document(flat=("times",))
-@dataclass(frozen=True)
-class StepTimes:
-    """How long each step of a run took, in seconds.
+class StepTimes(NamedTuple):
+    """How long each step of a run took, in seconds."""
 
-    Attributes:
-        trace: Tracing.
-        passes: All passes; None where they are counted with the tracing.
-    """
-
-    trace: float
-    passes: float | None
+    trace: Annotated[float, "Tracing."]
+    passes: Annotated[float | None, "All passes; null where they are counted with the tracing."]
     times: Times
 
 
-class Output(TypedDict):
+@document(optional=("value", "statistics"))
+class Output(NamedTuple):
     """A result of a run: its value if it is small, or else statistics."""
 
     name: Annotated[str, "Its readable path."]
     type: Annotated[str, "Its type, as a jaxpr prints it."]
-    value: NotRequired[Annotated[object, "The numbers, as nested lists."]]
-    statistics: NotRequired[
-        Annotated[
-            dict[str, object], "By name: `min`, `max`, `mean`, `nan`, `inf`, or `true` and `false`."
-        ]
-    ]
+    value: Annotated[object, "The numbers, as nested lists."] = None
+    statistics: Annotated[
+        dict[str, object] | None,
+        "By name: `min`, `max`, `mean`, `nan`, `inf`, or `true` and `false`.",
+    ] = None
 
 
-class RunDocument(TypedDict):
+@document(optional=("found",))
+class RunDocument(NamedTuple):
     """`run`."""
 
     name: Annotated[str, "The name of the program."]
     devices: Annotated[list[str], "Where it ran: `cpu:0`."]
-    random: Annotated[list[str], "The arguments that were filled with random values."]
+    random: Annotated[Sequence[str], "The arguments that were filled with random values."]
     times: Annotated[StepTimes, "How long each step took."]
     outputs: Annotated[list[Output], "The results, in order."]
-    found: NotRequired[Annotated[Sequence[Finding], "With `--check`: what is found."]]
+    found: Annotated[Sequence[Finding] | None, "With `--check`: what is found."] = None
 
 
 # --- unzip, vmap ------------------------------------------------------------------------------
 
 
-class Variable(TypedDict):
+@document(optional=("library",))
+class Variable(NamedTuple):
     """A variable that init makes and apply takes."""
 
     name: Annotated[str, "Its path: `first/w`."]
     type: Annotated[str, "Its type, as a jaxpr prints it."]
-    shape: Annotated[list[int | str], "Its dimensions; a symbolic one is a text."]
+    shape: Annotated[Sequence[Number], "Its dimensions; a symbolic one is a text."]
     dtype: Annotated[str, "Its dtype, as NumPy calls it."]
     bytes: Annotated[int | None, "Its size; null where it is unknown."]
     source: Annotated[Place | None, "The line that declares it; null where it is unknown."]
-    library: NotRequired[
-        Annotated[Place, "If that line calls a library: the line of this that declares it."]
-    ]
+    library: Annotated[
+        Place | None, "If that line calls a library: the line of this that declares it."
+    ] = None
 
 
-class UnzipDocument(TypedDict):
+@document(optional=("runs",))
+class UnzipDocument(NamedTuple):
     """`unzip`."""
 
     variables: Annotated[list[Variable], "The variables, in the order in which they are declared."]
     programs: Annotated[list[Program], "init and apply, after the passes."]
-    runs: NotRequired[
-        Annotated[list[RunDocument], "With `--run`: the run of init and that of apply."]
-    ]
+    runs: Annotated[
+        list[RunDocument] | None, "With `--run`: the run of init and that of apply."
+    ] = None
 
 
-class MappedArgument(TypedDict):
+class MappedArgument(NamedTuple):
     """An argument of a program that is mapped."""
 
     name: Annotated[str, "Its readable path."]
     axis: Annotated[int | None, "The axis along which it is mapped; null if it is not."]
 
 
-class VmapDocument(TypedDict):
+class VmapDocument(NamedTuple):
     """`vmap`."""
 
     axis_size: Annotated[int, "How many batch elements there are."]
     axis_name: Annotated[str | None, "What collectives call the axis, or null."]
     chunk: Annotated[int | None, "How many batch elements are computed at a time; null if all are."]
-    arguments: Annotated[list[MappedArgument], "Where each argument is mapped."]
+    arguments: Annotated[Sequence[MappedArgument], "Where each argument is mapped."]
     equations_before: Annotated[int, "How many equations the program of one batch element has."]
     equations_after: Annotated[int, "How many the mapped one has."]
     programs: Annotated[list[Program], "The mapped program, or what the passes made of it."]

@@ -6,7 +6,6 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.progress import Told
 from jaxprtool.cli.session import command
 from jaxprtool.cli.start import start_jax
-from jaxprtool.render.documents.passes import Backend, BackendsDocument, Device
 
 
 @command
@@ -23,6 +22,8 @@ def backends(json: options.Json = False, *, told: Told) -> None:
 
     found = find_backends()
     if json:
+        from jaxprtool.render.documents.passes import Backend, BackendsDocument, Device
+
         documents = []
         for b in found:
             devices = [Device(d.id, d.device_kind) for d in b.devices]

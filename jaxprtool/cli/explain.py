@@ -12,21 +12,12 @@ from jaxprtool.cli.progress import Told
 from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import PipelineError, did_you_mean
-from jaxprtool.render.documents.passes import (
-    Option,
-    PassDocument,
-    PipelineDocument,
-    PipelineStep,
-    PrimitiveDocument,
-    RewriteRule,
-    Section,
-    Trait,
-)
 
 if TYPE_CHECKING:
+    from jaxprtool.render.documents.passes import PassDocument, PipelineDocument, PrimitiveDocument
     from jaxprtool.render.rendering import Rendering
 
-_Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument
+    _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument
 
 _Full = Annotated[bool, options.OUTPUT.flag("--full", "All of its rules, on a terminal too.")]
 _Name = Annotated[
@@ -84,11 +75,12 @@ def explain(
 
 def _rendered(document: _Explanation, full: bool) -> Rendering:
     from jaxprtool.render import explanation
+    from jaxprtool.render.documents import passes as documents
 
     width = output.width()
-    if isinstance(document, PipelineDocument):
+    if isinstance(document, documents.PipelineDocument):
         return explanation.pipeline_explanation(document, width)
-    if isinstance(document, PrimitiveDocument):
+    if isinstance(document, documents.PrimitiveDocument):
         return explanation.primitive_explanation(document, width, full)
     return explanation.pass_explanation(document, width, full)
 
@@ -98,15 +90,16 @@ def _level(name: str) -> _Explanation:
     from jaxprtool.passes.base import summary
     from jaxprtool.passes.levels import levels
     from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.render.documents import passes as documents
 
     level = levels[name]
     parts = (("repeated", level.repeated), ("once, at the end", level.last))
     steps = [
-        PipelineStep(str(step), when, summary(registry.find(step.transform.name)))
+        documents.PipelineStep(str(step), when, summary(registry.find(step.transform.name)))
         for when, text in parts
         for step in Pipeline.parse(text).steps
     ]
-    return PipelineDocument(f"-{name}", level.help, steps)
+    return documents.PipelineDocument(f"-{name}", level.help, steps)
 
 
 def _pass_or_primitive(name: str, told: Told) -> _Explanation:
@@ -131,17 +124,18 @@ def _pass_or_primitive(name: str, told: Told) -> _Explanation:
 def _primitive(name: str) -> PrimitiveDocument:
     from jaxprtool.ir import rules, traits
     from jaxprtool.passes.simplify import Simplify
+    from jaxprtool.render.documents import passes as documents
 
-    return PrimitiveDocument(
+    return documents.PrimitiveDocument(
         name,
         "A primitive: the operation of an equation.",
         [
-            Trait(trait, repr(value), text)
+            documents.Trait(trait, repr(value), text)
             for trait, (value, text) in traits.described(name).items()
         ],
         [table for table in rules.TABLES if rules.table_named(table).get(name) is not None],
         [
-            RewriteRule(**rule)
+            documents.RewriteRule(**rule)
             for rule in Simplify.rules()
             if rule["pattern"].startswith(f"{name}(")
         ],
@@ -151,17 +145,18 @@ def _primitive(name: str) -> PrimitiveDocument:
 def _pass(name: str) -> PassDocument:
     from jaxprtool.passes import base, registry
     from jaxprtool.passes.docstrings import documentation
+    from jaxprtool.render.documents import passes as documents
 
     cls = registry.find(name)
     said = documentation(cls)
-    return PassDocument(
+    return documents.PassDocument(
         name,
         said.text,
         cls.group,
         registry.available()[name].origin,
         _pipelines(name),
         [
-            Option(
+            documents.Option(
                 "NAME, …" if option.name == cls.more_options else option.name,
                 option.type_name,
                 option.default_text,
@@ -170,8 +165,8 @@ def _pass(name: str) -> PassDocument:
             for option in base.options(cls)
         ],
         said.raises,
-        [Section(*section) for section in said.sections.items()],
-        [RewriteRule(**rule) for rule in cls.rules()] if hasattr(cls, "rules") else None,
+        [documents.Section(*section) for section in said.sections.items()],
+        [documents.RewriteRule(**rule) for rule in cls.rules()] if hasattr(cls, "rules") else None,
     )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.errors import PluginError
-from jaxprtool.render.documents.passes import PassesDocument, PassSummary
+
+if TYPE_CHECKING:
+    from jaxprtool.render.documents.passes import PassSummary
 
 #: The groups of our own passes, in the order in which they are listed; plug-ins may add others.
 _GROUPS = "clean up", "transform", "split", "schedule and compile"
@@ -27,6 +30,7 @@ def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
     from jaxprtool.passes import registry
     from jaxprtool.passes.base import summary
     from jaxprtool.passes.levels import levels
+    from jaxprtool.render.documents.passes import PassesDocument, PassSummary
 
     pipelines = {f"-{name}": str(level) for name, level in levels.items()}
     found = []

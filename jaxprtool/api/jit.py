@@ -25,6 +25,7 @@ from jaxprtool.ir.caches import process_cache
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.freed_refs import check_freed_refs
 from jaxprtool.ir.held import release
+from jaxprtool.ir.lifted import with_lifted
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.state import (
@@ -36,7 +37,6 @@ from jaxprtool.ir.state import (
     sharing,
     uses_objects,
 )
-from jaxprtool.ir.trees import filled, structure
 from jaxprtool.loading.trace import (
     function_name,
     held,
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from jaxprtool.sizes.buckets import Buckets
 
 jaxcompat.hide_from_tracebacks(__file__)
-
-#: The keyword argument that holds what a function closes over and JAX traces, after all others.
-_CLOSED_OVER = "\U0010ffff closed over"
 
 _NOT_GIVEN: Any = object()
 
@@ -372,7 +369,7 @@ def _traced(
         out_names=found["names"],
         axis_env=tuple(bound_axes),
     )
-    return _with_lifted(program, lifted), [*leaves, *lifted]
+    return _with_lifted_last(program, len(lifted)), [*leaves, *lifted]
 
 
 def _without_state(fun: Callable, out: Changed, padded: bool) -> object:
@@ -395,21 +392,13 @@ def _without_state(fun: Callable, out: Changed, padded: bool) -> object:
     return out.result
 
 
-def _with_lifted(program: Program, lifted: Sequence[object]) -> Program:
-    """The program with the lifted values, which its jaxpr takes first, as its last argument.
-
-    It is a keyword argument, so that positions mean what they mean to the user.
-    """
-    if not lifted:
+def _with_lifted_last(program: Program, count: int) -> Program:
+    """The program with lifted values, which its jaxpr takes first, as its last argument."""
+    if not count:
         return program
-    count = len(lifted)
-    args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
-    in_tree = structure((args, {**kwargs, _CLOSED_OVER: [0] * count}))
     jaxpr = program.jaxpr
-    names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(count)))
     invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]
-    new = jaxcompat.replace_jaxpr(jaxpr, invars=invars)
-    return program.replace(jaxpr=new, in_tree=in_tree, arg_names=unique(names))
+    return with_lifted(program, jaxcompat.replace_jaxpr(jaxpr, invars=invars), count)
 
 
 # --- passes ---------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 `bind_arguments` sorts the arguments of a call, and `trace_call` makes its `Program`. Types that
 stand for arguments are read by `read_args`, `read_strings` and `ParameterTypes.read`. `evaluated`
-evaluates a jaxpr within what JAX is tracing; `at_once` computes without regard to that.
+evaluates a jaxpr within what JAX is tracing; `at_once` computes without regard to that. Values that
+JAX traces and the function closes over are arguments of a program `with_lifted` ones.
 """
 
+from jaxprtool.ir.lifted import CLOSED_OVER, with_lifted
 from jaxprtool.jaxcompat import at_once, evaluated, hide_from_tracebacks
 from jaxprtool.loading.argspec import read_args, read_results, read_strings, require_sequence
 from jaxprtool.loading.example import Static
@@ -12,6 +14,7 @@ from jaxprtool.loading.parameter_types import ParameterTypes, TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
 
 __all__ = [
+    "CLOSED_OVER",
     "ParameterTypes",
     "Static",
     "TypedValue",
@@ -25,4 +28,5 @@ __all__ = [
     "read_strings",
     "require_sequence",
     "trace_call",
+    "with_lifted",
 ]

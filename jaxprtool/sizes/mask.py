@@ -18,12 +18,9 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.extend import replace_jaxpr
 from jaxprtool.extend.padding import check_sizes, masked
 from jaxprtool.extend.sizes import MOST_SIZES, check_symbols, found_sizes, symbolic_sizes
-from jaxprtool.extend.tracing import TypedValue
-from jaxprtool.extend.trees import filled, structure, unique
+from jaxprtool.extend.tracing import CLOSED_OVER, TypedValue, with_lifted
+from jaxprtool.extend.trees import filled
 from jaxprtool.sizes.shapecheck import check_claim, traced
-
-#: The keyword argument for the tracers that a function closes over. It sorts after all others.
-_CLOSED_OVER = "\U0010ffff closed over"
 
 
 def mask(fun: Callable, in_types: Any, out_types: Any = None) -> Callable:
@@ -65,7 +62,7 @@ class _Masked:
         args = args if isinstance(args, list | tuple) else (args,)
         program, closed_over = self._traced()
         if closed_over:
-            kwargs = {**kwargs, _CLOSED_OVER: closed_over}
+            kwargs = {**kwargs, CLOSED_OVER: closed_over}
         leaves = program.matched(args, kwargs).leaves
         for (name, aval), value in zip(program.arguments, leaves, strict=True):
             TypedValue(name, value, aval).check_dtype(program.name)
@@ -119,17 +116,13 @@ def _lifted(program: Program) -> tuple[Program, list[Any]]:
     if not lifted:
         return program, []
     kept = [each for each in consts if not isinstance(each[1], jax.core.Tracer)]
-    args, kwargs = filled(program.in_tree, range(len(jaxpr.invars)))
     new = replace_jaxpr(
         jaxpr,
         constvars=[var for var, _ in kept],
         consts=[const for _, const in kept],
         invars=[*jaxpr.invars, *(var for var, _ in lifted)],
     )
-    tree = structure((args, {**kwargs, _CLOSED_OVER: [0] * len(lifted)}))
-    names = (*program.arg_names, *(f"closed_over[{i}]" for i in range(len(lifted))))
-    made = program.replace(jaxpr=new, in_tree=tree, arg_names=unique(names))
-    return made, [const for _, const in lifted]
+    return with_lifted(program, new, len(lifted)), [const for _, const in lifted]
 
 
 def _check_symbols(program: Program, sizes: Mapping[str, Any]) -> None:

@@ -99,7 +99,7 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
         return (), ()
     held: list[Structure] = []
     key: list[Hashable] = []
-    if eqn.primitive.name in _WITH_FUNCTIONS:
+    if has_rule(eqn) or eqn.primitive.name == "reduce":  # live functions are no part of a key
         params = readable_params[eqn.primitive.name](eqn)
         key += [_key(rule_key(eqn), held)] if has_rule(eqn) else []
     # JAX's rules take a parameter that is None for one that is not there.
@@ -108,10 +108,6 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
         if value is not None:
             key += name, value if type(value) in _PLAIN else _key(value, held)
     return tuple(key), held
-
-
-#: Primitives that hold live functions, which are not parts of their keys.
-_WITH_FUNCTIONS = frozenset({"custom_jvp_call", "custom_vjp_call", "reduce"})
 
 
 # --- values -----------------------------------------------------------------------------------

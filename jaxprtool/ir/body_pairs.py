@@ -185,7 +185,8 @@ class MatchedBody:
 
     def agree(self, old: Atom, new: Atom) -> bool:
         """Return True if two operands correspond, or are the same literal."""
-        old, new = substitute((old, new), self.literals)
+        if self.literals:
+            old, new = substitute((old, new), self.literals)
         if type(old) is Literal and type(new) is Literal:
             return self.keys.literal(old) == self.keys.literal(new)
         return self.corresponds(old, new)

@@ -72,7 +72,8 @@ def holders(jaxpr: Jaxpr) -> list[tuple[JaxprEqn, list[tuple[str, Jaxpr]]]]:
     """Return the equations of an open jaxpr that hold jaxprs, each with its `bodies`."""
     known = _holders.of(jaxpr)
     if "holders" not in known:
-        held = (eqn for eqn in jaxpr.eqns if eqn.params and holds_jaxpr(eqn.params.values()))
+        eqns = () if is_flat(jaxpr) else jaxpr.eqns
+        held = (eqn for eqn in eqns if eqn.params and holds_jaxpr(eqn.params.values()))
         known["holders"] = [(eqn, inside) for eqn in held if (inside := bodies(eqn))]
     return known["holders"]  # type: ignore[no-any-return]
 

@@ -69,7 +69,6 @@ class RepeatedBody:
     bodies: tuple[RepeatedBody, ...]
 
 
-@document(without=("roots",))
 @dataclass(frozen=True)
 class TemporaryMemory:
     """The estimated temporary memory of an outlined program.
@@ -96,6 +95,7 @@ MUCH_MORE, MUCH = 0.5, 2**20
 _MOST_NAMED = 3
 
 
+@document(without=("roots",))
 @dataclass(frozen=True)
 class Repetition:
     """What a program repeats.

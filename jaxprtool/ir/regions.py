@@ -141,14 +141,14 @@ class Regions:
         """The equation itself."""
         return self.view.eqn
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The kind of control flow: "loop", "branch" or "call"; "" if several bodies all run."""
         if self.repeats or self.edges.decides is not None:
             return "loop" if self.repeats else "branch"
         return "call" if len(self.bodies) == 1 else ""
 
-    @property
+    @cached_property
     def repeats(self) -> bool:
         """Whether the equation is a loop."""
         return bool(self.carried or self.edges.sliced or self.edges.stacked)

@@ -16,6 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.caches import JaxprCache, process_cache
 from jaxprtool.ir.regions import Regions
+from jaxprtool.ir.structured import While
 from jaxprtool.ir.templates import Template
 from jaxprtool.jaxcompat import (
     AbstractRef,
@@ -104,6 +105,8 @@ class BatchWriting(Writing[Dim]):
     def held(self, atom: Atom, kind: Dim) -> Atom:
         """Return the atom with this batch dimension, moved or broadcast if it has another."""
         value = None if type(atom) is Literal else self.numbered.get(atom)
+        if value is None and kind is None:
+            return atom
         found, number = value or (atom, self.domain.number(atom.aval, None))
         source = self.domain.kinds[number]
         if kind is None or kind == source:
@@ -252,9 +255,11 @@ class BatchDomain(Domain[Dim]):
         they must be a prefix of the dimensions of each carry. Slices are cut off along the leading
         dimension, which therefore cannot be the batch dimension.
         """
-        is_ref = isinstance(aval, AbstractRef)
-        if kind is None or (found.kind == "call" and found.eqn.primitive.name != "remat2"):
+        if kind is None:
+            return None
+        if found.kind == "call" and found.eqn.primitive.name != "remat2":
             return kind
+        is_ref = isinstance(aval, AbstractRef)
         if role == "row" and is_ref:
             if kind == 0:
                 reason = "it runs over a ref that is mapped along its leading axis"
@@ -265,9 +270,7 @@ class BatchDomain(Domain[Dim]):
                 found.repeats and (is_ref or not _moves_constants(found))
             )
             return kind if stays else 0
-        pairs = zip(found.bodies, found.regions, strict=True)
-        ranks = [len(body.outvars[0].aval.shape) for body, each in pairs if each.decides]
-        return max(ranks, default=0)
+        return len(found.view.cond.outvars[0].aval.shape) if isinstance(found.view, While) else 0
 
     def stacked(self, kind: Dim, length: Any) -> Dim:
         return None if kind is None else kind + 1

@@ -34,7 +34,7 @@ def _while(writing: BatchWriting, eqn: JaxprEqn) -> bool:
         dims = [0 if i in carried else writing.kind(atom) for i, atom in enumerate(eqn.invars)]
         outs: list[Dim] = [0] * len(carried)
         conds, consts = ([dims[i] for i in region.ins] for region in found.regions)
-        bodies = [domain.matched(cond, conds, [0], None), domain.matched(body, consts, outs, None)]
+        bodies = [domain.body(cond, conds, [0]), domain.matched(body, consts, outs, None)]
         solution = Solution(found, dims, outs, bodies)
     write(writing, solution)
     return True

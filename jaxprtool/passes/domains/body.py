@@ -164,13 +164,16 @@ class Writing(Generic[K]):
 
         A loop or branch of a plug-in that has no rule is written by its edges.
         """
-        apply = self.domain.structured_rules.get(eqn.primitive.name)
+        domain, name = self.domain, eqn.primitive.name
+        apply = domain.structured_rules.get(name)
         if apply is not None:
             return apply(self, eqn)
-        found = regions(eqn)
-        if found is None or found.kind not in ("loop", "branch"):
+        if not eqn.params or domain.rules.get(name) is not None:
             return False
-        return self.domain.rules.get(eqn.primitive.name) is None and by_edges(self, eqn)
+        found = regions(eqn)
+        if found is None or found.kind not in ("loop", "branch") or domain.in_params(eqn):
+            return False
+        return by_edges(self, eqn)
 
     # --- templates ------------------------------------------------------------------------------
 
@@ -213,7 +216,7 @@ class Writing(Generic[K]):
         def one(known: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[None]]:
             return [compute(self.rule_context("value", known), *arrays)], [None]
 
-        made = self.applied(key, one, operands, self.uses(sizes, facts))
+        made = self.applied(key, one, operands, lambda: self.uses(sizes, facts))
         assert made is not None
         return made[0][0]
 
@@ -228,11 +231,11 @@ class Writing(Generic[K]):
             kinds: The kinds as which the rule takes the operands.
             key: What the template depends on besides the equation, the kinds, and the context.
         """
-        operands = [*map(self.held, eqn.invars, kinds)]
-        shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
+        domain, operands = self.domain, [*map(self.held, eqn.invars, kinds)]
 
         def compute(known: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[K]] | None:
             context, found = self.rule_context(eqn.primitive.name, known), list[K]()
+            shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
 
             def one(*arrays: Any) -> list[Any] | None:
                 made = apply(context, eqn, *map(self.operand, arrays, kinds, shapes))
@@ -247,29 +250,23 @@ class Writing(Generic[K]):
             results = keep_weak_types(one, arrays, [v.aval for v in eqn.outvars], eqn)
             return None if results is None else (results, found)
 
-        numbers = [self.domain.number(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
-        facts = self.uses(self.domain.sizes_of(eqn))
-        signature = self.signature(eqn, numbers, *key, self.context)
-        made = self.applied(signature, compute, operands, facts, eqn)
-        for var, atom, kind in zip(eqn.outvars, *made, strict=True) if made is not None else ():
+        numbers = [domain.number(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
+        template = domain.key(eqn, numbers), key, self.context
+        made = self.applied(
+            template, compute, operands, lambda: self.uses(domain.sizes_of(eqn)), eqn
+        )
+        if made is None:
+            return False
+        for var, atom, kind in zip(eqn.outvars, *made, strict=True):
             self.bind(var, kind, atom)
-        return made is not None
-
-    def signature(self, eqn: JaxprEqn, kinds: Sequence[int], *more: Hashable) -> Hashable:
-        """Return a key that is equal for equations whose rule is traced to the same template."""
-        try:
-            key = self.domain.key(eqn, kinds), *more
-            hash(key)
-        except TypeError:  # a parameter that cannot be hashed
-            return id(eqn)
-        return key
+        return True
 
     def applied(
         self,
         key: Hashable,
         compute: Compute,
         operands: Sequence[Atom],
-        facts: Sequence[Any] = (),
+        facts: Callable[[], Sequence[Any]],
         eqn: JaxprEqn | None = None,
     ) -> tuple[list[Atom], Sequence[Any]] | None:
         """Write the equations of `compute(facts, *operands)`, which is traced once for a key.
@@ -278,23 +275,28 @@ class Writing(Generic[K]):
             key: Equal for calls that trace to the same equations.
             compute: Return results and their kinds, or None. It takes the facts by name.
             operands: The atoms of the new body that it is applied to.
-            facts: The facts that it may use. The others are not computed.
+            facts: Return the facts that it may use. Those that it does not use are not computed.
             eqn: The equation in whose context (mesh, precision, …) it is traced.
 
         Returns:
             The atoms of the results and their kinds, or None if `compute` returns None.
         """
         templates = self.domain.templates
-        if key not in templates:
-            avals = [atom.aval for atom in operands]
-            templates[key] = self.domain.traced(compute, avals, facts, eqn)
+        try:
+            known = templates.get(key)
+        except TypeError:  # a parameter that cannot be hashed
+            key = id(eqn)
+            known = templates.get(key)
+        if known is None:
+            uses, avals = facts(), [atom.aval for atom in operands]
+            known = templates[key] = self.domain.traced(compute, avals, uses, eqn), uses
             if eqn is not None and any(map(has_float, eqn.params.values())):
                 self.domain.with_floats.add(eqn.primitive)
-        template = templates[key]
+        template, uses = known
         if template is None:
             return None
         values: list[Any] = [*operands]
-        for i, fact in enumerate(facts, len(operands)):
+        for i, fact in enumerate(uses, len(operands)):
             values.append(self.fact(fact) if i in template.used else None)
         # What is computed from facts alone comes from no line of the source.
         source = self.source if operands or eqn is not None else jaxcompat.NO_SOURCE

@@ -72,7 +72,8 @@ class Domain(Generic[K]):
             other; see `rules.RuleContext`.
         extras: The names of values that every derivative rule gets as extra arguments. Any other
             body gets those that it uses.
-        templates: The template of each rule that was traced, None for a rule that returned None.
+        templates: The template of each rule that was traced, None for a rule that returned None,
+            and the facts that it may use.
         with_floats: Primitives with a float in the parameters of some equation.
         kinds: The kind that each number stands for; see `number`.
         derivatives: The rewritten derivative rules of custom calls.
@@ -85,7 +86,7 @@ class Domain(Generic[K]):
     extras: Sequence[Any] = ()
 
     def __init__(self) -> None:
-        self.templates: dict[Hashable, Template | None] = {}
+        self.templates: dict[Hashable, Any] = {}
         self.with_floats: set[Primitive] = set()
         self.derivatives: dict[Hashable, Callable[[], Any]] = {}
         self.kinds: dict[int, K] = {}
@@ -162,6 +163,10 @@ class Domain(Generic[K]):
     def sizes_of(self, eqn: JaxprEqn) -> Sequence[Any]:
         """Return the sizes that an equation mentions, whose facts its rule may use."""
         return ()
+
+    def in_params(self, eqn: JaxprEqn) -> bool:
+        """Return True if parameters, such as the length of a loop, must be rewritten too."""
+        return False
 
     def context(self, context: Any, found: Regions) -> Any:
         """Return the context of the bodies of an equation, from the context of the equation."""

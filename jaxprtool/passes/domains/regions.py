@@ -61,26 +61,33 @@ def solve(
     kinds = [*map(writing.kind, found.eqn.invars)] if kinds is None else kinds
     if not all(domain.uniform(kinds[i]) for i in found.deciding):
         return None
-    types = {i: v.aval for i, v in enumerate(found.eqn.invars)}
+    types = [v.aval for v in found.eqn.invars]
     for body, region in zip(found.bodies, found.regions, strict=True):
-        types |= {i: v.aval for i, v in zip(region.ins, body.invars, strict=True)}
+        for i, var in zip(region.ins, body.invars, strict=True):
+            types[i] = var.aval
     roles = _roles(found)
-    start = [domain.settled(kind, types[i], roles[i], found) for i, kind in enumerate(kinds)]
+    triples = zip(kinds, types, roles, strict=True)
+    start = [domain.settled(kind, aval, role, found) for kind, aval, role in triples]
 
-    def through(number: int, kinds: Sequence[K]) -> list[K]:
+    known: dict[int, Rewritten[K]] = {}
+
+    def through(number: int, kinds: Sequence[K]) -> Sequence[Any]:
         body, region = found.bodies[number], found.regions[number]
-        made = domain.body(body, kinds, None, context).kinds
         if region.decides:
-            return [*made]
+            return (None,)  # rewritten below, once
+        known[number] = made = domain.body(body, kinds, None, context)
         becomes: list[Role] = ["result" if back is None else "carry" for back in region.back]
-        triples = zip(made, body.outvars, becomes, strict=True)
+        triples = zip(made.kinds, body.outvars, becomes, strict=True)
         return [domain.settled(kind, v.aval, role, found) for kind, v, role in triples]
 
     operands, results = found.forward(start, through, domain.join, domain.widened)
     bodies = []
-    for body, region in zip(found.bodies, found.regions, strict=True):
+    for number, region in enumerate(found.regions):
         wanted = [None if out is None else results[out] for out in region.outs]
-        made = domain.matched(body, [operands[i] for i in region.ins], wanted, context)
+        made = known.get(number)
+        if made is None or not all(map(domain.fits, made.kinds, wanted)):
+            kinds = [operands[i] for i in region.ins]
+            made = domain.body(found.bodies[number], kinds, wanted, context)
         if region.decides and not domain.uniform(made.kinds[0]):
             return None
         bodies.append(made)
@@ -163,6 +170,8 @@ def _with_extras(
     extras: Mapping[str, Mapping[Any, Atom]],
 ) -> ClosedJaxpr:
     """Return a body that takes, in each field, the extra arguments that were added to it."""
+    if not extras:
+        return made.jaxpr
     count = len(made.extras)
     own = dict(zip(made.extras, made.jaxpr.invars, strict=False))
     more = {

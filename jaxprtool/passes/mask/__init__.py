@@ -19,12 +19,13 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
 from jaxprtool.ir.bounds import MOST, SizeBound
-from jaxprtool.ir.paths import paths, unique
+from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import check_symbols, known_range
 from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.base import Pass
+from jaxprtool.passes.domains.arguments import with_arguments
 from jaxprtool.passes.mask import (  # noqa: F401  # their rules
     cumulative,
     elementwise,
@@ -51,7 +52,6 @@ from jaxprtool.passes.mask.body import (
 from jaxprtool.passes.mask.sizes import Bounds, check_constraints, with_own_constraints
 from jaxprtool.passes.mask.table import Masking, mask_rules, refusal
 from jaxprtool.passes.mask.values import Facts, Filled, Padded
-from jaxprtool.passes.transforms.retrace import with_names
 
 __all__ = [
     "Bounds",
@@ -204,35 +204,16 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     sizes = [n for aval in padded for n in aval.shape]
     domain = MaskDomain(bounds)
     made = Outermost(domain, Place(), sizes=sizes).body(old, facts, (None,) * len(old.outvars))
-    body, first = made.taking(domain, domain.extras), len(domain.extras)
-    symbols, arguments = body.invars[:first], body.invars[first:]
-    args, kwargs = filled(program.in_tree, range(len(arguments)))
-    count = len(jax.tree.leaves(args))
-    names = program.arg_names
-    arg_names = unique([*names[:count], *bounds, *names[count:]])
+    body, count = made.taking(domain, domain.extras), len(domain.extras)
+    body = jaxcompat.replace_jaxpr(body, invars=[*body.invars[count:], *body.invars[:count]])
     least = _least(program, bounds)
-    ranges = [SizeBound(most, least[name]) for name, most in bounds.bounds.items()]
-    limits = zip(arg_names[count:], ranges, strict=False)
+    limits = {name: SizeBound(most, least[name]) for name, most in bounds.bounds.items()}
     results = filled(program.out_tree, program.out_avals)
     out_names = program.out_names
     if padded:
         results = results, jax.tree.map(lambda aval: _sizes(bounds, aval), results)
         out_names = tuple(paths("result", results))
-    return program.replace(
-        jaxpr=with_names(
-            jaxcompat.replace_jaxpr(
-                body, invars=[*arguments[:count], *symbols, *arguments[count:]]
-            ),
-            program.name,
-            arg_names,
-            out_names,
-        ),
-        in_tree=structure(((*args, *symbols), kwargs)),
-        out_tree=structure(results),
-        arg_names=arg_names,
-        out_names=out_names,
-        bounds=(*program.bounds, *limits),
-    )
+    return with_arguments(program, body, limits, out_tree=structure(results), out_names=out_names)
 
 
 def _sizes(bounds: Bounds, aval: Aval) -> tuple[int, ...] | None:

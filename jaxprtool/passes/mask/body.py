@@ -245,6 +245,9 @@ class MaskDomain(Domain[Facts]):
     def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
         return self.bounds.sizes_of(eqn)
 
+    def in_params(self, eqn: JaxprEqn) -> bool:
+        return self.bounds.in_params(eqn)
+
     def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
         if isinstance(error, UnboundedSize):
             return refusal(eqn, error.message, error.hint)

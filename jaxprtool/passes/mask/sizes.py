@@ -108,7 +108,11 @@ class Bounds:
             return self.is_masked(eqn.params["dim"])
         atoms = (*eqn.invars, *eqn.outvars)
         sizes = (n for v in atoms for n in getattr(v.aval, "shape", ()))
-        return any(map(self.is_masked, sizes)) or any(map(self._holds, eqn.params.values()))
+        return any(map(self.is_masked, sizes)) or self.in_params(eqn)
+
+    def in_params(self, eqn: JaxprEqn) -> bool:
+        """Return True if a parameter of an equation, such as its shape, holds a masked size."""
+        return any(map(self._holds, eqn.params.values()))
 
     def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
         """Return the masked sizes in the types of an equation, without duplicates."""

@@ -9,7 +9,6 @@ there is one more argument, the lengths of the examples. Rules for primitives ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,12 +19,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
 from jaxprtool.ir.bounds import MOST, LengthsBound
 from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import check_symbols, known_range
-from jaxprtool.ir.trees import filled, structure
 from jaxprtool.passes.base import Pass
 from jaxprtool.passes.batch.axes import flat_in_axes
+from jaxprtool.passes.domains.arguments import with_arguments
 from jaxprtool.passes.mask.sizes import check_constraints, with_own_constraints
 from jaxprtool.passes.ragged import (  # noqa: F401  # their rules
     by_lanes,
@@ -51,7 +49,6 @@ from jaxprtool.passes.ragged.values import (
     Stacked,
     Value,
 )
-from jaxprtool.passes.transforms.retrace import with_names
 
 __all__ = [
     "AllLanes",
@@ -165,10 +162,12 @@ class Ragged(Pass):
             lambda: program.out_names,
         )
         lengths = {
-            name: LengthsBound(rows[name], known[name], shortest=shortest[name])
+            "lengths" if len(self.axes) == 1 else f"{name}_lengths": LengthsBound(
+                rows[name], known[name], shortest=shortest[name]
+            )
             for name in self.axes
         }
-        return with_own_constraints(_program(program, lengths, made))
+        return with_own_constraints(with_arguments(program, made.jaxpr, lengths, jit=None))
 
     def _rows(self, program: Program, name: str) -> Any:
         """Return a new symbol for the number of all rows."""
@@ -205,29 +204,3 @@ def _longest(symbol: Any) -> int | None:
     """Return the upper bound that the constraints give a symbol, or None."""
     most = known_range(symbol)[1]
     return None if most is None or most >= MOST else most
-
-
-def _program(program: Program, bounds: Mapping[str, LengthsBound], made: AllLanes) -> Program:
-    """Return the program of all lanes, which takes the lengths after its positional arguments.
-
-    Args:
-        program: The program of one example.
-        bounds: The bound of the lengths of each ragged symbol.
-        made: The jaxpr of all lanes.
-    """
-    arguments = made.jaxpr.invars[: -len(bounds)]
-    lengths = made.jaxpr.invars[-len(bounds) :]
-    args, kwargs = filled(program.in_tree, range(len(arguments)))
-    count = len(jax.tree.leaves(args))
-    names = ["lengths"] if len(bounds) == 1 else [f"{name}_lengths" for name in bounds]
-    arg_names = unique([*program.arg_names[:count], *names, *program.arg_names[count:]])
-    jaxpr = jaxcompat.replace_jaxpr(
-        made.jaxpr, invars=[*arguments[:count], *lengths, *arguments[count:]]
-    )
-    return program.replace(
-        jaxpr=with_names(jaxpr, program.name, arg_names, program.out_names),
-        in_tree=structure(((*args, *names), kwargs)),
-        arg_names=arg_names,
-        jit=None,
-        bounds=(*program.bounds, *zip(arg_names[count:], bounds.values(), strict=False)),
-    )

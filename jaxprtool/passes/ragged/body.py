@@ -303,6 +303,9 @@ class RaggedDomain(Domain[Kind]):
     def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
         return self.sizes.bounds.sizes_of(eqn)
 
+    def in_params(self, eqn: JaxprEqn) -> bool:
+        return self.sizes.bounds.in_params(eqn)
+
     def extra_aval(self, name: str) -> Aval:
         return self.sizes.lengths_aval
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxprtool import trace
-from tests.programs.repeat import repeat
+from jaxprtool.errors import UnsupportedError
+from tests.programs.repeat import repeat, repeat_p
 
 SYMBOLIC = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n,3"), np.float32)
 X = jnp.arange(15.0).reshape(5, 3) / 7
@@ -45,6 +46,19 @@ def test_a_loop_of_a_plug_in_runs_for_examples_of_different_length(layout):
     for lane, (start, stop) in enumerate([(0, 2), (2, 2), (2, 5)]):
         for mine, theirs in zip(got, repeated(X[start:stop], scale), strict=True):
             np.testing.assert_allclose(mine[lane], theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("passes", ["mask(n=5)", "ragged(axis='n', lanes=2)"])
+def test_a_loop_of_a_plug_in_of_masked_length_is_refused(passes):
+    body = jax.make_jaxpr(lambda row, state: [jnp.tanh(state + row)])(X[0], X[0])
+
+    def loop(x):
+        return repeat_p.bind(x[0], x, body=body, sizes=(1, 0, 1), times=x.shape[0])
+
+    n = jax.export.symbolic_shape("n", constraints=["n >= 1"])
+    program = trace(loop, jax.ShapeDtypeStruct((*n, 3), np.float32))
+    with pytest.raises(UnsupportedError, match="no masking rule for 'repeat'"):
+        program.apply(passes)
 
 
 @pytest.mark.parametrize("passes", ["mask(n=5)", "ragged(axis='n', lanes=2)"])

@@ -28,6 +28,7 @@ from tests.programs.random_programs import RandomProgram
 from tests.programs.rewriting import prove_all
 from tests.programs.same import lasting_effects, without_ref_writes
 from tests.programs.samples import sample_files
+from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -110,7 +111,7 @@ def test_a_share_of_the_harnesses(chunk):
     assert outcomes.total() > 80
 
 
-@pytest.mark.parametrize("chunk", range(2))
+@pytest.mark.parametrize("chunk", share(range(2)))
 def test_random_programs(chunk):
     outcomes: Counter[str] = Counter()
 
@@ -125,7 +126,7 @@ def test_random_programs(chunk):
     assert outcomes["as dce, others replaced"] > 2
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", share(sample_files()))
 def test_samples(file):
     for case in sample_programs(file):
         assert prove_slices(0, case)

@@ -14,6 +14,7 @@ import jaxprtool
 from jaxprtool.cli.app import COMMANDS
 from jaxprtool.cli.main import main
 from tests.external import missing
+from tests.share import share
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,7 +89,7 @@ def examples():
                 yield line.strip()
 
 
-@pytest.mark.parametrize("example", sorted(set(examples())))
+@pytest.mark.parametrize("example", share(sorted(set(examples()))))
 def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("jaxprtool.cli.browse._require_terminal", lambda target: None)

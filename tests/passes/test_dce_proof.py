@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from functools import partial
+from itertools import product
 
 import hypothesis
 import jax
@@ -23,7 +24,7 @@ from jaxprtool.loading.trace import trace
 from jaxprtool.passes.dce import Dce, dce_jaxpr
 from tests.programs import (
     Case,
-    harness_programs,
+    harness_share,
     prove,
     random_programs,
     same,
@@ -34,10 +35,11 @@ from tests.programs.random_programs import RandomProgram
 from tests.programs.rewriting import prove_all
 from tests.programs.same import Verdict, count_equations, lasting_effects, without_ref_writes
 from tests.programs.samples import sample_files
+from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
-CHUNKS = 8
+CHUNKS = 4
 
 
 def prove_dce(case, *, gradients: bool = True) -> tuple[Program, Program, Verdict | None]:
@@ -81,8 +83,7 @@ def prove_subset(program: Program, args: list, rng: random.Random) -> bool:
 # --- dead code of each kind ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outer", DEAD_CODE)
-@pytest.mark.parametrize("inner", DEAD_CODE)
+@pytest.mark.parametrize(("inner", "outer"), share(list(product(DEAD_CODE, repeat=2))))
 def test_dead_code_goes_and_values_and_rules_stay(inner, outer):
     case = Case("tanh", lambda x, y: jnp.tanh(x * y) + x, (jnp.float32(0.3), jnp.arange(3.0)))
     case = with_dead_code(with_dead_code(case, inner), outer)
@@ -120,8 +121,8 @@ def outcome(verdict: Verdict | None) -> str:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_tenth_of_the_harnesses_compute_the_same(chunk):
-    cases = enumerate(harness_programs(10)[chunk::CHUNKS])
+def test_a_share_of_the_harnesses_computes_the_same(chunk):
+    cases = enumerate(harness_share()[chunk::CHUNKS])
     outcomes = prove_all(cases, partial(prove_harness, wrapped=2, gradients=8))
     assert outcomes.total() > 90
 
@@ -129,7 +130,7 @@ def test_a_tenth_of_the_harnesses_compute_the_same(chunk):
 # --- random programs --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", share(range(4)))
 def test_random_programs_compute_the_same(chunk):
     @hypothesis.seed(chunk)
     @settings(max_examples=15)
@@ -152,7 +153,7 @@ def prove_random(number: int, case: Case) -> str:
 # --- samples ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", share(sample_files()))
 def test_samples_and_their_gradients_compute_the_same(file):
     for case in sample_programs(file):
         prove_dce(case, gradients=False)

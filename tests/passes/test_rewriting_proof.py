@@ -34,6 +34,7 @@ from tests.programs.rewriting import (
 )
 from tests.programs.samples import sample_files
 from tests.programs.waste import WASTE, wasteful
+from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -97,7 +98,7 @@ def prove_random_programs(examples: int, seed: int) -> Counter[str]:
     return outcomes
 
 
-@pytest.mark.parametrize("chunk", range(2))
+@pytest.mark.parametrize("chunk", share(range(2)))
 def test_random_programs_compute_the_same(chunk):
     assert prove_random_programs(examples=4, seed=chunk)["programs"] >= 4
 
@@ -105,7 +106,7 @@ def test_random_programs_compute_the_same(chunk):
 # --- samples ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", share(sample_files()))
 def test_a_program_of_each_sample_computes_the_same(file):
     prove_rewrites(sample_programs(file)[0], LEVELS)
 

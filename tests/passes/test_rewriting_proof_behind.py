@@ -33,10 +33,11 @@ from tests.programs.sowing import sown
 from tests.programs.values import bits_agree, difference
 from tests.programs.variables import KEY, LATE, flow
 from tests.programs.waste import WASTE, wasteful
+from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
-CHUNKS = 4
+CHUNKS = 2
 O2 = Pipeline.parse("-O2")
 
 
@@ -135,7 +136,7 @@ def prove_harness(number: int, case: Any) -> Counter[str]:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_some_harnesses_batch_and_unzip_behind_o2(chunk):
-    cases = harness_programs(1)[::311][chunk::CHUNKS]
+    cases = share(harness_programs(1)[::311])[chunk::CHUNKS]
     numbered = ((i + chunk, case) for i, case in enumerate(cases))
     assert prove_all(numbered, prove_harness).total() >= 4
 

@@ -7,7 +7,7 @@ rewrite)` does the whole round: trace, rewrite, type-check, compare.
 """
 
 from tests.programs.case import Case
-from tests.programs.harnesses import harness_programs, skipped_harnesses
+from tests.programs.harnesses import harness_programs, harness_share, skipped_harnesses
 from tests.programs.random_programs import random_programs
 from tests.programs.same import prove, same
 from tests.programs.samples import sample_programs
@@ -15,6 +15,7 @@ from tests.programs.samples import sample_programs
 __all__ = [
     "Case",
     "harness_programs",
+    "harness_share",
     "prove",
     "random_programs",
     "same",

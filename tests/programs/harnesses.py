@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxprtool.jaxcompat import primitive_test_programs
 from tests.programs.case import Case
+from tests.share import share
 
 
 def harness_programs(every: int = 10) -> list[Case]:
@@ -25,6 +26,13 @@ def harness_programs(every: int = 10) -> list[Case]:
     process imports JAX's harnesses, which takes a moment: call it in tests, not at import time.
     """
     chosen = (each[::every] for each in _runnable_by_group().values())
+    return [_case(harness) for harnesses in chosen for harness in harnesses]
+
+
+def harness_share() -> list[Case]:
+    """This release's half of `harness_programs()`, with at least one of every group."""
+    groups = _runnable_by_group().values()
+    chosen = (share(each[::10]) or each[:1] for each in groups)
     return [_case(harness) for harnesses in chosen for harness in harnesses]
 
 

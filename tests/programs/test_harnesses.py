@@ -6,7 +6,8 @@ import sys
 import jax
 import numpy as np
 
-from tests.programs import harness_programs, skipped_harnesses
+from tests import share
+from tests.programs import harness_programs, harness_share, skipped_harnesses
 from tests.programs.harnesses import _case, _harnesses
 
 
@@ -23,22 +24,31 @@ def test_what_is_skipped_is_what_jax_has_not_implemented_on_the_cpu():
     assert all(reason.startswith("unimplemented: ") for reason in skipped), skipped
 
 
-def test_a_tenth_has_programs_of_every_group():
-    def groups(names):
-        return {h.group_name for h in _harnesses() if h.fullname in names}
+def groups(names):
+    return {h.group_name for h in _harnesses() if h.fullname in names}
 
+
+def test_a_tenth_has_programs_of_every_group():
     tenth = {case.name for case in harness_programs()}
     assert groups(tenth) == groups({case.name for case in harness_programs(every=1)})
     assert 548 <= len(tenth) <= 700
 
 
+def test_two_releases_share_the_tenth_and_each_has_programs_of_every_group(monkeypatch):
+    halves = []
+    for half in (0, 1):
+        monkeypatch.setattr(share, "HALF", half)
+        halves.append({case.name for case in harness_share()})
+    tenth = {case.name for case in harness_programs()}
+    assert halves[0] | halves[1] == tenth
+    assert groups(halves[0]) == groups(halves[1]) == groups(tenth)
+    assert max(map(len, halves)) < 0.65 * len(tenth)
+
+
 def test_the_tenth_is_the_same_in_every_process():
     code = "from tests.programs import harness_programs as h; print([c.name for c in h()])"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
-    assert runs[0].stdout == runs[1].stdout == f"{[c.name for c in harness_programs()]}\n"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == f"{[c.name for c in harness_programs()]}\n"
 
 
 def test_a_case_traces_and_brings_the_same_arguments_each_time():

@@ -26,6 +26,7 @@ from tests.programs.ops import (
     coerce,
 )
 from tests.programs.random_programs import RandomProgram
+from tests.share import HALF
 
 #: Everything that random programs must contain, beside all dtypes and all operations.
 FEATURES = {
@@ -220,7 +221,8 @@ def test_a_program_prints_as_the_code_that_makes_it():
         assert eval(repr(drawn), names) == drawn
 
 
-@settings(max_examples=40)
+@hypothesis.seed(HALF)
+@settings(max_examples=20)
 @given(random_programs())
 def test_programs_are_well_typed_and_their_arguments_fit(drawn):
     case = drawn.case()

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given, settings
 
 from tests.formats.jaxpr.round_trips import count, prove_round_trip
-from tests.programs import Case, harness_programs, random_programs, sample_programs
+from tests.programs import Case, harness_share, random_programs, sample_programs
 from tests.programs.random_programs import RandomProgram
 from tests.programs.samples import sample_files
+from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
-CHUNKS = 8
+CHUNKS = 4
 
 #: What holds Python functions: callbacks; a rule that differentiates by a custom_vjp; and from
 #: JAX 0.12 on the equations of `custom_root`.
@@ -29,8 +30,8 @@ LIVE = ("callback", "custom_lin", "CustomRoot")
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_tenth_of_the_harnesses_come_back(chunk):
-    outcomes = count(harness_programs(10)[chunk::CHUNKS], run_every=10)
+def test_a_share_of_the_harnesses_comes_back(chunk):
+    outcomes = count(harness_share()[chunk::CHUNKS], run_every=10)
     assert outcomes["round trip"] > 50
 
 
@@ -41,7 +42,7 @@ def comes_back(case: Any, run: bool) -> bool:
     return outcome == "round trip"
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", share(sample_files()))
 def test_samples_and_their_gradients_come_back(file):
     outcomes = [comes_back(case, run=False) for case in sample_programs(file)]
     assert any(outcomes)
@@ -58,7 +59,7 @@ def prove_random_programs(examples: int, seed: int) -> None:
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", share(range(4)))
 def test_random_programs_come_back(chunk):
     prove_random_programs(examples=5, seed=chunk)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
-from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs import harness_share, random_programs, sample_programs
 from tests.programs.mapped import (
     Mapping,
     Outcome,
@@ -36,10 +36,11 @@ from tests.programs.ops import AXES
 from tests.programs.random_programs import RandomProgram
 from tests.programs.rewriting import prove_all
 from tests.programs.samples import sample_files
+from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
-CHUNKS = 8
+CHUNKS = 4
 
 
 def prove_ways(program: Program, args: list, ways: Iterable[Mapping]) -> Counter[str]:
@@ -86,8 +87,8 @@ def prove_harness(number: int, case: Any, ways: int = 4) -> Counter[str]:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_tenth_of_the_harnesses_batch_as_in_jax(chunk):
-    cases = enumerate(harness_programs(10)[chunk::CHUNKS])
+def test_a_share_of_the_harnesses_batches_as_in_jax(chunk):
+    cases = enumerate(harness_share()[chunk::CHUNKS])
     assert prove_all(cases, partial(prove_harness, ways=1))["programs"] > 65
 
 
@@ -108,7 +109,7 @@ def prove_random_programs(examples: int, seed: int, ways: int) -> Counter[str]:
     return outcomes
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", share(range(4)))
 def test_random_programs_batch_as_in_jax(chunk):
     assert prove_random_programs(examples=10, seed=chunk, ways=1)["programs"] >= 10
 
@@ -198,7 +199,7 @@ def test_two_axes_at_once_are_two_nested_batches_in_either_order():
 # --- samples ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", sample_files())
+@pytest.mark.parametrize("file", share(sample_files()))
 def test_a_program_of_each_sample_batches_as_in_jax(file):
     for case in sample_programs(file)[:1]:
         prove_case(case, case.name, 1)

@@ -223,12 +223,20 @@ class Regions:
         changes = {**atoms, **outvars, **self.view.entries(ins, outs)}
         if edges.decides is not None:
             del changes[edges.decides]
-        given = iter(bodies)
-        for field, _, _ in edges.bodies:
+        return self.view.rebuild(**changes, **self._by_field(bodies))
+
+    def with_bodies(self, bodies: Sequence[ClosedJaxpr]) -> JaxprEqn:
+        """Return the equation with other bodies, of as many arguments and results."""
+        return self.view.rebuild(**self._by_field(bodies))
+
+    def _by_field(self, bodies: Sequence[ClosedJaxpr]) -> dict[str, Any]:
+        """Return the fields of the view that hold the bodies."""
+        given, fields = iter(bodies), dict[str, Any]()
+        for field, _, _ in self.edges.bodies:
             held = getattr(self.view, field)
             several = isinstance(held, tuple)
-            changes[field] = tuple(next(given) for _ in held) if several else next(given)
-        return self.view.rebuild(**changes)
+            fields[field] = tuple(next(given) for _ in held) if several else next(given)
+        return fields
 
     def _values(self, fields: Sequence[str]) -> list[Any]:
         return [value for field in fields for value in as_tuple(getattr(self.view, field))]

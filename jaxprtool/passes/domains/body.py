@@ -44,7 +44,7 @@ class Writing(Generic[K]):
         self, body: ClosedJaxpr, kinds: Sequence[K], wanted: Sequence[K | None]
     ) -> Rewritten[K]:
         """Write the new form of a closed jaxpr; see `Domain.body`."""
-        invars = [self.argument(var, kind) for var, kind in zip(body.invars, kinds, strict=True)]
+        invars = self.arguments(body.invars, kinds)
         self.equations(jaxcompat.open_jaxpr(body))
         self.source = jaxcompat.NO_SOURCE
         outvars, found = self.results(body.outvars, wanted)
@@ -61,11 +61,12 @@ class Writing(Generic[K]):
         )
         return Rewritten(new, tuple(self.extras), tuple(found))
 
-    def argument(self, var: Var, kind: K) -> Var:
-        """Return the argument of the new body that holds one of the old body."""
-        (new,) = self.outs([var], [kind])
-        self.bind(var, kind, new)
-        return new
+    def arguments(self, variables: Sequence[Var], kinds: Sequence[K]) -> list[Var]:
+        """Return the arguments of the new body that hold those of the old body."""
+        invars = self.outs(variables, kinds)
+        for var, kind, new in zip(variables, kinds, invars, strict=True):
+            self.bind(var, kind, new)
+        return invars
 
     def equations(self, jaxpr: Jaxpr) -> None:
         """Write the new form of each equation."""

@@ -141,14 +141,18 @@ def write(
             place = _place(found, region, row is not None)
             atom = name if isinstance(name, Var) else writing.extra(name) if row is None else row
             extras.setdefault(place, {})[name] = atom
-    operands = [*map(writing.held, eqn.invars, ins)]
-    new = eqn.replace(invars=operands, outvars=writing.outs(eqn.outvars, outs))
-    pairs = zip(bodies, found.regions, strict=True)
-    rebuilt = Regions.of(replace(type(found.view).of(new), **changes)).rebuild(
-        [_with_extras(domain, found, region, made, extras) for made, region in pairs],
-        more={field: [*each.values()] for field, each in extras.items()},
-        first=True,
-    )
+    values = {"invars": [*map(writing.held, eqn.invars, ins)]}
+    values["outvars"] = writing.outs(eqn.outvars, outs)
+    if not (extras or changes or eqn.effects):
+        rebuilt = found.with_bodies([made.jaxpr for made in bodies]).replace(**values)
+    else:
+        pairs = zip(bodies, found.regions, strict=True)
+        new = eqn.replace(**values)
+        rebuilt = Regions.of(replace(type(found.view).of(new), **changes)).rebuild(
+            [_with_extras(domain, found, region, made, extras) for made, region in pairs],
+            more={field: [*each.values()] for field, each in extras.items()},
+            first=True,
+        )
     writing.add(rebuilt, eqn, outs)
 
 
@@ -170,8 +174,6 @@ def _with_extras(
     extras: Mapping[str, Mapping[Any, Atom]],
 ) -> ClosedJaxpr:
     """Return a body that takes, in each field, the extra arguments that were added to it."""
-    if not extras:
-        return made.jaxpr
     count = len(made.extras)
     own = dict(zip(made.extras, made.jaxpr.invars, strict=False))
     more = {

@@ -160,11 +160,12 @@ class Outermost(MaskWriting):
 
     sizes: Sequence[Any] = field(default_factory=tuple)
 
-    def argument(self, var: Var, kind: Facts) -> Var:
-        new = super().argument(var, kind)
-        if kind.active and new is not var:
-            self.bind(var, kind, self.apart(new, kind))
-        return new
+    def arguments(self, variables: Sequence[Var], kinds: Sequence[Facts]) -> list[Var]:
+        invars = super().arguments(variables, kinds)
+        for var, kind, new in zip(variables, kinds, invars, strict=True):
+            if kind.active and new is not var:
+                self.bind(var, kind, self.apart(new, kind))
+        return invars
 
     def results(
         self, atoms: Sequence[Atom], wanted: Sequence[Facts | None]

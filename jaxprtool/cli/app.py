@@ -72,6 +72,11 @@ class _Commands(TyperGroup):
             self.add_command(command(arguments[0]))
         return super().resolve_command(context, arguments)
 
+    def format_help(self, context: Any, formatter: object) -> None:
+        from jaxprtool.cli import group_help
+
+        group_help.write(self, context)
+
 
 def command(name: str) -> Any:
     """Import the module of a command, and return the command as Click has it."""

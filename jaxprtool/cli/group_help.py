@@ -1,0 +1,40 @@
+"""The help of `jaxprtool` itself: what it does, examples, options and commands.
+
+Typer draws the help of each command, with Rich's Markdown and tracebacks, which take longer to
+import than all that this page needs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.cli import output
+
+
+def write(group: Any, context: Any) -> None:
+    """Write the help of the group of all commands on stdout."""
+    console = output.console(sys.stdout)
+    usage = Text.assemble(("Usage: ", "yellow"), (group.get_usage(context)[len("Usage: ") :], "bold"))
+    console.print(Padding(usage, 1))
+    console.print(Padding(Text.from_markup(inspect.cleandoc(group.help)), (0, 1, 1, 1)))
+    options = [(", ".join(each.opts), each.help) for each in group.get_params(context)]
+    console.print(_panel("Options", options))
+    console.print(_panel("Commands", [(c.name, c.help) for c in group.commands.values()]))
+    console.print(Padding(Text.from_markup(group.epilog), (1, 1)))
+
+
+def _panel(title: str, rows: Iterable[tuple[str, str]]) -> Panel:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column()
+    for row in rows:
+        table.add_row(*row)
+    return Panel(table, title=title, title_align="left", border_style="dim")

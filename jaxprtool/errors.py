@@ -97,7 +97,7 @@ class UserFunctionError(JaxprToolError):
 
 
 def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The hint that names the candidate nearest to `name`, or None if nothing is near.
+    """Return the hint that names the candidate nearest to `name`, or None if nothing is near.
 
     Among thousands of candidates something is always near: there, ask for more `likeness`.
     """

@@ -131,7 +131,7 @@ def locked(folder: str) -> Iterator[None]:
 
 
 def is_device(file: IO[Any]) -> bool:
-    """Whether an open file is a device and no terminal: one may give zeros for ever."""
+    """Return whether an open file is a device and no terminal: one may give zeros for ever."""
     try:
         mode = os.fstat(file.fileno()).st_mode
     except (OSError, ValueError):  # a file in memory

@@ -108,7 +108,7 @@ def _is_traced(leaf: object) -> bool:
 
 
 def _merged(traced: Sequence[Any], marks: Sequence[bool], leaves: Sequence[Any]) -> list[Any]:
-    """The leaves, with those marked taken from `traced`."""
+    """Return the leaves, with those marked taken from `traced`."""
     given = iter(traced)
     return [next(given) if mark else leaf for mark, leaf in zip(marks, leaves, strict=True)]
 
@@ -151,7 +151,7 @@ mlir.register_lowering(sow_p, lambda _, *operands, **params: _identity(*operands
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    """The value is sown, and its tangent is not: the name stands for one value."""
+    """Sow the value, and not its tangent: the name stands for one value."""
     return sow_p.bind(*primals, **params), _identity(*tangents, **params)
 
 
@@ -169,7 +169,7 @@ ad.primitive_transposes[sow_p] = _transpose
 
 
 def _batch(operands: Any, axes: Any, **params: Any) -> Any:
-    """A sown value has its mapped axis first, wherever JAX happens to carry it."""
+    """Sow a value with its mapped axis in front, wherever JAX carries it."""
     moved = [
         x if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(operands, axes, strict=True)
@@ -182,7 +182,7 @@ batching.primitive_batchers[sow_p] = _batch
 
 
 def _shown(params: Params) -> list[tuple[str, Any]]:
-    """What a listing shows: the tag and the name, and what else is not as it mostly is."""
+    """Return what a listing shows: the tag and the name, and what else is not as it mostly is."""
     shown = [("tag", params["tag"]), ("name", params["name"])]
     if params["mode"] != "strict":
         shown.append(("mode", params["mode"]))

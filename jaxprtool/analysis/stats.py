@@ -70,7 +70,7 @@ class Stats:
 
 
 def stats(program: Program | ClosedJaxpr) -> Stats:
-    """The stats of a `Program` or a closed jaxpr."""
+    """Return the stats of a `Program` or a closed jaxpr."""
     about = border(program)
     counts: dict[Jaxpr, Counter[tuple[int, str]]] = {}
     _count(about.jaxpr, counts)

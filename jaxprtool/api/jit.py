@@ -177,7 +177,7 @@ def _shared(
 
 
 def _under_jit(jitted: Callable, options: Mapping[str, object]) -> tuple[Callable, dict[str, Any]]:
-    """The function under `jax.jit`, and its options, of which these take the place.
+    """Return the function under `jax.jit`, and its options, of which these take the place.
 
     Positions and names say the same in two ways, so that one replaces both.
     """
@@ -203,7 +203,7 @@ class _Filtered:
         return release(self._jitted(*args, **kwargs))
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
-        """What `jax.jit(...).lower` gives."""
+        """Return what `jax.jit(...).lower` gives."""
         args, kwargs = held(self._fun, (args, kwargs))
         return self._jitted.lower(*args, **kwargs)
 
@@ -231,7 +231,7 @@ class _Stateful:
         functools.update_wrapper(self, fun, updated=())
 
     def _for(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        """What JAX jits for arguments with these Variables in common."""
+        """Return what JAX jits for arguments with these Variables in common."""
         shared = shared_variables(self._dynamic(args, kwargs))
         if shared not in self._jitted:
             rewritten = _rewritten(lambda: self._fun, self._transform, self._static, None, shared)
@@ -250,11 +250,11 @@ class _Stateful:
         return out.applied(*self._dynamic(args, kwargs)) if isinstance(out, Changed) else out
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
-        """What `jax.jit(...).lower` gives; the new state of objects is a result."""
+        """Return what `jax.jit(...).lower` gives; the new state of objects is a result."""
         return self._for(args, kwargs).lower(*args, **kwargs)
 
     def trace(self, *args: object, **kwargs: object) -> jax.stages.Traced:
-        """What `jax.jit(...).trace` gives; the new state of objects is a result."""
+        """Return what `jax.jit(...).trace` gives; the new state of objects is a result."""
         return self._for(args, kwargs).trace(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> Callable:
@@ -268,7 +268,7 @@ def _rewritten(
     buckets: Buckets | None,
     shared: Sequence[int] | None = None,
 ) -> Callable:
-    """The function that `jax.jit` traces in place of the one that `weak()` gives.
+    """Return the function that `jax.jit` traces in place of the one that `weak()` gives.
 
     With `shared`, which says which Variables of Flax NNX are one, changed objects are results.
     """
@@ -310,7 +310,7 @@ def _traced(
     types: tuple[tuple[object, ...], dict[str, object]] | None,
     shared: Sequence[int] | None = None,
 ) -> tuple[Program, list[object]]:
-    """The program of a call, and what it is to be evaluated on.
+    """Return the program of a call, and what it is to be evaluated on.
 
     `types` are the arguments to trace it on if some of them have other types. Values that JAX
     traces outside and `fun` closes over are arguments of the program; a view of a ref is a list,
@@ -373,7 +373,7 @@ def _traced(
 
 
 def _without_state(fun: Callable, out: Changed, padded: bool) -> object:
-    """The result alone of a function that changes objects, which `jax.jit` does not do.
+    """Return the result alone of a function that changes objects, which `jax.jit` does not do.
 
     Raises ArgumentsError if the arguments are `padded`: no other way of jit changes them then.
     """
@@ -393,7 +393,7 @@ def _without_state(fun: Callable, out: Changed, padded: bool) -> object:
 
 
 def _with_lifted_last(program: Program, count: int) -> Program:
-    """The program with lifted values, which its jaxpr takes first, as its last argument."""
+    """Return the program with lifted values, which its jaxpr takes first, as its last argument."""
     if not count:
         return program
     jaxpr = program.jaxpr

@@ -66,7 +66,7 @@ def xla_computation(
     return_shape: bool = False,
     donate_argnums: Indices = (),
 ) -> Callable:
-    """A function that takes the arguments of `fun` and gives the `XlaComputation` of `fun`.
+    """Return a function that takes the arguments of `fun` and gives the `XlaComputation` of `fun`.
 
     That object has `as_hlo_text()`, `as_serialized_hlo_module_proto()`, `as_hlo_dot_graph()` and
     `program_shape()`; its result is always a tuple, and no argument is left out.
@@ -113,7 +113,7 @@ def xla_computation(
 
 
 def _shapes(program: Program) -> object:
-    """The types of the results, in their tree."""
+    """Return the types of the results, in their tree."""
     return filled(
         program.out_tree,
         [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in program.out_avals],

@@ -28,7 +28,7 @@ def load(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Program:
-    """The Program that the command line would make of TARGET and --args.
+    """Return the Program that the command line would make of TARGET and --args.
 
     `target` is `package.module:attr.path` or `path/file.py:attr.path`, or a file with a program
     in it. `args` is an argument list as text, such as `"f32[8,3], training=static(False)"`;
@@ -47,7 +47,7 @@ def unzip(
     auto: bool = False,
     known: int | tuple[int, ...] | None = None,
 ) -> Callable[..., tuple[Program, Program]]:
-    """A function that splits `fun` in two, for the arguments that it is called with.
+    """Return a function that splits `fun` in two, for the arguments that it is called with.
 
     `unzip(fun)(*args, **kwargs)` gives `(init, apply)`. `init(*keys)` gives the values that `fun`
     sows under `tag`, as nested dicts by scope and name; `apply(variables, *others, **kwargs)` gives

@@ -59,7 +59,7 @@ class ProgramEntry:
         return self.program.name
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
-        """The program as it was read; the named axes that are free in it are."""
+        """Return the program as it was read; the named axes that are free in it are."""
         return self.program
 
     def arguments(self) -> list[object]:
@@ -80,7 +80,7 @@ def find(
     symbolic: bool = False,
     **static: Unpack[StaticArguments],
 ) -> Entry | ProgramEntry:
-    """What TARGET names, with the arguments of `--args`; see `loading.load.find`.
+    """Return what TARGET names, with the arguments of `--args`; see `loading.load.find`.
 
     Raises TargetError, ProgramFileError, ArgumentsError, or UserFunctionError if the user's code
     raises.
@@ -123,7 +123,7 @@ def import_module(target: str) -> None:
 
 
 def find_elsewhere(place: Elsewhere, options: Sequence[str]) -> ProgramEntry:
-    """The program that a TARGET is in a git revision, or as another Python traces it.
+    """Return the program that a TARGET is in a git revision, or as another Python traces it.
 
     `options` are those of `jaxprtool opt`. Raises what `written_elsewhere` does.
     """
@@ -132,7 +132,7 @@ def find_elsewhere(place: Elsewhere, options: Sequence[str]) -> ProgramEntry:
 
 
 def is_file(target: str) -> bool:
-    """Whether a TARGET is a file or stdin, and not a function in a module."""
+    """Return whether a TARGET is a file or stdin, and not a function in a module."""
     if target == STDIN or target.endswith(".jaxpr"):
         return True
     return not target.endswith(".py") and os.path.isfile(target)

@@ -107,7 +107,7 @@ def _results(
     out_axes: object,
     sum_match: bool,
 ) -> tuple[list[object], PyTreeDef]:
-    """The flat results and their tree.
+    """Return the flat results and their tree.
 
     A result of a registered type is asked for its parts first, and put together when these are
     there: its `from_elt` is called twice.
@@ -163,7 +163,7 @@ def _evaluated(
     out_tree: PyTreeDef,
     sum_match: bool,
 ) -> list[object]:
-    """The parts of the results for all lanes, each mapped along the axis that is asked for.
+    """Return the parts of the results for all lanes, each mapped along the axis that is asked for.
 
     With `sum_match`, a mapped part for which None is asked is summed over the lanes.
     """
@@ -240,7 +240,7 @@ def _mapped_type(value: Any, axis: object) -> Aval | None:
 
 
 def _names(fun: Callable, args: Sequence[object], kwargs: dict[str, object]) -> list[str]:
-    """What each flat argument is called in errors: `argument params['w']`."""
+    """Return what each flat argument is called in errors: `argument params['w']`."""
     try:
         parameters = list(inspect.signature(fun).bind(*args, **kwargs).signature.parameters)
     except (TypeError, ValueError):
@@ -263,7 +263,7 @@ def _names(fun: Callable, args: Sequence[object], kwargs: dict[str, object]) -> 
 
 
 def _function_name(fun: Callable) -> str:
-    """The name of a function, or of the one in a partial."""
+    """Return the name of a function, or of the one in a partial."""
     while not hasattr(fun, "__name__") and isinstance(fun, partial):
         fun = fun.func
     return getattr(fun, "__name__", "<unnamed function>")

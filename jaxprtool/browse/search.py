@@ -71,7 +71,7 @@ class _Word:
         }
 
     def fits_text(self, text: str) -> bool:
-        """Whether the word, or its pattern, is in a text."""
+        """Return whether the word, or its pattern, is in a text."""
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = self._is_in(text)
@@ -82,7 +82,7 @@ class _Word:
         return self._pattern.fullmatch(text) is not None if self._pattern else self._word in text
 
     def fits(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation fits."""
+        """Return whether an equation fits."""
         if self._line is not None:
             return self._fits_line(eqn)
         name = eqn.params.get("name")

@@ -22,7 +22,7 @@ MAX_FILE = 1_000_000
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Targets that begin with what is typed: folders, files, `file.py:function`."""
+    """Return targets that begin with what is typed: folders, files, `file.py:function`."""
     if ":" not in incomplete:
         return _paths(incomplete)
     place, _, typed = incomplete.partition(":")
@@ -92,7 +92,7 @@ def complete_passes(incomplete: str) -> list[str]:
 
 
 def complete_backend(incomplete: str) -> list[str]:
-    """Platforms that JAX knows by name, whether or not this machine has them."""
+    """Return platforms that JAX knows by name, whether or not this machine has them."""
     return [name for name in _PLATFORMS if name.startswith(incomplete)]
 
 

@@ -138,6 +138,6 @@ class _Warnings:
 
 
 def _is_of_stdout(error: Exception) -> TypeGuard[OSError]:
-    """Whether an error is that of a disk that is full, or broken, below stdout."""
+    """Return whether an error is that of a disk that is full, or broken, below stdout."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     return isinstance(error, OSError) and error.filename is None and error.errno in full

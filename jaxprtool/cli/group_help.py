@@ -22,7 +22,9 @@ from jaxprtool.cli import output
 def write(group: Any, context: Any) -> None:
     """Write the help of the group of all commands on stdout."""
     console = output.console(sys.stdout)
-    usage = Text.assemble(("Usage: ", "yellow"), (group.get_usage(context)[len("Usage: ") :], "bold"))
+    usage = Text.assemble(
+        ("Usage: ", "yellow"), (group.get_usage(context)[len("Usage: ") :], "bold")
+    )
     console.print(Padding(usage, 1))
     console.print(Padding(Text.from_markup(inspect.cleandoc(group.help)), (0, 1, 1, 1)))
     options = [(", ".join(each.opts), each.help) for each in group.get_params(context)]

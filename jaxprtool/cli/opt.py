@@ -245,7 +245,7 @@ def _require_writable(programs: Named, callbacks: str) -> None:
 
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:
-    """The passes that --print-after names; each must be one that the pipeline runs."""
+    """Return the passes that --print-after names; each must be one that the pipeline runs."""
     run = [type(each).name for each in pipeline.passes()]
     for name in wanted or []:
         if name not in run:

@@ -107,7 +107,7 @@ def _filled(line: str, indent: int = 0) -> str:
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """A Rich console on stdout (or another stream) that follows `colours`."""
+    """Return a Rich console on stdout (or another stream) that follows `colours`."""
     from rich.console import Console
 
     stream = stream or sys.stdout
@@ -124,13 +124,13 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def width(stream: TextIO | None = None) -> int:
-    """The columns of the terminal, or PIPED_WIDTH where there is none."""
+    """Return the columns of the terminal, or PIPED_WIDTH where there is none."""
     stream = stream or sys.stdout
     return _size(stream)[0] if stream.isatty() else PIPED_WIDTH
 
 
 def _size(terminal: TextIO) -> tuple[int, int]:
-    """The columns and lines of a terminal; some say that they have none."""
+    """Return the columns and lines of a terminal; some say that they have none."""
     try:
         columns, lines = os.get_terminal_size(terminal.fileno())
     except OSError:  # it only says that it is a terminal
@@ -239,7 +239,7 @@ def write_pages_or_listings(
 
 
 def is_page(out: str | None) -> bool:
-    """Whether the name of a file is that of a page."""
+    """Return whether the name of a file is that of a page."""
     return suffix_of(out) == PAGE
 
 

@@ -206,7 +206,7 @@ def _note_missing(only: Sequence[str], programs: Named) -> None:
 
 
 def _plain(shown: ShowOptions) -> bool:
-    """Whether nothing particular is asked for."""
+    """Return whether nothing particular is asked for."""
     return shown == type(shown)(width=shown.width, fit=shown.fit, fold=shown.fold)
 
 

@@ -73,7 +73,7 @@ def use_cache(wanted: bool) -> None:
 
 
 def _own_frames() -> Iterator[str]:
-    """What stands on the stack below a command: Typer, Click, and what has started Python.
+    """Yield what stands on the stack below a command: Typer, Click, and what has started Python.
 
     JAX would take them for code of the user's, and list them as sources of the HLO.
     """

@@ -52,7 +52,7 @@ def flat_arguments(program: Program, args: object) -> list[Any]:
 def at_one_size(
     before: Program, after: Program, arguments: Sequence[Any] | None = None
 ) -> tuple[Program, Program]:
-    """The programs at the sizes of the flat arguments of `before`, or else at small ones.
+    """Return the programs at the sizes of the flat arguments of `before`, or else at small ones.
 
     Raises ArgumentsError if there are no sizes that fit.
     """

@@ -39,7 +39,7 @@ class Backend:
 
 
 def backends() -> list[Backend]:
-    """Every backend of this machine, the default one first.
+    """Return every backend of this machine, the default one first.
 
     Raises BackendError if JAX can start none, as when JAX_PLATFORMS names one that is missing.
     """
@@ -58,7 +58,7 @@ def backends() -> list[Backend]:
 
 
 def device(platform: str | None = None, index: int = 0) -> jax.Device:
-    """The device number `index` of a platform, or of the default one.
+    """Return the device number `index` of a platform, or of the default one.
 
     Raises BackendError, which says what there is, if the machine has no such platform or device.
     """
@@ -96,7 +96,7 @@ def _count(backend: Backend) -> str:
 
 
 def _why_missing(platform: str) -> str | None:
-    """What JAX says about a backend that it knows and could not start."""
+    """Return what JAX says about a backend that it knows and could not start."""
     if (allowed := os.environ.get("JAX_PLATFORMS")) and platform not in allowed.split(","):
         return _platforms_hint()
     try:

@@ -51,7 +51,7 @@ class Effects:
         return list(run(eqn, operands))
 
     def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[object]:
-        """The results of an equation for which `leaves_the_program` holds."""
+        """Return the results of an equation for which `leaves_the_program` holds."""
         number, event = len(self.events), Event(eqn, operands)
         self.events.append(event)
         whole = holds_jaxpr(eqn.params.values())

@@ -189,7 +189,7 @@ def _into(array: np.ndarray, domain: Domain) -> np.ndarray:
 
 @jax.transfer_guard("allow")
 def random_array(aval: Aval, seed: tuple[int, int], name: str = "argument") -> Any:
-    """An array of an abstract value's shape and dtype, the same for the same seed.
+    """Return an array of an abstract value's shape and dtype, the same for the same seed.
 
     Raises ArgumentsError, which names the argument, if a dimension is symbolic or the dtype is a
     package's own.

@@ -105,7 +105,7 @@ class RunReport:
 
 
 def choose_device(program: Program, platform: str | None, index: int | None) -> jax.Device | None:
-    """The device to put a program on, or None to leave it where JAX and the program put it.
+    """Return the device to put a program on, or None to leave it where JAX and the program put it.
 
     A program that names its own devices (a mesh in shard_map or in a sharding) stays on them.
     Raises BackendError if the machine has no such device, or the program's own are others.
@@ -133,7 +133,7 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
 
 
 def own_devices(program: Program) -> tuple[jax.Device, ...]:
-    """The devices that a program names itself, in meshes and shardings, at any depth."""
+    """Return the devices that a program names itself, in meshes and shardings, at any depth."""
     found: dict[jax.Device, None] = {}
     if program.jit is not None:
         options = (
@@ -307,7 +307,7 @@ def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:
 
 
 def _thrower(checked: Callable) -> Callable:
-    """A function that raises what a function under `checkify` gives beside its results."""
+    """Return a function that raises what a function under `checkify` gives beside its results."""
 
     def call(*flat: object) -> object:
         failure, outs = checked(*flat)

@@ -37,7 +37,7 @@ class Summary:
 
 
 def summarize(array: Any) -> Summary:
-    """The summary of a NumPy or JAX array of any dtype."""
+    """Return the summary of a NumPy or JAX array of any dtype."""
     values = plain(array)
     if values.dtype == jax.dtypes.float0:
         return Summary(None)
@@ -49,7 +49,7 @@ def summarize(array: Any) -> Summary:
 
 @jax.transfer_guard("allow")
 def plain(array: Any) -> np.ndarray:
-    """An array as one of NumPy's own dtypes: the same values, exactly.
+    """Return an array as one of NumPy's own dtypes: the same values, exactly.
 
     bfloat16 and the 8-bit floats become float32, 2- and 4-bit integers int8 or uint8, PRNG keys
     their key data, and a package's own elements the numbers that hold them; float0 stays what it

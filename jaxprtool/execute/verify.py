@@ -87,7 +87,7 @@ class Runs:
         checks: bool = True,
         told: Callable[[str], object] = lambda doing: None,
     ) -> Runs:
-        """The runs of `after` on the same arguments.
+        """Return the runs of `after` on the same arguments.
 
         Without `checks`, it need not check and print what this program does for debugging. `told`
         is told what is done. Raises
@@ -143,7 +143,7 @@ class Runs:
         return [*(fault.details if fault else ()), *where, ("inputs", self.inputs)]
 
     def _arguments_of(self, after: Program) -> list[Any]:
-        """The arguments of another program, which may have fewer."""
+        """Return the arguments of another program, which may have fewer."""
         known = dict(zip(self.program.arg_names, self._arguments, strict=True))
         if after.arg_names == self.program.arg_names:
             return self._arguments
@@ -153,7 +153,7 @@ class Runs:
         return [known[name] for name in after.arg_names]
 
     def _where_first(self, after: Runs) -> Details | None:
-        """Which equations differ first; None if results agree when each runs by itself."""
+        """Return which equations differ first; None if results agree when each runs by itself."""
         old = ExecutionTrace(self.program.jaxpr, self._arguments, Effects())
         new = ExecutionTrace(after.program.jaxpr, after._arguments, Effects(old.effects.events))
         pairs = zip(old.results, new.results, strict=True)

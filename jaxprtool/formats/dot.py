@@ -128,12 +128,12 @@ class _Text:
 
 
 def _quoted(text: str) -> str:
-    """A string of the dot language."""
+    """Return a string of the dot language."""
     return '"' + _printable(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _escaped(text: str) -> str:
-    """Text inside a label of the HTML kind."""
+    """Return text inside a label of the HTML kind."""
     return html.escape(_printable(text), quote=False) or " "
 
 

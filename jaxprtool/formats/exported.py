@@ -28,7 +28,7 @@ _FLATBUFFERS = "pip install flatbuffers"
 
 
 def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
-    """The artifact for these platforms, or for JAX's default one.
+    """Return the artifact for these platforms, or for JAX's default one.
 
     Arguments that nothing uses stay, so that it takes what the function takes. Raises
     UnsupportedError for what cannot be exported, BackendError for a platform that JAX does not
@@ -96,7 +96,7 @@ def is_exported(data: bytes) -> bool:
 
 
 def read_exported(data: bytes, path: str = "the artifact") -> Program:
-    """The program that an artifact holds; `path` is what errors call it.
+    """Return the program that an artifact holds; `path` is what errors call it.
 
     Raises ProgramFileError for bytes that are none, OutputError where flatbuffers is missing.
     """

@@ -90,7 +90,7 @@ class Frame:
 
 
 def is_border(part: Node | Frame) -> TypeGuard[Node]:
-    """Whether a node is an argument, a constant or a result."""
+    """Return whether a node is an argument, a constant or a result."""
     return isinstance(part, Node) and part.kind in ("argument", "constant", "result")
 
 
@@ -304,7 +304,7 @@ class _Builder:
 
 
 def _held(value: object) -> bool:
-    """Whether a parameter is a jaxpr, or several."""
+    """Return whether a parameter is a jaxpr, or several."""
     return holds_jaxpr([value])
 
 
@@ -405,7 +405,7 @@ def _ports(builder: _Builder, inside: Regions, given: list[_Origin]) -> None:
 
 
 def _parts(builder: _Builder, eqn: JaxprEqn, origins: _Origins) -> list[_Origin]:
-    """An equation of a kind that we do not know: itself, and its jaxprs, each on its own."""
+    """Draw an equation of an unknown kind: itself, and each of its jaxprs apart."""
     with builder.frame(eqn.primitive.name):
         node = builder.equation(eqn, origins)
         for path, body in bodies(eqn):

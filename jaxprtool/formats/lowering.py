@@ -52,7 +52,7 @@ def stablehlo_bytecode(program: Program, platform: str | None = None) -> bytes:
 
 
 def hlo(program: Program, platform: str | None = None) -> str:
-    """The HLO text that XLA is handed, with the names and source lines of operations.
+    """Return the HLO text that XLA is handed, with the names and source lines of operations.
 
     Raises what `stablehlo` does, and UnsupportedError for a program whose sizes are symbolic.
     """
@@ -60,17 +60,17 @@ def hlo(program: Program, platform: str | None = None) -> str:
 
 
 def hlo_proto(program: Program, platform: str | None = None) -> bytes:
-    """The same as a serialized HloModuleProto."""
+    """Return the same as a serialized HloModuleProto."""
     return computation(program, platform).as_serialized_hlo_module_proto()
 
 
 def hlo_dot(program: Program, platform: str | None = None) -> str:
-    """The same as XLA draws it, in Graphviz's language."""
+    """Return the same as XLA draws it, in Graphviz's language."""
     return computation(program, platform).as_hlo_dot_graph()
 
 
 def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
-    """The HLO text after XLA's passes, for a device that is there.
+    """Return the HLO text after XLA's passes, for a device that is there.
 
     Raises what `hlo` does.
     """
@@ -95,7 +95,7 @@ def module(
     donated: Sequence[int] = (),
     keep_unused: bool = False,
 ) -> Any:
-    """The StableHLO module of a program, as JAX's MLIR bindings hold it.
+    """Return the StableHLO module of a program, as JAX's MLIR bindings hold it.
 
     `donated` are positions among the flat arguments. Raises what `stablehlo` does.
     """
@@ -113,7 +113,7 @@ def module(
 
 
 def computation(program: Program, platform: str | None = None) -> Any:
-    """The `XlaComputation` that XLA is handed. Raises what `hlo` does."""
+    """Return the `XlaComputation` that XLA is handed. Raises what `hlo` does."""
     require_sizes(program)
     if program.axis_env:
         return jaxcompat.xla_computation(module(program, platform), False, False)
@@ -123,7 +123,7 @@ def computation(program: Program, platform: str | None = None) -> Any:
 
 
 def platform_names(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Platforms as JAX calls them, of which a user wants these; JAX's default one for none.
+    """Return platforms as JAX calls them, of which a user wants these; JAX's default one for none.
 
     `gpu` is the one that is there, or else CUDA's. Raises BackendError for one that JAX does not
     lower for.
@@ -153,7 +153,7 @@ def traced(
     *,
     flat: bool = False,
 ) -> jax.stages.Traced:
-    """A program as `jax.jit(...).trace(...)` gives it, ready to be lowered.
+    """Return a program as `jax.jit(...).trace(...)` gives it, ready to be lowered.
 
     What `jax.jit` was told of the function holds, too. If `flat`, arguments and results have no
     structure: JAX builds nodes of descriptions, which classes that check their children refuse.
@@ -193,7 +193,7 @@ def reported(program: Program, done: str) -> Iterator[None]:
 
 
 def _is_meant(eqn: JaxprEqn, text: str) -> bool:
-    """Whether the text of an error is about this equation."""
+    """Return whether the text of an error is about this equation."""
     name = eqn.primitive.name
     if "host_callbacks" in text or "specified backend" in text:
         return traits(eqn).callback

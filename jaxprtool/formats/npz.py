@@ -46,7 +46,7 @@ def write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def storable(data: np.ndarray) -> np.ndarray:
-    """An array as NumPy's file format can have it."""
+    """Return an array as NumPy's file format can have it."""
     # Of dtypes that are not its own, the format keeps no more than the size. `isbuiltin` would not
     # do: it is 0 of an array of NumPy's that has been unpickled.
     own = data.dtype.type.__module__ == "numpy"

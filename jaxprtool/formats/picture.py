@@ -20,7 +20,7 @@ def require_graphviz(path: str) -> str:
 
 
 def picture(graph: str, kind: str, path: str) -> bytes:
-    """The picture of a graph, svg, png or pdf; `path` is where it goes, for messages.
+    """Return the picture of a graph, svg, png or pdf; `path` is where it goes, for messages.
 
     Raises OutputError if Graphviz is missing or fails.
     """

@@ -50,7 +50,7 @@ def hand_in(
 
 
 def _constants_field(inside: Regions, region: Region) -> str:
-    """The field of operands, the same in every round, that a body gets its constants by."""
+    """Return the field of operands, the same in every round, that a body gets its constants by."""
     changing = {*(name for name, _ in inside.edges.carried), *inside.edges.sliced}
     return region.constants or next(name for name in region.groups if name not in changing)
 

@@ -52,18 +52,18 @@ def has_rule(eqn: JaxprEqn) -> bool:
 
 
 def custom_rule(eqn: JaxprEqn) -> CustomRule:
-    """The rule of a custom call of either kind; see `jvp_rule` and `vjp_rule`."""
+    """Return the rule of a custom call of either kind; see `jvp_rule` and `vjp_rule`."""
     return vjp_rule(eqn) if eqn.primitive.name == "custom_vjp_call" else jvp_rule(eqn)
 
 
 def rule_jaxprs(rule: CustomRule) -> dict[str, ClosedJaxpr]:
-    """The jaxprs of a rule, by field; one that only raises has none."""
+    """Return the jaxprs of a rule, by field; one that only raises has none."""
     fields = ("fwd", "bwd") if isinstance(rule, VJPRule) else ("jaxpr",)
     return {name: held for name in fields if (held := getattr(rule, name)) is not None}
 
 
 def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> CustomRule:
-    """A rule with a function applied to its jaxprs; the same object if none changes."""
+    """Return a rule with a function applied to its jaxprs; the same object if none changes."""
     changes = {
         name: new for name, old in rule_jaxprs(rule).items() if (new := function(old)) is not old
     }
@@ -71,7 +71,7 @@ def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> Custom
 
 
 def jvp_rule(eqn: JaxprEqn) -> JVPRule:
-    """The rule of a custom_jvp call.
+    """Return the rule of a custom_jvp call.
 
     Raises UnsupportedError if the rule raises, and JAX would have told it of symbolic zeros: it
     might not raise for others of these.
@@ -92,7 +92,7 @@ def _jvp_rule(eqn: JaxprEqn) -> JVPRule:
 
 
 def vjp_rule(eqn: JaxprEqn) -> VJPRule:
-    """The rules of a custom_vjp call.
+    """Return the rules of a custom_vjp call.
 
     Raises UnsupportedError if one of them raises when it is traced, or is more than a function
     from residuals and cotangents to cotangents.
@@ -110,7 +110,7 @@ def _vjp_rule(eqn: JaxprEqn) -> VJPRule:
 
 
 def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
-    """The rule of what JAX leaves where it splits a call and one part has nothing to do.
+    """Return the rule of what JAX leaves where it splits a call and one part has nothing to do.
 
     The rules that it holds are those of the whole call.
     """
@@ -212,7 +212,7 @@ def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
 
 
 def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
-    """What `trace` makes of a rule, for the operands that it may be differentiated by.
+    """Return what `trace` makes of a rule, for the operands that it may be differentiated by.
 
     Raises what the rule raises if it is differentiated by all of its operands, unless it takes
     symbolic zeros and does not raise if they are in place of some tangents.
@@ -228,7 +228,7 @@ def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
 
 
 def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> Iterator[int]:
-    """Those operands that a rule does not raise for, of several that it raises for.
+    """Yield those operands that a rule does not raise for, of several that it raises for.
 
     They are tried by halves: most rules refuse few of their operands, if any, and a rule may take
     long to trace.
@@ -286,7 +286,7 @@ def jvp_params(
     num_consts: int = 0,
     symbolic_zeros: bool = False,
 ) -> Params:
-    """The parameters of a custom_jvp call of the closed jaxpr `call_jaxpr`.
+    """Return the parameters of a custom_jvp call of the closed jaxpr `call_jaxpr`.
 
     `rule()` is called when the call is differentiated, so that a rule may hold calls that follow
     it. Calls that are given the same `rule` have one `rule_key`, at the same types.
@@ -346,6 +346,6 @@ def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> No
 
 
 def unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
-    """The error for a rule that raises `error` when it is traced."""
+    """Return the error for a rule that raises `error` when it is traced."""
     message = f"the rule of the {named(eqn)} cannot be written as a jaxpr: {described(error)}"
     return UnsupportedError(message, _WITHOUT_RULES)

@@ -28,7 +28,7 @@ def is_float0(value: object) -> bool:
 
 @cache
 def array_dtypes() -> dict[str, DType]:
-    """Each dtype of a JAX array by its short name (`f32`, `f8_e4m3fn`) and its long one."""
+    """Return each dtype of a JAX array by its short name (`f32`, `f8_e4m3fn`) and its long one."""
     found: dict[str, DType] = {"float0": jax.dtypes.float0}
     for value in vars(jnp).values():
         if isinstance(value, type(jnp.float32)):
@@ -54,7 +54,7 @@ def itemsize(dtype: DType) -> int:
 
 
 def is_extended(dtype: DType) -> bool:
-    """Whether this is the dtype of keys, or of a package's own elements."""
+    """Return whether this is the dtype of keys, or of a package's own elements."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
 
 
@@ -81,15 +81,15 @@ def as_array(value: object) -> Any:
 
 
 def x64_enabled() -> bool:
-    """Whether 64-bit types are what they say."""
+    """Return whether 64-bit types are what they say."""
     return bool(getattr(jax.config, "jax_enable_x64"))  # noqa: B009  (made at run time)
 
 
 def is_wide(dtype: DType) -> bool:
-    """Whether JAX cuts this dtype to 32 bits unless it is told not to."""
+    """Return whether JAX cuts this dtype to 32 bits unless it is told not to."""
     return getattr(dtype, "name", "") in _WIDE
 
 
 def needs_x64(dtype: DType) -> bool:
-    """Whether JAX, as it is configured now, would cut this dtype to 32 bits."""
+    """Return whether JAX, as it is configured now, would cut this dtype to 32 bits."""
     return not x64_enabled() and is_wide(dtype)

@@ -61,7 +61,7 @@ def size_in_bytes(aval: Aval) -> Any:
 
 
 def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
-    """The open jaxprs of an equation, each with the path of the parameter that holds it."""
+    """Return the open jaxprs of an equation, each with the path of the parameter that holds it."""
     return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
 
 
@@ -126,7 +126,7 @@ def outer_first(
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Every equation of an open jaxpr, at any depth; those of a shared body once."""
+    """Yield every equation of an open jaxpr, at any depth; those of a shared body once."""
     for each in all_jaxprs(jaxpr):
         yield from each.eqns
 

@@ -27,7 +27,7 @@ from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Litera
 
 
 def equivalent(p: object, q: object) -> bool:
-    """Whether two Programs, or two jaxprs, are the same up to the names of variables.
+    """Return whether two Programs, or two jaxprs, are the same up to the names of variables.
 
     Of Programs, the structures of arguments and results and the axis environment count too; names
     do not. Raises UnsupportedError if a custom rule in them cannot be traced.
@@ -36,7 +36,7 @@ def equivalent(p: object, q: object) -> bool:
 
 
 def difference(p: object, q: object) -> str | None:
-    """The first thing in which two Programs, or two jaxprs, differ; None if nothing is."""
+    """Return the first thing in which two Programs, or two jaxprs, differ; None if nothing is."""
     try:
         if isinstance(p, Program) and isinstance(q, Program):
             _same_border(p, q)
@@ -53,7 +53,7 @@ def difference(p: object, q: object) -> str | None:
 
 
 def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
-    """Whether two calls of one custom function, of one kind, have the same rules, as jaxprs.
+    """Return whether two calls of one custom function, of one kind, have the same rules, as jaxprs.
 
     Raises UnsupportedError if one of these cannot be traced.
     """
@@ -66,7 +66,7 @@ def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
 
 
 def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
-    """Whether two equations do the same with their operands, in whatever context.
+    """Return whether two equations do the same with their operands, in whatever context.
 
     Raises UnsupportedError if a custom rule in them cannot be traced.
     """
@@ -230,7 +230,7 @@ readable_params: RuleTable[Callable[[JaxprEqn], Params]] = RuleTable()
 
 @rule(readable_params, "scan")
 def _scan(eqn: JaxprEqn) -> Params:
-    """A scan's parameters, its counts of operands as numbers on every JAX."""
+    """Return a scan's parameters, its counts of operands as numbers on every JAX."""
     counts = jaxcompat.scan_counts(eqn.params)
     rest = {k: v for k, v in eqn.params.items() if k not in ("ft_in", "ft_out")}
     return {**rest, "num_consts": counts[0], "num_carry": counts[1]}
@@ -238,25 +238,25 @@ def _scan(eqn: JaxprEqn) -> Params:
 
 @rule(readable_params, "custom_jvp_call", "custom_vjp_call")
 def _custom(eqn: JaxprEqn) -> Params:
-    """A custom call's parameters, without the live rules."""
+    """Return a custom call's parameters, without the live rules."""
     return {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
 
 
 @rule(readable_params, "reduce")
 def _reduce(eqn: JaxprEqn) -> Params:
-    """A reduction's parameters, without the function that its jaxpr was traced from."""
+    """Return a reduction's parameters, without the function that its jaxpr was traced from."""
     return {k: v for k, v in eqn.params.items() if k != "computation"}
 
 
 @rule(readable_params, "linear_call")
 def _linear_call(eqn: JaxprEqn) -> Params:
-    """A linear call's parameters, its transpose as a jaxpr."""
+    """Return a linear call's parameters, its transpose as a jaxpr."""
     rest = {k: v for k, v in eqn.params.items() if k != "transpose_thunk"}
     return {**rest, "transpose": jaxcompat.linear_call_transpose(eqn)}
 
 
 def _rules(eqn: JaxprEqn) -> Params:
-    """The rules of a custom call, as jaxprs and masks by field, without their names."""
+    """Return the rules of a custom call, as jaxprs and masks by field, without their names."""
     return vars(custom_rule(eqn)) | dict.fromkeys(("name", "fwd_name", "bwd_name"))
 
 

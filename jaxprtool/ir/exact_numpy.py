@@ -43,7 +43,7 @@ def _is_prescribed(x: np.ndarray) -> bool:
 
 
 def _divide(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """A quotient by powers of two, which nothing rounds, however a backend divides."""
+    """Return a quotient by powers of two, which nothing rounds, however a backend divides."""
     is_power = y.dtype.kind == "f" and (np.abs(np.frexp(y)[0]) == 0.5).all()
     return _on("f", np.divide)(eqn, x, y) if is_power else None
 
@@ -62,7 +62,7 @@ def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
 
 
 def _range(dtype: np.dtype) -> tuple[int, int]:
-    """Integers of this type that floats hold exactly, and all between them."""
+    """Return integers of this type that floats hold exactly, and all between them."""
     bounds = np.iinfo(dtype)
     return max(bounds.min, -(2**24)), min(bounds.max, 2**24)
 

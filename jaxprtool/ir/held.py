@@ -69,14 +69,14 @@ jax.tree_util.register_pytree_node(Held, lambda held: ((), held), lambda held, _
 
 
 def is_no_array(leaf: object) -> bool:
-    """Whether a leaf can be no array: it is no number, and has no dtype."""
+    """Return whether a leaf can be no array: it is no number, and has no dtype."""
     if isinstance(leaf, bool | int | float | complex):
         return False
     return not (hasattr(leaf, "dtype") or hasattr(leaf, "__jax_array__"))
 
 
 def release(tree: PyTreeDef) -> Any:
-    """A tree with what is held in it as leaves again."""
+    """Return a tree with what is held in it as leaves again."""
     return jax.tree.map(
         lambda leaf: leaf.value if isinstance(leaf, Held) else leaf,
         tree,
@@ -85,7 +85,7 @@ def release(tree: PyTreeDef) -> Any:
 
 
 def description(value: object) -> str:
-    """How an object prints, without its address and cut to a length."""
+    """Return how an object prints, without its address and cut to a length."""
     if isinstance(value, StandIn):
         return value.text
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))

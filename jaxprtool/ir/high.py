@@ -50,7 +50,7 @@ def classic(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _without_constants(high: High) -> ClosedJaxpr:
-    """The body, all of whose constants are inside a call: a custom call's own holds none."""
+    """Return the body, all of whose constants are inside a call: a custom call's own holds none."""
     if not high.body.consts:
         return high.body
     ins, outs = ([Var(v.aval) for v in atoms] for atoms in (high.operands, high.outs))

@@ -43,7 +43,7 @@ class JitOptions:
 
     @classmethod
     def from_traced(cls, arguments: Values, results: Values, told: TracedOptions) -> JitOptions:
-        """The options of a program of which JAX was told this, value by value."""
+        """Return the options of a program of which JAX was told this, value by value."""
         taken = zip(arguments, told.in_placements, told.donated, strict=True)
         given = zip(results, told.out_placements, strict=True)
         return cls(
@@ -61,11 +61,11 @@ class JitOptions:
         return replace(self, arguments=tuple(filter(_asks, given)))
 
     def of_arguments(self, arguments: Values) -> list[ValueOptions]:
-        """What is asked of each of these arguments."""
+        """Return what is asked of each of these arguments."""
         return _matched(self.arguments, arguments)
 
     def of_results(self, results: Values) -> list[ValueOptions]:
-        """What is asked of each of these results."""
+        """Return what is asked of each of these results."""
         return _matched(self.results, results)
 
     def keywords(self, arguments: Values, results: Values) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Lifetimes:
     kept: frozenset[int]
 
     def peak(self, order: Sequence[int]) -> int:
-        """The most bytes alive at once if the equations run in this order."""
+        """Return the most bytes alive at once if the equations run in this order."""
         left = [len(readers) for readers in self.readers]
         for value in self.kept:
             left[value] += 1
@@ -71,7 +71,7 @@ class Liveness:
         return self._peaks[anchor]
 
     def lifetimes(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Lifetimes | None:
-        """Who makes and reads the values of equations; None if a size is not known."""
+        """Return who makes and reads the values of equations; None if a size is not known."""
         number: dict[Var, int] = {}
         found = Lifetimes([], [], [], [], [], [], frozenset())
         for i, eqn in enumerate(eqns):
@@ -116,5 +116,5 @@ class Liveness:
 
 
 def _size(aval: Aval) -> int | None:
-    """The bytes of a value; a token has none, and of a symbolic size nothing is known."""
+    """Return the bytes of a value; a token has none, and of a symbolic size nothing is known."""
     return size_of(aval) if hasattr(aval, "shape") else 0

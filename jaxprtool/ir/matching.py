@@ -43,7 +43,7 @@ class MatchedArguments:
     objects: dict[str, object] = field(default_factory=dict)
 
     def result(self, tree: PyTreeDef, leaves: Sequence[Any]) -> Any:
-        """The results as a tree, what was given in place of stand-ins.
+        """Return the results as a tree, what was given in place of stand-ins.
 
         Objects among the arguments whose new state is a result have changed.
         """
@@ -80,7 +80,7 @@ class MatchedArguments:
 def matched(
     tree: PyTreeDef, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> MatchedArguments:
-    """The match of a call's arguments with `tree`, the structure of `(args, kwargs)`.
+    """Return the match of a call's arguments with `tree`, the structure of `(args, kwargs)`.
 
     `names` are the paths of its leaves. Raises Mismatch for arguments of another structure.
     """
@@ -102,7 +102,7 @@ def matched(
 
 
 def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
-    """The leaves of a value of the structure `tree`; `path` is what it is called.
+    """Return the leaves of a value of the structure `tree`; `path` is what it is called.
 
     Raises Mismatch for a value of another structure.
     """
@@ -132,7 +132,7 @@ def _by_position(
 
 
 def _root(example: object, names: Sequence[str], otherwise: str) -> str:
-    """What an argument is called as a whole: of `params['w']`, `params`."""
+    """Return what an argument is called as a whole: of `params['w']`, `params`."""
     for path, i in jax.tree.leaves_with_path(example)[:1]:
         rest = keystr(path)
         if names[i].endswith(rest):
@@ -169,7 +169,7 @@ def _match(
 
 
 def _fits(wanted: Tree, own: Tree, tree: PyTreeDef, given_tree: PyTreeDef) -> bool:
-    """Whether a node can be in place of another, its children and its data aside."""
+    """Return whether a node can be in place of another, its children and its data aside."""
     if wanted.kind != "custom":
         return wanted.kind == own.kind
     if own.kind in ("leaf", "none", "held"):
@@ -232,7 +232,7 @@ def _simple(key: object) -> str:
 
 
 def _named(tree: Tree) -> str:
-    """A node in words, by the name of its class."""
+    """Return a node in words, by the name of its class."""
     if tree.kind in ("leaf", "none"):
         return "an array" if tree.kind == "leaf" else "None"
     name = tree.type_name.rpartition(".")[2] or tree.kind

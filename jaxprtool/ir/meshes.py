@@ -27,7 +27,7 @@ def mesh_in_types(program: Program) -> AbstractMesh | None:
 def concrete_mesh(
     program: Program, arguments: Sequence[object], device: jax.Device | None = None
 ) -> Mesh | None:
-    """The mesh of devices to run a program on, or None if its types are for no mesh.
+    """Return the mesh of devices to run a program on, or None if its types are for no mesh.
 
     It is the one that is set (`jax.set_mesh`), or that an argument is on, or else one of the first
     devices there are. Raises BackendError if there are too few.

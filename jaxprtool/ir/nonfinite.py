@@ -31,11 +31,11 @@ class FiniteCheck:
 
     @classmethod
     def from_config(cls) -> FiniteCheck:
-        """The check that JAX's switches ask for now."""
+        """Return the check that JAX's switches ask for now."""
         return cls(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
 
     def fault(self, value: object) -> str | None:
-        """What is forbidden and in a value, or in what a Ref holds, in words, or None."""
+        """Return what is forbidden and in a value, or in what a Ref holds, in words, or None."""
         if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
             return None
         if isinstance(value, jax.Ref):

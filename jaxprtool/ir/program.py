@@ -120,7 +120,7 @@ class Program:
             ) from None
 
     def _given_sizes(self, flat: Sequence[Any]) -> dict[str, int]:
-        """The values of arguments that are sizes, as far as they are known."""
+        """Return the values of arguments that are sizes, as far as they are known."""
         bounds = dict(self.bounds)
         return {
             name: int(value)
@@ -250,7 +250,7 @@ class Program:
         return sizes_by_symbol(self.in_avals)
 
     def specialized(self, sizes: Sizes) -> Program:
-        """The program with symbols replaced by sizes, the same object for the same sizes.
+        """Return the program with symbols replaced by sizes, the same object for the same sizes.
 
         `sizes` has what each symbol becomes: a number, or a symbolic dimension. Raises
         UnsupportedError for an equation that cannot have these sizes.
@@ -270,7 +270,7 @@ class Program:
         return {}
 
     def at(self, shapes: Sequence[Sequence[Any]]) -> Program:
-        """The program for flat arguments of these shapes: itself, unless it has symbols.
+        """Return the program for flat arguments of these shapes: itself, unless it has symbols.
 
         Raises ArgumentsError for shapes that no sizes of the symbols give.
         """

@@ -65,7 +65,7 @@ _Shape: TypeAlias = tuple[
 def _shape(
     edges: Edges, operands: tuple[int, ...], results: tuple[int, ...], bodies: tuple[int, ...]
 ) -> _Shape:
-    """The positions along all edges; the numbers are the sizes of the fields."""
+    """Return the positions along all edges; the numbers are the sizes of the fields."""
     ins, outs = _ranges(edges.operands, operands), _ranges(edges.results, results)
     carried = [pair for a, b in edges.carried for pair in zip(ins[a], outs[b], strict=True)]
     start = {result: operand for operand, result in carried}

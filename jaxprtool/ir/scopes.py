@@ -180,7 +180,7 @@ class ScopeReader:
 
     @cached_method
     def _in_loop(self, position: UserFrame | None) -> bool:
-        """Whether a function may come back to a position without being called again."""
+        """Return whether a function may come back to a position without being called again."""
         return position is not None and self._sources.repeated(position)
 
 

@@ -122,7 +122,7 @@ class _Slicer:
 
     @cached_method
     def _begins_in(self, jaxpr: Jaxpr) -> bool:
-        """Whether the slice begins in a body, at any depth."""
+        """Return whether the slice begins in a body, at any depth."""
         starts = jaxpr in self._values or jaxpr in self._equations
         return starts or any(map(self._begins_within, jaxpr.eqns))
 

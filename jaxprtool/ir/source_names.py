@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 def range_of(frame: UserFrame) -> Range:
-    """Where the expression of a frame begins and ends."""
+    """Return where the expression of a frame begins and ends."""
     return frame.line, frame.column, frame.end_line, frame.end_column
 
 
@@ -102,7 +102,7 @@ def _children(node: ast.AST) -> list[ast.AST]:
 
 
 def _beginning(statement: ast.stmt) -> tuple[int, int]:
-    """Where a statement begins, decorators included."""
+    """Return where a statement begins, decorators included."""
     decorators = getattr(statement, "decorator_list", ())
     return min((each.lineno, each.col_offset - 1) for each in (statement, *decorators))
 
@@ -119,7 +119,7 @@ class SourceNames:
         others: Collection[Range] = (),
         result: tuple[int, int] | None = None,
     ) -> str | None:
-        """The name that is given to the value of the expression that a frame stands for.
+        """Return the name that is given to the value of the expression that a frame stands for.
 
         It may be given to more than that: to an expression in which it is an operand, say. If the
         value of that expression is one of `others`, by where they stand, there is no name. If
@@ -175,7 +175,7 @@ class SourceNames:
         return False
 
     def repeated(self, frame: UserFrame) -> bool:
-        """Whether an expression stands in a loop of its function, or in a comprehension."""
+        """Return whether an expression stands in a loop of its function, or in a comprehension."""
         file, node = self._find(frame)
         while node is not None and not isinstance(node, _FUNCTIONS):
             if isinstance(node, _LOOPS):
@@ -184,7 +184,7 @@ class SourceNames:
         return False
 
     def given(self, frame: UserFrame) -> str | None:
-        """The name that a call is given as a string: its first argument, or `name=`."""
+        """Return the name that a call is given as a string: its first argument, or `name=`."""
         _, node = self._find(frame)
         if not isinstance(node, ast.Call):
             return None
@@ -196,7 +196,7 @@ class SourceNames:
         return None
 
     def text(self, frame: UserFrame) -> str | None:
-        """The expression as the file has it, on one line."""
+        """Return the expression as the file has it, on one line."""
         _, node = self._find(frame)
         if not isinstance(node, ast.expr):
             return None
@@ -204,7 +204,7 @@ class SourceNames:
         return None if text is None else " ".join(text.split())
 
     def target(self, frame: UserFrame) -> str | None:
-        """The name that an expression is assigned to as it is."""
+        """Return the name that an expression is assigned to as it is."""
         file, node = self._find(frame)
         match file.parents.get(node) if isinstance(node, ast.expr) else node:
             case ast.Assign(targets=[*_, target]) | ast.AnnAssign(target=target):
@@ -214,7 +214,7 @@ class SourceNames:
         return None
 
     def called(self, frame: UserFrame) -> str | None:
-        """The function or class that an expression calls: `Dense` of `nn.Dense(3)(x)`."""
+        """Return the function or class that an expression calls: `Dense` of `nn.Dense(3)(x)`."""
         _, node = self._find(frame)
         while isinstance(node, ast.Call):
             node = node.func
@@ -242,7 +242,7 @@ def _range(node: ast.expr | ast.stmt) -> Range:
 
 
 def _counterpart(file: _File, value: ast.Tuple | ast.List) -> ast.Tuple | ast.List | None:
-    """The targets that the elements of a display are assigned to one by one, if they are."""
+    """Return the targets that the elements of a display are assigned to one by one, if they are."""
     parent = file.parents[value]
     if not isinstance(parent, ast.Assign):
         return None
@@ -254,7 +254,7 @@ def _counterpart(file: _File, value: ast.Tuple | ast.List) -> ast.Tuple | ast.Li
 
 
 def _element(targets: ast.Tuple | ast.List, result: tuple[int, int] | None) -> str | None:
-    """What one of several targets is called, if there are as many as results."""
+    """Return what one of several targets is called, if there are as many as results."""
     starred = any(isinstance(each, ast.Starred) for each in targets.elts)
     if result is None or starred or result[1] != len(targets.elts):
         return None

@@ -117,7 +117,7 @@ def result_paths(out: object) -> tuple[str, ...]:
 
 
 def _classes(*names: str) -> tuple[type, ...]:
-    """Classes of NNX's by name; none if Flax is not imported."""
+    """Return classes of NNX's by name; none if Flax is not imported."""
     nnx = sys.modules.get("flax.nnx")
     return tuple(cls for name in names if (cls := getattr(nnx, name, None)) is not None)
 

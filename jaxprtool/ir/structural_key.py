@@ -50,7 +50,7 @@ _by_key: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
 
 
 def structure(jaxpr: AnyJaxpr) -> Structure:
-    """The structure of a jaxpr, closed or open. Raises Keyless if it has none."""
+    """Return the structure of a jaxpr, closed or open. Raises Keyless if it has none."""
     known = _structures.get(jaxpr)
     if known is None:
         found = _jaxpr_key(jaxpr)
@@ -90,7 +90,7 @@ def _jaxpr_key(jaxpr: AnyJaxpr) -> tuple[Hashable, bool]:
 
 
 def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
-    """A key for an equation's parameters, and the structures of the jaxprs among them.
+    """Return a key for an equation's parameters, and the structures of the jaxprs among them.
 
     Raises Keyless for parameters that have none.
     """
@@ -114,7 +114,7 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
 
 
 def value_key(value: object) -> Hashable:
-    """A key for a parameter or a constant. Raises Keyless if it has none."""
+    """Return a key for a parameter or a constant. Raises Keyless if it has none."""
     return _key(value, [])
 
 

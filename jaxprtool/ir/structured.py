@@ -102,7 +102,7 @@ class View:
         raise NotImplementedError
 
     def rebuild(self, **changes: Any) -> JaxprEqn:
-        """An equation like this one with some of the view's fields changed."""
+        """Return an equation like this one with some of the view's fields changed."""
         return replace(self, **changes)._equation()
 
     def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
@@ -332,7 +332,7 @@ class CustomJVP(View):
         return cls(eqn, tuple(eqn.invars), tuple(eqn.outvars), body)
 
     def with_outputs(self, used_outs: Sequence[bool]) -> Any:
-        """The view of the same call with only the results marked used; the rule follows.
+        """Return the view of the same call with only the results marked used; the rule follows.
 
         The restriction of the rule is JAX's own; all operands stay, since the rule may read them.
         """
@@ -420,7 +420,7 @@ for _cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, High, ShardMap):
 
 
 def view(eqn: JaxprEqn) -> Any:
-    """The typed view of a higher-order equation, or None if its primitive has none."""
+    """Return the typed view of a higher-order equation, or None if its primitive has none."""
     cls = views.get(eqn.primitive.name)
     return None if cls is None else cls.of(eqn)
 
@@ -431,7 +431,7 @@ def as_tuple(value: object) -> tuple[Any, ...]:
 
 
 def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:
-    """Those of `values` that are marked used; both must be of one length."""
+    """Return those of `values` that are marked used; both must be of one length."""
     if len(values) != len(used):
         raise ValueError(f"{len(used)} marks for {len(values)} values")
     return tuple(compress(values, used))
@@ -440,7 +440,7 @@ def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:
 def call(
     body: ClosedJaxpr, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEqn
 ) -> JaxprEqn:
-    """A jit call of a closed jaxpr, bearing its name, in the place and context of `like`."""
+    """Return a jit call of a closed jaxpr, bearing its name, in the place and context of `like`."""
     empty = jaxcompat.traced_like(like, jax.jit(list), ()).eqns[0]
     unasked = {
         name: {k: (UNASKED[k],) * len(values) for k in CALLS["jit"][i]}
@@ -459,7 +459,7 @@ def scan(
     reverse: bool,
     like: JaxprEqn,
 ) -> JaxprEqn:
-    """A scan of a closed jaxpr, in the place and context of `like`.
+    """Return a scan of a closed jaxpr, in the place and context of `like`.
 
     Args:
         body: Takes (consts, carry, one row of each of xs) and gives (carry, one row of each of ys).
@@ -502,7 +502,7 @@ _KINDS = _Kinds()
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, AnyJaxpr]]:
-    """Each jaxpr in the equation's parameters, as held, with a path such as `branches[1]`."""
+    """Yield each jaxpr in the equation's parameters, as held, with a path such as `branches[1]`."""
     if eqn.primitive.name in High.primitives:
         body = jaxcompat.high_body(eqn)
         yield from () if body is None else [("expand", body)]
@@ -536,7 +536,7 @@ def holds_jaxpr(values: Iterable[Any]) -> bool:
 
 
 def map_sub_jaxprs(function: Callable[[AnyJaxpr], AnyJaxpr], eqn: JaxprEqn) -> Params:
-    """The equation's parameters with `function` applied to each jaxpr in them.
+    """Return the equation's parameters with `function` applied to each jaxpr in them.
 
     `function` gets each jaxpr as held, open or closed, and gives one of the same kind.
     """

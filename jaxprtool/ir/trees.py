@@ -73,7 +73,7 @@ def _own(node: Opaque) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _key(text: str) -> Any:
-    """The key that JAX prints as `text`; one of a class of its own is known by that text."""
+    """Return the key that JAX prints as `text`; one of a class of its own is known by that text."""
     if text.startswith(".") and text[1:].isidentifier():
         return GetAttrKey(text[1:])
     if text.startswith("[") and text.endswith("]"):
@@ -215,7 +215,7 @@ def _owned(tree: PyTreeDef) -> PyTreeDef:
 
 
 def describe(tree: PyTreeDef) -> Tree:
-    """The plain description of a `PyTreeDef`."""
+    """Return the plain description of a `PyTreeDef`."""
     return _described(tree, filled(tree, range(tree.num_leaves)))
 
 
@@ -228,7 +228,7 @@ def _described(tree: PyTreeDef, example: object) -> Tree:
 
 
 def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = ()) -> Tree:
-    """The description of the root of a `PyTreeDef`, whose children bear these keys."""
+    """Return the description of the root of a `PyTreeDef`, whose children bear these keys."""
     if tree.node_data() is None:
         return LEAF
     kind, data = tree.node_data()
@@ -259,12 +259,12 @@ def _key_texts(keys: Sequence[object]) -> tuple[str, ...]:
 
 
 def build(tree: Tree) -> PyTreeDef:
-    """The `PyTreeDef` of a description; custom nodes are `Opaque`."""
+    """Return the `PyTreeDef` of a description; custom nodes are `Opaque`."""
     return jax.tree.structure(_example(tree))
 
 
 def same_tree(a: PyTreeDef, b: PyTreeDef) -> bool:
-    """Whether two `PyTreeDef`s are the same, an `Opaque` node being what it stands for.
+    """Return whether two `PyTreeDef`s are the same, an `Opaque` node being what it stands for.
 
     One that was written without its children's keys is what it stands for, too.
     """
@@ -283,7 +283,7 @@ def _alike(a: Tree, b: Tree) -> bool:
 
 
 def leaf_paths(tree: PyTreeDef) -> list[str]:
-    """The way down to each leaf of a `PyTreeDef`, as `first/w`."""
+    """Return the way down to each leaf of a `PyTreeDef`, as `first/w`."""
     leaves = jax.tree.leaves_with_path(filled(tree, range(tree.num_leaves)))
     return [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
 
@@ -311,7 +311,7 @@ def _example(tree: Tree) -> Any:
 
 
 def _is_literal(key: object) -> bool:
-    """Whether a dict's key can be written down and read as a Python literal."""
+    """Return whether a dict's key can be written down and read as a Python literal."""
     try:
         return bool(ast.literal_eval(repr(key)) == key)
     except (ValueError, SyntaxError, RecursionError):

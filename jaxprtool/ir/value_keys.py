@@ -26,7 +26,7 @@ from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal
 
 
 def type_key(aval: Aval) -> Hashable:
-    """A key for a type. Symbolic dimensions of different scopes compare by their texts."""
+    """Return a key for a type. Symbolic dimensions of different scopes compare by their texts."""
     if isinstance(aval, jaxcompat.AbstractRef):
         return type_key(aval.inner_aval), aval.update(inner_aval=_ANY_TYPE)
     shape = getattr(aval, "shape", ())
@@ -40,7 +40,7 @@ _ANY_TYPE = jax.core.ShapedArray((), np.dtype(bool))
 
 
 def plain_key(value: Any) -> Hashable:
-    """A key for a value that holds no jaxprs, trees or other values; None if it has none."""
+    """Return a key for a value that holds no jaxprs, trees or other values; None if it has none."""
     if isinstance(value, str | bytes):
         return value
     if isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_):
@@ -62,7 +62,7 @@ def plain_key(value: Any) -> Hashable:
 
 
 def literal_key(literal: Literal) -> Hashable:
-    """A key for a literal, of a Python number what its type can hold of it."""
+    """Return a key for a literal, of a Python number what its type can hold of it."""
     aval, value = literal.aval, literal.val
     if getattr(value, "dtype", None) != aval.dtype or isinstance(value, int | float | complex):
         value = np.asarray(value).astype(aval.dtype, copy=False)
@@ -70,7 +70,7 @@ def literal_key(literal: Literal) -> Hashable:
 
 
 def effect_kinds(eqn: JaxprEqn) -> tuple[str, ...]:
-    """The kinds of an equation's effects, sorted."""
+    """Return the kinds of an equation's effects, sorted."""
     return tuple(sorted(type(e).__name__ for e in eqn.effects)) if eqn.effects else ()
 
 
@@ -87,7 +87,7 @@ _BLOCK = 1 << 24
 
 
 def same_array(p: object, q: object) -> bool:
-    """Whether two arrays, numpy scalars or numbers are the same, bit by bit."""
+    """Return whether two arrays, numpy scalars or numbers are the same, bit by bit."""
     kinds = [getattr(value, "dtype", None) for value in (p, q)]
     if any(kind and is_extended(kind) for kind in kinds) and kinds[0] != kinds[1]:
         return False

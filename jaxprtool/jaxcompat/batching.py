@@ -25,14 +25,14 @@ NO_AXIS_NAME = core.no_axis_name
 
 
 def axis_data(name: object, size: Any, spmd_name: Any, mesh_axes: Any) -> MappedAxis:
-    """The mapped axis as JAX's own batching rules take it; a name of None is no name."""
+    """Return the mapped axis as JAX's own batching rules take it; a name of None is no name."""
     name = core.no_axis_name if name is None else name
     return batching.AxisData(name, size, spmd_name, mesh_axes)
 
 
 @contextmanager
 def axis_mapped(axis: MappedAxis) -> Iterator[None]:
-    """The context in which JAX calls a batching rule; `axis` is an `axis_data`."""
+    """Yield the context in which JAX calls a batching rule; `axis` is an `axis_data`."""
     with (
         core.extend_axis_env_nd([(axis.name, axis.size)]),
         core.add_spmd_axis_names(axis.spmd_name),
@@ -100,7 +100,7 @@ NO_SOURCE = source_info_util.new_source_info()
 
 
 def names_axis(params: Params, name: object) -> bool:
-    """Whether parameters name an axis, at any depth: not every collective has an effect."""
+    """Return whether parameters name an axis, at any depth: not every collective has an effect."""
     seen: set[Jaxpr] = set()
 
     def names(params: Params) -> bool:
@@ -121,7 +121,7 @@ def names_axis(params: Params, name: object) -> bool:
 def manual_mesh(
     mesh: Mesh, newly_manual_axes: frozenset[Hashable], **params: Any
 ) -> Iterator[None]:
-    """The setting of the body of a `shard_map` with these parameters, its mesh included."""
+    """Yield the setting of the body of a `shard_map` with these parameters, its mesh included."""
     inner = shard_map._as_manual_mesh(mesh, newly_manual_axes)
     with (
         inside_shard_map(mesh, newly_manual_axes, **params),
@@ -139,7 +139,7 @@ spec_with_entry = pxla.batch_spec
 
 
 def forbidden_in_branches(effs: Iterable[Effect]) -> str | None:
-    """What JAX does not batch in a branch that lanes may take or not; None for nothing."""
+    """Return what JAX does not batch in a branch that lanes may take or not; None for nothing."""
     if any(isinstance(effect, RefEffect) for effect in effs):
         return "State effect not supported in vmap-of-cond."
     if any(effect in (callback._IOEffect, callback._OrderedIOEffect) for effect in effs):

@@ -27,7 +27,7 @@ _OPERANDS = getattr(custom_batching, "tracing_registry", jax.tree_util.default_r
 
 
 def flat_custom_vmap_trees(operands: int, results: int) -> Params:
-    """The parameters of a custom_vmap call that hold structures, for operands in a row."""
+    """Return the parameters of a custom_vmap call that hold structures, for operands in a row."""
     in_tree = _OPERANDS.flatten((0,) * operands)[1]
     return {"in_tree": in_tree, "out_tree": jax.tree_util.tree_structure((0,) * results)}
 

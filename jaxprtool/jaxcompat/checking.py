@@ -160,7 +160,7 @@ class _Alike:
         self._by_id: dict[int, tuple[int, Aval]] = {}
 
     def is_well_typed(self, jaxpr: AnyJaxpr) -> bool:
-        """Whether JAX's checker surely has nothing to say against an open jaxpr."""
+        """Return whether JAX's checker surely has nothing to say against an open jaxpr."""
         setting = config.trace_context()
         known = self._known if setting == self._setting else frozenset()
         binders = [*jaxpr.constvars, *jaxpr.invars]
@@ -205,7 +205,7 @@ class _Alike:
         return fits
 
     def _key(self, eqn: JaxprEqn, setting: object) -> Hashable:
-        """What an equation has in common with those alike. Raises TypeError for refs."""
+        """Return what an equation has in common with those alike. Raises TypeError for refs."""
         values = tuple(eqn.params.values())
         return (
             (setting, eqn.ctx, eqn.primitive, tuple(eqn.params), values),
@@ -233,19 +233,19 @@ class _Alike:
 
 
 def _literal(literal: Literal) -> tuple[Any, ...]:
-    """What decides whether a literal has the type that it is annotated with."""
+    """Return what decides whether a literal has the type that it is annotated with."""
     value = literal.val
     number = value if isinstance(value, int) else None  # which may be too large
     return type(value), getattr(value, "dtype", None), getattr(value, "shape", None), number
 
 
 def _changes_type(var: Var) -> bool:
-    """Whether a variable is one of JAX's boxes, whose contents have a type that changes."""
+    """Return whether a variable is one of JAX's boxes, whose contents have a type that changes."""
     return getattr(var, "initial_qdd", None) is not None
 
 
 def _rule_agrees(eqn: JaxprEqn, jaxpr: AnyJaxpr) -> bool:
-    """Whether an equation's results and effects are what its rule says of its operands."""
+    """Return whether an equation's results and effects are what its rule says of its operands."""
     primitive, operands = eqn.primitive, eqn.invars
     if not all(core.typecheck(x.aval, x.val) for x in operands if type(x) is Literal):
         return False
@@ -269,7 +269,7 @@ def _rule_agrees(eqn: JaxprEqn, jaxpr: AnyJaxpr) -> bool:
 
 
 def _weak_type_fault(eqn: JaxprEqn) -> str:
-    """What is wrong with the weak types of an equation's results; empty if nothing is.
+    """Return what is wrong with the weak types of an equation's results; empty if nothing is.
 
     Of an equation with bodies these are for the pass to keep: JAX's own differ from the bodies'.
     """
@@ -291,7 +291,7 @@ def _weak_type_fault(eqn: JaxprEqn) -> str:
 def inferred_types(
     primitive: Primitive, params: Params, operands: Sequence[Atom]
 ) -> tuple[list[Aval], set[Effect]]:
-    """The types of an equation's results, and its effects, as JAX's type checker finds them.
+    """Return the types of an equation's results, and its effects, as JAX's type checker finds them.
 
     The effects are those of an equation on these operands. The equation's bodies are not checked,
     nor how they fit the operands of a jit. Raises what the primitive's rule raises.
@@ -319,7 +319,7 @@ fits = core.typecompat
 def inside_shard_map(
     mesh: Mesh, newly_manual_axes: frozenset[Hashable], check_vma: bool, **_: Any
 ) -> Iterator[None]:
-    """The setting in which the body of a `shard_map` with these parameters is traced."""
+    """Yield the setting in which the body of a `shard_map` with these parameters is traced."""
     axes = newly_manual_axes | set(mesh.manual_axes)
     sizes = [(name, size) for name, size in mesh.shape.items() if name in axes]
     with axes_bound(sizes), config._check_vma(check_vma):

@@ -160,7 +160,7 @@ class ClosedOver:
 
 
 def _traced(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    """The rule of a call as closed jaxprs.
+    """Return the rule of a call as closed jaxprs.
 
     A rule that takes symbolic zeros, and refuses to be given none, is traced for each operand.
     """
@@ -190,7 +190,7 @@ def _num_primals(eqn: JaxprEqn) -> int:
 def _with_parts(
     closed: ClosedJaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn]
 ) -> ClosedJaxpr:
-    """A closed jaxpr of other invars and equations; invars are constants no longer."""
+    """Return a closed jaxpr of other invars and equations; invars are constants no longer."""
     taken = set(invars)
     pairs = zip(closed.constvars, closed.consts, strict=True)
     consts = {v: c for v, c in pairs if v not in taken}

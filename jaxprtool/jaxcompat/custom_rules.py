@@ -61,7 +61,7 @@ class VJPRule:
 
 
 def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> JVPRule:
-    """The rule of a custom_jvp call, differentiated by the primals that are `perturbed`.
+    """Return the rule of a custom_jvp call, differentiated by the primals that are `perturbed`.
 
     The tangents of the others are symbolic zeros to the rule, and left unused. Raises what the
     user's rule raises.
@@ -92,7 +92,7 @@ def _with_all_tangents(
 
 
 def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) -> Params:
-    """The parameter that makes a custom_jvp call follow `rule(perturbed)`.
+    """Return the parameter that makes a custom_jvp call follow `rule(perturbed)`.
 
     That is called when the call is differentiated by those primals. It may raise.
     """
@@ -121,7 +121,7 @@ def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) 
 
 
 def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
-    """The rules of a custom_vjp call, differentiated by the primals that are `perturbed`.
+    """Return the rules of a custom_vjp call, differentiated by the primals that are `perturbed`.
 
     Raises what the rules raise, and TypeError for a kind of rule that is more than a function of
     residuals and cotangents.
@@ -207,7 +207,7 @@ def custom_vjp_rule_params(
     primals: Sequence[Aval],
     num_consts: int,
 ) -> Params:
-    """The parameters that make a custom_vjp call follow `rules(perturbed)`.
+    """Return the parameters that make a custom_vjp call follow `rules(perturbed)`.
 
     That is called when the call is differentiated by those primals. It may raise. `primals` are
     the types of the operands after the first `num_consts`.
@@ -295,7 +295,7 @@ _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
 
 
 def live_key(value: object) -> Hashable:
-    """A key for a live rule: equal for two closures that JAX made around the same functions.
+    """Return a key for a live rule: equal for two closures that JAX made around the same functions.
 
     JAX wraps a user's rule for each call of the custom function. The key is made of what the
     wrappers close over: the user's functions and static arguments, trees and types.
@@ -338,7 +338,7 @@ def _unhashable_key(value: object) -> Hashable:
 
 
 def _passed_on(rule: WrappedFun) -> WrappedFun | None:
-    """The rule that a rule does nothing but call, if it is such a one.
+    """Return the rule that a rule does nothing but call, if it is such a one.
 
     When a jaxpr is evaluated, JAX binds its custom calls again, with rules that call the old ones.
     """
@@ -359,7 +359,7 @@ def _counts(transform: tuple[Any, ...]) -> bool:
 
 
 def cells_of(function: object) -> dict[str, Any]:
-    """What a function closes over, by name."""
+    """Return what a function closes over, by name."""
     if not isinstance(function, FunctionType):
         return {}
     held = {}
@@ -374,5 +374,5 @@ BWD_GIVES_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 
 def custom_name(eqn: JaxprEqn) -> str:
-    """The name of the function that has the custom rule of a call."""
+    """Return the name of the function that has the custom rule of a call."""
     return str(open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_name)

@@ -42,7 +42,7 @@ _BODY = "_jaxprtool_body"
 
 
 def high_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """What JAX puts in the place of a `call_hi_primitive`, as a closed jaxpr.
+    """Return what JAX puts in the place of a `call_hi_primitive`, as a closed jaxpr.
 
     None if there are operands or results of types that JAX lowers as well, or JAX has nothing to
     put there.
@@ -90,7 +90,7 @@ def with_high_body(eqn: JaxprEqn, body: ClosedJaxpr) -> Any:
 
 
 def high_name(eqn: JaxprEqn) -> str:
-    """The name of the function that an object is made of; else that of its class."""
+    """Return the name of the function that an object is made of; else that of its class."""
     held = eqn.params["_prim"]
     return str(getattr(held.params.get("traced"), "fun_name", type(held).__name__))
 
@@ -107,7 +107,7 @@ def high_key(eqn: JaxprEqn) -> Hashable:
 
 
 def high_derivative(eqn: JaxprEqn) -> str:
-    """What kind of derivative an object has: "body", "jvp" or "vjp"."""
+    """Return what kind of derivative an object has: "body", "jvp" or "vjp"."""
     held = eqn.params["_prim"]
     if isinstance(held, _TRANSPARENT):
         return "body"
@@ -121,7 +121,7 @@ def _overridden(held: object, method: str) -> bool:
 
 
 def _is_zero(value: object) -> bool:
-    """Whether a tangent or cotangent is none, or one of a type that has but one."""
+    """Return whether a tangent or cotangent is none, or one of a type that has but one."""
     if isinstance(value, Zero | SymbolicZero):
         return True
     return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
@@ -132,7 +132,7 @@ def _zero(aval: Aval) -> bool:
 
 
 def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
-    """An object's forward derivative. Raises what the object's rule does."""
+    """Return an object's forward derivative. Raises what the object's rule does."""
     held = eqn.params["_prim"]
     primals = held.in_avals_flat
     tangents = [aval.to_tangent_aval() for aval in primals]
@@ -159,7 +159,7 @@ def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
 
 
 def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
-    """An object's reverse derivative, whose `fwd` gives all residuals.
+    """Return an object's reverse derivative, whose `fwd` gives all residuals.
 
     Raises what the object's rules do, and TypeError for rules that are more than functions of
     residuals and cotangents.
@@ -237,5 +237,5 @@ def older_form(eqn: JaxprEqn) -> JaxprEqn | None:
 
 
 def lowered(jaxpr: AnyJaxpr) -> ClosedJaxpr:
-    """A closed jaxpr in which JAX has expanded all objects, at every depth."""
+    """Return a closed jaxpr in which JAX has expanded all objects, at every depth."""
     return partial_eval.lower_jaxpr2(jaxpr) if open_jaxpr(jaxpr).is_high else jaxpr

@@ -106,12 +106,12 @@ short_dtype_name = dtypes.short_dtype_name
 
 
 def stacked_aval(length: int, aval: Aval) -> Aval:
-    """The type of `length` values of one type, on a new leading axis."""
+    """Return the type of `length` values of one type, on a new leading axis."""
     return unmapped_aval(length, 0, aval)
 
 
 def varying_axes(aval: Aval) -> frozenset[Hashable]:
-    """The manual mesh axes over which a value in a `shard_map` with check_vma varies."""
+    """Return the manual mesh axes over which a value in a `shard_map` with check_vma varies."""
     return aval.mat.varying
 
 
@@ -124,27 +124,27 @@ is_removable_effect = pe.dceable_effects.contains
 
 
 def ref_of(effect: Effect) -> Any:
-    """The variable of the ref that an equation with this effect reads or writes, or None."""
+    """Return the variable of the ref that an equation with this effect reads or writes, or None."""
     return effect.input if isinstance(effect, state_types.RefEffect) else None
 
 
 def allocates_refs(jaxpr: AnyJaxpr) -> bool:
-    """Whether a jaxpr, open or closed, makes refs of its own."""
+    """Return whether a jaxpr, open or closed, makes refs of its own."""
     return core.internal_mutable_array_effect in jaxpr.effects
 
 
 def ordered_effects(effs: Iterable[Effect]) -> set[Effect]:
-    """Those of `effs` that happen in the order of the program."""
+    """Return those of `effs` that happen in the order of the program."""
     return {effect for effect in effs if effects.ordered_effects.contains(effect)}
 
 
 def allowed_in_loops(effs: Iterable[Effect]) -> bool:
-    """Whether the body of a loop may have all of these effects."""
+    """Return whether the body of a loop may have all of these effects."""
     return not effects.control_flow_allowed_effects.filter_not_in(effs)
 
 
 def operand_effects(body: ClosedJaxpr, operands: Sequence[Atom]) -> set[Effect]:
-    """The effects of running `body` on `operands`: those on its invars become theirs."""
+    """Return the effects of running `body` on `operands`: those on its invars become theirs."""
     return set(core.eqn_effects(open_jaxpr(body), operands))
 
 
@@ -154,7 +154,7 @@ def without_named_axes(effs: Iterable[Effect], axis_names: Iterable[Any]) -> set
 
 
 def only_names_axes(effs: Iterable[Effect]) -> bool:
-    """Whether all that an equation with these effects does is to mention named axes."""
+    """Return whether all that an equation with these effects does is to mention named axes."""
     return all(isinstance(effect, core.NamedAxisEffect) for effect in effs)
 
 
@@ -166,7 +166,7 @@ axes_bound = core.extend_axis_env_nd
 
 
 def scan_counts(params: Params) -> tuple[int, int]:
-    """How many of a scan's operands are constants, and how many are carries."""
+    """Return how many of a scan's operands are constants, and how many are carries."""
     if "ft_in" not in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -176,7 +176,7 @@ def scan_counts(params: Params) -> tuple[int, int]:
 def scan_count_params(
     params: Params, num_consts: int, num_carry: int, num_xs: int, num_ys: int
 ) -> Params:
-    """The parameters in which a scan of this JAX keeps its operand counts."""
+    """Return the parameters in which a scan of this JAX keeps its operand counts."""
     if not SCAN_KEEPS_TREES:
         return {"num_consts": num_consts, "num_carry": num_carry}
     sizes = (num_consts, num_carry, num_xs), (num_carry, num_ys)
@@ -189,7 +189,7 @@ def scan_count_params(
 
 @lru_cache(maxsize=1024)
 def _tree_of(*sizes: int) -> Any:
-    """A flat tree of so many leaves in each part."""
+    """Return a flat tree of so many leaves in each part."""
     from jax._src import flattree
 
     return flattree.pack(tuple(map(flattree.nones, sizes)))
@@ -209,7 +209,7 @@ jax_dce_rules = dce_rules
 def apply_jax_dce_rule(
     used_outputs: Sequence[bool], eqn: JaxprEqn, live_inputs: Sequence[bool] | None = None
 ) -> tuple[list[bool], JaxprEqn | None]:
-    """JAX's own rule for an equation's primitive; KeyError if it has none.
+    """Return JAX's own rule for an equation's primitive; KeyError if it has none.
 
     `live_inputs` are the operands that may be read after the equation, all if it is None.
     """
@@ -233,7 +233,7 @@ def jax_dce_jaxpr(
 
 
 def _is_high(eqn: JaxprEqn) -> bool:
-    """Whether JAX has to replace an equation by others before it can be compiled."""
+    """Return whether JAX has to replace an equation by others before it can be compiled."""
     if not eqn.params:
         return False
     return bool(eqn.primitive.is_high(*(atom.aval for atom in eqn.invars), **eqn.params))
@@ -247,7 +247,7 @@ def new_jaxpr(
     eqns: Sequence[JaxprEqn],
     debug_info: DebugInfo,
 ) -> ClosedJaxpr:
-    """A closed jaxpr; its effects are its equations'."""
+    """Return a closed jaxpr; its effects are its equations'."""
     effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
     parts: tuple[Any, ...] = list(constvars), list(invars), list(outvars), list(eqns), effs
     parts = *parts, debug_info, any(map(_is_high, eqns))

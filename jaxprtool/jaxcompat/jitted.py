@@ -53,13 +53,13 @@ def is_jitted(fun: object) -> bool:
 
 
 def jit_static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The static positions and names of a function under `jax.jit`."""
+    """Return the static positions and names of a function under `jax.jit`."""
     info = jitted._jit_info
     return info.static_argnums, info.static_argnames
 
 
 def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
-    """The function that `jax.jit` was given, and the keyword arguments that it was given."""
+    """Return the function that `jax.jit` was given, and the keyword arguments that it was given."""
     info = jitted._jit_info
     told: dict[str, Any] = {
         "static_argnums": info.static_argnums,
@@ -88,7 +88,7 @@ def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def traced_options(traced: jax.stages.Traced) -> TracedOptions:
-    """What a traced function was told, of the arguments that it is called with."""
+    """Return what a traced function was told, of the arguments that it is called with."""
     params, captured = traced._params, len(traced._consts)
     ins = zip(params["in_shardings"], params["in_layouts"], strict=True)
     outs = zip(params["out_shardings"], params["out_layouts"], strict=True)
@@ -108,7 +108,7 @@ def captured_values(traced: jax.stages.Traced) -> list[Any]:
 
 
 def with_constants(jaxpr: AnyJaxpr, places: Sequence[int], values: Sequence[Any]) -> ClosedJaxpr:
-    """A closed jaxpr whose arguments at `places` are constants."""
+    """Return a closed jaxpr whose arguments at `places` are constants."""
     if not places:
         return jaxpr
     bound = [jaxpr.invars[i] for i in places]

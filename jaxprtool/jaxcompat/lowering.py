@@ -48,7 +48,7 @@ def traced_jaxpr(
 
 
 def _as_argument(aval: Aval) -> jax.ShapeDtypeStruct:
-    """What stands for an argument of this type when a function is traced."""
+    """Return what stands for an argument of this type when a function is traced."""
     sharding = None if aval.sharding.mesh.empty else aval.sharding
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
@@ -123,7 +123,7 @@ def _give_to_replicas(module: ir.Module, count: int) -> None:
 
 
 def portable_artifact(module: ir.Module) -> bytes:
-    """A StableHLO module as bytecode that StableHLO reads for years."""
+    """Return a StableHLO module as bytecode that StableHLO reads for years."""
     requirement = stablehlo.StablehloCompatibilityRequirement.WEEK_4
     version = stablehlo.get_version_from_compatibility_requirement(requirement)
     return _jax.mlir.serialize_portable_artifact(module, version, True)
@@ -181,14 +181,14 @@ def exported_names(artifact: jax.export.Exported) -> tuple[dict[int, str], dict[
 
 
 def hlo_text(computation: Any) -> str:
-    """The text of an `XlaComputation`, with the names and source lines of its operations."""
+    """Return the text of an `XlaComputation`, with the names and source lines of its operations."""
     options = hlo.HloPrintOptions.short_parsable()
     options.print_metadata = True
     return computation.as_hlo_module().to_string(options)
 
 
 def xla_computation(module: ir.Module, tuple_args: bool, return_tuple: bool) -> Any:
-    """A StableHLO module as the `XlaComputation` of jaxlib."""
+    """Return a StableHLO module as the `XlaComputation` of jaxlib."""
     code = mlir.module_to_bytecode(module)
     return _jax.mlir.mlir_module_to_xla_computation(code, tuple_args, return_tuple)
 

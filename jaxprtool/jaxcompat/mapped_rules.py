@@ -36,7 +36,7 @@ Batch = Callable[[ClosedJaxpr, Dims, Dims], tuple[ClosedJaxpr, Dims]]
 def mapped_jvp_params(
     params: Params, axis: MappedAxis, batch: Batch, dims: Dims, out_dims: Dims
 ) -> Params:
-    """The rule of a custom_jvp call, as a parameter of the mapped call.
+    """Return the rule of a custom_jvp call, as a parameter of the mapped call.
 
     `dims` are those of the operands that the rule takes, `out_dims` those of the results.
     """
@@ -93,7 +93,7 @@ def jvp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -
 def mapped_vjp_params(
     params: Params, axis: MappedAxis, batch: Batch, dims: Dims, out_dims: Dims
 ) -> Params:
-    """The rules of a custom_vjp call, as parameters of the mapped call; see above.
+    """Return the rules of a custom_vjp call, as parameters of the mapped call; see above.
 
     Backwards, JAX maps the rule itself: it sums the cotangents of operands that are unmapped.
     """
@@ -136,7 +136,7 @@ def _mapped_fwd(
     perturbed: Sequence[bool],
     out_dims: Dims,
 ) -> tuple[ClosedJaxpr, Dims]:
-    """A forward rule's mapped jaxpr, and where its residuals and its results are mapped."""
+    """Return a forward rule's mapped jaxpr, and where its residuals and its results are mapped."""
     with axis_mapped(axis):
         closed = attach_constants(*fwd.call_wrapped(*perturbed))
         residuals = (None,) * (len(closed.outvars) - len(out_dims))

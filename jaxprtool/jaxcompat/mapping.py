@@ -101,11 +101,11 @@ class _LaneTrace(pe.DynamicJaxprTrace):
         return "BatchTrace"
 
     def argument(self, value: object, dim: int) -> Any:
-        """One lane of a value that is mapped along a dimension, counted from 0."""
+        """Return one lane of a value that is mapped along a dimension, counted from 0."""
         return self.staged(value, _lane_aval(self.axis, dim, jax.typeof(value)), dim)
 
     def staged(self, value: object, aval: Aval, dim: int = 0) -> Any:
-        """A value of this type in one lane."""
+        """Return a value of this type in one lane."""
         self.operands.append(value)
         self.dims.append(dim)
         return self.new_arg(aval, source_info_util.current())
@@ -258,7 +258,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
             return jax.core.eval_jaxpr(needed, closed.consts)[0]
 
     def closed(self, results: Sequence[Any]) -> ClosedJaxpr:
-        """The closed jaxpr of what was staged; its constants are what it closes over."""
+        """Return the closed jaxpr of what was staged; its constants are what it closes over."""
         debug = self.frame.debug_info._replace(arg_names=None, result_paths=None)
         return attach_constants(*self.to_jaxpr(list(results), debug, source_info_util.current()))
 
@@ -270,7 +270,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
             return fun.call_wrapped(*values)
 
     def _at_once(self, primitive: Primitive, values: Any, params: Params, has_effects: bool) -> Any:
-        """An equation on unmapped values.
+        """Return an equation on unmapped values.
 
         If it may name the axis, or has an effect, JAX's rule knows what it is: it may differ from
         lane to lane, be refused, or happen once for each lane.
@@ -293,7 +293,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
 
     @contextmanager
     def _outside(self) -> Iterator[None]:
-        """The context of what is run at once: name scopes from the outermost on."""
+        """Yield the context of what is run at once: name scopes from the outermost on."""
         stack = self.scope.transform("vmap") + source_info_util.current_name_stack()
         with (
             source_info_util.set_name_stack(stack),
@@ -302,7 +302,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
             yield
 
     def _effects(self, primitive: Primitive, values: Any, params: Params) -> Any:
-        """The effects that an equation would have."""
+        """Return the effects that an equation would have."""
         try:
             avals = map(jax.typeof, values)
             if primitive.ref_allocating:
@@ -312,11 +312,11 @@ class _LaneTrace(pe.DynamicJaxprTrace):
             return ()  # a primitive without types, or a fault, which binding it will report
 
     def _mentions_symbols(self, params: Params, values: Sequence[Any] = ()) -> bool:
-        """Whether an equation is of sizes that lanes may not have in common."""
+        """Return whether an equation is of sizes that lanes may not have in common."""
         return self.symbolic and (mentions_symbols(params) or mentions_symbols(values))
 
     def _waits(self, effs: Iterable[Effect]) -> bool:
-        """Whether effects have to wait for others that are staged."""
+        """Return whether effects have to wait for others that are staged."""
         return self.ordered and any(map(_is_ordered, effs))
 
     def _is_constant(self, tracer: Any) -> bool:
@@ -336,13 +336,13 @@ def _is_ordered(effect: Effect) -> bool:
 
 
 def _lane_aval(axis: MappedAxis, dim: int, aval: Aval) -> Aval:
-    """The type of one lane of a value that is mapped along a dimension."""
+    """Return the type of one lane of a value that is mapped along a dimension."""
     aval = mapped_aval(axis.size, dim, aval)
     return _in_lane(aval, axis.spmd_name) if axis.spmd_name and config._check_vma.value else aval
 
 
 def _in_lane(aval: Aval, names: Any) -> Aval:
-    """A type without the manual axes of these names, which in one lane do not vary."""
+    """Return a type without the manual axes of these names, which in one lane do not vary."""
     if not isinstance(aval, jax.core.ShapedArray) or aval.mat.varying.isdisjoint(names):
         return aval
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - {*names}))
@@ -378,13 +378,13 @@ class Lanes:
         return list(map(element, values, specs))
 
     def element(self, value: object, aval: Aval) -> Any:
-        """One lane of a value, of a type that is given, which may have symbols for sizes."""
+        """Return one lane of a value, of a type that is given, which may have symbols for sizes."""
         self._trace.symbolic = True
         return self._trace.staged(value, aval)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """The context in which the function is run, and in which its tracers may be used."""
+        """Yield the context in which the function is run, and in which its tracers may be used."""
         axis = self._trace.axis
         with (
             set_current_trace(self._trace),
@@ -396,11 +396,11 @@ class Lanes:
             yield
 
     def holds(self, value: object) -> bool:
-        """Whether a value is a tracer of this trace, which is mapped, or may be."""
+        """Return whether a value is a tracer of this trace, which is mapped, or may be."""
         return self._trace.owns(value)
 
     def jaxpr(self, results: Sequence[Any]) -> ClosedJaxpr:
-        """The closed jaxpr of what was traced; its constants are what it closes over."""
+        """Return the closed jaxpr of what was traced; its constants are what it closes over."""
         return self._trace.closed(results)
 
     def close(self) -> None:
@@ -410,7 +410,7 @@ class Lanes:
 
 
 def assembled(axis: MappedAxis, result: Any, spec: Any, leaf: Callable[[Any, Any], Any]) -> Any:
-    """A result of one lane made one of all: of a registered type, from its parts.
+    """Return a result of one lane made one of all: of a registered type, from its parts.
 
     `leaf(part, spec)` gives each part as it is for all lanes, mapped along `spec`.
     """
@@ -426,12 +426,12 @@ def is_vmappable(value: object) -> bool:
 
 
 def is_element(value: object) -> bool:
-    """Whether a value stands for one lane of a registered type."""
+    """Return whether a value stands for one lane of a registered type."""
     return type(value) in batching.from_elt_handlers
 
 
 def vmappable_specs() -> tuple[type, ...]:
-    """The types, besides int, that say for registered types how they are mapped."""
+    """Return the types, besides int, that say for registered types how they are mapped."""
     return tuple({spec for spec, _ in batching.vmappables.values()})
 
 

@@ -81,7 +81,7 @@ def _unmarked() -> Iterator[None]:
 def _body_module(
     module: mlir.ModuleContext, mark: Mark, draws_in_units: bool
 ) -> mlir.ModuleContext:
-    """A module's context as marked bodies are lowered with.
+    """Return a module's context as marked bodies are lowered with.
 
     What is lowered there is remembered apart: functions that are called elsewhere as well are
     lowered for either. XLA compiles units side by side, and joins the source frames of what it
@@ -126,7 +126,7 @@ _DRAW = threefry2x32_p, _draw
 
 
 def _possible(ctx: mlir.LoweringRuleContext) -> Mark:
-    """The most that a call can be marked as in the program that is being lowered."""
+    """Return the most that a call can be marked as in the program that is being lowered."""
     module = ctx.module_context
     whole: Mark = "unit" if _by_one_device(module) else "call"
     return _least(whole, *map(_taken_by, _platforms(ctx)))
@@ -137,7 +137,7 @@ def _platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
 
 
 def _by_one_device(ctx: mlir.ModuleContext) -> bool:
-    """Whether XLA is certain to have nothing to partition."""
+    """Return whether XLA is certain to have nothing to partition."""
     axes = ctx.axis_context
     if ctx.lowering_parameters.for_export:
         return False
@@ -170,7 +170,7 @@ def _taken_by(platform: str) -> Mark:
 
 
 def _refusal(mark: Mark, device: jax.Device) -> str | None:
-    """Why a device does not take calls with this mark, in a line; None if it does."""
+    """Return why a device does not take calls with this mark, in a line; None if it does."""
 
     @jax.jit
     def body(x: jax.Array) -> jax.Array:

@@ -44,7 +44,7 @@ class MarkedName(str):
 
 
 def marked(context: Any, mark: Mark, name: str) -> Any:
-    """The context of an equation as that of a call with this mark, of the body of this name.
+    """Return the context of an equation as that of a call with this mark, of the body of this name.
 
     Bodies that call one another have different names; XLA tells bodies apart by what they compute.
     """
@@ -53,12 +53,12 @@ def marked(context: Any, mark: Mark, name: str) -> Any:
 
 
 def metadata_of(mark: Mark, name: str) -> dict[str, str]:
-    """The metadata of a call with this mark, of the body of this name."""
+    """Return the metadata of a call with this mark, of the body of this name."""
     return {} if mark == "plain" else {**told(mark, name), _OUTLINED: name}
 
 
 def told(mark: Mark, name: str) -> dict[str, str]:
-    """What of it is for XLA."""
+    """Return what of it is for XLA."""
     return dict(list(zip(_KEYS, ("false", name), strict=True))[: MARKS.index(mark)])
 
 
@@ -76,7 +76,7 @@ def marked_name(eqn: JaxprEqn) -> str | None:
 
 
 def convolves(jaxpr: AnyJaxpr, *, in_units: bool = True) -> bool:
-    """Whether a body holds a convolution, at any depth; or at any but within units."""
+    """Return whether a body holds a convolution, at any depth; or at any but within units."""
     return any(
         eqn.primitive is conv_general_dilated_p
         or any(convolves(body, in_units=in_units) for body in jaxprs_in_params(eqn.params))
@@ -86,12 +86,12 @@ def convolves(jaxpr: AnyJaxpr, *, in_units: bool = True) -> bool:
 
 
 def name_in(context: Any) -> str | None:
-    """The name of the body that the context of an equation is marked with."""
+    """Return the name of the body that the context of an equation is marked with."""
     return (context.xla_metadata or {}).get(_OUTLINED)
 
 
 def mark_in(context: Any) -> Mark:
-    """The mark of a call with this context."""
+    """Return the mark of a call with this context."""
     if name_in(context) is None:
         return "plain"
     return "unit" if "compilation_unit" in context.xla_metadata else "call"

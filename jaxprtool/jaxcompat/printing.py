@@ -58,7 +58,7 @@ def print_with_rule(
 
 
 def printed_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """The jaxprs, open, that JAX prints apart if it meets them twice."""
+    """Return the jaxprs, open, that JAX prints apart if it meets them twice."""
     rule = getattr(core, "pp_subjaxprs_rules", {}).get(eqn.primitive)
     if rule is not None:
         return [open_jaxpr(jaxpr) for _, jaxpr in rule(eqn)]
@@ -66,5 +66,5 @@ def printed_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
 
 
 def is_unspecified(sharding: object) -> bool:
-    """Whether a jit's sharding says that nothing was asked for."""
+    """Return whether a jit's sharding says that nothing was asked for."""
     return sharding is UNSPECIFIED

@@ -17,12 +17,12 @@ TESTED_VERSIONS = ((0, 10), (0, 11), (0, 12))
 
 
 def untested_version() -> str | None:
-    """The running JAX's version if the test suite has never seen its release, else None."""
+    """Return the running JAX's version if the test suite has never seen its release, else None."""
     return None if jax.__version_info__[:2] in TESTED_VERSIONS else jax.__version__
 
 
 def primitive_test_programs() -> Iterator[Any]:
-    """JAX's own primitive test harnesses, thousands of them; needs absl-py."""
+    """Yield JAX's own primitive test harnesses, thousands of them; needs absl-py."""
     from jax._src.internal_test_util import test_harnesses
 
     yield from test_harnesses.all_harnesses
@@ -34,7 +34,7 @@ def keep_backend_probing_quiet() -> None:
 
 
 def has_backends() -> bool:
-    """Whether this process has started a backend, with threads of its own."""
+    """Return whether this process has started a backend, with threads of its own."""
     from jax._src import xla_bridge
 
     return bool(xla_bridge.backends_are_initialized())
@@ -79,5 +79,5 @@ def default_tolerance(dtype: Any) -> float:
 
 
 def has_checks(jaxpr: AnyJaxpr) -> bool:
-    """Whether a jaxpr holds `checkify.check`s that nothing has functionalized yet."""
+    """Return whether a jaxpr holds `checkify.check`s that nothing has functionalized yet."""
     return any(type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)

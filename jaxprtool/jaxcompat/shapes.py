@@ -68,7 +68,7 @@ class SymbolicConstraint:
 
 
 def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[SymbolicConstraint, ...]:
-    """What is known of the dimensions of a scope, in the order in which it was given."""
+    """Return what is known of the dimensions of a scope, in the order in which it was given."""
     return tuple(
         SymbolicConstraint(c.debug_str, c.cmp == shape_poly.Comparator.EQ, c.e1, c.e2)
         for c in scope._explicit_constraints

@@ -30,7 +30,7 @@ from jaxprtool.jaxcompat.values import UNSPECIFIED, AbstractRef
 
 @contextmanager
 def setting_of(eqn: JaxprEqn) -> Iterator[None]:
-    """The context an equation was traced in, with the axes that are manual there bound.
+    """Yield the context an equation was traced in, with the axes that are manual there bound.
 
     Types are checked for what varies over these axes if some value of the equation does.
     """
@@ -81,7 +81,7 @@ def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Aval]) -> Clo
 def trace_in_setting(
     fun: Callable[..., Any], avals: Sequence[Aval], eqn: JaxprEqn | None
 ) -> ClosedJaxpr:
-    """The closed jaxpr of a flat function, in the setting that an equation was traced in."""
+    """Return the closed jaxpr of a flat function, in the setting that an equation was traced in."""
     if eqn is None:
         return trace_flat(fun, "rule", avals)
     with setting_of(eqn):
@@ -89,7 +89,7 @@ def trace_in_setting(
 
 
 def attach_constants(jaxpr: AnyJaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
-    """A closed jaxpr from what JAX's tracing gives: an open one and its constants apart."""
+    """Return a closed jaxpr from what JAX's tracing gives: an open one and its constants apart."""
     jaxpr = from_jax(jaxpr)
     if not ONE_JAXPR_CLASS:
         return ClosedJaxpr(jaxpr, consts)
@@ -100,7 +100,7 @@ def attach_constants(jaxpr: AnyJaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
 
 
 def detach_constants(closed: ClosedJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """The reverse of `attach_constants`."""
+    """Return the reverse of `attach_constants`."""
     if not ONE_JAXPR_CLASS:
         return closed.jaxpr, closed.consts
     return pe.convert_constvars_jaxpr(closed), closed.consts
@@ -114,7 +114,7 @@ def traced_like(eqn: JaxprEqn, fun: Callable[..., Any], operands: Sequence[Var])
 def trace_lifted(
     fun: Callable[..., list[Any]], debug: DebugInfo, args: Sequence[Any]
 ) -> tuple[ClosedJaxpr, list[Any]]:
-    """The closed jaxpr of a flat function, and what it takes before its arguments.
+    """Return the closed jaxpr of a flat function, and what it takes before its arguments.
 
     These are the traced values and the refs that it closes over; arrays are constants. They have no
     names in the jaxpr's `debug_info`.
@@ -173,13 +173,13 @@ def bind_jit(
 
 @cache
 def _other_jit_params() -> Params:
-    """The parameters of a jit that are the same for all, where nothing is asked for."""
+    """Return the parameters of a jit that are the same for all, where nothing is asked for."""
     params = jax.make_jaxpr(jax.jit(list))().eqns[0].params
     return {k: params[k] for k in ("keep_unused", "inline", "compiler_options_kvs")}
 
 
 def is_staging() -> bool:
-    """Whether what is run now becomes a jaxpr, be it under other transformations of JAX's.
+    """Return whether what is run now becomes a jaxpr, be it under other transformations of JAX's.
 
     Under our own `vmap` too some of it becomes one, but is evaluated at once: that does not count.
     """

@@ -87,7 +87,7 @@ def linear_call_transpose(eqn: JaxprEqn) -> ClosedJaxpr:
 
 
 def linear_call_transpose_param(closed: ClosedJaxpr) -> Params:
-    """The parameter that makes a `linear_call` have this transpose."""
+    """Return the parameter that makes a `linear_call` have this transpose."""
     transpose = close_jaxpr(pe.convert_constvars_jaxpr(open_jaxpr(closed)))
     return {"transpose_thunk": lambda: (transpose, closed.consts)}
 
@@ -107,7 +107,7 @@ def nested_type(value: object) -> Any:
 
 
 def literal_value(value: object, aval: Aval) -> Any:
-    """A number or an array as JAX keeps it in a literal of the type `aval`."""
+    """Return a number or an array as JAX keeps it in a literal of the type `aval`."""
     data = np.asarray(value, aval.dtype)
     typed = {float: literals.TypedFloat, int: literals.TypedInt, complex: literals.TypedComplex}
     kind = type(data.item()) if data.shape == () else None
@@ -128,7 +128,7 @@ def as_literal(value: object, aval: Aval) -> Literal | None:
 
 
 def with_weak_type(value: Any, dtype: DType, weak_type: bool) -> Any:
-    """The array of a value of this dtype, weakly typed or not."""
+    """Return the array of a value of this dtype, weakly typed or not."""
     if isinstance(value, float | int | complex) and not weak_type:
         return np.asarray(value, dtype)
     return lax._convert_element_type(value, dtype, weak_type=weak_type)
@@ -171,17 +171,17 @@ logical_array = _reinterpretation("logical_array", lambda x, aval: aval).bind
 
 
 def key_implementations() -> dict[str, Any]:
-    """The implementations of random number generators by the short names that types bear."""
+    """Return the implementations of random number generators by the short names that types bear."""
     return {implementation.tag: implementation for implementation in prng.prngs.values()}
 
 
 def key_implementation(dtype: Any) -> Any:
-    """The implementation that a dtype of keys belongs to."""
+    """Return the implementation that a dtype of keys belongs to."""
     return dtype._impl
 
 
 def has_plain_layout(aval: Aval) -> bool:
-    """Whether nothing is said about how an array of this type lies in memory."""
+    """Return whether nothing is said about how an array of this type lies in memory."""
     return str(getattr(aval, "layout", "AutoLayout")) == "AutoLayout"
 
 
@@ -221,12 +221,12 @@ _CONTEXT_SETTINGS = [name for name in core.JaxprEqnContext.__slots__ if name in 
 
 
 def context_settings(context: object) -> dict[str, Any]:
-    """The settings of an equation's context (`eqn.ctx`) by name."""
+    """Return the settings of an equation's context (`eqn.ctx`) by name."""
     return {name: getattr(context, name) for name in _CONTEXT_SETTINGS}
 
 
 def equation_context(settings: dict[str, Any]) -> Any:
-    """The context with these settings; those that are left out say nothing.
+    """Return the context with these settings; those that are left out say nothing.
 
     Raises ValueError for one that this JAX does not have, unless it says nothing.
     """

@@ -53,7 +53,7 @@ _STATIC_HINT = "a Python value that is not traced is written static(...)"
 def read_args(
     text: str, module: ModuleType | None = None, what: str = "--args"
 ) -> tuple[tuple, dict[str, Any]]:
-    """The positional and keyword arguments that a text spells out, as `--args` has them.
+    """Return the positional and keyword arguments that a text spells out, as `--args` has them.
 
     Leaves are `jax.ShapeDtypeStruct`, arrays, and Python scalars; whole arguments may be `Static`.
     `module` is where `ref('name')` looks. Raises ArgumentsError that says what cannot be read, and
@@ -168,12 +168,12 @@ class _Reader:
             self._constrain(start, self.source.text[start:end])
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and the keyword arguments."""
+        """Return the positional and the keyword arguments."""
         args = tuple(map(self.argument, self.source.args))
         return args, {name: self.argument(node) for name, node in self.source.keywords}
 
     def argument(self, node: ast.expr) -> Any:
-        """An argument, or a part of one. A whole file is a dict of its arrays."""
+        """Return an argument, or a part of one. A whole file is a dict of its arrays."""
         read = self._VALUES.get(type(node))
         value = read(self, node) if read else self._not_allowed(node)
         return dict(value) if isinstance(value, Arrays) else value
@@ -324,7 +324,7 @@ class _Reader:
     def _options(
         self, node: ast.Call, required: tuple[str, ...], optional: tuple[str, ...] = ()
     ) -> dict[str, ast.expr]:
-        """The argument nodes of a call of ours, by parameter name."""
+        """Return the argument nodes of a call of ours, by parameter name."""
         name, names = _called(node), (*required, *optional)
         if len(node.args) > len(names):
             raise self.source.fail(node, f"{name}(...) takes at most {len(names)} arguments")
@@ -561,7 +561,7 @@ class _ValueReader(_Reader):
 
 
 def _called(node: ast.expr) -> str | None:
-    """The name of the function that a call calls, or None."""
+    """Return the name of the function that a call calls, or None."""
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
 
 

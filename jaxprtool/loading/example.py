@@ -38,7 +38,7 @@ def static(value: object) -> Static:
 
 
 def example(*args: object, **kwargs: object) -> Callable[[F], F]:
-    """A decorator that gives a function example arguments, its attribute `example_args`.
+    """Return a decorator that gives a function example arguments, its attribute `example_args`.
 
     They are arrays, `jax.ShapeDtypeStruct`s, scalars, pytrees of them, strings in the notation of
     `--args` (`"f32[8,128]"`, also inside a pytree), or `static(...)`. A method's leave out `self`.

@@ -47,7 +47,7 @@ class Arrays(dict[str, np.ndarray]):
     """The arrays of a file by name. Names stay flat, whatever dots and slashes they have."""
 
     def at(self, path: str) -> np.ndarray | Arrays:
-        """The array of this name, or those whose names are paths that begin so, as `Arrays`.
+        """Return the array of this name, or those whose names are paths that begin so, as `Arrays`.
 
         These are named by the rest of their paths, `0/w`. Raises KeyError if there is none.
         """
@@ -64,7 +64,7 @@ class Arrays(dict[str, np.ndarray]):
 
 
 def load_arrays(path: str) -> np.ndarray | Arrays:
-    """The array in a `.npy` file, or the `Arrays` in a `.npz` or `.safetensors` file.
+    """Return the array in a `.npy` file, or the `Arrays` in a `.npz` or `.safetensors` file.
 
     Raises ArgumentsError if the file cannot
     be read, is damaged, or holds Python objects.

@@ -31,7 +31,7 @@ class Jitted:
 
     @classmethod
     def find(cls, fun: Any) -> Jitted | None:
-        """The function under `jax.jit` that a callable is, or binds arguments of."""
+        """Return the function under `jax.jit` that a callable is, or binds arguments of."""
         args: tuple[object, ...] = ()
         kwargs: dict[str, object] = {}
         while not jaxcompat.is_jitted(fun):
@@ -47,12 +47,12 @@ class Jitted:
         return cls(fun, args, tuple(kwargs.items()))
 
     def static_places(self, count: int) -> tuple[set[int], set[str]]:
-        """Which of `count` positional arguments are static, and which names are."""
+        """Return which of `count` positional arguments are static, and which names are."""
         numbers, names = self._static(len(self.args) + count)
         return {number - len(self.args) for number in numbers if number >= len(self.args)}, names
 
     def _static(self, count: int) -> tuple[set[int], set[str]]:
-        """The same, of `count` arguments with those that are bound."""
+        """Return the same, of `count` arguments with those that are bound."""
         numbers, names = jaxcompat.jit_static_arguments(self.fun)
         places = {number + count if number < 0 else number for number in numbers}
         return places & set(range(count)), set(names)
@@ -60,7 +60,7 @@ class Jitted:
     def trace(
         self, positional: Sequence[tuple[object, bool]], keywords: Mapping[str, tuple[object, bool]]
     ) -> tuple[ClosedJaxpr, object, jaxcompat.TracedOptions]:
-        """The jaxpr of a call, the types of its results in their tree, and the options.
+        """Return the jaxpr of a call, the types of its results in their tree, and the options.
 
         The jaxpr takes what the call traces; what is bound, and what the call calls static and
         `jax.jit` does not, are constants.
@@ -80,7 +80,7 @@ class Jitted:
     def _dynamic_leaves(
         self, args: Sequence[tuple[object, bool]], kwargs: dict[str, tuple[object, bool]]
     ) -> list[tuple[object, bool]]:
-        """Each flat argument that JAX traces, and whether it is to be a constant."""
+        """Return each flat argument that JAX traces, and whether it is to be a constant."""
         numbers, names = self._static(len(args))
         values = [pair for i, pair in enumerate(args) if i not in numbers]
         values += [kwargs[name] for name in sorted(kwargs) if name not in names]

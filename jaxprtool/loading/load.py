@@ -78,7 +78,7 @@ class Entry:
     roots: tuple[Root, ...] = ()
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
-        """The Program, with these named axes free in it.
+        """Return the Program, with these named axes free in it.
 
         Raises ArgumentsError or UserFunctionError, as `trace` does, and TargetError for a function
         that returns another one.
@@ -196,7 +196,7 @@ def _by_position(fun: Callable, positional: tuple, named: Mapping[str, Any]) -> 
 
 
 def _symbols(arguments: object) -> list[Any]:
-    """The sizes in arguments that are symbolic dimensions."""
+    """Return the sizes in arguments that are symbolic dimensions."""
     return symbolic_sizes(jax.tree.leaves(arguments))
 
 
@@ -242,7 +242,7 @@ def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | Non
 
 
 def _example(fun: object, found: Target) -> Arguments | None:
-    """The example arguments that a callable carries, or what it wraps does."""
+    """Return the example arguments that a callable carries, or what it wraps does."""
     for owner, bound in _wrapped(fun):
         held = getattr(owner, "example_args", None)
         if held is None:
@@ -315,7 +315,7 @@ def _required(known: inspect.Signature) -> list[inspect.Parameter]:
 
 
 def _suggestion(fun: Callable) -> str:
-    """Text for --args that fits the parameters of a function in number and in name."""
+    """Return text for --args that fits the parameters of a function in number and in name."""
     parts: list[str] = []
     by_name, known = False, signature(fun)
     for parameter in _required(known) if known else ():

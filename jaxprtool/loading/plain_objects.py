@@ -157,7 +157,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _is_users(cls: type) -> bool:
-    """Whether a class is defined in a file of the user's."""
+    """Return whether a class is defined in a file of the user's."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return file is not None and is_users_file(file) and not is_installed(file)
 

@@ -182,7 +182,7 @@ def _import_lone_file(path: str, stem: str) -> ModuleType:
 
 
 def _belongs_to_another(name: str, path: str) -> bool:
-    """Whether `import name` means another module than the file at `path`."""
+    """Return whether `import name` means another module than the file at `path`."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         return not _is_file(loaded, path)
@@ -267,7 +267,7 @@ def _is_callable(owner: object, name: str) -> bool:
 
 
 def _functions(module: ModuleType) -> list[str]:
-    """The public callables that the module defines itself, classes left out."""
+    """Return the public callables that the module defines itself, classes left out."""
     return [
         name
         for name in _public(vars(module))
@@ -287,7 +287,7 @@ def _listing(module: ModuleType) -> str | None:
 
 
 def _without_attribute(target: str) -> TargetError:
-    """The error for a TARGET without a colon, with what it could have been meant to be."""
+    """Return the error for a TARGET without a colon, with what it could have been meant to be."""
     message = f"the target '{target}' does not say which function"
     module, _, name = target.rpartition(".")
     try:
@@ -324,6 +324,6 @@ def _module_hint(name: str, missing: str) -> str | None:
 
 
 def _short(path: str) -> str:
-    """A path from the current folder if it lies in it, and anything else as it is."""
+    """Return a path from the current folder if it lies in it, and anything else as it is."""
     inside = os.path.isabs(path) and path.startswith(os.getcwd() + os.sep)
     return os.path.relpath(path) if inside else path

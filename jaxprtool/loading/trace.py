@@ -88,7 +88,7 @@ class BoundCall:
         return {name: (arg, True) for name, arg in self.static_kwargs.items()} | traced
 
     def position(self, number: int) -> int:
-        """Which of the Program's positional arguments is the function's `number`.
+        """Return which of the Program's positional arguments is the function's `number`.
 
         Raises ArgumentsError if there is none, or it is static.
         """
@@ -111,7 +111,7 @@ def trace(
     axis_env: Sequence[tuple[Hashable, int]] | None = None,
     **kwargs: object,
 ) -> Program:
-    """The Program of `fun` on these arguments, without running it.
+    """Return the Program of `fun` on these arguments, without running it.
 
     Arguments are arrays, `jax.ShapeDtypeStruct`s or other objects with a `.shape` and a `.dtype`,
     scalars, and pytrees of them; those marked `static(...)`, or named by `static_argnums` or
@@ -134,7 +134,7 @@ def trace_call(
     call: BoundCall,
     axis_env: Sequence[tuple[Hashable, int]] | None = None,
 ) -> Program:
-    """The Program, of this name, of a call that is sorted out. Raises UserFunctionError."""
+    """Return the Program, of this name, of a call that is sorted out. Raises UserFunctionError."""
     jitted = Jitted.find(fun)
     told: jaxcompat.TracedOptions | None = None
     try:
@@ -175,12 +175,12 @@ def trace_call(
 def _by_name(
     fun: Callable, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:
-    """The arguments of a call by their names."""
+    """Return the arguments of a call by their names."""
     return {**dict(zip(positional_names(fun, len(args)), args, strict=False)), **kwargs}
 
 
 def _is_sharded(leaf: object) -> bool:
-    """Whether an argument has a sharding over several devices that `jax.jit` would keep."""
+    """Return whether an argument has a sharding over several devices that `jax.jit` would keep."""
     if isinstance(leaf, jax.core.Tracer):  # of which JAX 0.10 does not know whether it is committed
         return False
     return getattr(leaf, "committed", True) and is_over_devices(getattr(leaf, "sharding", None))
@@ -205,7 +205,7 @@ def _made(
 
 
 def function_name(fun: Any) -> str:
-    """The name of a function, of what a partial wraps, or of a callable object's class."""
+    """Return the name of a function, of what a partial wraps, or of a callable object's class."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     if not hasattr(fun, "__name__") and callable(getattr(fun, "__wrapped__", None)):
@@ -219,7 +219,7 @@ _ANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 def signature(fun: Callable) -> inspect.Signature | None:
-    """A function's signature, or None if it does not tell."""
+    """Return a function's signature, or None if it does not tell."""
     try:
         known = inspect.signature(fun)
         if isinstance(fun, type) and {p.kind for p in known.parameters.values()} == _ANY:
@@ -268,7 +268,7 @@ def bind_arguments(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> BoundCall:
-    """The traced and the static arguments of a call of `fun`.
+    """Return the traced and the static arguments of a call of `fun`.
 
     Raises ArgumentsError if the call does not fit the signature, or an array is none to JAX.
     """
@@ -355,7 +355,7 @@ def released(
     /,
     **static_kwargs: object,
 ) -> Callable:
-    """A function that takes and gives trees with leaves held, and calls `fun` without that.
+    """Return a function that takes and gives trees with leaves held, and calls `fun` without that.
 
     It has the name of `fun`, and the signature that is left when `static_kwargs` are given. If
     `fun` changes objects among its arguments, it gives a `Changed`; `shared` says which Variables
@@ -400,7 +400,7 @@ _SCALARS = (bool, int, float, complex)
 
 
 def is_filtered(fun: Any) -> bool:
-    """Whether a function is one of Equinox's transformations, which trace arrays alone."""
+    """Return whether a function is one of Equinox's transformations, which trace arrays alone."""
     while callable(inner := getattr(fun, "func", None)):  # a partial, of functools or Equinox
         fun = inner
     package = type(fun).__module__.partition(".")[0]
@@ -421,7 +421,7 @@ def static_places(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> tuple[set[int], set[str]]:
-    """Which arguments of a call are static: by position, and by name.
+    """Return which arguments of a call are static: by position, and by name.
 
     They are marked so, or `static_argnums`, `static_argnames` or the function's own `jax.jit` say
     it.
@@ -470,7 +470,7 @@ def require_parameters(fun: Callable, names: Iterable[str], what: str) -> None:
 
 
 def positional_names(fun: Callable, count: int) -> list[str]:
-    """A name for each position: all that the signature has, or more if `count` are given."""
+    """Return a name for each position: all that the signature has, or more if `count` are given."""
     known = signature(fun)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in known.parameters.values() if p.kind in kinds] if known else []
@@ -531,7 +531,7 @@ _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, jax.core.ShapedArray, np.ndarray, np
 
 
 def _as_array_type(leaf: object) -> object:
-    """The type that an object with a shape and a dtype stands for, whoever's they are.
+    """Return the type that an object with a shape and a dtype stands for, whoever's they are.
 
     A `tf.TensorSpec` has a dtype of TensorFlow's, a tensor one of PyTorch's; both bear the names
     that NumPy knows. What cannot be understood is given back as it is.
@@ -558,7 +558,7 @@ def _dtype(dtype: object) -> np.dtype:
 
 
 def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> UserFunctionError:
-    """The error that says what the user's function raised, in one line."""
+    """Return the error that says what the user's function raised, in one line."""
     if isinstance(error, SystemExit):
         return UserFunctionError(f"{name} called sys.exit({error.code!r}) while it was traced")
     lines = [line.strip() for line in str(error).splitlines()]

@@ -118,7 +118,7 @@ class Option:
 
 
 def options(cls: type[Pass]) -> list[Option]:
-    """The options of a pass class, in the order in which they may be given by position."""
+    """Return the options of a pass class, in the order in which they may be given by position."""
     hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy takes the instances' __hash__
     result = []
     for field in fields(cls):
@@ -136,13 +136,13 @@ def _type_hints(cls: type) -> dict[str, Any]:
 
 
 def summary(cls: type[Pass]) -> str:
-    """The one-line help of a pass class: the first line of its docstring."""
+    """Return the one-line help of a pass class: the first line of its docstring."""
     lines = (cls.__doc__ or "").strip().splitlines()
     return lines[0] if lines else ""
 
 
 def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
-    """An instance of a pass class from the options a pipeline gives it.
+    """Return an instance of a pass class from the options a pipeline gives it.
 
     Raises PipelineError for an unknown option, one given twice or missing, or a value of another
     type than the field's.

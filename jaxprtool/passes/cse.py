@@ -111,7 +111,7 @@ class _Merging:
         return rule
 
     def _shared(self, body: AnyJaxpr) -> AnyJaxpr:
-        """The first of the bodies that are equal to this one."""
+        """Return the first of the bodies that are equal to this one."""
         try:
             return self._bodies.setdefault((structure(body), type(body)), body)
         except Keyless:

@@ -181,7 +181,7 @@ def _dce(
 def _live_equations(
     jaxpr: AnyJaxpr, used_outputs: Iterable[bool], live_inputs: Sequence[bool]
 ) -> tuple[set[Var], list[JaxprEqn]]:
-    """The variables that are read, and the equations that stay, in order."""
+    """Return the variables that are read, and the equations that stay, in order."""
     live = {
         v
         for v, flag in zip(jaxpr.outvars, used_outputs, strict=True)
@@ -218,7 +218,7 @@ def _live_equations(
 
 
 def _rule_of(primitive: str) -> DceRule | None:
-    """The rule of a primitive, or the rule of all whose regions are known."""
+    """Return the rule of a primitive, or the rule of all whose regions are known."""
     rule, structured = dce_rules.get(primitive), views.get(primitive)
     known = structured is not None and structured.edges is not None
     return dce_regions if rule is None and known else rule
@@ -244,7 +244,7 @@ class _Refs:
         return cls(frozenset((*jaxpr.constvars, *(v for v, f in pairs if f))), read, False)
 
     def live(self, eqn: JaxprEqn) -> list[bool]:
-        """Which operands may be read after an equation; True for all that are no refs."""
+        """Return which operands may be read after an equation; True for all that are no refs."""
         if self.all_live:
             return [True] * len(eqn.invars)
         return [
@@ -256,14 +256,14 @@ class _Refs:
         ]
 
     def dead(self, eqn: JaxprEqn) -> tuple[Var, ...]:
-        """The refs among an equation's operands that nothing reads after it."""
+        """Return the refs among an equation's operands that nothing reads after it."""
         if self.all_live:
             return ()
         return tuple(v for v, flag in zip(eqn.invars, self.live(eqn), strict=True) if not flag)
 
 
 def has_lasting_effect(eqn: JaxprEqn, dead_refs: Sequence[Var] = ()) -> bool:
-    """Whether an equation must stay even if none of its results is used.
+    """Return whether an equation must stay even if none of its results is used.
 
     What happens to `dead_refs`, which nothing reads afterwards, does not count.
     """
@@ -279,7 +279,7 @@ def has_lasting_effect(eqn: JaxprEqn, dead_refs: Sequence[Var] = ()) -> bool:
 def dce_regions(
     used_outputs: Sequence[bool], live_inputs: Sequence[bool], eqn: JaxprEqn
 ) -> tuple[list[bool], JaxprEqn | None]:
-    """The rule of every equation whose regions are known.
+    """Return the rule of every equation whose regions are known.
 
     An operand is used if a body reads it, a result of a body if what it becomes is used, or what
     it replaces in the next round is. These facts grow until no body reads more.
@@ -335,7 +335,7 @@ def _fallback(
 
 
 def _holds_the_same(new: JaxprEqn, old: JaxprEqn) -> bool:
-    """Whether an equation has the operands, results and parameters of another one."""
+    """Return whether an equation has the operands, results and parameters of another one."""
     values = [(each.invars, each.outvars, each.params.values()) for each in (new, old)]
     return new.params.keys() == old.params.keys() and all(
         len(a) == len(b) and not any(map(is_not, a, b)) for a, b in zip(*values, strict=True)

@@ -123,7 +123,7 @@ class _Dropping:
         return writer.add(self._following(eqn))
 
     def _rule(self, eqn: JaxprEqn) -> CustomRule | None:
-        """The rule of a custom call; None for one that cannot be traced."""
+        """Return the rule of a custom call; None for one that cannot be traced."""
         key = rule_key(eqn)
         if key not in self._rules:
             try:
@@ -185,7 +185,7 @@ class _Dropping:
         return True
 
     def _following(self, eqn: JaxprEqn) -> JaxprEqn:
-        """The call, following its rule without the checks in it."""
+        """Return the call, following its rule without the checks in it."""
         key, p, found = rule_key(eqn), eqn.params, self._rule(eqn)
         assert found is not None
         rule = self._unchecked.setdefault(key, cache(partial(map_rule, self.cleaned, found)))
@@ -200,7 +200,7 @@ def _is_dropped(eqn: JaxprEqn) -> bool:
 
 
 def _without_failing(cond: Cond, writer: Writer) -> Sequence[Atom] | None:
-    """What a branching gives without a branch of Equinox's `error_if`; None for another."""
+    """Return what a branching gives without a branch of Equinox's `error_if`; None for another."""
     passing = _passing_branch(cond)
     if passing is not None and writer.can_hold(passing):
         return writer.splice(passing, cond.operands, cond.eqn)
@@ -220,7 +220,7 @@ def _passing_branch(cond: Cond) -> ClosedJaxpr | None:
 
 
 def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
-    """Whether a branch's results need a call of a function that always raises."""
+    """Return whether a branch's results need a call of a function that always raises."""
     return any(
         eqn.primitive.name == "pure_callback" and callback_name(eqn.params["callback"]) in _RAISING
         for eqn in needed_equations(branch.eqns, branch.outvars)
@@ -228,7 +228,7 @@ def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
 
 
 def _forwarded(body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom] | None:
-    """What a call gives whose body hands on operands and literals, and does nothing else."""
+    """Return what a call gives whose body hands on operands and literals, and does nothing else."""
     given = dict(zip(body.invars, operands, strict=True))
     if body.effects or any(not isinstance(v, Literal) and v not in given for v in body.outvars):
         return None

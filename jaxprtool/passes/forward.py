@@ -155,7 +155,7 @@ class _Forwarding:
         ]
 
     def written(self) -> Sequence[Atom] | None:
-        """What the results are from now on; None if nothing changes."""
+        """Return what the results are from now on; None if nothing changes."""
         inside = self.inside
         for field, places in inside.operands.items():
             for i in places:
@@ -245,11 +245,11 @@ class _Forwarding:
         return False
 
     def _can_add(self, arguments: _Inside) -> bool:
-        """Whether the bodies of these arguments can be given new constants."""
+        """Return whether the bodies of these arguments can be given new constants."""
         return all(self.inside.regions[number].constants is not None for number, _ in arguments)
 
     def _repeated(self, i: int) -> Atom | None:
-        """The value that every row of an operand is, if it was made by repeating one."""
+        """Return the value that every row of an operand is, if it was made by repeating one."""
         value, arguments = self.writer.repeated_row(self.eqn.invars[i]), self.arguments[i]
         if value is None or not self._can_add(arguments):
             return None
@@ -359,11 +359,11 @@ class _Forwarding:
                 self.answer[i], self.wanted[i] = other, False
 
     def _name(self, number: int, atom: Atom) -> Atom:
-        """What an atom of a body is from now on."""
+        """Return what an atom of a body is from now on."""
         return atom if type(atom) is Literal else self.names[number].get(atom, atom)
 
     def _outside(self, result: int, sources: Sequence[tuple[int, Atom]]) -> Atom | None:
-        """What a result is outside, if it is that whichever body runs."""
+        """Return what a result is outside, if it is that whichever body runs."""
         stacked = result in self.stacked
         found = [self._source(number, atom, stacked) for number, atom in sources]
         if None not in found and len({atom_key(atom) for atom in found if atom is not None}) == 1:
@@ -380,7 +380,7 @@ class _Forwarding:
         return None
 
     def _source(self, number: int, atom: Atom, stacked: bool) -> Atom | None:
-        """The operand that a body hands on, row by row if `stacked`, or a scalar."""
+        """Return the operand that a body hands on, row by row if `stacked`, or a scalar."""
         if not stacked:
             atom = self._name(number, atom)
         if type(atom) is Literal:
@@ -397,7 +397,7 @@ class _Forwarding:
     # --- bodies ---------------------------------------------------------------------------------
 
     def _results_of(self, number: int) -> list[bool]:
-        """Which results of a body are wanted."""
+        """Return which results of a body are wanted."""
         return [out is None or self.wanted[out] for out in self.inside.regions[number].outs]
 
     def _narrowed(self, body: ClosedJaxpr, number: int, invars: Sequence[Var]) -> ClosedJaxpr:

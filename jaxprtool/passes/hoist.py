@@ -139,7 +139,7 @@ class _Hoisting:
     def _take(
         self, inside: Regions, number: int, holds_constants: bool, runs: bool
     ) -> _Taken | None:
-        """A body in two; None if nothing leaves.
+        """Return a body in two; None if nothing leaves.
 
         `holds_constants` says whether constants may be used outside, and `runs` that the body is
         known to run at least once.
@@ -158,7 +158,7 @@ class _Hoisting:
     def _leaving(
         self, eqns: Sequence[JaxprEqn], constants: Sequence[Var], runs: bool
     ) -> list[JaxprEqn]:
-        """The equations that leave a body, in order."""
+        """Return the equations that leave a body, in order."""
         # The bytes of the largest value outside that a value is computed from, or its own.
         origin = {v: size_in_bytes(v.aval) for v in constants if is_array(v.aval)}
         invariant: list[JaxprEqn] = []
@@ -187,12 +187,12 @@ def _must_stay(eqn: JaxprEqn) -> bool:
 
 
 def _must_stay_if_idle(eqn: JaxprEqn) -> bool:
-    """Whether an equation must stay in a loop that may run no round: one may never end."""
+    """Return whether an equation must stay in a loop that may run no round: one may never end."""
     return _must_stay(eqn) or eqn.primitive.name == "while"
 
 
 def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
-    """Whether a result of so many bytes, from constants of so many, pays for being kept."""
+    """Return whether a result of so many bytes, from constants of so many, pays for being kept."""
     like = traits(eqn)
     if like.moves:
         return False
@@ -202,7 +202,7 @@ def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
 
 
 def _at_most(size: Any, limit: Any) -> bool:
-    """Whether one size is known to be no larger than another."""
+    """Return whether one size is known to be no larger than another."""
     try:
         return bool(size <= limit)
     except jax.errors.InconclusiveDimensionOperation:
@@ -213,7 +213,7 @@ def _at_most(size: Any, limit: Any) -> bool:
 
 
 def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
-    """A body in what leaves and the rest."""
+    """Return a body in what leaves and the rest."""
     body, region = inside.bodies[number], inside.regions[number]
     assert region.constants is not None
     eqns, made = partition(body, leaving)

@@ -99,7 +99,7 @@ class Inline(Pass):
         sows = Contains(lambda eqn: eqn.primitive is sow_p)
 
         def opened(eqn: JaxprEqn) -> ClosedJaxpr | None:
-            """The body of a call that may be inlined; None for every other equation."""
+            """Return the body of a call that may be inlined; None for every other equation."""
             if traits(eqn).call not in self.calls or (not self.force and has_reason(eqn)):
                 return None
             seen = view(eqn)  # of a `custom_vmap` there is none: its body is the function itself
@@ -123,7 +123,7 @@ class Inline(Pass):
 
 
 def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None]) -> set[Jaxpr]:
-    """The open bodies whose calls have to stay for the program not to grow out of bounds."""
+    """Return the open bodies whose calls have to stay for the program not to grow out of bounds."""
     calls: dict[Jaxpr, list[Jaxpr]] = {}  # the bodies to inline, by the one that calls them
     held = [jaxcompat.open_jaxpr(jaxpr)]  # those that an equation holds which is no such call
 
@@ -145,7 +145,7 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
     stay: set[Jaxpr] = set()
 
     def lengths(most: float) -> dict[Jaxpr, int]:
-        """How many equations each body is to have, if longer ones that are shared stay."""
+        """Return how many equations each body is to have, if longer ones that are shared stay."""
         found: dict[Jaxpr, int] = {}
         for body, inner in calls.items():
             found[body] = len(body.eqns) + sum(found[b] - 1 for b in inner if b not in stay)

@@ -86,13 +86,13 @@ class Pipeline:
         return f"-{self.name}" if self.name else ", ".join(map(str, self.steps))
 
     def passes(self) -> Iterator[Pass]:
-        """Its passes, those of the pipelines that it names included."""
+        """Yield its passes, those of the pipelines that it names included."""
         for step in self.flat():
             assert isinstance(step.transform, Pass)
             yield step.transform
 
     def flat(self) -> list[Step]:
-        """Its steps, with those of the pipelines that it names in place of these."""
+        """Return its steps, with those of the pipelines that it names in place of these."""
         nested = (
             step.transform.flat() if isinstance(step.transform, Pipeline) else [step]
             for step in self.steps
@@ -108,7 +108,7 @@ class Pipeline:
         return tuple(axes.items())
 
     def __call__(self, program: Program | Programs) -> Program | Programs:
-        """The program after every pass, each of which is type-checked; see `run`."""
+        """Return the program after every pass, each of which is type-checked; see `run`."""
         return self.run(program)
 
     def run(
@@ -170,7 +170,7 @@ def _run_step(
 
 
 def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> Program | Programs:
-    """What a pass makes of a program: the very same object if it changes nothing."""
+    """Return what a pass makes of a program: the very same object if it changes nothing."""
     # Imports JAX, which reading a pipeline does not.
     from jaxprtool.ir.program import Program, check_results, type_check
 
@@ -223,7 +223,7 @@ def _apply(step: Step, program: Program) -> Program | Programs:
 
 
 def _level(name: str) -> Pipeline:
-    """The pipeline that a row of `levels` describes."""
+    """Return the pipeline that a row of `levels` describes."""
     repeated, last = (
         Pipeline.parse(text).steps for text in (levels[name].repeated, levels[name].last)
     )

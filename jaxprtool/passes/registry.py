@@ -74,7 +74,7 @@ def _warn_of_clash(name: str, origin: str, taken: PassSource) -> None:
 
 
 def available() -> dict[str, PassSource]:
-    """Every pass that a pipeline may name, sorted by name; imports none of them."""
+    """Return every pass that a pipeline may name, sorted by name; imports none of them."""
     return dict(sorted({**_registered, **_installed(tuple(sys.path))}.items()))
 
 
@@ -112,7 +112,7 @@ def _loader(point: EntryPoint, origin: str) -> Callable[[], type[Pass]]:
 
 
 def find(name: str) -> type[Pass]:
-    """The pass class of that name, imported now.
+    """Return the pass class of that name, imported now.
 
     Raises PipelineError, with the nearest name, if there is none, and PluginError if its module
     cannot be imported.

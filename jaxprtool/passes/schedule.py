@@ -130,7 +130,7 @@ class _Scheduler:
         self._has_rule = Contains(lambda eqn: traits(eqn).custom_derivative)
 
     def __call__(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        """A jaxpr, closed or open, reordered at every depth; itself if that is no better."""
+        """Return a jaxpr, closed or open, reordered at every depth; itself if that is no better."""
         return self._memo(lambda: self._reordered(jaxpr), jaxpr)
 
     def _reordered(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
@@ -144,7 +144,7 @@ class _Scheduler:
         return jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
 
     def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Order | None:
-        """The best order; None if that is the one there is, or nothing is known."""
+        """Return the best order; None if that is the one there is, or nothing is known."""
         life = self._liveness.lifetimes(eqns, results)
         if life is None:
             return None
@@ -198,7 +198,7 @@ def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
 
 
 def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tuple[int, int]]:
-    """Readers of a weakly typed value and the last of them, if one has a derivative rule.
+    """Yield readers of a weakly typed value and the last of them, if one has a derivative rule.
 
     Each pair must keep its order. JAX adds cotangents from the last reader on, and a sum is as
     weakly typed as its first term; a user's rule may give a strongly typed one.
@@ -212,7 +212,7 @@ def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tupl
 
 
 def _bound(life: Lifetimes) -> int:
-    """Bytes that are alive at once in every order: around some equation, or at the end."""
+    """Return bytes that are alive at once in every order: around some equation, or at the end."""
     sizes = life.sizes
     around = (
         working + sum(sizes[value] for value in reads)
@@ -237,7 +237,7 @@ def _close(graph: DependencyGraph) -> Iterator[Order]:
 
 
 def sunk(graph: DependencyGraph) -> Order:
-    """Every equation just before its first reader, unless it frees more than it makes."""
+    """Return every equation just before its first reader, unless it frees more than it makes."""
     life = graph.life
     staying = []
     for i, makes in enumerate(life.makes):
@@ -254,7 +254,7 @@ def sunk(graph: DependencyGraph) -> Order:
 
 
 def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
-    """Each result with what it needs, one after the other.
+    """Return each result with what it needs, one after the other.
 
     `by_need` computes first what takes most bytes beyond those of its own results; otherwise the
     operands keep the order in which they were.
@@ -299,7 +299,7 @@ def _from_roots(before: Sequence[Sequence[int]], roots: Sequence[int]) -> Order:
 
 
 def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
-    """The equations whose operands are there: first what shrinks what is alive, and most.
+    """Return the equations whose operands are there: first what shrinks what is alive, and most.
 
     Then what grows it least if `greedy`, else in the order in which they were.
     """

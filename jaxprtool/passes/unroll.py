@@ -123,7 +123,7 @@ def _taken_rows(eqn: JaxprEqn, known: _Rows) -> Sequence[Atom]:
 
 
 def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:
-    """The results of a scan, whose iterations are written one after the other."""
+    """Return the results of a scan, whose iterations are written one after the other."""
     length = scan.length
     columns = _columns(writer, scan, known)
 
@@ -144,7 +144,7 @@ def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:
 
 
 def _columns(writer: Writer, scan: Scan, known: _Rows) -> list[Sequence[Atom]]:
-    """The elements of each of the `xs`, which are sliced out if they are not known."""
+    """Return the elements of each of the `xs`, which are sliced out if they are not known."""
     sliced = [x for x in scan.xs if type(x) is Literal or x not in known]
 
     def elements(*xs: jax.Array) -> list[jax.Array]:
@@ -156,7 +156,7 @@ def _columns(writer: Writer, scan: Scan, known: _Rows) -> list[Sequence[Atom]]:
 
 
 def _not_run(writer: Writer, scan: Scan) -> list[Atom] | None:
-    """The results of a scan of no iterations: what it was given, and empty arrays."""
+    """Return the results of a scan of no iterations: what it was given, and empty arrays."""
     avals = [v.aval for v in scan.ys]
     if any(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) for aval in avals):
         return None

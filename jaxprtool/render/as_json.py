@@ -64,7 +64,7 @@ class _Documents:
         ]
 
     def shared(self) -> dict[str, documents.Body]:
-        """The bodies of the shared jaxprs that what has been written mentions."""
+        """Return the bodies of the shared jaxprs that what has been written mentions."""
         done: dict[Jaxpr, documents.Body] = {}
         while missing := [jaxpr for jaxpr in self._called if jaxpr not in done]:
             for jaxpr in missing:

@@ -36,11 +36,11 @@ class Listing:
     tokens: list[str]
 
     def plain(self) -> str:
-        """The text, without colours and without a newline at its end."""
+        """Return the text, without colours and without a newline at its end."""
         return "".join(self.tokens)
 
     def segments(self) -> list[Segment]:
-        """The text as segments with their styles, without a newline at its end."""
+        """Return the text as segments with their styles, without a newline at its end."""
         # The same few pieces (types, primitives, parameters) come again and again.
         made: dict[tuple[str, type[str]], Segment] = {}
         segments = []

@@ -208,7 +208,7 @@ class _File:
         return shown
 
     def _belongs(self, near: int, number: int) -> bool:
-        """Whether a line near another is of the same block."""
+        """Return whether a line near another is of the same block."""
         depth = self._depth(near)
         is_inside = number <= len(self._code) and depth >= self._depth(number)
         return (

@@ -26,7 +26,7 @@ MOST_VALUES = 40
 
 
 def stats(counted: Stats, *, width: int = 80) -> Rendering:
-    """The tables of a program's `Stats`."""
+    """Return the tables of a program's `Stats`."""
     parts: list[RenderableType] = [_equations(counted)]
     values = {
         "argument": counted.arguments,
@@ -70,7 +70,7 @@ def values_table(
     sources: Sequence[str] | None = None,
     most: int | None = None,
 ) -> Table:
-    """A row for each value: what it is called, its type, its bytes, and where it comes from.
+    """Return a row for each value: what it is called, its type, its bytes, and where it comes from.
 
     `most` is how many of them are shown, where more are only counted.
     """

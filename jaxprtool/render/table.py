@@ -90,7 +90,7 @@ def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:
 
 
 def _rows(root: Jaxpr, selection: Selection) -> Iterator[tuple[str, JaxprEqn | int]]:
-    """Each equation to show with its place, and counts of those left out between them."""
+    """Yield each equation to show with its place, and counts of those left out between them."""
     seen: set[Jaxpr] = set()
 
     def below(jaxpr: Jaxpr, before: str, depth: int) -> Iterator[tuple[str, JaxprEqn | int]]:

@@ -309,7 +309,7 @@ class BucketedFunction:
         return self._buckets.cut(results, call)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """What `jax.jit(...).lower` gives, of the program for the bucket."""
+        """Return what `jax.jit(...).lower` gives, of the program for the bucket."""
         args, kwargs, call = self._buckets.padded(args, kwargs)
         return self._jitted.lower(*args, **kwargs, **{SIZES: call.known})
 

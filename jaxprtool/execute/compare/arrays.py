@@ -93,7 +93,7 @@ def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray) -> Details:
 
 
 def bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where the bits are equal, any NaN being equal to any NaN."""
+    """Return where the bits are equal, any NaN being equal to any NaN."""
     if np.iscomplexobj(a):
         return bits_agree(a.real, b.real) & bits_agree(a.imag, b.imag)
     if not jnp.issubdtype(a.dtype, jnp.floating):
@@ -123,7 +123,7 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 
 def type_of(x: Any) -> str:
-    """The dtype and shape of an array, as one word."""
+    """Return the dtype and shape of an array, as one word."""
     return f"{x.dtype}{list(x.shape)}"
 
 

@@ -94,7 +94,7 @@ class Builder:
         self._depth = 0
 
     def program(self, debug_info: DebugInfo) -> ClosedJaxpr:
-        """The program's closed jaxpr. Raises ProgramFileError."""
+        """Return the program's closed jaxpr. Raises ProgramFileError."""
         jaxpr = self.jaxpr(self.file.body, (), debug_info)
         while self._waiting:
             self._waiting.pop()()
@@ -103,7 +103,7 @@ class Builder:
     # --- jaxprs -------------------------------------------------------------------------------
 
     def jaxpr(self, tree: Body, scope: Scope, debug_info: DebugInfo) -> ClosedJaxpr:
-        """The closed jaxpr of a tree in a scope that has been entered."""
+        """Return the closed jaxpr of a tree in a scope that has been entered."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self.source.fail(tree.position, f"more than {MAX_DEPTH} jaxprs within each other")
@@ -153,7 +153,7 @@ class Builder:
     # --- atoms --------------------------------------------------------------------------------
 
     def _atoms(self, names: Sequence[str], env: dict[str, Atom], start: int) -> list[Atom]:
-        """The atoms that names and literals stand for; `start` is before all of them."""
+        """Return the atoms that names and literals stand for; `start` is before all of them."""
         atoms = [*map(env.get, names)]
         if None in atoms:
             for i, name in enumerate(names):
@@ -163,7 +163,7 @@ class Builder:
         return atoms  # type: ignore[return-value]
 
     def _find(self, start: int, *texts: str) -> int:
-        """Where the last of texts stands that follow one another from `start` on."""
+        """Return where the last of texts stands that follow one another from `start` on."""
         found = end = start
         for text in texts:
             found = self.source.text.index(text, end)
@@ -272,7 +272,7 @@ class Builder:
     def _agreed(
         self, tree: Equation, declared: Sequence[Aval | None], actual: Sequence[Aval]
     ) -> list[Aval]:
-        """The types of an equation's results: as declared, if they fit what it gives."""
+        """Return the types of an equation's results: as declared, if they fit what it gives."""
         name = tree.operation.primitive
         if len(declared) != len(actual):
             message = f"{name} gives {len(actual)} results, not {len(declared)}"
@@ -326,7 +326,7 @@ class Builder:
             return values.decode(parameter.value.parse(self.source), names)
 
     def _holder(self, primitive: str, parameter: Parameter, scope: Scope, given: Params) -> object:
-        """The value of a parameter that holds jaxprs."""
+        """Return the value of a parameter that holds jaxprs."""
         label = given.get("name")
         names = _Names(self, parameter, scope, label if isinstance(label, str) else "")
         is_rule = parameter.name in params.RULES.get(primitive, ())
@@ -355,7 +355,7 @@ class Builder:
         return self._rules[tree, scope]
 
     def shared_jaxpr(self, name: str, scope: Scope, debug_info: DebugInfo) -> ClosedJaxpr:
-        """The jaxpr that the file defines under a name."""
+        """Return the jaxpr that the file defines under a name."""
         tree, key = self.file.shared[name], (name, scope)
         if key not in self._shared:
             self._shared[key] = None
@@ -392,7 +392,7 @@ class _Names(Mapping[str, Any]):
     label: str
 
     def tree(self, name: str) -> Body | None:
-        """The tree of the jaxpr of that name."""
+        """Return the tree of the jaxpr of that name."""
         return self.parameter.value.bodies.get(name) or self.builder.file.shared.get(name)
 
     def __getitem__(self, name: str) -> Any:

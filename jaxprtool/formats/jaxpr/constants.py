@@ -41,7 +41,7 @@ _DIGITS = 32
 
 
 def _data(value: Any, aval: Aval) -> np.ndarray:
-    """What is written of an array of the type `aval`: NumPy's, of plain numbers."""
+    """Return what is written of an array of the type `aval`: NumPy's, of plain numbers."""
     if isinstance(aval.dtype, KeyType):
         return np.asarray(jax.random.key_data(value))
     if aval.dtype == jax.dtypes.float0:
@@ -50,7 +50,7 @@ def _data(value: Any, aval: Aval) -> np.ndarray:
 
 
 def _data_type(aval: Aval) -> tuple[np.dtype, tuple[int, ...]]:
-    """The dtype and the shape of what is written of an array of this type."""
+    """Return the dtype and the shape of what is written of an array of this type."""
     if isinstance(aval.dtype, KeyType):
         key_shape = jaxcompat.key_implementation(aval.dtype).key_shape
         return np.dtype(np.uint32), (*aval.shape, *key_shape)
@@ -60,7 +60,7 @@ def _data_type(aval: Aval) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def _array(data: np.ndarray, aval: Aval) -> Any:
-    """The array of the type `aval` of which `data` has been written."""
+    """Return the array of the type `aval` of which `data` has been written."""
     if isinstance(aval.dtype, KeyType):
         return jax.random.wrap_key_data(data, impl=jaxcompat.key_implementation(aval.dtype))
     if aval.dtype == jax.dtypes.float0:
@@ -69,7 +69,7 @@ def _array(data: np.ndarray, aval: Aval) -> Any:
 
 
 def digest(data: np.ndarray) -> str:
-    """The digest that names an array."""
+    """Return the digest that names an array."""
     data = np.ascontiguousarray(data).reshape(data.shape)
     seen = _digest_of(data.dtype, data.shape)
     seen.update(storable(data).data)
@@ -95,7 +95,7 @@ class ConstantWriter:
         self.stored: dict[str, np.ndarray] = {}
 
     def constant(self, value: Any, aval: Aval) -> str:
-        """The text of a constant of the type `aval`. Raises Unwritable."""
+        """Return the text of a constant of the type `aval`. Raises Unwritable."""
         if not hasattr(aval, "dtype") or isinstance(aval, jaxcompat.AbstractRef):
             raise Unwritable(f"a constant that is no array, but of the type {aval}")
         try:
@@ -113,7 +113,7 @@ class ConstantWriter:
 
 
 def literal(value: Any, aval: Aval) -> str:
-    """The text of a literal, without its type. Raises Unwritable."""
+    """Return the text of a literal, without its type. Raises Unwritable."""
     if isinstance(value, float) and not isinstance(value, np.generic) and value == value:
         return repr(float(value))  # a Python number, of which the type takes what it can hold
     return ConstantWriter(inline=True).constant(value, aval)
@@ -143,7 +143,7 @@ class Constants:
         return _array(self._read(node, aval), aval)
 
     def literal(self, node: ast.expr, aval: Aval) -> Any:
-        """The value of a literal of the type `aval`. Raises Unreadable."""
+        """Return the value of a literal of the type `aval`. Raises Unreadable."""
         data = self._read(node, aval)
         value = None if aval.shape else values.decode(node)
         is_number = type(value) in (int, float, complex)
@@ -205,7 +205,7 @@ def _only_text(node: ast.Call) -> str:
 
 
 def _scalars(node: ast.expr, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[np.generic]:
-    """The numbers in nested lists of this shape."""
+    """Yield the numbers in nested lists of this shape."""
     if shape:
         if not isinstance(node, ast.List) or len(node.elts) != shape[0]:
             raise Unreadable(node, f"a list of {shape[0]} is wanted here")

@@ -49,7 +49,7 @@ def header_text(
     types: TypeWriter,
     usual_mesh: AbstractMesh,
 ) -> str:
-    """The header of a program's file, after its first line. Raises values.Unwritable."""
+    """Return the header of a program's file, after its first line. Raises values.Unwritable."""
     entries = {
         "jax": repr(jax.__version__),
         **({"constants": repr(constants)} if constants else {}),
@@ -112,7 +112,7 @@ def _table(entries: Mapping[str, Any]) -> str:
 
 
 def _structure_text(tree: PyTreeDef, names: tuple[str, ...]) -> str:
-    """A tree structure with a name at each leaf."""
+    """Return a tree structure with a name at each leaf."""
     return _tree_text(describe(tree), map(repr, names), 0)
 
 
@@ -167,7 +167,7 @@ class Header:
 
 
 def read_header(source: FileText, entries: Mapping[str, Expression]) -> Header:
-    """The header of a file. Raises ProgramFileError."""
+    """Return the header of a file. Raises ProgramFileError."""
     for name, entry in entries.items():
         if name not in _READERS:
             hint = did_you_mean(name, _READERS)
@@ -192,7 +192,7 @@ def _read(source: FileText, entry: Expression, name: str) -> Any:
 
 
 def _checked(is_good: Callable[[Any], bool], message: str) -> Callable[[Any], Any]:
-    """What returns a value as it is, or raises ValueError with the message."""
+    """Return what returns a value as it is, or raises ValueError with the message."""
 
     def check(value: Any) -> Any:
         if not is_good(value):
@@ -203,7 +203,7 @@ def _checked(is_good: Callable[[Any], bool], message: str) -> Callable[[Any], An
 
 
 def _is_dict(value: object, *of: type) -> bool:
-    """Whether a value is a dict from texts to values of these classes, or any."""
+    """Return whether a value is a dict from texts to values of these classes, or any."""
     return isinstance(value, dict) and all(
         isinstance(k, str) and isinstance(v, of or object) for k, v in value.items()
     )

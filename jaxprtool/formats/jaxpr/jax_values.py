@@ -54,7 +54,7 @@ from jaxprtool.ir.trees import Opaque
 
 
 def number(value: np.generic | np.ndarray) -> str:
-    """A NumPy scalar's value, so that its class and this text tell it to the bit."""
+    """Return a NumPy scalar's value, so that its class and this text tell it to the bit."""
     item = value.item()
     text = f"complex({item.real!r}, {item.imag!r})" if isinstance(item, complex) else repr(item)
     if item != item:  # a NaN has a sign and a payload, and its text has neither
@@ -70,7 +70,7 @@ class Bits(int):
 
 
 def as_scalar(dtype: np.dtype, value: Any) -> np.generic:
-    """A NumPy scalar of `dtype` from what `number` has written.
+    """Return a NumPy scalar of `dtype` from what `number` has written.
 
     Raises ValueError or OverflowError.
     """
@@ -224,7 +224,7 @@ def _read_device(platform: str, number: int) -> jax.Device:
 
 
 def _devices(platform: str, numbers: Sequence[int]) -> list[jax.Device] | None:
-    """The devices of these numbers, or None if one is not there."""
+    """Return the devices of these numbers, or None if one is not there."""
     try:
         known = {device.id: device for device in jax.devices(platform)}
     except RuntimeError:  # no such platform
@@ -374,7 +374,7 @@ Policy: TypeAlias = Callable[..., Any]
 
 
 def _sample(make: Callable[..., Policy]) -> Policy:
-    """A policy of those that `make` makes; every argument is the name of its parameter."""
+    """Return a policy of those that `make` makes; every argument is the name of its parameter."""
     named = inspect.signature(make).parameters.values()
     args = [p.name for p in named if p.kind is not inspect.Parameter.KEYWORD_ONLY]
     return make(
@@ -392,7 +392,7 @@ _FAMILIES = {_family(sample): name for name, sample in _SAMPLES.items()}
 
 
 def _arguments(policy: Policy) -> dict[str, Any]:
-    """What a policy was made with; sets of names as tuples in order."""
+    """Return what a policy was made with; sets of names as tuples in order."""
     if isinstance(policy, FunctionType):
         cells = zip(policy.__code__.co_freevars, policy.__closure__ or (), strict=True)
         found = {name: cell.cell_contents for name, cell in cells}

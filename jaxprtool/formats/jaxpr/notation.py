@@ -144,7 +144,7 @@ class FileNotation(Notation):
     # --- values -----------------------------------------------------------------------------------
 
     def _written(self, primitive: str, parameter: str, value: Any) -> Value:
-        """A parameter's value as text, or as jaxprs with text around them."""
+        """Return a parameter's value as text, or as jaxprs with text around them."""
         if isinstance(value, params.NamedRule):
             return _RulePieces((f"{self._text(value.name, True)} ", self.hold(value.jaxpr)))
         if isinstance(value, Jaxpr | ClosedJaxpr):
@@ -190,7 +190,7 @@ class _RulePieces(Pieces):
 
 
 def _bodies(value: Value, name: object) -> list[tuple[str | None, Jaxpr]]:
-    """The jaxprs of a value, each with the name that it is given if it is written apart."""
+    """Return the jaxprs of a value, each with the name that it is given if it is written apart."""
     if isinstance(value, str):
         return []
     if isinstance(value, _RulePieces):
@@ -201,7 +201,7 @@ def _bodies(value: Value, name: object) -> list[tuple[str | None, Jaxpr]]:
 
 
 def as_word(name: str) -> str:
-    """A name like this one for a jaxpr that is written apart."""
+    """Return a name like this one for a jaxpr that is written apart."""
     word = re.sub(r"\W", "_", name.strip("<>"), flags=re.ASCII) or "_"
     word = f"_{word}" if word[0].isdecimal() else word
     while keyword.iskeyword(word) or word in values.NAMES or word in values.MAKERS or word == "_":
@@ -210,7 +210,7 @@ def as_word(name: str) -> str:
 
 
 def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> UnsupportedError:
-    """The error that an equation cannot be written; names it and its source line."""
+    """Return the error that an equation cannot be written; names it and its source line."""
     holder = f"its parameter {parameter}" if parameter else "it"
     name = eqn.primitive.name
     hint = HINT if traits(name).callback else missing_plugin(name)

@@ -111,13 +111,13 @@ _SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 
 
 def primitive_name(eqn: JaxprEqn) -> str:
-    """What the file calls an equation's primitive, the same on every JAX."""
+    """Return what the file calls an equation's primitive, the same on every JAX."""
     name = eqn.primitive.name
     return "closed_call" if name == "eval_jaxpr" else name
 
 
 def written(eqn: JaxprEqn) -> Params:
-    """The parameters of `eqn` that are written, in the order in which they are.
+    """Return the parameters of `eqn` that are written, in the order in which they are.
 
     A value is what `values.encode` takes, or a jaxpr, open or closed, or a `NamedRule`. Raises
     Unwritable; UnsupportedError if the rule of a custom derivative cannot be traced.
@@ -132,7 +132,7 @@ def written(eqn: JaxprEqn) -> Params:
 def restored(
     primitive: str, given: Params, operands: Avals, results: Avals
 ) -> tuple[Primitive, Params]:
-    """The primitive of this JAX, and its parameters, from the name and parameters in a file.
+    """Return the primitive of this JAX, and its parameters, from the name and parameters in a file.
 
     `operands` and `results` are the types of the equation's operands and results; the type of a
     result that the file does not give is None. `given` holds no equation contexts: see `context`.
@@ -182,7 +182,7 @@ _DEFAULTS = {name: jaxcompat.CONTEXT_DEFAULTS[full] for name, full in _SETTINGS.
 
 
 def implied_mesh(operands: Avals, results: Avals, usual: AbstractMesh) -> AbstractMesh:
-    """The mesh that an equation is traced in, if nothing else is said.
+    """Return the mesh that an equation is traced in, if nothing else is said.
 
     In the body of a `shard_map` it is that of the types, which has manual axes (of several types,
     that of the first result, or, if there is none, of the first operand); elsewhere the `usual`.
@@ -194,7 +194,7 @@ def implied_mesh(operands: Avals, results: Avals, usual: AbstractMesh) -> Abstra
 
 
 def context_written(context: object, mesh: AbstractMesh) -> Params:
-    """The settings of an equation's context that are written; `mesh` is the implied one."""
+    """Return the settings of an equation's context that are written; `mesh` is the implied one."""
     settings = jaxcompat.context_settings(context)
     named = {name: settings[full] for name, full in _SETTINGS.items() if full in settings}
     defaults = {**_DEFAULTS, "mesh": mesh}
@@ -251,7 +251,7 @@ _OPEN_BODIES: dict[str, tuple[str, ...]] = {
 
 
 def is_open_body(primitive: str, parameter: str) -> bool:
-    """Whether JAX keeps this jaxpr open, so that nothing needs to be written of that."""
+    """Return whether JAX keeps this jaxpr open, so that nothing needs to be written of that."""
     return parameter in _OPEN_BODIES.get(primitive, ())
 
 
@@ -412,7 +412,7 @@ _CALL_NAMES = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros", "
 
 
 def _call_params(eqn: JaxprEqn, rule_params: Params) -> Params:
-    """The parameters of a custom_jvp or custom_vjp call, the body's name first."""
+    """Return the parameters of a custom_jvp or custom_vjp call, the body's name first."""
     own = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
     name = jaxcompat.open_jaxpr(own["call_jaxpr"]).debug_info.func_name
     return {"name": name, **dict(sorted({**own, **rule_params}.items()))}
@@ -432,7 +432,7 @@ def _call_defaults(params: Params, operands: Avals, results: Avals) -> Params:
 
 
 def _mask(given: Params, name: str, avals: Avals) -> tuple[bool, ...]:
-    """A parameter with an entry for each of some values."""
+    """Return a parameter with an entry for each of some values."""
     mask = given[name]
     if not isinstance(mask, tuple) or len(mask) != len(avals):
         raise BadParameter(f"{name} has not one entry for each of {len(avals)} values")
@@ -487,7 +487,7 @@ def _read_custom_vjp(given: Params, operands: Avals, results: Avals) -> Params:
 
 
 def _renamed(given: Mapping[str, Any]) -> ClosedJaxpr:
-    """The body of a custom call, which bears the name that listings show."""
+    """Return the body of a custom call, which bears the name that listings show."""
     body, name = given["call_jaxpr"], given["name"]
     debug = jaxcompat.open_jaxpr(body).debug_info
     if debug.func_name == name:

@@ -33,7 +33,7 @@ _WIDE_TYPES = ("f64", "i64", "u64", "c128")
 
 
 def read(path: str | os.PathLike[str]) -> Program:
-    """The Program in a `.jaxpr` file; large constants are in an `.npz` file beside it.
+    """Return the Program in a `.jaxpr` file; large constants are in an `.npz` file beside it.
 
     Raises ProgramFileError if there is no such file, or it is not well formed, or its equations
     are not well typed; the message says where.
@@ -52,7 +52,7 @@ def read(path: str | os.PathLike[str]) -> Program:
 
 
 def _contents(name: str) -> tuple[bytes, tuple[int, int]]:
-    """The bytes of a file, and what tells it from others that bore its name."""
+    """Return the bytes of a file, and what tells it from others that bore its name."""
     try:
         with opened_plain(name) as file:
             status = os.fstat(file.fileno())
@@ -65,12 +65,12 @@ def _contents(name: str) -> tuple[bytes, tuple[int, int]]:
 
 
 def is_program(data: bytes) -> bool:
-    """Whether these are the bytes of a `.jaxpr` file, by how it begins."""
+    """Return whether these are the bytes of a `.jaxpr` file, by how it begins."""
     return data.removeprefix(b"\xef\xbb\xbf").startswith(b"jaxprtool ")
 
 
 def parse(data: str | bytes, name: str, path: Path | None = None) -> Program:
-    """The Program that a file's text holds; `name` is what error messages call the file.
+    """Return the Program that a file's text holds; `name` is what error messages call the file.
 
     `path` is the file that the text is from, if its large constants are beside it. Raises
     ProgramFileError.
@@ -157,6 +157,6 @@ def _bounds(
 
 
 def _precision(source: FileText) -> AbstractContextManager[object]:
-    """The setting in which JAX knows 64-bit types, if the file has any."""
+    """Return the setting in which JAX knows 64-bit types, if the file has any."""
     wide = any(f"{name}{mark}" in source.text for name in _WIDE_TYPES for mark in "[<")
     return jax.enable_x64(True) if wide else nullcontext()

@@ -64,7 +64,7 @@ class FileText:
         return " " * len(found)
 
     def fail(self, position: int, message: str, hint: str | None = None) -> ProgramFileError:
-        """The error that says what is wrong at a place; to be raised by the caller."""
+        """Return the error that says what is wrong at a place; to be raised by the caller."""
         line, column = self.line_and_column(position)
         if len(message) > _MAX_MESSAGE:
             message = f"{message[: _MAX_MESSAGE // 2]}...{message[-_MAX_MESSAGE // 2 :]}"
@@ -72,12 +72,12 @@ class FileText:
         return ProgramFileError(f"{self.name}:{line}:{column}: {message}", hint)
 
     def line_and_column(self, position: int) -> tuple[int, int]:
-        """The line and the column of a place, from 1."""
+        """Return the line and the column of a place, from 1."""
         line = self.text.count("\n", 0, position) + 1
         return line, position - self.text.rfind("\n", 0, position)
 
     def shown(self, position: int) -> str:
-        """What stands at a place, in a few words, for a message."""
+        """Return what stands at a place, in a few words, for a message."""
         rest = self.text[position : position + 200].split(maxsplit=1)
         if not rest:
             return "the end of the file"
@@ -93,7 +93,7 @@ class Expression:
     bodies: dict[str, Any]
 
     def parse(self, source: FileText) -> ast.expr:
-        """The expression's syntax tree. Raises ProgramFileError if it is not well formed."""
+        """Return the expression's syntax tree. Raises ProgramFileError if it is not well formed."""
         if not self.text.strip():
             raise source.fail(self.position, "a value is missing here")
         if self.text.count(",") > MAX_VALUES:
@@ -108,13 +108,13 @@ class Expression:
             raise source.fail(self.position, "a value that cannot be read") from None
 
     def position_of(self, node: ast.expr) -> int:
-        """Where a part of the expression's tree stands in the file."""
+        """Return where a part of the expression's tree stands in the file."""
         lines = f"({self.text}".split("\n")
         before = lines[node.lineno - 1].encode()[: node.col_offset]
         return self._index(node.lineno, len(before.decode(errors="replace")))
 
     def _index(self, line: int, column: int) -> int:
-        """The position in the file of a place in `(text)`, given by line and characters."""
+        """Return the position in the file of a place in `(text)`, given by line and characters."""
         lines = self.text.split("\n")
         before = sum(len(text) + 1 for text in lines[: line - 1])
         last = min(max(before + column - (line == 1), 0), len(self.text))

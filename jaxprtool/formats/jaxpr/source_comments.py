@@ -116,7 +116,7 @@ class SourceComments:
         return self._names[file, library]
 
     def _path(self, file: str) -> str:
-        """The path of a file, with more of its folders if another one is called so."""
+        """Return the path of a file, with more of its folders if another one is called so."""
         known, parts = self._places.path(file), PurePath(file).parts
         longer = range(len(PurePath(known).parts) + 1, len(parts))
         paths = [known, *("/".join(parts[-n:]) for n in longer)]

@@ -158,7 +158,7 @@ class File:
 
 
 def parse(source: FileText) -> File:
-    """The tree of a file. Raises ProgramFileError."""
+    """Return the tree of a file. Raises ProgramFileError."""
     return _Parser(source).file()
 
 
@@ -216,7 +216,7 @@ class _Parser:
         )
 
     def _next(self) -> int:
-        """Where the next text stands, after spaces."""
+        """Return where the next text stands, after spaces."""
         found = _SPACE.match(self.text, self.at)
         assert found
         return found.end()
@@ -313,7 +313,7 @@ class _Parser:
         return equation
 
     def _unusual_equation(self) -> Equation:
-        """An equation that binds no variable or several, or has jaxprs or strings in it."""
+        """Parse an equation with no or several outvars, or with jaxprs or strings in it."""
         self._take(_SEPARATOR)
         equation = Equation(self.at, _NO_OPERATION, [], [], [], 0)
         self.equations.append(equation)
@@ -373,7 +373,7 @@ class _Parser:
         return self._operations.setdefault(self.text[head.start(1) : self.at], operation)
 
     def _parameters(self) -> list[Parameter]:
-        """The parameters that stand after a '['."""
+        """Return the parameters that stand after a '['."""
         found: dict[str, Parameter] = {}
         while not self._take(_BRACKET):
             name = self._expect(_PARAMETER, "a parameter, as in axis=0, or ']'")
@@ -388,7 +388,7 @@ class _Parser:
     # --- values -------------------------------------------------------------------------------
 
     def _expression(self) -> Expression:
-        """An expression that begins here, with names in place of the jaxprs in it."""
+        """Return an expression that begins here, with names in place of the jaxprs in it."""
         text, start = self.text, self.at
         brackets: list[tuple[str, int]] = []
         bodies: dict[str, Body] = {}

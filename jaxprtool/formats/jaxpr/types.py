@@ -34,7 +34,7 @@ class TypeWriter:
         self.scope: Any = None
 
     def __call__(self, aval: Aval) -> str:
-        """The text of a type. Raises Unwritable."""
+        """Return the text of a type. Raises Unwritable."""
         if isinstance(aval, jaxcompat.AbstractToken):
             return "Tok"
         if isinstance(aval, jaxcompat.AbstractRef):
@@ -50,7 +50,7 @@ class TypeWriter:
         return text
 
     def dimension(self, size: Any) -> str:
-        """The text of a symbolic dimension. Raises Unwritable."""
+        """Return the text of a symbolic dimension. Raises Unwritable."""
         if self.scope is None:
             self.scope = size.scope
         if size.scope is not self.scope:
@@ -115,14 +115,14 @@ class TypeReader:
         self._known: dict[str, Aval] = {}
 
     def __call__(self, text: str) -> Aval:
-        """The type of this text. Raises ValueError."""
+        """Return the type of this text. Raises ValueError."""
         aval = self._known.get(text)
         if aval is None:
             aval = self._known[text] = self._read(text)
         return aval
 
     def dimension(self, text: str) -> Any:
-        """The size of this text: an int, or a symbolic dimension. Raises ValueError."""
+        """Return the size of this text: an int, or a symbolic dimension. Raises ValueError."""
         if text.isdecimal() and text.isascii() and len(text) < 20:
             return int(text)
         if self._scope is None:

@@ -158,7 +158,7 @@ def encode(value: Any, special: Mapping[type, Callable[[Any], str]] | None = Non
 
 
 def is_bare(text: str) -> bool:
-    """Whether a text may be written without quotes, where it is the whole of a parameter."""
+    """Return whether a text may be written without quotes, where it is the whole of a parameter."""
     known = text in NAMES or keyword.iskeyword(text)
     return text.isidentifier() and text.isascii() and not known
 

@@ -148,7 +148,7 @@ def _require_shallow(program: Program) -> None:
 
 
 def _culprit(jaxpr: Jaxpr, notation: FileNotation) -> UnsupportedError | None:
-    """The error that names the first equation whose types cannot be written."""
+    """Return the error that names the first equation whose types cannot be written."""
     for eqn in equations(jaxpr):
         try:
             for atom in (*eqn.invars, *eqn.outvars):

@@ -64,13 +64,13 @@ class CallSignature:
             self.places[i] = root + access
 
     def free(self, hint: str) -> str:
-        """A name like the hint that none of the parameters bears."""
+        """Return a name like the hint that none of the parameters bears."""
         taken = (*self.parameters, *self.flattened, *ROOTS)
         return next(name for name in numbered(hint) if name not in taken)
 
 
 def signature(program: Program) -> CallSignature:
-    """The signature of the function that is emitted for a program."""
+    """Return the signature of the function that is emitted for a program."""
     count = program.in_tree.num_leaves
     args, kwargs = filled(program.in_tree, range(count))
     made = CallSignature(places=[""] * count)
@@ -144,7 +144,7 @@ def _is_name(text: str) -> bool:
 
 
 def _parameter(arg: Any, names: Sequence[str], position: int) -> tuple[str, int | None]:
-    """What an argument's paths begin with: a name, and an index if that is `args[0]`."""
+    """Return what an argument's paths begin with: a name, and an index if that is `args[0]`."""
     leaves = _leaves(arg)
     if leaves is None:
         words = {re.split(r"\W", names[i])[0] for i in jax.tree.leaves(arg)}
@@ -189,7 +189,7 @@ def _hints(place: str) -> Iterator[str]:
 
 
 def result_structure(program: Program, called: CallSignature) -> tuple[Any, str | None]:
-    """The results as nested containers of indexes, and a note on what stands for classes."""
+    """Return the results as nested containers of indexes, and a note on what stands for classes."""
     args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
     results = _Results()
     roots = dict(zip(called.parameters, args, strict=False)) | kwargs
@@ -267,7 +267,7 @@ class _Results:
 
 
 def _is_class(tree: Any) -> bool:
-    """Whether the root of a structure is no container of Python's."""
+    """Return whether the root of a structure is no container of Python's."""
     data = tree.node_data()
     return data is not None and data[0] not in (type(None), tuple, list, dict)
 

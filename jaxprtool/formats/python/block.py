@@ -112,7 +112,7 @@ class Block:
         self._return(results)
 
     def name(self, var: Var, hint: str | None = None) -> str:
-        """A new name for a variable, the hint if that is free."""
+        """Return a new name for a variable, the hint if that is free."""
         text = self._names.claim(hint) if hint else self._names.fresh()
         self._texts[var] = text
         if hint:
@@ -206,7 +206,7 @@ class Block:
             self.unpack(template.results, outs, list(whole.pieces))
 
     def _without_unused(self, eqn: JaxprEqn) -> JaxprEqn:
-        """An equation that is there for its effect, with results that say so."""
+        """Return an equation that is there for its effect, with results that say so."""
         if not eqn.effects or any(self._uses[v] for v in eqn.outvars):
             return eqn
         return eqn.replace(outvars=[DropVar(v.aval) for v in eqn.outvars])
@@ -233,7 +233,7 @@ class Block:
         )
 
     def _filled(self, template: TextTemplate, atoms: Sequence[Atom]) -> Pending:
-        """The template with these operands; those that wait and may stand in it are taken.
+        """Return the template with these operands; those that wait and may stand in it are taken.
 
         They may if they are the last that wait, in the order in which the template has them.
         """
@@ -294,7 +294,7 @@ class Block:
     def _targets(
         self, structure: Grouping, variables: Sequence[Atom], hints: dict[int, str]
     ) -> Targets:
-        """The structure with a name and a type for each of its variables."""
+        """Return the structure with a name and a type for each of its variables."""
         if isinstance(structure, tuple):
             return [self._targets(part, variables, hints) for part in structure]
         if structure is None:
@@ -322,7 +322,7 @@ class Block:
     # --- what expressions need ----------------------------------------------------------------
 
     def function(self, function: PythonFunction) -> str:
-        """The name of a function, which is defined here, or at the top of the module."""
+        """Return the name of a function, which is defined here, or at the top of the module."""
         tells = self._module.tells_symbols(function)
         if function.kept and tells:
             return self._module.function(function)
@@ -370,7 +370,7 @@ class Block:
         return f"partial({', '.join((name, *captured))})"
 
     def _captured(self, atom: Atom) -> str:
-        """The name by which a local function can mention an operand."""
+        """Return the name by which a local function can mention an operand."""
         if not isinstance(atom, Literal):
             if any(w.var is atom for w in self._pending):
                 self._flush()
@@ -387,7 +387,7 @@ class Block:
 
 
 def gap(depth: int) -> list[str]:
-    """The blank lines between definitions."""
+    """Return the blank lines between definitions."""
     return [""] if depth else ["", ""]
 
 
@@ -400,7 +400,7 @@ def define(
     depth: int,
     hints: dict[int, str] | None = None,
 ) -> list[str]:
-    """The lines that define a function, with its decorators and its derivative rules.
+    """Return the lines that define a function, with its decorators and its derivative rules.
 
     `texts` has the names of what it captures, `names` are for its body; `hints` are names for
     its arguments, for want of those that it had.
@@ -469,7 +469,7 @@ def _undecorated(
 
 
 def _places(structure: Grouping, text: str) -> Iterator[tuple[int, str]]:
-    """The text that reaches each argument of a structure, from that of the whole."""
+    """Yield the text that reaches each argument of a structure, from that of the whole."""
     if isinstance(structure, int):
         yield structure, text
     for i, part in enumerate(structure if isinstance(structure, tuple) else ()):

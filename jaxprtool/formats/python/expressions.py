@@ -315,12 +315,12 @@ class Prefix(Expression):
 
 
 def call(path: str, *args: object, **kwargs: object) -> CallExpression:
-    """A call of something public: `call("jnp.sum", x, axis=0)`."""
+    """Return a call of something public: `call("jnp.sum", x, axis=0)`."""
     return CallExpression(Name(path), args, kwargs)
 
 
 def method(x: Expression, name: str, *args: object, **kwargs: object) -> CallExpression:
-    """A call of a method: `method(x, "reshape", 3, 4)`."""
+    """Return a call of a method: `method(x, "reshape", 3, 4)`."""
     return CallExpression(Attribute(x, name), args, kwargs)
 
 

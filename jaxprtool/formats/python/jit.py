@@ -96,7 +96,7 @@ def _prefix(
 
 
 def _positions(tree: Any) -> list[int]:
-    """The flat positions in a tree, those in its calls among them."""
+    """Return the flat positions in a tree, those in its calls among them."""
     found: list[int] = []
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, CallExpression):

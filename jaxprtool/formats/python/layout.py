@@ -43,7 +43,7 @@ Piece: TypeAlias = str | Hole | Bracket
 
 
 def flat(pieces: Sequence[Piece]) -> str:
-    """The text on one line; no holes must be left."""
+    """Return the text on one line; no holes must be left."""
     return "".join(_flat(pieces))
 
 
@@ -59,7 +59,7 @@ def _flat(pieces: Sequence[Piece]) -> Iterator[str]:
 
 
 def holes_of(pieces: Sequence[Piece]) -> Iterator[Hole]:
-    """The holes in the order in which they are written, and so evaluated."""
+    """Yield the holes in the order in which they are written, and so evaluated."""
     for piece in pieces:
         if isinstance(piece, Hole):
             yield piece
@@ -69,7 +69,7 @@ def holes_of(pieces: Sequence[Piece]) -> Iterator[Hole]:
 
 
 def filled(pieces: Sequence[Piece], texts: dict[int, str]) -> list[Piece]:
-    """The pieces with the text of each operand in its hole."""
+    """Return the pieces with the text of each operand in its hole."""
     result: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, Hole):
@@ -91,7 +91,7 @@ _SIMPLE = re.compile(r"-?[\w.]+\*\*-?[\w.]+")
 
 
 def statement(prefix: str, pieces: Sequence[Piece], suffix: str, depth: int) -> list[str]:
-    """The lines of `prefix pieces suffix`, `depth` levels in; no holes must be left."""
+    """Return the lines of `prefix pieces suffix`, `depth` levels in; no holes must be left."""
     margin = INDENT * depth
     line = f"{margin}{prefix}{flat(pieces)}{suffix}"
     if len(line) <= WIDTH:
@@ -131,7 +131,7 @@ Targets: TypeAlias = "tuple[str, str | None] | list[Targets]"
 
 
 def unpacking(targets: Targets, pieces: Sequence[Piece], depth: int) -> list[str]:
-    """The lines of `a, (b, c) = pieces  # types`, one target a line if that is too long."""
+    """Return the lines of `a, (b, c) = pieces  # types`, one target a line if that is too long."""
     margin = INDENT * depth
     types = list(_types(targets))
     comment = "  # " + ", ".join(types) if types else ""
@@ -169,7 +169,7 @@ def _target_lines(targets: Targets, margin: str) -> list[str]:
 def definition(
     name: str, parameters: Sequence[str], types: Sequence[str | None], depth: int
 ) -> list[str]:
-    """The lines of `def name(a, b):  # types`, one parameter a line if that is too long."""
+    """Return the lines of `def name(a, b):  # types`, one parameter a line if that is too long."""
     margin = INDENT * depth
     known = [t for t in types if t is not None]
     comment = "  # " + ", ".join(known) if known else ""

@@ -14,7 +14,7 @@ RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "l"})
 
 
 def identifier(text: str) -> str:
-    """An identifier that is as near to `text` as can be: `<lambda>` gives `lambda_`."""
+    """Return an identifier that is as near to `text` as can be: `<lambda>` gives `lambda_`."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_" if text.startswith("<") else "")
     if not name or name[0].isdigit():
         name = f"_{name}"
@@ -52,7 +52,7 @@ class LocalNames:
         return name
 
     def inside(self, captured: Iterable[str]) -> LocalNames:
-        """Names for a function inside this one, which may hide what it does not capture."""
+        """Return names for a function inside this one, which may hide what it does not capture."""
         names = LocalNames(self._outer, self._everywhere)
         names._taken.update(captured)
         names._letters = self._letters

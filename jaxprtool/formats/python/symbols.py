@@ -71,14 +71,14 @@ class Solution:
 
 
 def dimension(size: Any) -> Any:
-    """A symbolic dimension as an expression of its symbols: `2 * n + 1`."""
+    """Return a symbolic dimension as an expression of its symbols: `2 * n + 1`."""
     terms = jaxcompat.dimension_terms(size)
     # The positive terms first: `3 - n`.
     return _plus(None, sorted(terms, key=lambda term: term[0] < 0))
 
 
 def _plus(total: Any, terms: Iterable[tuple[int, Any]]) -> Any:
-    """The sum of an expression and of terms with their coefficients."""
+    """Return the sum of an expression and of terms with their coefficients."""
     for coefficient, factors in terms:
         if total is None:
             total = _product(coefficient, factors)
@@ -122,7 +122,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def solutions(sizes: Iterable[tuple[ArgumentSize, Any]]) -> dict[str, Solution]:
-    """How symbols are found from sizes of arguments, each from what is found before it.
+    """Return how symbols are found from sizes of arguments, each from what is found before it.
 
     As JAX does, only equations are solved that are linear in one unknown symbol.
     """
@@ -161,7 +161,7 @@ def _solved(
 
 
 def sizes_of(variables: Sequence[Var], places: Sequence[str]) -> Iterator[tuple[ArgumentSize, Any]]:
-    """Each dimension of each argument, which a text reaches, with what it is equal to."""
+    """Yield each dimension of each argument, which a text reaches, with what it is equal to."""
     for var, name in zip(variables, places, strict=True):
         for axis, size in enumerate(getattr(var.aval, "shape", ())):
             yield ArgumentSize(name, axis), size
@@ -178,7 +178,7 @@ def finds_its_symbols(function: PythonFunction) -> bool:
 
 
 def _needed(jaxpr: Jaxpr) -> set[str]:
-    """The symbols that an open jaxpr may mention, at every depth."""
+    """Return the symbols that an open jaxpr may mention, at every depth."""
     found = _in_shapes(jaxpr.outvars)
     for eqn in equations(jaxpr):
         found |= names_of(list(eqn.params.values())) | _in_shapes(eqn.outvars)
@@ -192,7 +192,7 @@ def _in_shapes(variables: Sequence[Var]) -> set[str]:
 def bindings(
     arguments: Sequence[tuple[Var, str]], body: Sequence[str], names: dict[str, str], scope: Scope
 ) -> list[str]:
-    """The lines that find the symbols which a body mentions; `names` are their variables.
+    """Return the lines that find the symbols which a body mentions; `names` are their variables.
 
     `arguments` are variables with the texts that reach them. Raises UnsupportedError if their
     shapes do not tell a symbol.

@@ -55,14 +55,14 @@ from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, Primitive
 
 
 def dtype_name(dtype: Any) -> Expression:
-    """A dtype as functions take it: `jnp.float32`."""
+    """Return a dtype as functions take it: `jnp.float32`."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return _dtype(dtype)
     return Name("jnp.bool_" if dtype == np.bool_ else f"jnp.{np.dtype(dtype).name}")
 
 
 def _dtype(dtype: Any) -> Expression:
-    """A dtype as parameters hold it."""
+    """Return a dtype as parameters hold it."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         name = jaxcompat.key_implementation(dtype).name
         # Made where no program is traced: it would have the key.
@@ -76,7 +76,7 @@ def _dtype(dtype: Any) -> Expression:
 
 
 def _scalar_type(kind: type) -> Expression:
-    """A dtype that a parameter holds as the class of its scalars."""
+    """Return a dtype that a parameter holds as the class of its scalars."""
     if kind.__module__ == "numpy":
         return Name(f"np.{kind.__name__}")
     return dtype_name(np.dtype(kind))
@@ -108,7 +108,7 @@ def _record(value: Any) -> Expression:
 
 
 def _record_of(value: Any, path: str) -> Expression:
-    """A named tuple by the path of its class."""
+    """Return a named tuple by the path of its class."""
     defaults = getattr(value, "_field_defaults", {})
     fields = value._asdict().items()
     said = {k: v for k, v in fields if k not in defaults or v != defaults[k]}
@@ -181,7 +181,7 @@ def _prng(impl: Any) -> Expression:
 
 
 def array(value: Any, maker: str = "np") -> Expression:
-    """A small array: `np.array([1.0, 2.0], np.float32)`."""
+    """Return a small array: `np.array([1.0, 2.0], np.float32)`."""
     value = np.asarray(value)
     if not value.size:
         return call(f"{maker}.zeros", value.shape, dtype_name(value.dtype))
@@ -193,7 +193,7 @@ def array(value: Any, maker: str = "np") -> Expression:
 
 
 def nested(value: np.ndarray) -> Any:
-    """The array's elements, shortest texts that give them back, in nested lists."""
+    """Return the array's elements, shortest texts that give them back, in nested lists."""
     if value.ndim:
         return [nested(part) for part in value]
     return number(value[()])
@@ -203,7 +203,7 @@ _PRNG_IMPLEMENTATION = type(next(iter(jaxcompat.key_implementations().values()))
 
 
 def primitive(value: Primitive) -> Expression:
-    """A primitive by its public name; TypeError if it has none."""
+    """Return a primitive by its public name; TypeError if it has none."""
     for path, home in (
         ("primitives", jax.extend.core.primitives),
         ("lax", lax),
@@ -229,7 +229,7 @@ _OTHER_NAMES = ("linear_solve_p", "remat_p", "add_jaxvals_p")
 
 
 def shape_of(aval: Any) -> Expression:
-    """A type as functions that only trace take it; TypeError if it is no plain array's."""
+    """Return a type as functions that only trace take it; TypeError if it is no plain array's."""
     if not hasattr(aval, "dtype"):
         raise TypeError(f"the type {type_of(aval)} has no public name")
     weak = {"weak_type": True} if aval.weak_type else {}
@@ -237,7 +237,7 @@ def shape_of(aval: Any) -> Expression:
 
 
 def _jaxpr(jaxpr: Any) -> Expression:
-    """A jaxpr as what a local function traces to; an open one is taken out of the closed."""
+    """Return a jaxpr as what a local function traces to; an open one is taken out of the closed."""
     closed = jaxcompat.close_jaxpr(jaxpr)
     if closed.consts:
         raise TypeError("a jaxpr with constants cannot be written")
@@ -292,7 +292,7 @@ constructors.update(
 
 
 def number(value: Any) -> Any:
-    """The Python number with the shortest text that gives a numpy scalar's bits back."""
+    """Return the Python number with the shortest text that gives a numpy scalar's bits back."""
     kind = value.dtype
     if kind == np.bool_:
         return bool(value)
@@ -345,7 +345,7 @@ def literal(atom: Any) -> LiteralText:
 
 
 def _python_number(value: Any, scalar: Any) -> Any:
-    """A weakly typed literal keeps all digits that Python gave it."""
+    """Return a weakly typed literal with all digits that Python gave it."""
     kinds: tuple[Any, ...] = (bool, int, float, complex)
     known = (kind(value) for kind in kinds if isinstance(value, kind))
     return next(known, None) if isinstance(value, kinds) else number(scalar)

@@ -68,7 +68,7 @@ class Source(WhitelistReader):
         return self._place(node.lineno - 1, len(before.decode()) + 1)
 
     def segment(self, node: ast.expr) -> str:
-        """The text of a node on one line, for a message."""
+        """Return the text of a node on one line, for a message."""
         text = " ".join((ast.get_source_segment(_wrapped(self.text), node) or "").split())
         return text if len(text) <= 60 else text[:57] + "..."
 
@@ -130,7 +130,7 @@ class Source(WhitelistReader):
         return self.visit(node)
 
     def integer(self, node: ast.expr) -> int:
-        """The value of an integer literal; everything else raises."""
+        """Return the value of an integer literal; everything else raises."""
         value = self.literal(node)
         if type(value) is not int:
             raise self.fail(node, f"an integer is needed here, not {self.segment(node)}")
@@ -157,7 +157,7 @@ class Source(WhitelistReader):
         raise self.not_allowed(node)
 
     def _number_operand(self, node: ast.expr) -> Any:
-        """The value of a bare or signed number, and None for anything else."""
+        """Return the value of a bare or signed number, and None for anything else."""
         bare = node.operand if isinstance(node, ast.UnaryOp) else node
         known = isinstance(bare, ast.Constant) and is_number(bare.value)
         return self.literal(node) if known else None
@@ -196,7 +196,7 @@ def read(text: str, what: str, error: type[JaxprToolError], *, types: bool = Fal
 
 
 def dict_items(node: ast.Dict) -> list[tuple[ast.expr | None, ast.expr]]:
-    """The key and value nodes of a dict display; the key is None where `**` unpacks one."""
+    """Return the key and value nodes of a dict display; the key is None where `**` unpacks one."""
     return list(zip(node.keys, node.values, strict=True))
 
 

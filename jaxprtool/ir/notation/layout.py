@@ -114,7 +114,7 @@ class Layout:
         self._most: int | None = None
 
     def tokens(self, most: int | None = None) -> list[str]:
-        """The tokens of the whole listing, without a newline at its end.
+        """Return the tokens of the whole listing, without a newline at its end.
 
         Args:
             most: How many lines are wanted. What comes after those may be left out.
@@ -135,11 +135,11 @@ class Layout:
         return self._out
 
     def _is_enough(self) -> bool:
-        """Whether all lines that are wanted are written."""
+        """Return whether all lines that are wanted are written."""
         return self._most is not None and sum("\n" in token for token in self._out) >= self._most
 
     def _shared_depths(self) -> dict[Jaxpr, int]:
-        """The shared jaxprs that what is shown mentions, each with its least depth."""
+        """Return the shared jaxprs that what is shown mentions, each with its least depth."""
         if self.selection.everything:
             return dict.fromkeys(self.shared, 1)
         depths: dict[Jaxpr, int] = {}
@@ -172,11 +172,11 @@ class Layout:
             self._pending = ()
 
     def _gap(self, column: int) -> str:
-        """The space before a comment on a line of which `column` columns are written."""
+        """Return the space before a comment on a line of which `column` columns are written."""
         return " " * max(min(COMMENT_COLUMN, self.width - 30) - column, 2)
 
     def _column(self) -> int:
-        """How much of the line is written."""
+        """Return how much of the line is written."""
         line = self._out[self._line_start :]
         return self._width(line) - (1 if self._line_start else 0)
 
@@ -186,7 +186,7 @@ class Layout:
     # --- variables ----------------------------------------------------------------------------
 
     def _binders(self, variables: Sequence[Var]) -> list[tuple[str, ...]]:
-        """The tokens of each variable where it is bound, from the space before it on."""
+        """Return the tokens of each variable where it is bound, from the space before it on."""
         mention = self.names.mention
         if not self.types:
             return [(BINDER, mention(var)) for var in variables]
@@ -194,7 +194,7 @@ class Layout:
         return [(BINDER, mention(var), type_of(var.aval)) for var in variables]
 
     def _constants(self, jaxpr: Jaxpr) -> list[tuple[str, ...]]:
-        """The tokens of each constant, with its value if the notation has it."""
+        """Return the tokens of each constant, with its value if the notation has it."""
         cells = self._binders(jaxpr.constvars)
         if not cells:
             return cells
@@ -202,7 +202,7 @@ class Layout:
         return [(*c, v) for c, v in zip(cells, values, strict=True)] if values else cells
 
     def _operands(self, atoms: Sequence[Atom]) -> list[str]:
-        """What stands after a primitive: each operand, from the space before it on."""
+        """Return what stands after a primitive: each operand, from the space before it on."""
         if not atoms:
             return [" "]
         found: list[Any] = [*map(self.names.spaced.get, map(identity, atoms))]
@@ -279,7 +279,7 @@ class Layout:
         return [(out,) for out in self._operands(jaxpr.outvars)] if jaxpr.outvars else []
 
     def _flat_jaxpr(self, jaxpr: Jaxpr, room: int, depth: int) -> list[str] | None:
-        """A jaxpr on one line, if it takes no more than `room` columns."""
+        """Return a jaxpr on one line, if it takes no more than `room` columns."""
         rows = len(jaxpr.eqns)
         folded = self.selection.folds(depth)
         if not folded and (2 * rows > room or (self.comment and rows > 1)):
@@ -312,7 +312,7 @@ class Layout:
         return ((None, r) if isinstance(r, int) else (r[1], signature(r[1])) for r in rows)
 
     def _only_comment(self, jaxpr: Jaxpr, depth: int) -> Sequence[str]:
-        """The comment of the one equation of a jaxpr that has been written on one line."""
+        """Return the comment of the one equation of a jaxpr that has been written on one line."""
         shown = self.comment and jaxpr.eqns and not self.selection.folds(depth)
         return self.comment(jaxpr.eqns[0]) if shown and self.comment else ()
 
@@ -492,7 +492,7 @@ class Layout:
             self._jaxpr(jaxpr, indent, depth + 1)
 
     def _flat_value(self, value: Value, room: int, depth: int) -> list[str] | None:
-        """A parameter's value on one line, or None if it takes more than `room` columns."""
+        """Return a parameter's value on one line, or None if it takes more than `room` columns."""
         if isinstance(value, str):
             return [value]
         if isinstance(value, Jaxpr):
@@ -521,7 +521,7 @@ class Layout:
         return tokens
 
     def _said_once(self, pieces: Pieces) -> Sequence[Value]:
-        """The pieces without the name of a jaxpr that is printed apart under that name."""
+        """Return the pieces without the name of a jaxpr that is printed apart under that name."""
         first, *rest = pieces
         if isinstance(first, str) and len(rest) == 1 and self.shared.get(rest[0]) == first.strip():
             return rest
@@ -533,7 +533,7 @@ def _newline(indent: int) -> str:
 
 
 def _flat_row(cells: Sequence[tuple[str, ...]], comma: str = "") -> list[str]:
-    """Variables on one line, without the space before the first."""
+    """Return variables on one line, without the space before the first."""
     tokens: list[str] = []
     for cell in cells:
         if tokens:
@@ -545,7 +545,7 @@ def _flat_row(cells: Sequence[tuple[str, ...]], comma: str = "") -> list[str]:
 
 
 def _after_space(cell: tuple[str, ...]) -> tuple[str, ...]:
-    """The tokens of a variable or literal, without the space before it."""
+    """Return the tokens of a variable or literal, without the space before it."""
     marks = 1 if cell[0] is BINDER else 0
     name = cell[marks]
     bare = type(name)(name[1:]) if isinstance(name, Token) else name[1:]

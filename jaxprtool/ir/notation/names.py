@@ -92,7 +92,7 @@ class VariableNames:
         self.spaced = dict.fromkeys(bound - used, " _")
 
     def mention(self, var: Var) -> str:
-        """The name of a variable, after a space."""
+        """Return the name of a variable, after a space."""
         name = self.spaced.get(identity(var))
         if name is None:
             name = " _" if isinstance(var, DropVar) else next(self.fresh)
@@ -109,7 +109,7 @@ class VariableNames:
         return identity(var) in self.spaced
 
     def get(self, var: Var, default: str | None = None) -> str | None:
-        """The name of `var` if it has been mentioned."""
+        """Return the name of `var` if it has been mentioned."""
         name = self.spaced.get(identity(var))
         return default if name is None else name[1:]
 

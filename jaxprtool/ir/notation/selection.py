@@ -48,7 +48,7 @@ class Selection:
         return self.only is None and self.among is None
 
     def folds(self, depth: int) -> bool:
-        """Whether a body whose equations are at `depth` is shown as a count only."""
+        """Return whether a body whose equations are at `depth` is shown as a count only."""
         return self.depth is not None and depth > self.depth
 
     def count(self, jaxpr: Jaxpr) -> int:
@@ -60,15 +60,15 @@ class Selection:
         return found
 
     def count_equation(self, eqn: JaxprEqn) -> int:
-        """One, and the equations of its bodies."""
+        """Return one, and the equations of its bodies."""
         return 1 + sum(self.count(body) for _, body in bodies(eqn))
 
     def shows(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation is asked for, or has one inside that is."""
+        """Return whether an equation is asked for, or has one inside that is."""
         return self.fits(eqn) or self._contains.inside(eqn)
 
     def fits(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation is itself asked for."""
+        """Return whether an equation is itself asked for."""
         if self.among is not None and id(eqn) not in self.among:
             return False
         if self.only is None:

@@ -38,7 +38,7 @@ Shown: TypeAlias = list[tuple[str, Any]]
 
 
 def _without(*names: str) -> Callable[[Params], Shown]:
-    """All parameters in alphabetical order, less some that the types tell already."""
+    """Return all parameters in alphabetical order, less some that the types tell already."""
     return lambda params: sorted((k, v) for k, v in params.items() if k not in names)
 
 
@@ -85,7 +85,7 @@ def _jit(params: Params) -> Shown:
 
 
 def _custom_derivative(functions: dict[str, str]) -> Callable:
-    """The body's name first, then the rest; each of `functions` by its own name, renamed."""
+    """Return the body's name first, then the rest; each of `functions` by its own name, renamed."""
 
     def shown(params: Params) -> Shown:
         rest = {k: v for k, v in params.items() if k not in functions and k != "out_trees"}
@@ -179,7 +179,7 @@ class Notation:
         self._of_jaxpr: dict[Jaxpr, list[Signature]] = {}
 
     def type_of(self, aval: Aval) -> Type:
-        """A type as a binder bears it: `:f32[3]`."""
+        """Return a type as a binder bears it: `:f32[3]`."""
         token = self._types.get(identity(aval))
         if token is None:
             text = ":" + type_of(aval, self.weak)
@@ -187,7 +187,7 @@ class Notation:
         return token
 
     def literal(self, literal: Literal) -> LiteralToken:
-        """A literal with its type, after a space: ` 2.0:f32[]`."""
+        """Return a literal with its type, after a space: ` 2.0:f32[]`."""
         aval = literal.aval
         typed = bool(getattr(aval, "dtype", None))
         return LiteralToken(" " + value_text(literal) + (self.type_of(aval) if typed else ""))
@@ -197,7 +197,7 @@ class Notation:
         return ()
 
     def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
-        """The signature of each equation of `jaxpr`."""
+        """Return the signature of each equation of `jaxpr`."""
         made = self._of_jaxpr.get(jaxpr)
         if made is None:
             made = self._of_jaxpr[jaxpr] = []
@@ -214,7 +214,7 @@ class Notation:
         return made
 
     def signature(self, eqn: JaxprEqn) -> Signature:
-        """The signature of one equation."""
+        """Return the signature of one equation."""
         # Often the parameters differ only in that each has its own tuple of the same numbers.
         values = [
             str(value)
@@ -233,7 +233,7 @@ class Notation:
         return (identity(eqn.primitive),)
 
     def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:
-        """The jaxprs that the equations of `jaxpr` hold, each with the name it is given."""
+        """Return the jaxprs that the equations of `jaxpr` hold, each with the name it is given."""
         return [call for signature in self.signatures(jaxpr) for call in signature.called]
 
     def _make(self, eqn: JaxprEqn) -> Signature:
@@ -257,7 +257,7 @@ class Notation:
         return PrimitiveName(self._noted(eqn.primitive.name))
 
     def _value(self, value: object) -> Value:
-        """The text of a parameter's value, or the jaxprs it is."""
+        """Return the text of a parameter's value, or the jaxprs it is."""
         if isinstance(value, Jaxpr | ClosedJaxpr):
             return jaxcompat.open_jaxpr(value)
         if type(value) is tuple and all(isinstance(v, Jaxpr | ClosedJaxpr) for v in value):
@@ -265,7 +265,7 @@ class Notation:
         return self.text(value)
 
     def text(self, value: object) -> str:
-        """The text of a parameter's value that is not a jaxpr."""
+        """Return the text of a parameter's value that is not a jaxpr."""
         if type(value) in _BUILTINS:
             return self._noted(_object_text(value))
         text = self._values.get(identity(value))
@@ -287,7 +287,7 @@ _BUILTINS = {bool, float, int, tuple, type(None)}
 
 
 def value_text(literal: Literal) -> str:
-    """The value of a literal, without its type; `[...]` if it is an array."""
+    """Return the value of a literal, without its type; `[...]` if it is an array."""
     value = literal.val
     shape = getattr(value, "shape", None)
     if shape is None:

@@ -13,7 +13,7 @@ class TerseNotation(Notation):
     """Writes equations without parameters at their defaults: None, known flags, steps of one."""
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        """A key for the primitive, and for the dtype that a default may be."""
+        """Return a key for the primitive, and for the dtype that a default may be."""
         return (*super().context_key(eqn), _result_dtype(eqn))
 
     def _make(self, eqn: JaxprEqn) -> Signature:

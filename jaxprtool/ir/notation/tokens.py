@@ -117,5 +117,5 @@ def with_roles(tokens: Iterable[str]) -> Iterator[tuple[str, type[str]]]:
 
 
 def width_of(token: str) -> int:
-    """The columns JAX's formatter counts for `token`: one for each byte of UTF-8."""
+    """Return the columns JAX's formatter counts for `token`: one for each byte of UTF-8."""
     return len(token) if token.isascii() else len(token.encode())

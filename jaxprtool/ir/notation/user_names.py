@@ -99,7 +99,7 @@ def source_names(root: Jaxpr, roots: Sequence[Root]) -> dict[Var, str]:
 
 
 def _within(part: Range, whole: Range) -> bool:
-    """Whether an expression is another one, or a part of it."""
+    """Return whether an expression is another one, or a part of it."""
     return whole[:2] <= part[:2] and part[2:] <= whole[2:]
 
 
@@ -157,7 +157,7 @@ class _Finder:
         return number
 
     def _is_transposed(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation is of a backward pass."""
+        """Return whether an equation is of a backward pass."""
         key = identity(eqn.source_info.name_stack)
         if key not in self._transposed:
             self._transposed[key] = "transpose(" in jaxcompat.name_stack(eqn)

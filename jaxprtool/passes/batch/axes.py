@@ -65,7 +65,7 @@ def check_axes(in_axes: object, out_axes: object, specs: tuple[type, ...] = ()) 
 
 
 def flat_in_axes(in_tree: PyTreeDef, in_axes: object) -> list[Any]:
-    """The axis of each flat argument; `in_tree` is the tree of `(args, kwargs)`.
+    """Return the axis of each flat argument; `in_tree` is the tree of `(args, kwargs)`.
 
     Keyword arguments are mapped along their first axis, as `jax.vmap` has it. Raises BatchError.
     """
@@ -176,7 +176,7 @@ def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[lis
 
 
 def _lanes(axis_size: Any) -> Any:
-    """An axis size that is asked for, checked: a number, or a symbolic dimension."""
+    """Return an axis size that is asked for, checked: a number, or a symbolic dimension."""
     if is_symbolic_dimension(axis_size):
         return axis_size
     try:
@@ -189,7 +189,7 @@ def _lanes(axis_size: Any) -> Any:
 
 
 def result_dims(out_axes: Sequence[Any], ranks: Sequence[int], names: Names) -> list[Dim]:
-    """Where each flat result is to be mapped, counted from 0; None: not at all.
+    """Return where each flat result is to be mapped, counted from 0; None: not at all.
 
     `out_axes` are flat, `ranks` those of the results without the mapped axis. Raises BatchError
     if one is out of bounds.
@@ -230,7 +230,7 @@ def check_unmapped(
 def free_axes(
     program: Program, axis_name: Hashable | None, size: Any
 ) -> tuple[tuple[Hashable, int], ...]:
-    """The named axes that stay free in a program when one is bound.
+    """Return the named axes that stay free in a program when one is bound.
 
     Raises BatchError if the program was traced for another size of that one: the size is in it.
     """
@@ -275,7 +275,7 @@ def _covered(
 
 
 def _kind(tree: PyTreeDef) -> str:
-    """A node of a tree structure in words."""
+    """Return a node of a tree structure in words."""
     node = tree.node_data()
     if node is None:
         return "a leaf"

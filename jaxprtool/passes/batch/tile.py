@@ -113,7 +113,7 @@ class Tile(Pass):
         return mapped.replace(jaxpr=jaxpr)
 
     def _tiles(self, program: Program, dims: Sequence[Dim]) -> Any:
-        """The number of tiles: a number, or a symbol that the program does not have yet."""
+        """Return the number of tiles: a number, or a symbol that the program does not have yet."""
         traced = dict(program.axis_env).get(self.axis_name)
         if self.tile_size is not None or traced is not None:
             return traced if self.tile_size is None else self.tile_size
@@ -147,7 +147,7 @@ def _dims(
 def _between_reshapes(
     body: ClosedJaxpr, program: Program, dims: Sequence[Dim], outs: Sequence[Dim], tiles: Any
 ) -> ClosedJaxpr:
-    """A body mapped over tiles, [..., tiles, m, ...], for values [..., tiles * m, ...]."""
+    """Return a body mapped over tiles, [..., tiles, m, ...], for values [..., tiles * m, ...]."""
 
     def whole(atom: Atom, aval: Aval, dim: Dim) -> Atom:
         if dim is None:
@@ -169,7 +169,7 @@ def _between_reshapes(
 
 
 def _laid_out(x: Atom, out: Var) -> JaxprEqn:
-    """The equation that reshapes `x` to `out`."""
+    """Return the equation that reshapes `x` to `out`."""
     shape = out.aval.shape
     jaxpr = jaxcompat.trace_flat(lambda x: [lax.reshape(x, shape)], "laid_out", [x.aval])
     nowhere = jaxcompat.NO_SOURCE

@@ -91,7 +91,7 @@ class Fold(Pass):
 
 
 def fold_jaxpr(jaxpr: ClosedJaxpr, max_bytes: int) -> ClosedJaxpr:
-    """A closed jaxpr with what is constant in it computed; itself if nothing is."""
+    """Return a closed jaxpr with what is constant in it computed; itself if nothing is."""
     folding = _Folding(jaxpr, max_bytes)
     while True:
         folding.opened = False
@@ -179,7 +179,7 @@ class _Folding:
         freed: int,
         held: set[Number],
     ) -> dict[Var, Array] | None:
-        """The values of an equation's needed results; None if the equation is to stay."""
+        """Return the values of an equation's needed results; None if the equation is to stay."""
         arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
         cost = sum(size_of(v.aval, 0) for v, number in arrays.items() if number not in held)
         if arrays and (_expands(eqn) or cost - freed > max(self._left, 0)):

@@ -46,13 +46,13 @@ class Values:
         self._plain_settings: dict[object, bool] = {}
 
     def of_atom(self, atom: Atom, known: dict[Var, Number]) -> Number | None:
-        """The number of a literal, or of a variable that is known."""
+        """Return the number of a literal, or of a variable that is known."""
         if type(atom) is not Literal:
             return known.get(atom)
         return self._given(literal_key(atom), np.asarray(atom.val).astype(atom.aval.dtype))
 
     def of_constant(self, value: object) -> Number | None:
-        """The number of a constant's value; None if it is not to be computed with."""
+        """Return the number of a constant's value; None if it is not to be computed with."""
         if isinstance(value, jax.core.Tracer) or not isinstance(value, np.ndarray | jax.Array):
             return None
         if isinstance(value, jax.Array) and (value.committed or not value.is_fully_addressable):
@@ -65,7 +65,7 @@ class Values:
         return number, 0
 
     def follow(self, eqns: Sequence[JaxprEqn], known: dict[Var, Number]) -> list[JaxprEqn]:
-        """Those of the equations whose results are known; puts these into `known`."""
+        """Return those of the equations whose results are known; puts these into `known`."""
         found = []
         for eqn in eqns:
             for atom in eqn.invars:
@@ -110,7 +110,7 @@ class Values:
         )
 
     def _steps(self, eqn: JaxprEqn) -> float:
-        """How many equations are computed for one; no end if one of them is not to be."""
+        """Return how many equations are computed for one; no end if one of them is not to be."""
         if not traits(eqn).may_fold or not self._is_plain(eqn):
             return float("inf")
         structured = view(eqn)
@@ -126,7 +126,7 @@ class Values:
         return float("inf")
 
     def value(self, number: Number) -> Array | None:
-        """A known value; None if the backend does not compute it."""
+        """Return a known value; None if the backend does not compute it."""
         todo = [number[0]]
         with _computing():
             while todo:
@@ -158,7 +158,7 @@ class Values:
 
 
 def is_plain_type(aval: Aval) -> bool:
-    """Whether a type is that of an array, of which nothing is said but dtype and shape."""
+    """Return whether a type is that of an array, of which nothing is said but dtype and shape."""
     return (
         isinstance(aval, jax.core.ShapedArray)
         and all(type(size) is int for size in aval.shape)
@@ -180,7 +180,7 @@ def _computing() -> Iterator[None]:
 
 
 def _at_home(value: Array) -> Array:
-    """A result as an array of NumPy; random keys stay JAX's."""
+    """Return a result as an array of NumPy; random keys stay JAX's."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return value
     return np.asarray(value)

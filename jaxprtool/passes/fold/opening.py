@@ -22,7 +22,7 @@ Opener = Callable[[Writer, JaxprEqn, Values], Sequence[Atom] | None]
 
 
 def _numbers(writer: Writer, atoms: Sequence[Atom], values: Values) -> list[Number | None]:
-    """The numbers of those that are literals, or constants of the body."""
+    """Return the numbers of those that are literals, or constants of the body."""
     known = {
         v: number
         for v in atoms
@@ -109,7 +109,7 @@ def _with_one_round(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
 
 
 def _only_row(writer: Writer, x: Atom, eqn: JaxprEqn) -> Atom:
-    """The one row of an array."""
+    """Return the one row of an array."""
     if (row := writer.repeated_row(x)) is not None:
         return row
     return writer.trace(lambda array: [lax.squeeze(array, (0,))], [x], eqn)[0]

@@ -82,7 +82,7 @@ class Rewrite(Definition, Pass):
         return self.name
 
     def __call__(self, program: Program) -> Program:
-        """The program with every match replaced.
+        """Return the program with every match replaced.
 
         Raises PluginError if there is no replacement, or it gives other types than the pattern,
         and UserFunctionError if it raises.
@@ -90,11 +90,11 @@ class Rewrite(Definition, Pass):
         return self.applied(program)[0]
 
     def matches(self, program: Program) -> list[Match]:
-        """The matches that would be replaced, as they come in the program's bodies."""
+        """Return the matches that would be replaced, as they come in the program's bodies."""
         return self.applied(program)[1]
 
     def applied(self, program: Program) -> tuple[Program, list[Match]]:
-        """The program with every match replaced, and the matches."""
+        """Return the program with every match replaced, and the matches."""
         if self.replacement is None:
             raise PluginError(
                 f"rewrite '{self.name}' has no replacement", f"decorate one with @{self.name}.to"

@@ -127,7 +127,7 @@ class Definition:
     def pattern_at(
         self, avals: Sequence[Aval], like: JaxprEqn | None
     ) -> tuple[Traced, list[Pattern]] | None:
-        """The pattern at these types, traced in the setting of an equation, and its forms.
+        """Return the pattern at these types, traced in the setting of an equation, and its forms.
 
         None if there is none: where it raises, or does not need all its arguments.
         """
@@ -146,7 +146,7 @@ class Definition:
         pattern: Traced,
         results: Sequence[Aval | None],
     ) -> ClosedJaxpr:
-        """The jaxpr of the replacement at these types, with the results wanted of it.
+        """Return the jaxpr of the replacement at these types, with the results wanted of it.
 
         `results` are the types of all results, None for those that are not wanted.
         """
@@ -172,7 +172,7 @@ class Definition:
         return dce_body(made.closed, [old is not None for old in results], instantiate=True)[0]
 
     def accepts(self, match: Match) -> bool:
-        """Whether the user's check, if any, wants a match replaced."""
+        """Return whether the user's check, if any, wants a match replaced."""
         if self.condition is None:
             return True
         try:
@@ -203,7 +203,7 @@ class Definition:
 
 
 def _fault(form: Pattern) -> str | None:
-    """Why a graph cannot be looked for, if so."""
+    """Return why a graph cannot be looked for, if so."""
     if not any(form.computed):
         return "computes nothing: its results are its arguments, or constants"
     if any(eqn.effects or eqn.primitive is sow_p for eqn in form.eqns):

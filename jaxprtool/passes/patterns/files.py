@@ -17,7 +17,7 @@ from jaxprtool.passes.pipeline import Pipeline, Step
 
 
 def load_rewrites(path: str) -> list[Rewrite]:
-    """The rewrites in a Python file, those that it imports included, in order.
+    """Return the rewrites in a Python file, those that it imports included, in order.
 
     Raises PluginError if the file cannot be imported or has none, and whatever is wrong with one.
     """
@@ -81,11 +81,11 @@ class NamedRewrites:
             registry.register(cls)
 
     def before(self, pipeline: Pipeline) -> Pipeline:
-        """A pipeline that begins with those that it does not name itself, in order."""
+        """Return a pipeline that begins with those that it does not name itself, in order."""
         named = {each.name for each in pipeline.passes()}
         first = [Step(each()) for name, each in self._passes.items() if name not in named]
         return Pipeline((*first, *pipeline.steps)) if first else pipeline
 
     def matches(self) -> dict[str, list[Match]]:
-        """What each has replaced so far."""
+        """Return what each has replaced so far."""
         return {name: list(each.found) for name, each in self._passes.items()}

@@ -58,7 +58,7 @@ class DataflowGraph(DefUse):
         return frozenset(i for i, eqn in enumerate(self.eqns) if id(eqn) not in needed)
 
     def dead_after(self, gone: frozenset[int]) -> set[int]:
-        """The dead equations that depend on results of these equations."""
+        """Return the dead equations that depend on results of these equations."""
         found: set[int] = set()
         todo = list(gone)
         while todo:

@@ -202,7 +202,7 @@ class Application:
 def _exact(
     form: Pattern, body: DataflowGraph, taken: set[int], root: int, avals: Sequence[Aval]
 ) -> Iterator[Fit]:
-    """The positions of the pattern, traced at these types, that have them."""
+    """Yield the positions of the pattern, traced at these types, that have them."""
     if form.eqns[form.root].primitive is not body.eqns[root].primitive:
         return
     for fit in PatternSearch(form, body, taken, exact=True).fits(root):

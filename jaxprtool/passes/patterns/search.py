@@ -124,7 +124,7 @@ class PatternSearch:
         return [[]]
 
     def _number(self, p: Atom, q: Atom) -> list[list[Goal]]:
-        """The pattern wants one number throughout; its type may be weak in either."""
+        """Match a pattern of one number throughout; its type may be weak in either."""
         number = self.body.number(q)
         if number is None:
             return []
@@ -134,7 +134,7 @@ class PatternSearch:
         return [[]] if same else []
 
     def _constant(self, p: Var, q: Atom) -> list[list[Goal]]:
-        """The pattern wants a constant: an array of the same bits, or the same scalar."""
+        """Match a constant of the pattern: an array of the same bits, or the same scalar."""
         if not self.exact:
             return self._bind(p, q)
         if self.pattern.number(p) is not None:
@@ -188,7 +188,7 @@ class PatternSearch:
         return min(found, default=None)
 
     def _users(self, i: int) -> list[list[Goal]]:
-        """The equations of the body that could stand for the pattern's `i`."""
+        """Return the equations of the body that could stand for the pattern's `i`."""
         operands = (self.atoms.get(v) for v in self.pattern.eqns[i].invars if type(v) is Var)
         readers = [self.body.readers(v) for v in operands if type(v) is Var]
         return [[(i, j)] for j in min(readers, key=len, default=())]
@@ -211,7 +211,7 @@ _PLAIN = (bool, int, str, type(None), np.dtype)
 
 
 def same_parameters(p: JaxprEqn, q: JaxprEqn) -> bool:
-    """Whether two equations of one primitive do the same with operands of the same types.
+    """Return whether two equations of one primitive do the same with operands of the same types.
 
     Jaxprs in their parameters are the same up to names. So are the settings that both are in.
     """

@@ -64,7 +64,7 @@ class Traced:
 
 
 def inlined(closed: ClosedJaxpr, inline: Inline) -> ClosedJaxpr:
-    """A closed jaxpr after inlining; the same object if there is nothing to inline."""
+    """Return a closed jaxpr after inlining; the same object if there is nothing to inline."""
     return inline(Program("pattern", closed, None, None, (), ())).jaxpr
 
 

@@ -50,7 +50,7 @@ class Declared:
         more: int = 0,
         weak: bool = False,
     ) -> Aval:
-        """A type of this declaration, with these sizes for the names.
+        """Return a type of this declaration, with these sizes for the names.
 
         `floats` is the dtype of those declared as floats, if not their own; `more` is how many
         dimensions an ellipsis stands for; `weak` has scalars weakly typed, as Python's are.
@@ -77,24 +77,24 @@ def declared(value: object, what: str) -> Declared:
 
 
 def kind(dtype: np.dtype) -> Any:
-    """The kind of a dtype, of which all match each other."""
+    """Return the kind of a dtype, of which all match each other."""
     return next((each for each in _KINDS if jax.dtypes.issubdtype(dtype, each)), dtype)
 
 
 def names_of(declarations: Sequence[Declared]) -> list[str]:
-    """The names of sizes in declarations, in order."""
+    """Return the names of sizes in declarations, in order."""
     sizes = (dim for each in declarations for dim in each.dims if isinstance(dim, SizeExpression))
     return list(dict.fromkeys(name for size in sizes for name in size.names))
 
 
 def example_sizes(declarations: Sequence[Declared]) -> dict[str, int]:
-    """A size for each name: different ones, and none that occurs otherwise."""
+    """Return a size for each name: different ones, and none that occurs otherwise."""
     primes = (n for n in count(11) if all(n % d for d in range(2, n)))
     return dict(zip(names_of(declarations), primes, strict=False))
 
 
 def symbolic_sizes(names: Sequence[str]) -> dict[str, Any]:
-    """A symbolic size for each name."""
+    """Return a symbolic size for each name."""
     from jax import export  # seldom needed, and slow to import
 
     if not names:

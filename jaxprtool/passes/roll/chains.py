@@ -143,7 +143,7 @@ def _is_stackable(aval: Aval) -> bool:
 
 
 def _goes_round(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
-    """Whether results have the types of the operands that they become, up to weak types."""
+    """Return whether results have the types of the operands that they become, up to weak types."""
     return all(
         _is_stackable(body.invars[i].aval)
         and body.invars[i].aval.strip_weak_type() == body.outvars[out].aval.strip_weak_type()

@@ -299,7 +299,7 @@ class DisableJit(Pass):
 
 
 def policy_of(text: str) -> Policy:
-    """The policy that text names, as `jax.checkpoint_policies` has it: `dots_saveable`.
+    """Return the policy that text names, as `jax.checkpoint_policies` has it: `dots_saveable`.
 
     Those that take arguments are written as calls with literals, `save_only_these_names('a')`; of
     `save_from_both_policies` the arguments are policies. Raises PipelineError.

@@ -76,7 +76,7 @@ class Closed(Pass):
 
 
 def _bound(program: Program, values: dict[int, Any]) -> Program:
-    """The program with flat arguments bound: scalars become literals, others constants."""
+    """Return the program with flat arguments bound: scalars become literals, others constants."""
     jaxpr = program.jaxpr
     literals: dict[Var, Literal] = {}
     constvars, consts = list(jaxpr.constvars), list(jaxpr.consts)
@@ -132,7 +132,7 @@ def _require_rows(program: Program, name: str) -> None:
 
 
 def _leaves(program: Program, key: int | str, value: object) -> list[tuple[int, Any]]:
-    """The flat arguments that a key stands for, each with its part of the value."""
+    """Return the flat arguments that a key stands for, each with its part of the value."""
     if isinstance(key, str):
         leaves, tree = _named(program, key)
     elif isinstance(key, int) and not isinstance(key, bool):
@@ -180,7 +180,7 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
 
 
 def _subtree(tree: PyTreeDef, leaf: int, depth: int) -> PyTreeDef:
-    """The part of a structure that is `depth` steps down the way to a leaf."""
+    """Return the part of a structure that is `depth` steps down the way to a leaf."""
     for _ in range(depth):
         for child in tree.children():
             if leaf < child.num_leaves:
@@ -226,7 +226,7 @@ _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def _holds(dtype: np.dtype, value: np.ndarray) -> bool:
-    """Whether a dtype can hold values: the kind must fit, and integers their range."""
+    """Return whether a dtype can hold values: the kind must fit, and integers their range."""
 
     def kind(of: np.dtype) -> int:
         return next((i for i, k in enumerate(_KINDS) if jnp.issubdtype(of, k)), len(_KINDS))

@@ -226,7 +226,7 @@ class LinearTranspose(Pass):
 
 
 def _transposed(fun: Function, primals: object, cotangents: object) -> Any:
-    """What `jax.linear_transpose` gives; on JAX 0.10 too where values are of dtype float0.
+    """Return what `jax.linear_transpose` gives; on JAX 0.10 too where values are of dtype float0.
 
     There is one such value of each shape, so that they are left out.
     """

@@ -94,7 +94,7 @@ class OpenConstants(Pass):
 
 
 def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -> Program:
-    """The program that takes nothing and gives the list of these constants."""
+    """Return the program that takes nothing and gives the list of these constants."""
     out_names = tuple(paths("result", values))
     parts: dict[str, Any] = {"constvars": constants, "consts": values, "invars": (), "eqns": ()}
     jaxpr = jaxcompat.replace_jaxpr(program.jaxpr, outvars=constants, **parts)
@@ -121,7 +121,7 @@ class _Opening:
     memo: Memo = field(default_factory=Memo)
 
     def opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, Taken]:
-        """A body that takes constants after its arguments, and these constants."""
+        """Return a body that takes constants after its arguments, and these constants."""
         return self.memo(lambda: self._opened(body), body)
 
     def _opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, Taken]:
@@ -214,7 +214,7 @@ def _is_var(atom: object) -> bool:
 
 
 def _rule_constants(eqn: JaxprEqn) -> Iterator[Any]:
-    """The constants of the rule of a custom derivative, and of the rules in it."""
+    """Yield the constants of the rule of a custom derivative, and of the rules in it."""
     try:
         rule = custom_rule(eqn)
     except UnsupportedError:
@@ -224,7 +224,7 @@ def _rule_constants(eqn: JaxprEqn) -> Iterator[Any]:
 
 
 def _constants(jaxpr: AnyJaxpr) -> Iterator[Any]:
-    """The constants of a jaxpr at any depth."""
+    """Yield the constants of a jaxpr at any depth."""
     closed = jaxcompat.close_jaxpr(jaxpr)
     yield from closed.consts
     for eqn in equations(jaxcompat.open_jaxpr(closed)):

@@ -14,7 +14,7 @@ from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
 def residual_names(
     values: Sequence[Var], jaxpr: ClosedJaxpr, arg_names: Sequence[str]
 ) -> dict[Var, str]:
-    """A name for each variable of a closed jaxpr that is no constant, no two the same.
+    """Return a name for each variable of a closed jaxpr that is no constant, no two the same.
 
     An argument has its own; a value named with `checkpoint_name`, that one; others have the file,
     line and primitive that made them, `model.py:12 tanh`, with as many folders as tell files apart.

@@ -86,7 +86,7 @@ def retraced(
     out_names: Sequence[str] | None = None,
     hint: str | None = None,
 ) -> Program:
-    """The program that `fun` traces to, on arguments like the program's, or of these types.
+    """Return the program that `fun` traces to, on arguments like the program's, or of these types.
 
     Its constants are the program's, and those that JAX adds. `transform` is what an error calls
     the transformation. Raises UnsupportedError if JAX cannot transform the program, with the
@@ -124,7 +124,7 @@ def retraced(
 def with_names(
     jaxpr: ClosedJaxpr, name: str, arg_names: Sequence[str], out_names: Sequence[str]
 ) -> ClosedJaxpr:
-    """A closed jaxpr that bears the names of a program, as JAX keeps them for debugging."""
+    """Return a closed jaxpr that bears the names of a program, as JAX keeps them for debugging."""
     names = {"arg_names": tuple(arg_names), "result_paths": tuple(out_names)}
     debug = jaxpr.debug_info._replace(func_src_info=name, **names)
     return jaxcompat.replace_jaxpr(jaxpr, debug_info=debug)
@@ -185,7 +185,7 @@ def positional(program: Program) -> list[list[int]]:
 
 
 def positional_roots(program: Program) -> list[str]:
-    """What each positional argument of a program is called; "" if it has no arrays."""
+    """Return what each positional argument of a program is called; "" if it has no arrays."""
     names = [program.arg_names[flat[0]] if flat else "" for flat in positional(program)]
     return [_root(name) for name in names]
 
@@ -213,7 +213,7 @@ def chosen(
 def chosen_argnums(
     program: Program, transform: str, argnums: int | Sequence[int]
 ) -> tuple[int, ...]:
-    """The positions of the arguments in `argnums`, which must name some, each once.
+    """Return the positions of the arguments in `argnums`, which must name some, each once.
 
     Raises ArgumentsError as `chosen` does, and for what JAX has no clear words for.
     """
@@ -226,7 +226,7 @@ def chosen_argnums(
 
 
 def _roots(program: Program) -> str:
-    """What the arguments of a program are called as wholes: of `params['w']`, `params`."""
+    """Return what the arguments of a program are called as wholes: of `params['w']`, `params`."""
     return ", ".join(dict.fromkeys(map(_root, program.arg_names)))
 
 

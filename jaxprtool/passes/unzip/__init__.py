@@ -118,7 +118,7 @@ class Unzip(Pass):
         return unzipped(sown, CHOSEN, arguments)
 
     def _arguments(self, program: Program) -> Arguments:
-        """The arguments that init is given, and the others."""
+        """Return the arguments that init is given, and the others."""
         early = self.key_args if self.known is None else self.known
         if isinstance(early, str):
             if early != "auto":

@@ -66,7 +66,7 @@ def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bo
 
 
 def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Location]:
-    """Where the values are that are to be sown; none if there is no cut."""
+    """Return where the values are that are to be sown; none if there is no cut."""
     extra: float = 0 if terms.once else KEY
     flow = flow_of(part, [extra if flag else 0 for flag in early], terms)
     graph, locations = flow.graph, dict(flow.locations)
@@ -124,7 +124,7 @@ class _Chosen:
 def _values(
     chosen: _Chosen, parts: tuple[Split, ...], calls: tuple[JaxprEqn, ...], context: Context
 ) -> Iterator[NestedValue]:
-    """The chosen values in program order: the order in which `_sown` sows them."""
+    """Yield the chosen values in program order: the order in which `_sown` sows them."""
     part = parts[-1]
     for var in part.body.invars:
         if var in chosen.own:

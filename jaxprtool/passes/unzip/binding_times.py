@@ -97,7 +97,7 @@ class Context:
         self.reached = outside
 
     def is_sow(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation sows a value under the tag."""
+        """Return whether an equation sows a value under the tag."""
         return eqn.primitive is sow_p and eqn.params["tag"] == self.tag
 
     def _is_other_sow(self, eqn: JaxprEqn) -> bool:
@@ -142,7 +142,7 @@ def operand_of(eqn: JaxprEqn, result: int) -> int | None:
 
 
 def whole(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-    """An equation kept as it is, in each program that has all of its operands.
+    """Return an equation kept as it is, in each program that has all of its operands.
 
     One with an effect, or with a ref among its values, is kept in one program alone: in apply, if
     that has its operands, and what decides whether it is run.

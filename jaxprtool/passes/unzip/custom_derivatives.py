@@ -92,7 +92,7 @@ def _equation(eqn: JaxprEqn, operands: Sequence[Atom], params: dict[str, Any]) -
 
 
 def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, Any]:
-    """The parameters of the call that takes variables, then the operands that are ready.
+    """Return the parameters of the call that takes variables, then the operands that are ready.
 
     What the call closes over is among its operands; to its rules it is a constant, as to JAX.
     A rule that calls the function it belongs to holds the same call, which follows the same rule.

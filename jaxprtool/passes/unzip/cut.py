@@ -35,7 +35,7 @@ class Graph:
         self.before: list[set[int]] = [set(), set()]
 
     def add(self, cost: float) -> int:
-        """A new node that costs `cost`: an int, or `math.inf`."""
+        """Return a new node that costs `cost`: an int, or `math.inf`."""
         self.costs.append(cost)
         self.after.append(set())
         self.before.append(set())
@@ -64,7 +64,7 @@ class Graph:
         return part
 
     def leading_to_sink(self, nodes: Set[int]) -> set[int]:
-        """The sink, and those of some nodes that lead to it through one another."""
+        """Return the sink, and those of some nodes that lead to it through one another."""
         return _reached((SINK,), self.before, nodes)
 
     @property
@@ -73,7 +73,7 @@ class Graph:
         return [n for n in range(2, len(self.costs)) if self.after[n] or self.before[n]]
 
     def minimum_cut(self) -> list[int]:
-        """The chosen nodes, in order. Uses the graph up.
+        """Return the chosen nodes, in order. Uses the graph up.
 
         Raises ValueError if every cut has a node that cannot be chosen.
         """
@@ -164,7 +164,7 @@ class Graph:
     # --- what remains -------------------------------------------------------------------------
 
     def _parts(self) -> Iterator[list[int]]:
-        """The nodes of each part that hangs together, source and sink left out."""
+        """Yield the nodes of each part that hangs together, source and sink left out."""
         around = [after | before for after, before in zip(self.after, self.before, strict=True)]
         left = set(self.nodes)
         for node in self.nodes:
@@ -177,7 +177,7 @@ class Graph:
 def _reached(
     start: Iterable[int], edges: Sequence[set[int]], among: Set[int] | None = None
 ) -> set[int]:
-    """The nodes that edges lead to from some, among others if these are given."""
+    """Return the nodes that edges lead to from some, among others if these are given."""
     found = set(start)
     todo = list(found)
     while todo:

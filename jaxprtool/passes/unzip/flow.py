@@ -83,7 +83,7 @@ class Flow:
 def flow_of(
     part: Split, extras: Sequence[float], terms: Terms, axes: Sequence[ManualAxis] = ()
 ) -> Flow:
-    """The reduced flow of a body.
+    """Return the reduced flow of a body.
 
     `extras` are what its arguments cost beside their bits: `KEY` if they are keys or as good,
     infinity if they cannot be variables, else 0. `axes` are the manual axes around the body.
@@ -95,7 +95,7 @@ def flow_of(
 
 
 def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
-    """The splits of the bodies of an equation, as they are if variables are sown in them."""
+    """Return the splits of the bodies of an equation, as they are if variables are sown in them."""
     eqn = part.body.eqns[position]
     inside = regions(eqn) if position in part.parts else None
     if inside is None or not inside.deciding:
@@ -127,7 +127,7 @@ class _Walk:
                 self.nodes[var] = self.graph.add(math.inf)
 
     def flow(self) -> Flow:
-        """The flow of the whole body."""
+        """Return the flow of the whole body."""
         body, context = self.part.body, self.terms.context
         context.bodies.append(body)
         for position, eqn in enumerate(body.eqns):
@@ -145,7 +145,7 @@ class _Walk:
         return Flow(self.graph, self.locations, ins, outs, tuple(map(self.extra, body.outvars)))
 
     def _is_whole(self, inside: Regions) -> bool:
-        """Whether an equation is not looked into.
+        """Return whether an equation is not looked into.
 
         That is so if a user's rule comes with it, and if what is early of a loop or branch is to be
         computed once, and so all of it.
@@ -157,11 +157,11 @@ class _Walk:
     # --- values -------------------------------------------------------------------------------
 
     def node(self, atom: Atom) -> int | None:
-        """The node of a value; None if it is ready, or not early."""
+        """Return the node of a value; None if it is ready, or not early."""
         return None if type(atom) is Literal else self.nodes.get(atom)
 
     def extra(self, atom: Atom) -> float:
-        """What a value costs beside its bits."""
+        """Return what a value costs beside its bits."""
         return 0 if type(atom) is Literal else self.extras.get(atom, 0)
 
     def mark(self, var: Var, extra: float) -> None:
@@ -172,7 +172,7 @@ class _Walk:
             self.extras[var] = extra
 
     def is_late(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation is left for apply, or a part of it.
+        """Return whether an equation is left for apply, or a part of it.
 
         One with an effect is where init does not know whether it is run, early as its operands are.
         """
@@ -181,7 +181,7 @@ class _Walk:
         return not all(self.part.of(atom).early for atom in (*eqn.invars, *eqn.outvars))
 
     def add(self, var: Var, location: Location, factor: float = 1) -> int:
-        """A node for a value, which there are `factor` of."""
+        """Return a node for a value, which there are `factor` of."""
         cost = self.extra(var) + BIT * bits_of(var.aval)
         for axis, size, checked in self.axes:
             if not checked or axis in jaxcompat.varying_axes(var.aval):
@@ -275,7 +275,7 @@ class _Walk:
                 self.need([SOURCE], self.nodes[var])
 
     def _factor(self, inside: Regions, number: int, parts: Sequence[Split]) -> float:
-        """How often a body runs; infinite if no variable can be taken out of it."""
+        """Return how often a body runs; infinite if no variable can be taken out of it."""
         eqn, trips = inside.eqn, inside.view.trips
         if inside.regions[number].decides:
             return math.inf
@@ -290,7 +290,7 @@ class _Walk:
     def _carries(
         self, position: int, inside: Regions, parts: Sequence[Split], factors: Sequence[float]
     ) -> dict[int, int | None]:
-        """A node for each operand that a loop carries, if it is early in all rounds."""
+        """Return a node for each operand that a loop carries, if it is early in all rounds."""
         nodes: dict[int, int | None] = {}
         for number, (region, part) in enumerate(zip(inside.regions, parts, strict=True)):
             for i, var in zip(region.ins, part.body.invars, strict=True):
@@ -305,7 +305,7 @@ class _Walk:
         return nodes
 
     def _axes(self, structured: View) -> list[ManualAxis]:
-        """The manual axes that an equation adds around its body."""
+        """Return the manual axes that an equation adds around its body."""
         if not isinstance(structured, ShardMap):
             return []
         manual, checked = (structured.eqn.params[k] for k in ("newly_manual_axes", "check_vma"))
@@ -361,7 +361,7 @@ def bits_of(aval: Aval) -> float:
 
 
 def _is_layout(eqn: JaxprEqn) -> bool:
-    """Whether an equation lays a value out anew, or gives it in a wider type."""
+    """Return whether an equation lays a value out anew, or gives it in a wider type."""
     if eqn.primitive.name == "convert_element_type":
         return bits_of(eqn.outvars[0].aval) > bits_of(eqn.invars[0].aval)
     return traits(eqn).gives == "layout"

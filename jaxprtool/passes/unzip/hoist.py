@@ -42,7 +42,7 @@ def hoisted(part: Split, context: Context) -> ClosedJaxpr:
 
 
 def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprEqn]:
-    """The equations that are taken out of a loop, and the loop without them.
+    """Return the equations that are taken out of a loop, and the loop without them.
 
     These have no effect, and depend on constants of the loop alone, some of which are early.
     """

@@ -105,7 +105,7 @@ def _positions(program: Program) -> Any:
 
 
 def _key_positions(program: Program) -> set[int]:
-    """The flat arguments that are keys by type; if there are none, those that are seeds."""
+    """Return the flat arguments that are keys by type; if there are none, those that are seeds."""
     avals = dict(enumerate(program.in_avals))
     keys = {i for i, aval in avals.items() if is_of(aval, jax.dtypes.prng_key)}
     words = {i for i, aval in avals.items() if is_of(aval, jnp.uint32) and aval.ndim}
@@ -116,12 +116,12 @@ def _key_positions(program: Program) -> set[int]:
 
 
 def is_of(aval: Aval, kind: type) -> bool:
-    """Whether a value is an array of a kind of dtype."""
+    """Return whether a value is an array of a kind of dtype."""
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, kind)
 
 
 def _used_by(program: Program, uses: _Uses) -> set[int]:
-    """The flat arguments that are used so."""
+    """Return the flat arguments that are used so."""
     flags = uses.arguments(program.jaxpr, [False] * len(program.jaxpr.outvars))
     return {i for i, flag in enumerate(flags) if flag}
 
@@ -143,7 +143,7 @@ class _Uses:
         self.found: dict[Hashable, list[bool]] = {}
 
     def arguments(self, body: ClosedJaxpr, outs: Sequence[bool]) -> list[bool]:
-        """Which arguments of a body are used, if these results of it are."""
+        """Return which arguments of a body are used, if these results of it are."""
         jaxpr = jaxcompat.open_jaxpr(body)
         request = jaxpr, tuple(outs)
         if request not in self.found:
@@ -159,7 +159,7 @@ class _Uses:
         return self.found[request]
 
     def operands(self, eqn: JaxprEqn, outs: list[bool]) -> list[bool]:
-        """Which operands of an equation are used, if these results of it are."""
+        """Return which operands of an equation are used, if these results of it are."""
         count = len(eqn.invars)
         if consumed := self.consumed(eqn):
             return [i < consumed for i in range(count)]

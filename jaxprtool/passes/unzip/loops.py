@@ -25,7 +25,7 @@ LIMIT = 1_000_000
 
 
 def as_scan(eqn: JaxprEqn, context: Context) -> JaxprEqn:
-    """The `scan` that does what this `while` does.
+    """Return the `scan` that does what this `while` does.
 
     Raises UnsupportedError, which says why, if the number of iterations is not known.
     """
@@ -49,7 +49,7 @@ def as_scan(eqn: JaxprEqn, context: Context) -> JaxprEqn:
 
 
 def _length(eqn: JaxprEqn, context: Context) -> int:
-    """How often the body runs."""
+    """Return how often the body runs."""
     loop = _counter(eqn)
     if any(map(context.sows, (loop.cond, loop.body))):
         raise _refused(eqn, "its condition depends on a variable")
@@ -75,7 +75,7 @@ def _length(eqn: JaxprEqn, context: Context) -> int:
 
 
 def _counter(eqn: JaxprEqn) -> While:
-    """The part of a loop that its condition depends on."""
+    """Return the part of a loop that its condition depends on."""
     loop = While.of(eqn)
     # dce keeps what has an effect; here it has to be read as well.
     bare = [each.replace(effects=set()) for each in loop.body.eqns]

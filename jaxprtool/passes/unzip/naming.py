@@ -59,7 +59,7 @@ class NestedValue:
 def names_of(
     values: Sequence[NestedValue], arg_names: Sequence[str], context: Context
 ) -> list[str]:
-    """A name for each value, no two the same and none the scope of another.
+    """Return a name for each value, no two the same and none the scope of another.
 
     `arg_names` are those of the program's flat arguments. Scopes of `nest`, which stand before
     the names of all variables inside, are counted but not written.
@@ -72,7 +72,7 @@ def names_of(
 
 
 def _distinct(paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """The paths, numbered where they would be the same as another, or as another's scope."""
+    """Yield the paths, numbered where they would be the same as another, or as another's scope."""
     taken = {path[:depth] for path in paths for depth in range(1, len(path))}
     wanted = set(paths)
     numbers: dict[tuple[str, ...], int] = {}
@@ -93,7 +93,7 @@ class _Namer:
         self.sources = SourceNames()
 
     def path(self, value: NestedValue) -> tuple[str, ...]:
-        """The scopes and the name of a value."""
+        """Return the scopes and the name of a value."""
         inner = self.made(value)
         eqns = [*inner.calls, *filter(None, [self.eqn(inner)])]
         stacks = (_TRANSFORM.sub("", jaxcompat.name_stack(eqn)) for eqn in eqns)
@@ -103,15 +103,15 @@ class _Namer:
 
     @cached_method
     def body(self, part: Split) -> DefUse:
-        """The definitions and uses of a body."""
+        """Return the definitions and uses of a body."""
         return DefUse(part.body.eqns)
 
     def eqn(self, value: NestedValue) -> JaxprEqn | None:
-        """The equation that computes a value; None for an argument of its body."""
+        """Return the equation that computes a value; None for an argument of its body."""
         return self.body(value.parts[-1]).equation(value.var)
 
     def made(self, value: NestedValue) -> NestedValue:
-        """A value where it is computed: a result of a structured equation, inside."""
+        """Return a value where it is computed: a result of a structured equation, inside."""
         part = value.parts[-1]
         if (eqn := self.eqn(value)) is None:
             return value
@@ -127,7 +127,7 @@ class _Namer:
         return value
 
     def name(self, value: NestedValue) -> tuple[str, ...] | None:
-        """The name of a value, and the scopes that come with it."""
+        """Return the name of a value, and the scopes that come with it."""
         value = self.made(value)
         eqn = self.eqn(value)
         if eqn is None:
@@ -155,7 +155,7 @@ class _Namer:
     # --- the source ---------------------------------------------------------------------------
 
     def assigned(self, value: NestedValue, eqn: JaxprEqn) -> tuple[str, ...] | None:
-        """The name in the source, after that in the user's own if it is in a library's."""
+        """Return the name in the source, after that in the user's own if it is in a library's."""
         others: dict[str, set[Range]] = {}
         for calls, user, _ in self.late_users(value):
             for each in (*calls, user):
@@ -197,7 +197,7 @@ class _Namer:
     # --- names of functions and of their parameters -------------------------------------------
 
     def parameter(self, value: NestedValue) -> tuple[str, ...] | None:
-        """The parameter of a user's jitted function that needs a value late."""
+        """Return the parameter of a user's jitted function that needs a value late."""
         for _, user, var in self.late_users(value):
             if not isinstance(called := view(user), Call):
                 continue
@@ -210,7 +210,7 @@ class _Namer:
         return None
 
     def function(self, value: NestedValue) -> str:
-        """The function that computes a value."""
+        """Return the function that computes a value."""
         eqn = self.eqn(value)
         if eqn is None:
             return "carry"
@@ -224,14 +224,14 @@ class _Namer:
 
 
 def _words(text: str) -> list[str]:
-    """The names in a path, as `params['w']` or `outer/inner`."""
+    """Return the names in a path, as `params['w']` or `outer/inner`."""
     return _WORD.findall(text)
 
 
 def _frames_of(
     value: NestedValue, eqn: JaxprEqn
 ) -> Iterator[tuple[UserFrame, tuple[int, int] | None]]:
-    """The user's frames around a value's equation, the innermost first, through the calls.
+    """Yield the user's frames around a value's equation, the innermost first, through the calls.
 
     An equation bears the frames of its body alone. The frame of a call that gives the value comes
     with which result it is, and of how many.
@@ -265,13 +265,13 @@ def _unpacked(eqn: JaxprEqn, var: Var) -> tuple[int, int] | None:
 
 
 def _operand(call: JaxprEqn, body: ClosedJaxpr, argument: int) -> int:
-    """The position of the operand that an argument of one of a call's bodies comes from."""
+    """Return the position of the operand that an argument of one of a call's bodies comes from."""
     inside = regions(call)
     region = None if inside is None else inside.region_of(jaxcompat.open_jaxpr(body))
     return argument if region is None else region.ins[argument]
 
 
 def _file(debug: DebugInfo) -> str | None:
-    """The file of the user's function that a jaxpr is of, if it is known and the user's."""
+    """Return the file of the user's function that a jaxpr is of, if it is known and the user's."""
     match = _FUNCTION.fullmatch(debug.func_src_info)
     return match[2] if match and is_users_file(match[2]) else None

@@ -46,12 +46,12 @@ def _uncut(
 
 
 def _place(eqn: JaxprEqn) -> str | None:
-    """The line of the user's own source that an equation comes from."""
+    """Return the line of the user's own source that an equation comes from."""
     return next(iter(frames_now().texts(eqn)), None)
 
 
 def _line(place: str | None, eqns: Sequence[JaxprEqn]) -> str:
-    """The equations of one line; calls by the names of what they call."""
+    """Return the equations of one line; calls by the names of what they call."""
     names = (eqn.params["name"] if eqn.primitive.name == "jit" else eqn.primitive for eqn in eqns)
     return ", ".join(map(str, names)) + ("" if place is None else f" at {place}")
 
@@ -68,7 +68,7 @@ def _path(part: Split, atom: Atom) -> tuple[int, list[JaxprEqn]]:
 
 
 def _path_of(part: Split, eqn: JaxprEqn) -> tuple[int, list[JaxprEqn]]:
-    """The path to an equation with an effect, into the body that holds the effect."""
+    """Return the path to an equation with an effect, into the body that holds the effect."""
     position = next(i for i, each in enumerate(part.body.eqns) if each is eqn)
     inner: list[JaxprEqn] = [eqn]
     operand = _unready(part, eqn)

@@ -104,7 +104,7 @@ class _Parts:
         arguments: Mapping[str, Sequence[Var]] = _NONE,
         values: Mapping[str, Sequence[Var]] = _NONE,
     ) -> JaxprEqn:
-        """The equation of one half, with variables as the first operands or last results."""
+        """Return the equation of one half, with variables as the first operands or last results."""
         outs = marks(self.outs)
         return self.inside.rebuild(bodies, marks(self.ins), outs, arguments, values, first=True)
 
@@ -120,7 +120,7 @@ class _Parts:
         return bodies
 
     def initial(self, marks: Sequence[bool], variables: bool = True) -> list[ClosedJaxpr]:
-        """The bodies of init, which give the variables last."""
+        """Return the bodies of init, which give the variables last."""
         return [
             part.init(self._results(region, marks), variables)
             for part, region in zip(self.splits, self.inside.regions, strict=True)
@@ -212,7 +212,7 @@ def _some(eqn: JaxprEqn | None) -> tuple[JaxprEqn, ...]:
 
 
 def _named(eqn: JaxprEqn, scope: str | None, half: str) -> JaxprEqn:
-    """One half of a call, under its name."""
+    """Return one half of a call, under its name."""
     if "name" not in eqn.params:
         return eqn
     return eqn.replace(params={**eqn.params, "name": f"{scope or eqn.params['name']}_{half}"})
@@ -323,7 +323,7 @@ def _variables_of_branches(parts: _Parts) -> tuple[tuple[JaxprEqn, ...], tuple[V
 
 
 def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> ClosedJaxpr:
-    """The apply of one branch, made to take the variables of all branches, in order."""
+    """Return the apply of one branch, made to take the variables of all branches, in order."""
     own = len(parts[position].arguments)
     before, after = (
         _fresh([v.aval for part in group for v in part.arguments])

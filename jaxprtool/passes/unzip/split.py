@@ -108,7 +108,7 @@ class Split:
         return self._built[request]
 
     def apply(self, outs: Sequence[bool], at: int = 0) -> ClosedJaxpr:
-        """The closed jaxpr from variables and the ready arguments to the results marked.
+        """Return the closed jaxpr from variables and the ready arguments to the results marked.
 
         The variables stand before the ready argument number `at`. The results marked must be
         ready. The same request gives the same object.
@@ -241,7 +241,7 @@ class Split:
 
 
 def split(body: ClosedJaxpr, ins: Sequence[BindingTime], context: Context) -> Split:
-    """A closed jaxpr split by what is known of its arguments; see `Split`.
+    """Return a closed jaxpr split by what is known of its arguments; see `Split`.
 
     Raises UnzipError for a variable without a name, and UnsupportedError, which names the
     equation, for a variable where it cannot be taken out, and for ordered effects that the two
@@ -272,7 +272,7 @@ def _split(body: ClosedJaxpr, ins: tuple[BindingTime, ...], context: Context) ->
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:
-    """Whether an equation is what most are: of no rule, without bodies, effects and refs."""
+    """Return whether an equation is what most are: of no rule, without bodies, effects and refs."""
     name = eqn.primitive.name
     return not (
         eqn.effects
@@ -313,7 +313,7 @@ def _check_same(before: Variable, variable: Variable) -> None:
 
 
 def reordered(parts: Iterable[Split]) -> bool:
-    """Whether ordered effects would happen in another order if a loop's halves ran apart."""
+    """Return whether ordered effects would happen in another order if a loop's halves ran apart."""
     early: set[Effect] = set()
     ready: set[Effect] = set()
     for part in parts:
@@ -323,7 +323,7 @@ def reordered(parts: Iterable[Split]) -> bool:
 
 
 def equation_of(function: Callable[[jax.Array], jax.Array], operand: Atom, result: Var) -> JaxprEqn:
-    """The one equation that a function of one array makes, from `operand` to `result`."""
+    """Return the one equation that a function of one array makes, from `operand` to `result`."""
     jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype))
     (eqn,) = jaxpr.eqns
     return eqn.replace(invars=[operand], outvars=[result])

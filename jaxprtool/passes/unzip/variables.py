@@ -45,7 +45,7 @@ class Variable:
 
     @classmethod
     def of(cls, eqn: JaxprEqn, tree: PyTreeDef, avals: Sequence[Aval]) -> Variable:
-        """The variable that an equation declares, under the name in its parameters.
+        """Return the variable that an equation declares, under the name in its parameters.
 
         Raises UnzipError if it has no name.
         """
@@ -57,7 +57,7 @@ class Variable:
         return cls(path, mode, tree, tuple(avals), eqn)
 
     def under(self, scope: str) -> Variable:
-        """The variable as it is called outside a `nest` with this scope."""
+        """Return the variable as it is called outside a `nest` with this scope."""
         return replace(self, path=(scope, *self.path))
 
     def stacked(self, length: int) -> Variable:
@@ -73,7 +73,7 @@ def replaced(variables: Sequence[Variable]) -> dict[tuple[str, ...], int]:
 
 
 def leaf_tree(variables: Sequence[Variable]) -> dict[str, Any]:
-    """The pytree of variables with, for each leaf, its number in the order of declaration.
+    """Return the pytree of variables with, for each leaf, its number in the order of declaration.
 
     Raises UnzipError if a name is there twice, be it as a scope and as a name.
     """

@@ -27,7 +27,7 @@ _ALL = slice(None)
 
 
 def ints(values: Any) -> tuple[Any, ...]:
-    """A parameter's numbers as Python's own; JAX keeps some as numpy's. Symbols stay."""
+    """Return a parameter's numbers as Python's own; JAX keeps some as numpy's. Symbols stay."""
     return tuple(n if jaxcompat.is_symbolic_dimension(n) else int(n) for n in values)
 
 
@@ -226,7 +226,7 @@ _MODES = {"FILL_OR_DROP": "fill", "CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_
 
 
 def _index_options(eqn: JaxprEqn) -> dict[str, object]:
-    """The keyword arguments that gather and scatter share."""
+    """Return the keyword arguments that gather and scatter share."""
     mode = eqn.params["mode"]
     known = {"mode": _MODES.get(getattr(mode, "name", ""), mode)}
     return known | options(eqn.params, indices_are_sorted=False, unique_indices=False)

@@ -106,7 +106,7 @@ def call_marks(eqn: JaxprEqn) -> Mapping[str, Any] | None:
 
 
 def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Proposal]:
-    """The public function that an equation may be a call of."""
+    """Yield the public function that an equation may be a call of."""
     name = called_name(eqn)
     if name in LIBRARY:
         for mode in ({}, *_MODES.get(name, ())):
@@ -114,7 +114,7 @@ def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Proposal]:
 
 
 def called_name(eqn: JaxprEqn) -> str:
-    """The name of the function that an equation calls."""
+    """Return the name of the function that an equation calls."""
     name = eqn.params.get("name")
     if isinstance(name, str):
         return name
@@ -229,12 +229,12 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _own(name: str, otherwise: str) -> str:
-    """The name of a rule, if it has one that says more than that it is a rule."""
+    """Return the name of a rule, if it has one that says more than that it is a rule."""
     return name if name.isidentifier() and name not in ("jvp", "fwd", "bwd") else otherwise
 
 
 def _exception(described: str) -> Expression:
-    """An exception as Python ends a traceback, as the call that makes it."""
+    """Return an exception as Python ends a traceback, as the call that makes it."""
     name, _, message = described.partition(": ")
     known = getattr(builtins, name, None)
     if isinstance(known, type) and issubclass(known, Exception):
@@ -255,7 +255,7 @@ def _custom(
     operands: tuple[Slot, ...],
     results: Grouping,
 ) -> Giving:
-    """The call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
+    """Return the call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
     closed_over = [const for r in rules if r.raises is None for const in r.jaxpr.consts]
     if any(isinstance(const, jax.core.Tracer) for const in closed_over):
         raise unsupported(eqn, "a custom rule closes over a traced value")
@@ -288,7 +288,7 @@ def _structure(body: AnyJaxpr) -> object:
 
 
 def _array(atom: Atom, slot: Slot) -> Expression | Slot:
-    """An operand of a custom function, which JAX may hand to its body and rules as it is."""
+    """Return an operand of a custom function, which JAX may hand to its body and rules as it is."""
     if not isinstance(atom, Literal) or atom.aval.dtype == jax.dtypes.float0:
         return slot
     return call("jnp.asarray", literal(atom).typed)

@@ -55,7 +55,7 @@ def _addupdate(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[P
 
 
 def _keys(eqn: JaxprEqn, rest: tuple[Slot, ...]) -> Iterator[tuple[object, ...]]:
-    """What an equation reads or writes of a ref, as subscripts."""
+    """Yield what an equation reads or writes of a ref, as subscripts."""
     transforms = jax.tree.unflatten(eqn.params["tree"], rest)
     if not transforms:
         yield (...,)
@@ -64,7 +64,7 @@ def _keys(eqn: JaxprEqn, rest: tuple[Slot, ...]) -> Iterator[tuple[object, ...]]
 
 
 def _subscript(index: Any) -> object:
-    """One dimension's subscript: a slice of fixed size from a fixed start, or what it is."""
+    """Return one dimension's subscript: a slice of fixed size from a fixed start, or what it is."""
     if not isinstance(index, jaxcompat.IndexSlice):
         return index
     if not isinstance(index.start, int):
@@ -74,7 +74,7 @@ def _subscript(index: Any) -> object:
 
 
 def _index(key: tuple[object, ...]) -> object:
-    """A key as an argument."""
+    """Return a key as an argument."""
     return ... if key == (...,) else key
 
 
@@ -142,7 +142,7 @@ def _custom_vmap(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _stub(eqn: JaxprEqn) -> PythonFunction:
-    """The function that stands for the callback of an equation. Raises UnsupportedError."""
+    """Return the function that stands for the callback of an equation. Raises UnsupportedError."""
     stub = eqn.params["callback"]
     if not isinstance(stub, Stub):
         error = unsupported(eqn, f"it calls a Python function ({callback_name(stub)})")
@@ -186,7 +186,7 @@ def _sow(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _unknown(tree: Tree) -> str | None:
-    """The type of a node of a structure for which Python has no display."""
+    """Return the type of a node of a structure for which Python has no display."""
     if tree.kind in ("custom", "OrderedDict"):
         return tree.type_name or tree.kind
     return next(filter(None, map(_unknown, tree.children)), None)

@@ -173,7 +173,7 @@ def _dot_general(eqn: JaxprEqn, x: Slot, y: Slot) -> Iterator[Proposal]:
 def _einsum(
     ranks: tuple[int, int], contract: Sequence[Sequence[int]], batch: Sequence[Sequence[int]]
 ) -> str:
-    """The subscripts of a dot_general, as in `"bij,bjk->bik"`."""
+    """Return the subscripts of a dot_general, as in `"bij,bjk->bik"`."""
     letters = iter(ascii_lowercase)
     left = [next(letters) for _ in range(ranks[0])]
     shared = {b: left[a] for pair in (contract, batch) for a, b in zip(*pair, strict=True)}

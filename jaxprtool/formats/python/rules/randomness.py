@@ -106,5 +106,5 @@ def _axis_index(eqn: JaxprEqn) -> Iterator[Proposal]:
 
 
 def _axes(names: object) -> object:
-    """An axis name by itself, where a tuple holds only one."""
+    """Return an axis name by itself, where a tuple holds only one."""
     return one_or_all(names) if isinstance(names, tuple | list) else names

@@ -14,80 +14,80 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.memory import memory
     from jaxprtool.analysis.slices import why
-    from jaxprtool.api.compare import compare
-    from jaxprtool.api.jit import jit
-    from jaxprtool.api.lower import make_jaxpr, xla_computation
+    from jaxprtool.api.functions.jit import jit
+    from jaxprtool.api.functions.lower import make_jaxpr, xla_computation
+    from jaxprtool.api.functions.vmap import vmap
+    from jaxprtool.api.investigate.compare import compare
+    from jaxprtool.api.investigate.reduction import reduce
+    from jaxprtool.api.investigate.residuals import residuals
+    from jaxprtool.api.investigate.source import source
     from jaxprtool.api.program import load, trace, unzip
-    from jaxprtool.api.reduction import reduce
-    from jaxprtool.api.residuals import residuals
-    from jaxprtool.api.source import source
-    from jaxprtool.api.vmap import vmap
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.execute.verify import verify
     from jaxprtool.execute.watch import watch
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write
     from jaxprtool.formats.python.emit import python_rules, to_python
-    from jaxprtool.ir.caches import clear_caches
-    from jaxprtool.ir.equivalence import equivalent
-    from jaxprtool.ir.frame_choice import frames
-    from jaxprtool.ir.program import Program, Programs
-    from jaxprtool.ir.ragged import Ragged
+    from jaxprtool.ir.basics.caches import clear_caches
+    from jaxprtool.ir.equality.equivalence import equivalent
+    from jaxprtool.ir.programs.program import Program, Programs
+    from jaxprtool.ir.shapes.ragged import Ragged
+    from jaxprtool.ir.source.frame_choice import frames
     from jaxprtool.loading.example import example, static
-    from jaxprtool.passes.base import Pass
-    from jaxprtool.passes.batch.jaxprs import batch_jaxpr
-    from jaxprtool.passes.dce import dce_jaxpr
+    from jaxprtool.passes.cleanup.dce import dce_jaxpr
+    from jaxprtool.passes.framework.base import Pass
+    from jaxprtool.passes.framework.pipeline import Pipeline
+    from jaxprtool.passes.framework.registry import register
+    from jaxprtool.passes.mapping.batch.jaxprs import batch_jaxpr
     from jaxprtool.passes.patterns import Rewrite, rewrite
-    from jaxprtool.passes.pipeline import Pipeline
-    from jaxprtool.passes.registry import register
     from jaxprtool.primitives import nest, sow, variable
     from jaxprtool.sizes.mask import mask
     from jaxprtool.sizes.shapecheck import shapecheck
 
 _HOME = {
-    "Pass": "jaxprtool.passes.base",
-    "Pipeline": "jaxprtool.passes.pipeline",
-    "Program": "jaxprtool.ir.program",
-    "Programs": "jaxprtool.ir.program",
-    "Ragged": "jaxprtool.ir.ragged",
+    "Pass": "jaxprtool.passes.framework.base",
+    "Pipeline": "jaxprtool.passes.framework.pipeline",
+    "Program": "jaxprtool.ir.programs.program",
+    "Programs": "jaxprtool.ir.programs.program",
+    "Ragged": "jaxprtool.ir.shapes.ragged",
     "Rewrite": "jaxprtool.passes.patterns",
-    "batch_jaxpr": "jaxprtool.passes.batch.jaxprs",
-    "clear_caches": "jaxprtool.ir.caches",
-    "compare": "jaxprtool.api.compare",
+    "batch_jaxpr": "jaxprtool.passes.mapping.batch.jaxprs",
+    "clear_caches": "jaxprtool.ir.basics.caches",
+    "compare": "jaxprtool.api.investigate.compare",
     "cost": "jaxprtool.analysis.cost",
-    "dce_jaxpr": "jaxprtool.passes.dce",
+    "dce_jaxpr": "jaxprtool.passes.cleanup.dce",
     "diff": "jaxprtool.analysis.diff",
-    "equivalent": "jaxprtool.ir.equivalence",
+    "equivalent": "jaxprtool.ir.equality.equivalence",
     "example": "jaxprtool.loading.example",
     "find_nan": "jaxprtool.execute.nans",
     "flow_path": "jaxprtool.analysis.flow_paths",
-    "frames": "jaxprtool.ir.frame_choice",
-    "jit": "jaxprtool.api.jit",
+    "frames": "jaxprtool.ir.source.frame_choice",
+    "jit": "jaxprtool.api.functions.jit",
     "load": "jaxprtool.api.program",
-    "make_jaxpr": "jaxprtool.api.lower",
+    "make_jaxpr": "jaxprtool.api.functions.lower",
     "mask": "jaxprtool.sizes.mask",
     "memory": "jaxprtool.analysis.memory",
     "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
-    "reduce": "jaxprtool.api.reduction",
-    "register": "jaxprtool.passes.registry",
-    "residuals": "jaxprtool.api.residuals",
+    "reduce": "jaxprtool.api.investigate.reduction",
+    "register": "jaxprtool.passes.framework.registry",
+    "residuals": "jaxprtool.api.investigate.residuals",
     "rewrite": "jaxprtool.passes.patterns",
     "shapecheck": "jaxprtool.sizes.shapecheck",
     "sow": "jaxprtool.primitives",
-    "source": "jaxprtool.api.source",
+    "source": "jaxprtool.api.investigate.source",
     "static": "jaxprtool.loading.example",
     "to_python": "jaxprtool.formats.python.emit",
     "trace": "jaxprtool.api.program",
     "unzip": "jaxprtool.api.program",
     "variable": "jaxprtool.primitives",
     "verify": "jaxprtool.execute.verify",
-    "vmap": "jaxprtool.api.vmap",
+    "vmap": "jaxprtool.api.functions.vmap",
     "watch": "jaxprtool.execute.watch",
     "why": "jaxprtool.analysis.slices",
     "write": "jaxprtool.formats.jaxpr.write",
-    "xla_computation": "jaxprtool.api.lower",
+    "xla_computation": "jaxprtool.api.functions.lower",
 }
 
 __all__ = [

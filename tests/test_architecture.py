@@ -12,9 +12,9 @@ import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.plugins import _KNOWN
-from jaxprtool.ir.traits import primitives_with
-from jaxprtool.passes import registry
+from jaxprtool.ir.basics.plugins import _KNOWN
+from jaxprtool.ir.core.traits import primitives_with
+from jaxprtool.passes.framework import registry
 from tests.external import needs
 
 PACKAGE = Path(jaxprtool.__file__).parent
@@ -76,6 +76,33 @@ def test_imports_run_downwards():
     assert upward == []
 
 
+#: The floors inside a room, of its folders and files; those of one floor do not import each other.
+INNER_FLOORS = {
+    "ir": "graphs|equality|programs|shapes|notation|rewriting dataflow evaluation|core|source"
+    "|basics",
+    "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
+    "render": "page|reports|terminal|documents",
+    "execute": "checked verify|compare watch|nans|stepping|running sandbox",
+    "api": "methods program|functions|investigate|targets",
+}
+
+
+@pytest.mark.parametrize("here", INNER_FLOORS)
+def test_imports_inside_a_room_run_downwards(here):
+    floors = [floor.split() for floor in INNER_FLOORS[here].split("|")]
+    level = {name: i for i, floor in enumerate(floors) for name in floor}
+    found, upward = set(), []
+    for path in (PACKAGE / here).rglob("*.py"):
+        own = path.relative_to(PACKAGE / here).parts[0].removesuffix(".py")
+        found.add(own)
+        for name in imports(path):
+            parts = name.split(".")
+            there = parts[2] if parts[:2] == ["jaxprtool", here] else own
+            if own != there and level[there] <= level[own]:
+                upward.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    assert found - {"__init__"} == level.keys() and upward == []
+
+
 def test_types_come_from_below_too():
     upward = []
     for path in PACKAGE.rglob("*.py"):
@@ -127,15 +154,15 @@ def test_no_file_imports_itself_by_way_of_others():
 
 #: Files that keep lists of primitive names, and what these are.
 NAME_LISTS = {
-    "ir/plugins.py": "whose primitives they are, for the hint to install it",
-    "ir/traits.py": "the table",
+    "ir/basics/plugins.py": "whose primitives they are, for the hint to install it",
+    "ir/core/traits.py": "the table",
     "jaxcompat/checking.py": "what rules of JAX's own look at; stands below the table",
     "formats/jaxpr/params.py": "parameters of primitives, by name",
     "formats/python/rules/elementwise.py": "a rule for each operator, registered in a loop",
-    "passes/inline.py": "an option: the kinds of calls, which have names of primitives",
+    "passes/cleanup/inline.py": "an option: the kinds of calls, which have names of primitives",
     "passes/patterns/tracing.py": "the same option",
-    "passes/simplify/pattern.py": "words of the language of patterns",
-    "passes/simplify/reductions.py": "rules, as text",
+    "passes/cleanup/simplify/pattern.py": "words of the language of patterns",
+    "passes/cleanup/simplify/reductions.py": "rules, as text",
 }
 
 
@@ -189,7 +216,7 @@ def test_only_jaxcompat_imports_jax_src():
 ON_THE_DOOR = ("browse", "sizes")
 
 #: What is to stand on it too, and imports deeper still: the engine of their rules is below it.
-NOT_YET = ("passes/batch", "passes/mask", "passes/ragged")
+NOT_YET = ("passes/mapping/batch", "passes/mapping/mask", "passes/mapping/ragged")
 
 
 def deep_imports(folder, own=()):
@@ -243,18 +270,18 @@ def test_an_import_behind_the_door_is_found(tmp_path):
     lines = [
         "from jaxprtool import trace, jaxcompat",
         "from jaxprtool.extend import rule, python",
-        "import jaxprtool.ir.program",
+        "import jaxprtool.ir.programs.program",
         "from jaxprtool.package.own import thing",
         "def late():",
-        "    from jaxprtool.passes import dce",
-        "    return import_module('jaxprtool.api.jit')",
+        "    from jaxprtool.passes.cleanup import dce",
+        "    return import_module('jaxprtool.api.functions.jit')",
     ]
     (folder / "module.py").write_text("\n".join(lines))
     assert [text.partition(":")[2] for text in deep_imports(folder, own=("package",))] == [
         "1 imports jaxprtool.jaxcompat",
-        "3 imports jaxprtool.ir.program",
-        "6 imports jaxprtool.passes.dce",
-        "7 imports jaxprtool.api.jit",
+        "3 imports jaxprtool.ir.programs.program",
+        "6 imports jaxprtool.passes.cleanup.dce",
+        "7 imports jaxprtool.api.functions.jit",
     ]
 
 
@@ -301,14 +328,14 @@ def test_commands_know_no_pass_by_name():
     # What a pass did it says itself (`Pass.notes`), as a plug-in's does.
     points = entry_points(group=registry.GROUP)
     ours = {p.name: p.value for p in points if p.value.startswith("jaxprtool.")}
-    rooms = {value.partition(":")[0].split(".")[2] for value in ours.values()}
+    modules = {".".join(v.partition(":")[0].split(".")[:4]) for v in ours.values()}
     found, imported = {}, {}
     for path in (PACKAGE / "cli").glob("*.py"):
         texts = {n.value for n in ast.walk(ast.parse(path.read_text())) if type(n) is ast.Constant}
         if named := texts & ours.keys():
             found[path.name] = named
-        lines = re.findall(r"^ *from jaxprtool\.passes\.(\w+)", path.read_text(), re.MULTILINE)
-        if known := rooms.intersection(lines):
-            imported[path.name] = known
+        names = list(imports(path))
+        if known := {m for m in modules if any(f"{name}.".startswith(f"{m}.") for name in names)}:
+            imported[path.name] = {name.rpartition(".")[2] for name in known}
     assert found == {name: texts.keys() for name, texts in OTHER_MEANINGS.items()}
     assert imported == OF_A_PASS

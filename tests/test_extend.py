@@ -15,7 +15,7 @@ from jax.interpreters import batching
 import jaxprtool
 from jaxprtool import extend
 from jaxprtool.extend import python
-from jaxprtool.ir import plugins
+from jaxprtool.ir.basics import plugins
 
 X = jnp.arange(6.0).reshape(2, 3)
 
@@ -97,7 +97,7 @@ def test_traits_and_rules_of_an_installed_plugin_are_found_when_they_are_asked_f
 
     monkeypatch.setattr(plugins, "_installed", lambda: {"test_lazy": Point()})
     assert extend.traits("test_lazy").expensive
-    from jaxprtool.passes.dce import dce_rules
+    from jaxprtool.passes.cleanup.dce import dce_rules
 
     assert dce_rules.get("test_lazy") == "the rule"
     del dce_rules["test_lazy"]
@@ -121,8 +121,10 @@ def test_the_public_face_imports_what_all_extensions_need_and_no_more():
     rooms = {name.split(".")[1] for name in run.stdout.split() if name.startswith("jaxprtool.")}
     assert rooms == {"errors", "extend", "ir", "jaxcompat", "passes", "primitives"}
     assert {name for name in run.stdout.split() if name.startswith("jaxprtool.passes.")} == {
-        "jaxprtool.passes.base",
-        "jaxprtool.passes.dce",
+        "jaxprtool.passes.cleanup",
+        "jaxprtool.passes.cleanup.dce",
+        "jaxprtool.passes.framework",
+        "jaxprtool.passes.framework.base",
     }
 
 

@@ -20,20 +20,20 @@ from jaxprtool.analysis.cost import cost
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.border import Border, border, covering
-from jaxprtool.ir.callbacks import has_stubs, with_stubs
-from jaxprtool.ir.counterparts import MatchedBody, counterparts
-from jaxprtool.ir.differences import (
+from jaxprtool.ir.basics.documents import Number, document
+from jaxprtool.ir.core.equations import weak_marks
+from jaxprtool.ir.equality.equation_keys import is_cast
+from jaxprtool.ir.graphs.counterparts import MatchedBody, counterparts
+from jaxprtool.ir.graphs.differences import (
     Difference,
     differences,
     has_other_operand_types,
     type_difference,
 )
-from jaxprtool.ir.documents import Number, document
-from jaxprtool.ir.equation_keys import is_cast
-from jaxprtool.ir.equations import weak_marks
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.programs.border import Border, border, covering
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.callbacks import has_stubs, with_stubs
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 

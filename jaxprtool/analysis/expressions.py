@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.dataflow import DataFlow
-from jaxprtool.ir.equations import equations, is_inexact
-from jaxprtool.ir.frames import Frames
-from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.source_names import SourceNames, range_of
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.equations import equations, is_inexact
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.dataflow.dataflow import DataFlow
+from jaxprtool.ir.source.frames import Frames
+from jaxprtool.ir.source.source_names import SourceNames, range_of
 from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.places import UserFrame
 

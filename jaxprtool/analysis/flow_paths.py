@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.border import Border, border
-from jaxprtool.ir.dataflow import DataFlow, Holder, Value
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import bodies, is_ref, type_of
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import bodies, is_ref, type_of
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.dataflow.dataflow import DataFlow, Holder, Value
+from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
+from jaxprtool.ir.programs.border import Border, border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame
 

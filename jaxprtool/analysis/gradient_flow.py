@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from operator import or_
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.border import border
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.custom_rules import vjp_rule
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import is_inexact
-from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
-from jaxprtool.ir.structured import Scan
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import is_inexact
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.structured import Scan
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
+from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.custom_rules import vjp_rule
+from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame
 

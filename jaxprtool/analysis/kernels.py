@@ -22,11 +22,11 @@ from types import MappingProxyType
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.ir.dtypes import itemsize
-from jaxprtool.ir.equations import fuses, size_of
-from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.symbols import Sizes, value_of
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.dtypes import itemsize
+from jaxprtool.ir.core.equations import fuses, size_of
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.shapes.symbols import Sizes, value_of
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 

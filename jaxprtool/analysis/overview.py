@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from jaxprtool.analysis.stats import Stats, count_equations, stats
-from jaxprtool.ir.border import ValueGroup, border, grouped
-from jaxprtool.ir.equations import holders, inner_jaxprs, outer_first
-from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.core.equations import holders, inner_jaxprs, outer_first
+from jaxprtool.ir.programs.border import ValueGroup, border, grouped
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 from jaxprtool.jaxcompat.places import UserFrame
 

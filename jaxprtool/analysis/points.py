@@ -22,15 +22,15 @@ from typing import Literal, TypeAlias, get_args
 
 from jaxprtool.analysis.stats import constants_of
 from jaxprtool.errors import PointError, did_you_mean
-from jaxprtool.ir.border import border
-from jaxprtool.ir.dataflow import DataFlow, Value
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.basics.quantities import listed
+from jaxprtool.ir.dataflow.dataflow import DataFlow, Value
+from jaxprtool.ir.dataflow.slicing import Start
 from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.user_names import UserNames
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.quantities import listed
-from jaxprtool.ir.slicing import Start
+from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
 from jaxprtool.jaxcompat.places import UserFrame

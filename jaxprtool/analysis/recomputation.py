@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jaxprtool.analysis.cost.by_equation import Operations
 from jaxprtool.analysis.cost.rounds import runs_of
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.makers import Maker
-from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.dataflow.makers import Maker
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 #: Which jaxpr of a program it is: the `id` of each equation around it, and the number of its body.

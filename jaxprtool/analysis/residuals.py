@@ -14,14 +14,14 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.recomputation import Recomputation
-from jaxprtool.ir.dataflow import DataFlow
-from jaxprtool.ir.documents import Number
-from jaxprtool.ir.equations import size_of, type_of
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.makers import Maker, Makers
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.basics.documents import Number
+from jaxprtool.ir.core.equations import size_of, type_of
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.dataflow.dataflow import DataFlow
+from jaxprtool.ir.dataflow.makers import Maker, Makers
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 
 

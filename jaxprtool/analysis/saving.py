@@ -27,11 +27,11 @@ import numpy as np
 
 from jaxprtool.analysis.cost.by_equation import Operations
 from jaxprtool.analysis.cost.rounds import runs_of
-from jaxprtool.ir.dataflow import DataFlow, Value
-from jaxprtool.ir.equations import size_of
-from jaxprtool.ir.reachability import reachable
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.reachability import reachable
+from jaxprtool.ir.core.equations import size_of
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.dataflow.dataflow import DataFlow, Value
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 #: Small costs, as fractions of all operations: of saving all values, of a name that the program

@@ -16,12 +16,12 @@ from typing import TypeAlias
 from jaxprtool.analysis.cost.groupings import Line, LineReader
 from jaxprtool.analysis.gradient_flow import GradientFlow, gradient_flow
 from jaxprtool.analysis.points import Kind, Point, point
-from jaxprtool.ir.border import Border, border
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.frames import BEHIND, frames_now
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.slicing import Run, backward_slice, everything, forward_slice
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.dataflow.slicing import Run, backward_slice, everything, forward_slice
+from jaxprtool.ir.programs.border import Border, border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 
 

@@ -11,13 +11,13 @@ from jaxprtool.analysis.cost.groupings import LineReader
 from jaxprtool.analysis.cost.work import NOTHING
 from jaxprtool.analysis.residuals import Residual
 from jaxprtool.analysis.slices import EquationsByLine
-from jaxprtool.ir.border import border
-from jaxprtool.ir.collector import without_collector
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import BEHIND, frames_now
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.slicing import everything
+from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.dataflow.slicing import everything
+from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 
 _NONE = Group("", NOTHING, NOTHING)

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from jaxprtool.ir.border import NamedValue, border, top_jaxpr
-from jaxprtool.ir.caches import JaxprCache
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import inner_jaxprs, size_of, type_of
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.basics.caches import JaxprCache
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import inner_jaxprs, size_of, type_of
+from jaxprtool.ir.programs.border import NamedValue, border, top_jaxpr
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxprtool.ir.nonfinite import FiniteCheck
-from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.evaluation.nonfinite import FiniteCheck
+from jaxprtool.ir.programs.program import Program, Programs
 
 
 def applied(
     program: Program, passes: str | Callable[[Program], Program | Programs]
 ) -> Program | Programs:
     """Return a program rewritten by a pass, or by a pipeline as text."""
-    from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.passes.framework.pipeline import Pipeline
 
     transform = Pipeline.parse(passes) if isinstance(passes, str) else passes
     return transform(program)
@@ -21,7 +21,7 @@ def applied(
 
 def text(program: Program) -> str:
     """Return the listing of a program."""
-    from jaxprtool.render.listing import listing
+    from jaxprtool.render.terminal.listing import listing
 
     return listing(program).plain()
 
@@ -29,7 +29,7 @@ def text(program: Program) -> str:
 def summary(program: Program) -> str:
     """Return what a program is in a line."""
     from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.overview import summary
+    from jaxprtool.render.reports.overview import summary
 
     return summary(program, count_equations(program))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxprtool.api.targets import find
-from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.programs.program import Program, Programs
 from jaxprtool.loading.trace import StaticArguments, bind_arguments, trace
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE

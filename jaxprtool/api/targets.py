@@ -19,14 +19,14 @@ from typing import Any, ClassVar, Unpack
 import jax
 
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
-from jaxprtool.execute.fill import refitted
+from jaxprtool.execute.running.fill import refitted
 from jaxprtool.files import is_device, opened_plain
-from jaxprtool.ir.border import border, grouped
-from jaxprtool.ir.equations import has_64_bit_types
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.ref_contents import with_contents
-from jaxprtool.ir.symbols import Sizes, found_sizes, symbolic_sizes
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.core.equations import has_64_bit_types
+from jaxprtool.ir.programs.border import border, grouped
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.programs.trees import filled
+from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.elsewhere import Elsewhere, written_elsewhere

@@ -18,7 +18,7 @@ def backends(json: options.Json = False, *, told: Told) -> None:
     """
     start_jax(told)
     told("looking for devices")
-    from jaxprtool.execute.backends import backends as find_backends
+    from jaxprtool.execute.running.backends import backends as find_backends
 
     found = find_backends()
     if json:

@@ -122,11 +122,11 @@ def compare(
     """
     output.refuse_stdout("--html", html, "compare")
     function.start(cache=True)
-    from jaxprtool.api.compare import Checks, comparison
-    from jaxprtool.api.variants import Axes, planned
+    from jaxprtool.api.investigate.compare import Checks, comparison
+    from jaxprtool.api.investigate.variants import Axes, planned
     from jaxprtool.execute.compare.measures import Tolerance
     from jaxprtool.passes.patterns import NamedRewrites
-    from jaxprtool.render import compare as render
+    from jaxprtool.render.reports import compare as render
 
     users = NamedRewrites(rewrite or ())
     pipelines = [pipeline(text, plugin) for text in passes or [""]]

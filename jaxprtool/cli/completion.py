@@ -81,8 +81,8 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def complete_passes(incomplete: str) -> list[str]:
     """Pipelines that begin with what is typed, the last of its passes completed."""
-    from jaxprtool.passes import registry
-    from jaxprtool.passes.levels import levels
+    from jaxprtool.passes.framework import registry
+    from jaxprtool.passes.framework.levels import levels
 
     if incomplete.count("(") > incomplete.count(")"):
         return []  # among the options of a pass

@@ -14,7 +14,7 @@ from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Given
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
 
 _COUNTED = Panel("What is counted")
 
@@ -84,7 +84,7 @@ def cost(
     session.start()
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named, with_times
-    from jaxprtool.render import cost as render
+    from jaxprtool.render.reports import cost as render
 
     on = None if device is None else device_named(device)
     traced = session.traced()
@@ -131,7 +131,7 @@ def _profile(program: Program) -> bytes:
 
 def _seconds(given: Given, told: Told) -> float:
     """Return how long a program takes where `run` would run it."""
-    from jaxprtool.execute import run
+    from jaxprtool.execute.running import run
 
     prepared = ready(given, seed=0)
     found = run.run(prepared.program, prepared.filled.arguments, prepared.device, told=told)

@@ -14,7 +14,7 @@ from jaxprtool.cli.session import Function, command, only_program, pipeline
 from jaxprtool.errors import TargetError
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
 
 _OTHER = Panel("Other releases of JAX")
 
@@ -116,7 +116,7 @@ def diff(
     """
     two.start()
     from jaxprtool.analysis.diff import diff as compare
-    from jaxprtool.render import diff as render
+    from jaxprtool.render.reports import diff as render
 
     found = compare(*_programs(two, (jax_a, jax_b), passes, plugin))
     two.told("rendering")

@@ -13,7 +13,7 @@ from jaxprtool.errors import OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format, GraphKind, format_of, picture_kind
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
 
 _EMITTED = Panel("What is emitted")
 _LOWERED = (Format.stablehlo, Format.hlo, Format.hlo_optimized, Format.hlo_proto, Format.dot)
@@ -161,7 +161,7 @@ def _on_platforms(emission: Emission) -> Emission:
     if emission.format is not Format.hlo_optimized:
         platform_names([emission.platform] if emission.platform else emission.platforms)
     elif emission.platform:
-        from jaxprtool.execute import backends
+        from jaxprtool.execute.running import backends
 
         return replace(emission, device=backends.device(emission.platform))
     return emission

@@ -93,7 +93,7 @@ def _show_frames(error: UserFunctionError) -> None:
 
     Of the libraries' frames between them, and below, the innermost stands for all, on one line.
     """
-    from jaxprtool.ir.frames import BEHIND, Root, frames_now
+    from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
 
     frames = frames_now([Root(*root) for root in error.roots])
     shown: list[list[str]] = []

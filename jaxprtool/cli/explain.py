@@ -15,7 +15,7 @@ from jaxprtool.errors import PipelineError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxprtool.render.documents.passes import PassDocument, PipelineDocument, PrimitiveDocument
-    from jaxprtool.render.rendering import Rendering
+    from jaxprtool.render.terminal.rendering import Rendering
 
     _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument
 
@@ -53,7 +53,7 @@ def explain(
       jaxprtool explain dot_general
       jaxprtool explain -O1
     """
-    from jaxprtool.passes.levels import levels
+    from jaxprtool.passes.framework.levels import levels
 
     load_plugins(plugin)
     wanted = f"O{level}" if level is not None else (name or "").removeprefix("-")
@@ -74,8 +74,8 @@ def explain(
 
 
 def _rendered(document: _Explanation, full: bool) -> Rendering:
-    from jaxprtool.render import explanation
     from jaxprtool.render.documents import passes as documents
+    from jaxprtool.render.reports import explanation
 
     width = output.width()
     if isinstance(document, documents.PipelineDocument):
@@ -86,10 +86,10 @@ def _rendered(document: _Explanation, full: bool) -> Rendering:
 
 
 def _level(name: str) -> _Explanation:
-    from jaxprtool.passes import registry
-    from jaxprtool.passes.base import summary
-    from jaxprtool.passes.levels import levels
-    from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.passes.framework import registry
+    from jaxprtool.passes.framework.base import summary
+    from jaxprtool.passes.framework.levels import levels
+    from jaxprtool.passes.framework.pipeline import Pipeline
     from jaxprtool.render.documents import passes as documents
 
     level = levels[name]
@@ -103,7 +103,7 @@ def _level(name: str) -> _Explanation:
 
 
 def _pass_or_primitive(name: str, told: Told) -> _Explanation:
-    from jaxprtool.passes import registry
+    from jaxprtool.passes.framework import registry
 
     if name in registry.available():
         return _pass(name)
@@ -122,8 +122,9 @@ def _pass_or_primitive(name: str, told: Told) -> _Explanation:
 
 
 def _primitive(name: str) -> PrimitiveDocument:
-    from jaxprtool.ir import rules, traits
-    from jaxprtool.passes.simplify import Simplify
+    from jaxprtool.ir.basics import rules
+    from jaxprtool.ir.core import traits
+    from jaxprtool.passes.cleanup.simplify import Simplify
     from jaxprtool.render.documents import passes as documents
 
     return documents.PrimitiveDocument(
@@ -143,8 +144,8 @@ def _primitive(name: str) -> PrimitiveDocument:
 
 
 def _pass(name: str) -> PassDocument:
-    from jaxprtool.passes import base, registry
-    from jaxprtool.passes.docstrings import documentation
+    from jaxprtool.passes.framework import base, registry
+    from jaxprtool.passes.framework.docstrings import documentation
     from jaxprtool.render.documents import passes as documents
 
     cls = registry.find(name)
@@ -172,8 +173,8 @@ def _pass(name: str) -> PassDocument:
 
 def _pipelines(name: str) -> list[str]:
     """Return the named pipelines that a pass is a part of."""
-    from jaxprtool.passes.levels import levels
-    from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.passes.framework.levels import levels
+    from jaxprtool.passes.framework.pipeline import Pipeline
 
     return [
         f"-{level}"

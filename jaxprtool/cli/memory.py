@@ -46,12 +46,12 @@ def memory(
       jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool memory samples/transformer.py:train_step --top 5 --plot memory.svg
     """
-    from jaxprtool.render import memory_picture
+    from jaxprtool.render.reports import memory_picture
 
     kind = None if plot is None else memory_picture.kind_of(plot)
     session.start()
     from jaxprtool.analysis.memory import memory as found_memory
-    from jaxprtool.render import memory as render
+    from jaxprtool.render.reports import memory as render
 
     programs = session.programs()
     if plot is not None:

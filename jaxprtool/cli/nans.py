@@ -37,7 +37,7 @@ def nans(
     """
     session.start(cache=True)
     from jaxprtool.execute.nans import find_nan
-    from jaxprtool.render import nans as render
+    from jaxprtool.render.reports import nans as render
 
     require_device(session, backend)
     prepared = ready(session.given("nans are searched in"), seed, backend)

@@ -17,10 +17,10 @@ from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
+    from jaxprtool.api.investigate.verification import Verified, Verifier
     from jaxprtool.api.targets import Given
-    from jaxprtool.api.verification import Verified, Verifier
+    from jaxprtool.passes.framework.pipeline import Pipeline
     from jaxprtool.passes.patterns import NamedRewrites
-    from jaxprtool.passes.pipeline import Pipeline
     from jaxprtool.render.documents.programs import PassRun
 
 
@@ -129,8 +129,8 @@ def opt(
     if strict and not verify:
         raise OutputError("--strict goes with --verify, without which nothing runs", "add --verify")
     function.start(not no_cache if verify else None)
+    from jaxprtool.api.investigate.verification import Verifier
     from jaxprtool.api.targets import Given
-    from jaxprtool.api.verification import Verifier
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.patterns import NamedRewrites
 
@@ -168,7 +168,7 @@ def opt(
     _write_matches(users)
     pipeline_steps.write_notes(watcher.noted)
     if as_page:
-        from jaxprtool.render.rendering import ShowOptions
+        from jaxprtool.render.terminal.rendering import ShowOptions
 
         shown = ShowOptions(names=True, terse=True, source=source is not False)
         output.write_states(pipeline_steps.states(watcher, programs), shown, out)
@@ -177,8 +177,8 @@ def opt(
             programs, Emission(Format.jaxpr, callbacks=callbacks, source=source), out
         )
     if json:
-        from jaxprtool.render.as_json import program_document
         from jaxprtool.render.documents.programs import OptDocument
+        from jaxprtool.render.reports.as_json import program_document
 
         documents = [program_document(program) for _, program in programs]
         output.write_json(OptDocument(documents, watcher.rows))

@@ -15,10 +15,10 @@ from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.run import RunReport
-    from jaxprtool.ir.program import Program
-    from jaxprtool.ir.repetition import Repetition
-    from jaxprtool.passes.outline import Outline
+    from jaxprtool.execute.running.run import RunReport
+    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.programs.repetition import Repetition
+    from jaxprtool.passes.loops.outline import Outline
 
 _OUTLINED = Panel("What is outlined")
 
@@ -76,8 +76,8 @@ def outline(
         hint = "add --compile"
         raise OutputError("--backend goes with --compile, without which nothing runs", hint)
     session.start()
-    from jaxprtool.passes.outline import Outline
-    from jaxprtool.render import repetition as render
+    from jaxprtool.passes.loops.outline import Outline
+    from jaxprtool.render.reports import repetition as render
 
     given = {"copies": copies, "equations": equations, "mark": mark}
     outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
@@ -120,8 +120,8 @@ def outline(
 def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
     """Return what a program repeats, also if that gains too little to be outlined."""
     from jaxprtool.analysis.memory import outlined_memory
-    from jaxprtool.ir.repetition import repetition
-    from jaxprtool.passes.outline import LEAST
+    from jaxprtool.ir.programs.repetition import repetition
+    from jaxprtool.passes.loops.outline import LEAST
 
     found = repetition(after, before)
     if found.bodies:
@@ -135,7 +135,7 @@ def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
 def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
     """Return a program outlined, and how many seconds that took."""
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.passes.pipeline import Pipeline, Step
+    from jaxprtool.passes.framework.pipeline import Pipeline, Step
 
     watcher = pipeline_steps.Watcher()
     pipeline = Pipeline((Step(outlining),))
@@ -145,9 +145,9 @@ def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
 
 def _run(before: Program, after: Program, prepared: Ready, told: Told) -> list[RunReport]:
     """Compile and run a program as traced and, if it is another one, outlined."""
-    from jaxprtool.execute import run
-    from jaxprtool.execute.compile_cache import compiled_afresh
-    from jaxprtool.ir.ref_contents import with_contents
+    from jaxprtool.execute.running import run
+    from jaxprtool.execute.running.compile_cache import compiled_afresh
+    from jaxprtool.ir.programs.ref_contents import with_contents
 
     programs = {"as traced": before} | ({} if after is before else {"outlined": after})
     reports = []

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from jaxprtool.errors import Details
-    from jaxprtool.ir.program import Program
-    from jaxprtool.render.listing import Listing
+    from jaxprtool.ir.programs.program import Program
     from jaxprtool.render.page import State
     from jaxprtool.render.page.report import Report
-    from jaxprtool.render.rendering import Rendering, ShowOptions
+    from jaxprtool.render.terminal.listing import Listing
+    from jaxprtool.render.terminal.rendering import Rendering, ShowOptions
 
 STDOUT_DESCRIPTOR, STDERR_DESCRIPTOR = 1, 2
 
@@ -164,7 +164,7 @@ def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
 
     Beside a document, this is a note.
     """
-    from jaxprtool.ir.auto_sharding import left_to_partitioner, partitioner_note
+    from jaxprtool.ir.programs.auto_sharding import left_to_partitioner, partitioner_note
 
     for program in programs:
         if text := partitioner_note(program.name, left_to_partitioner(program)):
@@ -191,8 +191,8 @@ def write_listings(
     programs: Sequence[tuple[str, Program]], stream: TextIO | None = None, **shown: Any
 ) -> None:
     """Whole programs in JAX's notation, as wide as the stream; `shown` are `ShowOptions`."""
-    from jaxprtool.render.listing import listing
-    from jaxprtool.render.rendering import ShowOptions
+    from jaxprtool.render.terminal.listing import listing
+    from jaxprtool.render.terminal.rendering import ShowOptions
 
     stream = stream or sys.stdout
     options = ShowOptions(width=width(stream), fit=stream.isatty(), **shown)
@@ -209,9 +209,9 @@ def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None
         return
     from jaxprtool.analysis.overview import overview
     from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.listing import listing
-    from jaxprtool.render.overview import overview_page
-    from jaxprtool.render.rendering import ShowOptions
+    from jaxprtool.render.reports.overview import overview_page
+    from jaxprtool.render.terminal.listing import listing
+    from jaxprtool.render.terminal.rendering import ShowOptions
 
     columns, lines = _size(sys.stdout)
     height = lines - above - 3  # a command above and a prompt below
@@ -326,7 +326,7 @@ def write_json(document: object) -> None:
     """A result as JSON, on stdout."""
     import json
 
-    from jaxprtool.ir.documents import as_json
+    from jaxprtool.ir.basics.documents import as_json
 
     write(json.dumps(as_json(document), indent=2, allow_nan=False))
 

@@ -27,9 +27,9 @@ def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
       jaxprtool passes --plugin my_passes.py
     """
     load_plugins(plugin)
-    from jaxprtool.passes import registry
-    from jaxprtool.passes.base import summary
-    from jaxprtool.passes.levels import levels
+    from jaxprtool.passes.framework import registry
+    from jaxprtool.passes.framework.base import summary
+    from jaxprtool.passes.framework.levels import levels
     from jaxprtool.render.documents.passes import PassesDocument, PassSummary
 
     pipelines = {f"-{name}": str(level) for name, level in levels.items()}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import output
 from jaxprtool.cli.progress import Told
-from jaxprtool.ir.program import Program, Programs
-from jaxprtool.passes.base import Pass
-from jaxprtool.passes.pipeline import Observer, Pipeline, Step
+from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
 from jaxprtool.render.documents.programs import PassRun
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[St
 def write_notes(noted: Iterable[tuple[Pass, Program, Program | Programs]]) -> None:
     """Say on stderr what passes note of what they did."""
     from jaxprtool.analysis.memory import outlined_memory
-    from jaxprtool.render.repetition import memory_line
+    from jaxprtool.render.reports.repetition import memory_line
 
     for each, before, after in noted:
         for note in each.notes(before, after):
@@ -165,7 +165,7 @@ def _dump(when: str, program: Program) -> None:
 
 def _dump_changes(step: Step, before: Program, after: Program) -> None:
     from jaxprtool.analysis.diff import diff
-    from jaxprtool.render.diff import diff_text
+    from jaxprtool.render.reports.diff import diff_text
 
     found = diff(before, after)
     if not found.is_equivalent:

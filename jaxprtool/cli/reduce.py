@@ -17,8 +17,8 @@ from jaxprtool.files import check_path, file_written_whole
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
-    from jaxprtool.api.reduction import Reduction
-    from jaxprtool.api.reduction.checks import Check
+    from jaxprtool.api.investigate.reduction import Reduction
+    from jaxprtool.api.investigate.reduction.checks import Check
 
 _KEPT = Panel("What is kept")
 _CheckText = Annotated[
@@ -87,8 +87,8 @@ def reduce(
     if check is None:
         raise JaxprToolError("--check says what is to be kept", "--check crash, or see --help")
     session.start()
-    from jaxprtool.api.reduction import checks, reduce
-    from jaxprtool.execute.fill import fill
+    from jaxprtool.api.investigate.reduction import checks, reduce
+    from jaxprtool.execute.running.fill import fill
 
     session.import_module()
     wanted = checks.parse(check, seed)
@@ -165,7 +165,7 @@ def _script_of(out: str) -> str:
 
 def _write(found: Reduction, check: Check, out: str) -> None:
     """Write the program, and beside it the script that shows the fault, if there can be one."""
-    from jaxprtool.api.reduction.script import script
+    from jaxprtool.api.investigate.reduction.script import script
 
     emission = Emission(Format.jaxpr, callbacks="stub")
     output.write_files([(found.program.name, found.program)], emission, out)

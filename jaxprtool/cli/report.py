@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost import By
     from jaxprtool.analysis.memory import Memory
     from jaxprtool.analysis.residuals import Residuals
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
 
 _Out = Annotated[str | None, options.out_option("Write the page here.", "FILE.html")]
 
@@ -39,7 +39,7 @@ def report(
     from jaxprtool.analysis.cost import cost
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.render.page.report import Report
-    from jaxprtool.render.rendering import ShowOptions
+    from jaxprtool.render.terminal.rendering import ShowOptions
 
     watcher = pipeline_steps.Watcher(keeps=True)
     traced = session.traced()
@@ -68,8 +68,8 @@ def _memory(program: Program) -> Memory | str:
 
 def _residuals(program: Program) -> Residuals | str:
     """Return what the gradient of a loss keeps; of what is no loss, that it has none."""
-    from jaxprtool.api.residuals import residuals
-    from jaxprtool.api.source import gives_one_float
+    from jaxprtool.api.investigate.residuals import residuals
+    from jaxprtool.api.investigate.source import gives_one_float
 
     if not gives_one_float(program):
         return f"{program.name} has no residuals here: its result is not one floating-point number"

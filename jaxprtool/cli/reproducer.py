@@ -17,8 +17,8 @@ from jaxprtool.errors import JaxprToolError, OutputError, described
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
-    from jaxprtool.passes.pipeline import Step
+    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.passes.framework.pipeline import Step
 
 ReproducerOption = Annotated[
     str | None,

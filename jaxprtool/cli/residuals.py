@@ -39,9 +39,9 @@ def residuals(
       jaxprtool residuals samples/transformer.py:loss --budget 4MiB
     """
     session.start()
-    from jaxprtool.api.residuals import residuals as found_residuals
-    from jaxprtool.ir.quantities import bytes_of
-    from jaxprtool.render import residuals as render
+    from jaxprtool.api.investigate.residuals import residuals as found_residuals
+    from jaxprtool.ir.basics.quantities import bytes_of
+    from jaxprtool.render.reports import residuals as render
 
     limit = None if budget is None else bytes_of(budget)
     program = only_program("residuals are of", session.programs())

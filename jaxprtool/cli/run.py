@@ -22,7 +22,7 @@ from jaxprtool.cli.session import RunSession, command, only_program
 from jaxprtool.errors import CheckError
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.run import RunReport
+    from jaxprtool.execute.running.run import RunReport
 
 _Repeat = Annotated[
     int | None,
@@ -78,8 +78,9 @@ def run(
     """
     output.refuse_stdout("--save", save, "run")
     session.start(not no_cache)
-    from jaxprtool.execute import checked, run
-    from jaxprtool.render import runs
+    from jaxprtool.execute import checked
+    from jaxprtool.execute.running import run
+    from jaxprtool.render.reports import runs
 
     checked.require_checks(check or ())
     writer = Reproducer(reproducer, session.plugin or ()) if reproducer else None
@@ -123,7 +124,7 @@ def run(
 
 def _write_report(report: RunReport, steps: Mapping[str, str]) -> None:
     """Write the results and the times: on a terminal, times come first."""
-    from jaxprtool.render import runs
+    from jaxprtool.render.reports import runs
 
     times = "".join(f"{name:<12} {text}\n" for name, text in steps.items())
     if not sys.stdout.isatty():

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from jaxprtool.api.targets import Given
     from jaxprtool.cli.session import Function
-    from jaxprtool.execute.fill import Filled
-    from jaxprtool.ir.program import Program
+    from jaxprtool.execute.running.fill import Filled
+    from jaxprtool.ir.programs.program import Program
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Ready:
 
 def ready(given: Given, seed: int, backend: str | None = None, device: int | None = None) -> Ready:
     """Return a program with random values for what is given by type alone, and its device."""
-    from jaxprtool.execute.fill import fill
-    from jaxprtool.execute.run import choose_device
+    from jaxprtool.execute.running.fill import fill
+    from jaxprtool.execute.running.run import choose_device
 
     filled = fill(given.program, given.values, seed)
     chosen = choose_device(given.program, backend, device)
@@ -50,7 +50,7 @@ def require_device(function: Function, backend: str | None, index: int | None = 
 
     This starts backends, whose options the module of TARGET may set: it is imported before.
     """
-    from jaxprtool.execute import backends
+    from jaxprtool.execute.running import backends
 
     if backend is not None or index is not None:
         function.import_module()
@@ -71,7 +71,7 @@ def file_to_save(path: str | None) -> contextlib.AbstractContextManager[BinaryIO
 
 def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
     """Write arrays by name as `--save` does."""
-    from jaxprtool.execute.summary import plain
+    from jaxprtool.execute.running.summary import plain
     from jaxprtool.formats.npz import write_npz
 
     write_npz(file, {name: plain(array) for name, array in arrays.items()})

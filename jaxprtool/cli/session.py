@@ -31,9 +31,9 @@ from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
 if TYPE_CHECKING:
     from jaxprtool.api.targets import Given, ProgramEntry, Traced
     from jaxprtool.cli.reproducer import Reproducer
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
     from jaxprtool.loading.load import Entry
-    from jaxprtool.passes.pipeline import Observer, Pipeline
+    from jaxprtool.passes.framework.pipeline import Observer, Pipeline
 
 #: Programs by name.
 Named = Sequence[tuple[str, "Program"]]
@@ -133,7 +133,7 @@ class Function:
 
     def viewed(self) -> contextlib.AbstractContextManager[None]:
         """Show and count lines as --frames and --mine say, in a `with` block."""
-        from jaxprtool.ir.frame_choice import frames
+        from jaxprtool.ir.source.frame_choice import frames
 
         packages = [name for each in self.mine or () for name in options.names(each)]
         for name in packages:
@@ -376,7 +376,7 @@ def _package_of_distribution(name: str) -> str:
 
 def load_plugins(plugins: list[str] | None) -> None:
     """Import plug-ins; one that fails is a warning."""
-    from jaxprtool.passes import registry
+    from jaxprtool.passes.framework import registry
 
     for plugin in plugins or []:
         registry.load_plugin(plugin)
@@ -384,7 +384,7 @@ def load_plugins(plugins: list[str] | None) -> None:
 
 def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
     """Return the pipeline of -p, with the plug-ins of --plugin at hand; empty if there is none."""
-    from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.passes.framework.pipeline import Pipeline
 
     load_plugins(plugins)
     return Pipeline.parse(text) if text else Pipeline()

@@ -58,7 +58,7 @@ def shapecheck(
     """
     function = Function(target, arguments, factory=factory, x64=x64, told=told)
     function.start()
-    from jaxprtool.passes.pipeline import Pipeline
+    from jaxprtool.passes.framework.pipeline import Pipeline
     from jaxprtool.sizes.shapecheck import check_claim
 
     program = function.trace(Pipeline()).program

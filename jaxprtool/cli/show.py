@@ -16,10 +16,10 @@ from jaxprtool.cli.session import Named, Session, command, only_program
 from jaxprtool.errors import OutputError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
     from jaxprtool.render.documents.programs import ShowDocument, StatsDocument
-    from jaxprtool.render.listing import Listing
-    from jaxprtool.render.rendering import Rendering, ShowOptions
+    from jaxprtool.render.terminal.listing import Listing
+    from jaxprtool.render.terminal.rendering import Rendering, ShowOptions
 
 _SHOWN = Panel("What is shown")
 
@@ -127,7 +127,7 @@ def show(
         raise OutputError("--stats and --uses do not go together", "`jaxprtool why` counts")
     session.start()
     programs = session.programs()
-    from jaxprtool.render.rendering import ShowOptions
+    from jaxprtool.render.terminal.rendering import ShowOptions
 
     sliced = {}
     if uses is not None:
@@ -185,7 +185,7 @@ def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> 
 def _slice(programs: Named, uses: str) -> dict[str, Any]:
     """Return the options of a listing that shows what --uses names."""
     from jaxprtool.analysis.slices import why
-    from jaxprtool.render.why import told_of
+    from jaxprtool.render.reports.why import told_of
 
     found = why(only_program("--uses is of", programs), uses)
     each, _, others = told_of(found)[0]
@@ -214,8 +214,8 @@ def _document(
     programs: Named, want_stats: bool, options: ShowOptions
 ) -> ShowDocument | StatsDocument:
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.as_json import program_document
     from jaxprtool.render.documents.programs import ShowDocument, StatsDocument
+    from jaxprtool.render.reports.as_json import program_document
 
     if want_stats:
         return StatsDocument([stats(program) for _, program in programs])
@@ -225,7 +225,7 @@ def _document(
 
 def _stats(program: Program, options: ShowOptions) -> Rendering:
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.stats import stats as tables
+    from jaxprtool.render.reports.stats import stats as tables
 
     return tables(stats(program), width=options.width)
 
@@ -233,4 +233,4 @@ def _stats(program: Program, options: ShowOptions) -> Rendering:
 def _form(format: Format) -> Callable[..., Rendering | Listing]:
     """Return the function that renders a program in a format."""
     name = "listing" if format == "text" else format
-    return getattr(import_module(f"jaxprtool.render.{name}"), name)
+    return getattr(import_module(f"jaxprtool.render.terminal.{name}"), name)

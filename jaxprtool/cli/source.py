@@ -43,9 +43,9 @@ def source(
     """
     session.start()
     from jaxprtool.analysis.cost.devices import device_named, timed
-    from jaxprtool.api.source import source as found_source
-    from jaxprtool.render import source as render
-    from jaxprtool.render.cost import is_symbolic
+    from jaxprtool.api.investigate.source import source as found_source
+    from jaxprtool.render.reports import source as render
+    from jaxprtool.render.reports.cost import is_symbolic
 
     on = None if device is None else device_named(device)
     programs = session.programs()

@@ -59,7 +59,7 @@ def start_jax(told: Told, x64: bool = False) -> None:
 
 def use_cache(wanted: bool) -> None:
     """Have JAX keep what it compiles in the user's cache folder, or not look at any cache."""
-    from jaxprtool.execute import compile_cache
+    from jaxprtool.execute.running import compile_cache
 
     _at_end.get().callback(compile_cache.forget)
     _put_back_at_end(*compile_cache.SETTINGS)

@@ -20,9 +20,9 @@ from jaxprtool.errors import ArgumentsError, OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.halves import HalvesReport
-    from jaxprtool.ir.frames import Frames
-    from jaxprtool.ir.program import Program
+    from jaxprtool.execute.running.halves import HalvesReport
+    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.ir.source.frames import Frames
     from jaxprtool.passes.unzip.programs import VariableLeaf
     from jaxprtool.render.documents.programs import UnzipDocument
 
@@ -116,8 +116,8 @@ def unzip(
     _check_output(run, backend, no_cache, save, out)
     function.start(not no_cache if run else None)
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.execute.halves import run_halves
-    from jaxprtool.ir.program import Programs
+    from jaxprtool.execute.running.halves import run_halves
+    from jaxprtool.ir.programs.program import Programs
     from jaxprtool.passes.unzip.request import Request
 
     steps = pipeline(passes, plugin)
@@ -144,13 +144,13 @@ def unzip(
     if ran:
         note_random(ran.filled, seed)
     if json:
-        from jaxprtool.ir.frames import frames_now
+        from jaxprtool.ir.source.frames import frames_now
 
         frames = frames_now(program.roots)
         output.write_json(_document(variables, programs, ran, split_time, frames))
         return
     if variables:
-        from jaxprtool.render.variables import variables_table
+        from jaxprtool.render.reports.variables import variables_table
 
         output.write_rendered(variables_table(variables, output.width(), program.roots))
     else:
@@ -195,7 +195,7 @@ def _check_output(
 
 
 def _write_run(ran: HalvesReport, split_time: float) -> None:
-    from jaxprtool.render import runs
+    from jaxprtool.render.reports import runs
 
     output.write("")
     output.write(runs.outputs(ran.apply, output.width()))
@@ -212,10 +212,10 @@ def _document(
     split_time: float,
     frames: Frames,
 ) -> UnzipDocument:
-    from jaxprtool.render import runs
-    from jaxprtool.render.as_json import program_document
     from jaxprtool.render.documents.programs import UnzipDocument
-    from jaxprtool.render.variables import variable_document
+    from jaxprtool.render.reports import runs
+    from jaxprtool.render.reports.as_json import program_document
+    from jaxprtool.render.reports.variables import variable_document
 
     reports = () if ran is None else (ran.init, ran.apply)
     random = () if ran is None else ran.filled.random

@@ -13,8 +13,8 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
-    from jaxprtool.passes.batch import Batch
+    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.passes.mapping.batch import Batch
     from jaxprtool.render.documents.programs import PassRun, VmapDocument
 
 _MAPPED = Panel("How it is mapped")
@@ -116,8 +116,8 @@ def vmap(
     output.check_out("vmap", out, json, written, 'jaxprtool emit TARGET -p "batch(...)"')
     function.start()
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.passes.batch import Batch
-    from jaxprtool.passes.pipeline import Pipeline, Step
+    from jaxprtool.passes.framework.pipeline import Pipeline, Step
+    from jaxprtool.passes.mapping.batch import Batch
 
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk)
     steps = Pipeline((Step(batch), *pipeline(passes, plugin).steps))
@@ -140,7 +140,7 @@ def vmap(
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:
     """Return what is mapped and where, in one line: `32 lanes: x at axis 0, w unmapped; ...`."""
-    from jaxprtool.passes.batch.mapped import mapped_arguments, names_by_axis
+    from jaxprtool.passes.mapping.batch.mapped import mapped_arguments, names_by_axis
 
     lanes = "1 lane" if batch.axis_size == 1 else f"{batch.axis_size} lanes"
     if batch.axis_name is not None:
@@ -158,9 +158,9 @@ def _summary(batch: Batch, program: Program, row: PassRun) -> str:
 def _document(
     batch: Batch, program: Program, row: PassRun, programs: Sequence[tuple[str, Program]]
 ) -> VmapDocument:
-    from jaxprtool.passes.batch.mapped import mapped_arguments
-    from jaxprtool.render.as_json import program_document
+    from jaxprtool.passes.mapping.batch.mapped import mapped_arguments
     from jaxprtool.render.documents.programs import MappedArgument, VmapDocument
+    from jaxprtool.render.reports.as_json import program_document
 
     assert batch.axis_size is not None and isinstance(batch.axis_name, str | None)
     return VmapDocument(

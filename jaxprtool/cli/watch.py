@@ -21,7 +21,7 @@ from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
     from jaxprtool.execute.watch import Stopped
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
 
 _WATCHED = Panel("What is watched")
 
@@ -119,8 +119,8 @@ def watch(
     output.refuse_stdout("--save", save, "watch")
     session.start(cache=True)
     from jaxprtool.execute.watch import watch
-    from jaxprtool.ir.scalar_predicates import with_scalar_predicates
-    from jaxprtool.render import watch as render
+    from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
+    from jaxprtool.render.reports import watch as render
 
     require_device(session, backend, device)
     with file_to_save(save) as file:

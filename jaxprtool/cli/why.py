@@ -14,7 +14,7 @@ from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.slices import Why
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
 
 _SLICE = Panel("What is shown")
 
@@ -86,8 +86,8 @@ def why(
     function.start()
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.slices import why as found_why
-    from jaxprtool.api.gradients import zero_gradients
-    from jaxprtool.render import why as render
+    from jaxprtool.api.functions.gradients import zero_gradients
+    from jaxprtool.render.reports import why as render
 
     session = Session(**vars(function), passes=passes, plugin=plugin)
     traced = session.traced()
@@ -117,7 +117,7 @@ def why(
 def _write_equations(program: Program, found: Why, format: Format) -> None:
     """Write the equations of a slice, under a sentence for each direction."""
     from jaxprtool.formats.dot import dot
-    from jaxprtool.render.why import told_of
+    from jaxprtool.render.reports.why import told_of
 
     slices = told_of(found)
     if format == "dot":
@@ -125,9 +125,9 @@ def _write_equations(program: Program, found: Why, format: Format) -> None:
         ends = [end for each, _, _ in slices for end in (*each.arguments, *each.results)]
         output.write(dot(program, among=members, ends={*found.ends, *ends}))
         return
-    from jaxprtool.render.listing import listing
-    from jaxprtool.render.rendering import ShowOptions
-    from jaxprtool.render.tree import tree
+    from jaxprtool.render.terminal.listing import listing
+    from jaxprtool.render.terminal.rendering import ShowOptions
+    from jaxprtool.render.terminal.tree import tree
 
     for number, (each, told, others) in enumerate(slices):
         shown = ShowOptions(

@@ -12,7 +12,7 @@ from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.execute.nans import BadValue, find_nan
 from jaxprtool.execute.watch import WatchedRow, watch
 from jaxprtool.execute.watch.numbers import FORMATS
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.programs.program import Program
 
 #: The checks of `find_nan`, with what they find.
 _NOT_FINITE = {"nan": "NaN", "inf": "infinity"}

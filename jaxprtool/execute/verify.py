@@ -29,19 +29,24 @@ from jaxprtool.errors import (
     UnsupportedError,
     described,
 )
-from jaxprtool.execute.arguments import at_one_size, fitting, flat_arguments, require_runnable
-from jaxprtool.execute.compare.arrays import Difference, difference, values_agree
-from jaxprtool.execute.effects import Effects, Event, effects_differ
-from jaxprtool.execute.execution_trace import ExecutionTrace, first_difference
-from jaxprtool.execute.fill import refitted
-from jaxprtool.execute.finite import finite_fill, nonfinite, unproven
-from jaxprtool.execute.run import failures_reported
+from jaxprtool.execute.nans.finite import finite_fill, nonfinite, unproven
+from jaxprtool.execute.running.arguments import (
+    at_one_size,
+    fitting,
+    flat_arguments,
+    require_runnable,
+)
+from jaxprtool.execute.running.arrays import Difference, difference, values_agree
+from jaxprtool.execute.running.fill import refitted
+from jaxprtool.execute.running.run import failures_reported
+from jaxprtool.execute.stepping.effects import Effects, Event, effects_differ
+from jaxprtool.execute.stepping.execution_trace import ExecutionTrace, first_difference
 from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
-from jaxprtool.ir.callbacks import is_check
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.nonfinite import unchecked
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.ref_contents import with_contents
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.evaluation.nonfinite import unchecked
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.rewriting.callbacks import is_check
 
 
 def verify(before: Program, after: Program, args: object = None, *, seed: int = 0) -> None:

@@ -22,10 +22,9 @@ A package names the primitives that it has rules and traits for in the entry-poi
 `jaxprtool.Pass`, in the group `jaxprtool.passes`. Errors of users are those of `jaxprtool.errors`.
 """
 
-from jaxprtool.ir.border import NamedValue, border, top_jaxpr
-from jaxprtool.ir.custom_rules import JVPRule, VJPRule, jvp_params, jvp_rule, vjp_params, vjp_rule
-from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.equations import (
+from jaxprtool.ir.basics.dtypes import is_extended
+from jaxprtool.ir.basics.rules import TABLES, RuleTable, rule
+from jaxprtool.ir.core.equations import (
     Contains,
     bodies,
     equations,
@@ -35,20 +34,8 @@ from jaxprtool.ir.equations import (
     size_of,
     type_of,
 )
-from jaxprtool.ir.ref_contents import contents, is_ref
-from jaxprtool.ir.regions import Region, Regions, regions
-from jaxprtool.ir.rewrite import (
-    Memo,
-    RewriteRule,
-    Writer,
-    map_equations,
-    narrow,
-    partition,
-    rewrite,
-    with_bodies,
-)
-from jaxprtool.ir.rules import TABLES, RuleTable, rule
-from jaxprtool.ir.structured import (
+from jaxprtool.ir.core.regions import Region, Regions, regions
+from jaxprtool.ir.core.structured import (
     Call,
     Cond,
     CustomJVP,
@@ -66,8 +53,28 @@ from jaxprtool.ir.structured import (
     sub_jaxprs,
     view,
 )
-from jaxprtool.ir.traits import Traits, add_traits, primitives_with, traits
-from jaxprtool.ir.weak_types import as_weak_as, is_weak, strongly_typed
+from jaxprtool.ir.core.traits import Traits, add_traits, primitives_with, traits
+from jaxprtool.ir.core.weak_types import as_weak_as, is_weak, strongly_typed
+from jaxprtool.ir.programs.border import NamedValue, border, top_jaxpr
+from jaxprtool.ir.programs.ref_contents import contents, is_ref
+from jaxprtool.ir.rewriting.custom_rules import (
+    JVPRule,
+    VJPRule,
+    jvp_params,
+    jvp_rule,
+    vjp_params,
+    vjp_rule,
+)
+from jaxprtool.ir.rewriting.rewrite import (
+    Memo,
+    RewriteRule,
+    Writer,
+    map_equations,
+    narrow,
+    partition,
+    rewrite,
+    with_bodies,
+)
 from jaxprtool.jaxcompat import (
     AbstractRef,
     Atom,
@@ -96,7 +103,7 @@ from jaxprtool.jaxcompat import (
     varying_axes,
     weakly_typed,
 )
-from jaxprtool.passes.dce import dce_body, has_lasting_effect
+from jaxprtool.passes.cleanup.dce import dce_body, has_lasting_effect
 from jaxprtool.primitives import VARIABLE, scope_of, sow_p
 
 __all__ = [

@@ -7,11 +7,11 @@ them. `changes` compares a program with what a pass made of it; `left_to_partiti
 it XLA partitions over devices.
 """
 
-from jaxprtool.ir.auto_sharding import left_to_partitioner
-from jaxprtool.ir.changes import Changes, changes
-from jaxprtool.ir.dataflow import DataFlow, Holder
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
+from jaxprtool.ir.dataflow.dataflow import DataFlow, Holder
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
+from jaxprtool.ir.graphs.changes import Changes, changes
+from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 
 __all__ = [
     "Changes",

@@ -6,7 +6,7 @@ rule. `rule(writing, eqn)` of "batch_bodies", for equations that hold jaxprs, is
 of mapped programs; see `extend.domains`.
 """
 
-from jaxprtool.passes.batch import Axis, BatchDomain, BatchWriting, batch_body, jaxs_rule
-from jaxprtool.passes.batch.axis import Dim
+from jaxprtool.passes.mapping.batch import Axis, BatchDomain, BatchWriting, batch_body, jaxs_rule
+from jaxprtool.passes.mapping.batch.axis import Dim
 
 __all__ = ["Axis", "BatchDomain", "BatchWriting", "Dim", "batch_body", "jaxs_rule"]

@@ -9,7 +9,7 @@ True, or writes nothing and returns False. `solve` and `write` are the two halve
 a rule that has something to say between them.
 """
 
-from jaxprtool.passes.domains import (
+from jaxprtool.passes.mapping.domains import (
     Domain,
     Rewritten,
     Role,

@@ -6,6 +6,8 @@ style of each role. `printable` writes out what a terminal would act on. `Select
 equations.
 """
 
+from jaxprtool.ir.basics.primitive_docs import summary
+from jaxprtool.ir.basics.quantities import in_bytes, plural
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.tokens import (
     BinderToken,
@@ -15,12 +17,10 @@ from jaxprtool.ir.notation.tokens import (
     Type,
     with_roles,
 )
-from jaxprtool.ir.primitive_docs import summary
-from jaxprtool.ir.quantities import in_bytes, plural
-from jaxprtool.render.lines import printable
-from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.rows import Reader
-from jaxprtool.render.theme import STYLES
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.rows import Reader
+from jaxprtool.render.terminal.theme import STYLES
 
 __all__ = [
     "STYLES",

@@ -8,7 +8,7 @@ jaxprs, is one of the domain of masks; see `extend.domains`. A loop or branch th
 none.
 """
 
-from jaxprtool.passes.mask import Filled, MaskDomain, Masking, MaskWriting, Padded
-from jaxprtool.passes.mask.values import Facts
+from jaxprtool.passes.mapping.mask import Filled, MaskDomain, Masking, MaskWriting, Padded
+from jaxprtool.passes.mapping.mask.values import Facts
 
 __all__ = ["Facts", "Filled", "MaskDomain", "MaskWriting", "Masking", "Padded"]

@@ -5,6 +5,6 @@ that all sizes up to the bounds satisfy the constraints of the program. `Bounds.
 shape of a symbolic one.
 """
 
-from jaxprtool.passes.mask import Bounds, check_sizes, masked
+from jaxprtool.passes.mapping.mask import Bounds, check_sizes, masked
 
 __all__ = ["Bounds", "check_sizes", "masked"]

@@ -4,6 +4,6 @@
 out: `Packed`, `Lanes`, or `Shared` by all. `Ragging.lengths` computes a size for each example.
 """
 
-from jaxprtool.passes.ragged import Kind, Lanes, Packed, Ragging, Shared, Sizes, all_lanes
+from jaxprtool.passes.mapping.ragged import Kind, Lanes, Packed, Ragging, Shared, Sizes, all_lanes
 
 __all__ = ["Kind", "Lanes", "Packed", "Ragging", "Shared", "Sizes", "all_lanes"]

@@ -6,10 +6,10 @@ user chose; `Program.specialized` replaces symbols by sizes. A `SizeBound` or `L
 argument is in `Program.bounds`. A `jaxprtool.Ragged` is a batch of examples of different lengths.
 """
 
-from jaxprtool.ir.bounds import MOST, Bound, LengthsBound, SizeBound
-from jaxprtool.ir.program import MOST_SIZES
-from jaxprtool.ir.ragged import is_concrete, ragged_parts, unchecked, written_lengths
-from jaxprtool.ir.symbols import (
+from jaxprtool.ir.programs.program import MOST_SIZES
+from jaxprtool.ir.shapes.bounds import MOST, Bound, LengthsBound, SizeBound
+from jaxprtool.ir.shapes.ragged import is_concrete, ragged_parts, unchecked, written_lengths
+from jaxprtool.ir.shapes.symbols import (
     Sizes,
     check_symbols,
     chosen_sizes,

@@ -4,9 +4,9 @@
 the text of a frame; `Sources` has the lines of source files.
 """
 
-from jaxprtool.ir.frame_choice import FrameChoice
-from jaxprtool.ir.frames import BEHIND, Frames, Place, frames_now
+from jaxprtool.ir.source.frame_choice import FrameChoice
+from jaxprtool.ir.source.frames import BEHIND, Frames, Place, frames_now
 from jaxprtool.jaxcompat.places import UserFrame
-from jaxprtool.render.source_text import Sources
+from jaxprtool.render.terminal.source_text import Sources
 
 __all__ = ["BEHIND", "FrameChoice", "Frames", "Place", "Sources", "UserFrame", "frames_now"]

@@ -6,7 +6,7 @@ evaluates a jaxpr within what JAX is tracing; `at_once` computes without regard 
 JAX traces and the function closes over are arguments of a program `with_lifted` ones.
 """
 
-from jaxprtool.ir.lifted import CLOSED_OVER, with_lifted
+from jaxprtool.ir.programs.lifted import CLOSED_OVER, with_lifted
 from jaxprtool.jaxcompat import at_once, evaluated, hide_from_tracebacks
 from jaxprtool.loading.argspec import read_args, read_results, read_strings, require_sequence
 from jaxprtool.loading.example import Static

@@ -5,10 +5,10 @@ and `structure` returns the one of a value. `matched_leaves` flattens an argumen
 or raises `Mismatch`.
 """
 
-from jaxprtool.ir.held import Held
-from jaxprtool.ir.matching import Mismatch, matched_leaves
-from jaxprtool.ir.paths import paths, unique
-from jaxprtool.ir.trees import filled, leaf_paths, structure
+from jaxprtool.ir.basics.paths import paths, unique
+from jaxprtool.ir.programs.held import Held
+from jaxprtool.ir.programs.matching import Mismatch, matched_leaves
+from jaxprtool.ir.programs.trees import filled, leaf_paths, structure
 
 __all__ = [
     "Held",

@@ -7,7 +7,7 @@
 
 from jaxprtool.jaxcompat import Lanes as TracedLanes
 from jaxprtool.jaxcompat import match_axis
-from jaxprtool.passes.batch.axes import (
+from jaxprtool.passes.mapping.batch.axes import (
     BatchError,
     BatchTypeError,
     Names,

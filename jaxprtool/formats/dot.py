@@ -13,9 +13,9 @@ from collections.abc import Collection
 from jaxprtool.formats.folding import MOST_BOXES, folded, values_text
 from jaxprtool.formats.graph import Edge, Frame, Graph, Node, graph_of
 from jaxprtool.formats.slice_graph import sliced
-from jaxprtool.ir.border import border
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.quantities import plural
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program import Program
 
 _INK, _QUIET, _LINE = "#2b3440", "#6b7686", "#9aa5b4"
 #: Fill and line colour of each kind of node.

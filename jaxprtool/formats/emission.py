@@ -19,7 +19,7 @@ from jaxprtool.files import file_written_whole
 if TYPE_CHECKING:
     from jax import Device
 
-    from jaxprtool.ir.program import Program
+    from jaxprtool.ir.programs.program import Program
 
 STDOUT = "-"
 
@@ -154,7 +154,7 @@ class Emission:
                 from jaxprtool.formats.jaxpr import write
 
                 return write.text(program, self.callbacks, self._source)
-        from jaxprtool.ir.frames import frames_now
+        from jaxprtool.ir.source.frames import frames_now
         from jaxprtool.jaxcompat import source_paths_without
 
         with source_paths_without(frames_now(program.roots).folders()):

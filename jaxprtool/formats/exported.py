@@ -14,15 +14,15 @@ from jax import export
 from jaxprtool import jaxcompat
 from jaxprtool.errors import OutputError, ProgramFileError, UnsupportedError, described
 from jaxprtool.formats.lowering import platform_names, reported, traced
-from jaxprtool.ir.border import top_jaxpr
-from jaxprtool.ir.dtypes import is_foreign
-from jaxprtool.ir.equations import equations, named
-from jaxprtool.ir.paths import paths
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.state import has_objects
-from jaxprtool.ir.structured import view
-from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.basics.dtypes import is_foreign
+from jaxprtool.ir.basics.paths import paths
+from jaxprtool.ir.core.equations import equations, named
+from jaxprtool.ir.core.structured import view
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.state import has_objects
+from jaxprtool.ir.programs.trees import filled
 
 _FLATBUFFERS = "pip install flatbuffers"
 

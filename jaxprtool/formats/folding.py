@@ -15,9 +15,9 @@ from itertools import groupby, takewhile
 from typing import NamedTuple
 
 from jaxprtool.formats.graph import Edge, Frame, Graph, Node, is_border
-from jaxprtool.ir.border import path_parts
-from jaxprtool.ir.equations import size_of, type_of
-from jaxprtool.ir.quantities import in_bytes, plural
+from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.ir.core.equations import size_of, type_of
+from jaxprtool.ir.programs.border import path_parts
 from jaxprtool.jaxcompat import Aval
 
 #: A picture of more boxes has its frames folded.

@@ -17,13 +17,13 @@ from typing import TypeAlias, TypeGuard
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.border import Border, NamedValue
-from jaxprtool.ir.equations import bodies, type_of
+from jaxprtool.ir.core.equations import bodies, type_of
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.structured import ShardMap, holds_jaxpr
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
-from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.scopes import Part, Scope, ScopeReader
-from jaxprtool.ir.structured import ShardMap, holds_jaxpr
+from jaxprtool.ir.programs.border import Border, NamedValue
+from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.primitives import sow_p
 

@@ -23,11 +23,11 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
-from jaxprtool.ir.border import top_jaxpr
-from jaxprtool.ir.equations import equations, named, size_of, type_of
-from jaxprtool.ir.meshes import concrete_mesh
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.core.equations import equations, named, size_of, type_of
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.meshes import concrete_mesh
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 
 #: Platforms that JAX lowers for, whether or not the machine has them.

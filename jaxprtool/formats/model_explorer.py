@@ -15,13 +15,13 @@ from itertools import takewhile
 from typing import Any
 
 from jaxprtool.formats.graph import Edge, Frame, Graph, Node, graph_of, is_border
-from jaxprtool.ir.border import Border, border, path_parts
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.user_names import UserNames
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.programs.border import Border, border, path_parts
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, name_stack
 
 #: More than that, those of a shared jaxpr counted at each mention, are not all in one graph.

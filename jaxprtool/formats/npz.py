@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from jaxprtool.files import opened_plain
-from jaxprtool.ir.mapped_arrays import FileMap
+from jaxprtool.ir.equality.mapped_arrays import FileMap
 
 _ALIGNMENT = 64
 #: The kind of a zip file's extra field that only takes up room, as other tools mark it.

@@ -33,10 +33,10 @@ import numpy as np
 from jax.sharding import AbstractMesh
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
-from jaxprtool.ir import dtypes
+from jaxprtool.ir.basics import dtypes
 from jaxprtool.ir.notation import expressions, types
-from jaxprtool.ir.ref_contents import is_ref
-from jaxprtool.ir.symbols import Symbols
+from jaxprtool.ir.programs.ref_contents import is_ref
+from jaxprtool.ir.shapes.symbols import Symbols
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.files import Arrays, load_arrays
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.files import opened_plain
-from jaxprtool.ir.paths import path_steps
+from jaxprtool.ir.basics.paths import path_steps
 
 #: Bytes; headers of models with a hundred thousand tensors are a tenth of it.
 _MAX_HEADER = 100_000_000

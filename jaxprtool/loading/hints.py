@@ -10,8 +10,8 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.errors import TargetError
-from jaxprtool.ir.held import Held
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.programs.held import Held
+from jaxprtool.ir.programs.program import Program
 
 # --- targets that are not what is to be traced ------------------------------------------------
 

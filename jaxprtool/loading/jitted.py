@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.held import release
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.programs.held import release
+from jaxprtool.ir.programs.trees import filled
 from jaxprtool.jaxcompat import ClosedJaxpr
 
 

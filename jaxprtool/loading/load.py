@@ -18,10 +18,10 @@ from typing import Any, Unpack
 import jax
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
-from jaxprtool.ir.frames import Root
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.quantities import in_bytes
-from jaxprtool.ir.symbols import symbolic_sizes
+from jaxprtool.ir.basics.quantities import in_bytes
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.shapes.symbols import symbolic_sizes
+from jaxprtool.ir.source.frames import Root
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
 from jaxprtool.loading.hints import class_hint, module_hint, require_arrays, target_hint

@@ -22,8 +22,8 @@ from inspect import getattr_static
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.state import has_objects
+from jaxprtool.ir.programs.state import has_objects
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat.places import is_installed, is_users_file
 
 #: So many objects are looked at, the nearest first.

@@ -29,7 +29,7 @@ from jaxprtool.errors import (
     did_you_mean,
     user_frames,
 )
-from jaxprtool.ir.frames import Root, target_root
+from jaxprtool.ir.source.frames import Root, target_root
 
 _FORM = "write package.module:function or path/file.py:function"
 

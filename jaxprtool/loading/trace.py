@@ -21,14 +21,12 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
-from jaxprtool.ir.auto_sharding import is_over_devices
-from jaxprtool.ir.closed_over import with_closed_over
-from jaxprtool.ir.held import Held
-from jaxprtool.ir.jit_options import JitOptions
-from jaxprtool.ir.paths import unique
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.ragged import bounds_of_lengths
-from jaxprtool.ir.state import (
+from jaxprtool.ir.basics.paths import unique
+from jaxprtool.ir.programs.auto_sharding import is_over_devices
+from jaxprtool.ir.programs.held import Held
+from jaxprtool.ir.programs.jit_options import JitOptions
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.state import (
     Changed,
     call_tracked,
     has_objects,
@@ -37,7 +35,9 @@ from jaxprtool.ir.state import (
     sharing,
     without_unchanged,
 )
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.programs.trees import filled, structure
+from jaxprtool.ir.rewriting.closed_over import with_closed_over
+from jaxprtool.ir.shapes.ragged import bounds_of_lengths
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.hints import value_needed

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, Unpack
 
-from jaxprtool.ir.ragged import ragged_parts
+from jaxprtool.ir.shapes.ragged import ragged_parts
 from jaxprtool.loading.parameter_types import ParameterTypes
 from jaxprtool.loading.trace import StaticArguments, positional_names, signature, static_places
 

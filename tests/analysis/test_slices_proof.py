@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.flow_paths import flow_path
-from jaxprtool.ir.equations import bodies, equations
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.slicing import Start, backward_slice, forward_slice
-from jaxprtool.passes.dce import dce_jaxpr
+from jaxprtool.ir.core.equations import bodies, equations
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
+from jaxprtool.passes.cleanup.dce import dce_jaxpr
 from tests.programs import Case, harness_programs, random_programs, sample_programs
 from tests.programs.random_programs import RandomProgram
 from tests.programs.rewriting import prove_all

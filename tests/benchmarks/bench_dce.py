@@ -22,7 +22,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import jaxcompat
-from jaxprtool.passes.dce import dce_jaxpr
+from jaxprtool.passes.cleanup.dce import dce_jaxpr
 from tests.benchmarks.models import synthetic, transformer_gradient
 
 

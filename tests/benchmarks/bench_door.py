@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxprtool
-from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.passes.framework.pipeline import Pipeline
 
 ALLOWED = 1.0
 

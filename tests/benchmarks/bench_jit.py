@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxprtool import trace
-from jaxprtool.api.jit import jit
-from jaxprtool.passes import registry
+from jaxprtool.api.functions.jit import jit
+from jaxprtool.passes.framework import registry
 from tests.programs.same import count_equations
 
 TRANSFORMS = {

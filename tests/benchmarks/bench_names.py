@@ -26,11 +26,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jaxprtool.ir.border import Border, border
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.rows import Reader
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.programs.border import Border, border
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.rows import Reader
 
 LOOP = """
 from jax import lax

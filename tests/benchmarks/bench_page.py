@@ -26,10 +26,10 @@ import jax
 from jaxprtool import trace
 from jaxprtool.analysis.cost.all_runs import work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
-from jaxprtool.ir.program import Program
-from jaxprtool.passes.pipeline import Observer, Pipeline, Step
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
 from jaxprtool.render.page import State, page
-from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.terminal.rendering import ShowOptions
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.render.browser import chromium
 

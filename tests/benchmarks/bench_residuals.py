@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jaxprtool
 from jaxprtool.analysis.residuals import residuals
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.api.residuals import bytes_by_policy, policies_of
-from jaxprtool.passes.transforms.retrace import function_of
+from jaxprtool.api.investigate.residuals import bytes_by_policy, policies_of
+from jaxprtool.passes.framework.retrace import function_of
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 
 

@@ -10,7 +10,7 @@ from jaxprtool.browse.document import Document
 from jaxprtool.browse.navigation import Navigator
 from jaxprtool.browse.outline import Outline
 from jaxprtool.browse.states import Recorder
-from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.passes.framework.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[2]
 

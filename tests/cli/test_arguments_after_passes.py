@@ -311,7 +311,7 @@ def test_a_program_has_types_of_its_own(cli, files):
 
 
 def test_opt_verifies_on_them(cli, files, monkeypatch):
-    from jaxprtool.api import verification
+    from jaxprtool.api.investigate import verification
 
     seen, real = [], verification.random_runs
 

@@ -131,7 +131,7 @@ def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(cli, monkeypatch)
     def fail(*_, **__):
         raise KeyError("lost\nit")
 
-    monkeypatch.setattr("jaxprtool.render.listing.listing", fail)
+    monkeypatch.setattr("jaxprtool.render.terminal.listing.listing", fail)
     result = cli("show", DOUBLE)
     assert result.code == 70
     assert result.lines[-2] == "error: internal error: KeyError: 'lost\\nit'"
@@ -143,7 +143,7 @@ def test_interruption_and_closed_pipes_are_quiet(cli, monkeypatch, error, code):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("jaxprtool.execute.backends.backends", fail)
+    monkeypatch.setattr("jaxprtool.execute.running.backends.backends", fail)
     result = cli("backends")
     assert result.code == code
     assert result.lines == (["interrupted"] if code == 130 else [])

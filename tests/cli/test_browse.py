@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxprtool.browse import app
-from jaxprtool.ir.frame_choice import current_view
+from jaxprtool.ir.source.frame_choice import current_view
 
 ROOT = Path(__file__).parents[2]
 NET = str(ROOT / "tests" / "browse" / "tiny.py") + ":net"
@@ -45,7 +45,7 @@ from jaxprtool.cli.main import main
 print("ended", main(["browse", {NET!r}, "-p", "dce"]))
 print("ended", main(["browse", {NET!r}]))
 from jaxprtool.browse import app
-from jaxprtool.ir.frame_choice import current_view
+from jaxprtool.ir.source.frame_choice import current_view
 app.Browser.action_names = lambda self: 1 / 0
 print("ended", main(["browse", {NET!r}]))
 main(["browse", {NET!r}])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.execute.test_compile_cache import entries, home  # noqa: F401  (a fixture)
+from tests.execute.running.test_compile_cache import entries, home  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.usefixtures("home")
 DOUBLE = "functions.py:double"

@@ -3,8 +3,8 @@ import shlex
 
 import pytest
 
-from jaxprtool.passes.registry import available
-from jaxprtool.passes.simplify import simplify_rules
+from jaxprtool.passes.cleanup.simplify import simplify_rules
+from jaxprtool.passes.framework.registry import available
 
 
 def own_passes():
@@ -151,9 +151,9 @@ def test_a_named_pipeline_is_explained_by_its_passes(cli):
 
 
 def test_rules_of_a_plug_in_are_among_them(cli, folder, monkeypatch):
-    monkeypatch.setattr("jaxprtool.passes.simplify.simplify_rules", list(simplify_rules))
+    monkeypatch.setattr("jaxprtool.passes.cleanup.simplify.simplify_rules", list(simplify_rules))
     (folder / "more.py").write_text(
-        "from jaxprtool.passes.simplify import Row, simplify_rules\n"
+        "from jaxprtool.passes.cleanup.simplify import Row, simplify_rules\n"
         "simplify_rules.append(Row('halve(double(x))', 'x'))\n"
     )
     assert "halve(double(x))" in cli("explain", "simplify", "--plugin", "more.py").out

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from jaxprtool.passes import registry
+from jaxprtool.passes.framework import registry
 
 PLUGIN = """
 import dataclasses, typing, jaxprtool

@@ -123,7 +123,7 @@ def test_files_that_are_not_at_hand_or_have_changed(cli, folder):
 
 def test_a_line_that_is_empty_now_says_that_the_file_has_changed(folder):
     import jaxprtool
-    from jaxprtool.render.source import source_text
+    from jaxprtool.render.reports.source import source_text
 
     program = jaxprtool.load("kept.py:loss", "f32[8,8], f32[4,8]")
     text = (folder / "kept.py").read_text().replace("    return jnp.sin", "\n    return jnp.sin")
@@ -138,7 +138,7 @@ def test_cells_of_notebooks_have_their_text():
     import jax.numpy as jnp
 
     import jaxprtool
-    from jaxprtool.render.source import source_text
+    from jaxprtool.render.reports.source import source_text
 
     name, code = "<ipython-input-7-abc>", "def cell(x):\n    return jnp.sin(x) @ x\n"
     linecache.cache[name] = len(code), None, code.splitlines(True), name

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.render.why import slices_by_line
+from jaxprtool.render.reports.why import slices_by_line
 
 FUNCTIONS = """
     import jax

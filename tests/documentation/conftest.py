@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import jaxprtool
-from jaxprtool.passes import registry
+from jaxprtool.passes.framework import registry
 from tests.documentation.blocks import ROOT
 
 

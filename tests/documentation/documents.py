@@ -19,11 +19,11 @@ from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_
 from jaxprtool.analysis.flow_paths import Path as FlowPath
 from jaxprtool.analysis.residuals import Residuals
 from jaxprtool.analysis.slices import Why
-from jaxprtool.api.reduction import Reduction
+from jaxprtool.api.investigate.reduction import Reduction
 from jaxprtool.execute.compare.comparison import Comparison
 from jaxprtool.execute.watch import Watched
-from jaxprtool.ir import documents
-from jaxprtool.passes.docstrings import documentation
+from jaxprtool.ir.basics import documents
+from jaxprtool.passes.framework.docstrings import documentation
 from jaxprtool.render.documents import found, passes, programs
 
 #: The documents of each command.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxprtool.ir import documents
+from jaxprtool.ir.basics import documents
 from tests.documentation.documents import DOCUMENTS, schemas
 
 PATH = Path(__file__).parents[2] / "docs" / "json.md"

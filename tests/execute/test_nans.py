@@ -11,9 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
-from jaxprtool.execute import effects, nans
+from jaxprtool.execute import nans
 from jaxprtool.execute.nans import find_nan
-from jaxprtool.ir.interpret import bind
+from jaxprtool.execute.stepping import effects
+from jaxprtool.ir.evaluation.interpret import bind
 from tests.programs import harness_programs
 
 X = jnp.arange(4.0)

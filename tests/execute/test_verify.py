@@ -13,9 +13,9 @@ from jax.interpreters import mlir
 
 from jaxprtool.errors import ArgumentsError, CheckError, UnsupportedError
 from jaxprtool.execute.verify import verify
-from jaxprtool.ir.rewrite import map_equations
+from jaxprtool.ir.rewriting.rewrite import map_equations
 from jaxprtool.jaxcompat import jaxpr_as_fun
-from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.sizes.specialize import Specialize
 from tests.execute.programs import program
 

@@ -12,7 +12,7 @@ from jaxprtool.analysis.points import point
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.execute.watch import collected, numbers, pieces, watch
 from jaxprtool.execute.watch.numbers import FORMATS, Tally, tallies
-from jaxprtool.ir.dtypes import array_dtypes
+from jaxprtool.ir.basics.dtypes import array_dtypes
 
 X = jnp.arange(4.0)
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import Mark, mark_of, marked
 
 WEIGHTS = tuple(np.linspace(-1, 1, 16, dtype="f").reshape(4, 4) * s for s in (1, 2, 3))

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, UserFunctionError
-from jaxprtool.execute.run import run
+from jaxprtool.execute.running.run import run
 from jaxprtool.formats import lowering
 
 x = jnp.arange(1.0, 9.0)

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.program import Program
-from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.pipeline import Pipeline
 from tests.programs.enumerated.bodies import Bodies
 from tests.programs.enumerated.evaluation import Values
 from tests.programs.enumerated.families import FAMILIES

@@ -9,7 +9,7 @@ from jaxprtool import jit, trace, vmap
 from jaxprtool.analysis.stats import stats
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.exported import exported
-from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.basics.dtypes import itemsize
 from tests.programs.extended import Pair, paired
 
 X = jnp.arange(3.0)

@@ -10,8 +10,8 @@ import jaxprtool
 from jaxprtool import trace, variable
 from jaxprtool.analysis.stats import stats
 from jaxprtool.formats.dot import dot
-from jaxprtool.ir.structured import view
-from jaxprtool.passes.dce import dce_jaxpr
+from jaxprtool.ir.core.structured import view
+from jaxprtool.passes.cleanup.dce import dce_jaxpr
 from tests.programs.repeat import repeat
 
 x, w = jnp.arange(12.0).reshape(4, 3) / 7, jnp.arange(9.0).reshape(3, 3) / 5

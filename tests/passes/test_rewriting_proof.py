@@ -19,7 +19,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from jaxprtool.passes import registry
+from jaxprtool.passes.framework import registry
 from tests.programs import Case, harness_programs, sample_programs
 from tests.programs.random_programs import RandomProgram, wasteful_programs
 from tests.programs.rewriting import (

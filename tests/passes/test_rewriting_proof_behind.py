@@ -18,8 +18,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.program import Program, type_check
-from jaxprtool.passes.pipeline import Pipeline
+from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.primitives import VARIABLE
 from tests.programs import Case, harness_programs

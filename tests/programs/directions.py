@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.programs.program import Program
 
 
 def is_inexact(aval: Any) -> bool:

@@ -19,11 +19,11 @@ from jaxprtool.errors import (
     UnsupportedError,
     UserFunctionError,
 )
-from jaxprtool.ir.program import Program, type_check
-from jaxprtool.ir.specialization import specialized
-from jaxprtool.ir.symbols import names_of, value_of
-from jaxprtool.passes.batch.axes import BatchError
-from jaxprtool.passes.ragged import Layout, Ragged, bands
+from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.shapes.specialization import specialized
+from jaxprtool.ir.shapes.symbols import names_of, value_of
+from jaxprtool.passes.mapping.batch.axes import BatchError
+from jaxprtool.passes.mapping.ragged import Layout, Ragged, bands
 from tests.programs.directions import function_of, places, random_direction
 from tests.programs.gradients import NO_DERIVATIVE
 from tests.programs.interpreter import evaluate

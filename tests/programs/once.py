@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.compare.arrays import as_numpy
-from jaxprtool.ir.equivalence import equivalent
-from jaxprtool.ir.program import Program
+from jaxprtool.execute.running.arrays import as_numpy
+from jaxprtool.ir.equality.equivalence import equivalent
+from jaxprtool.ir.programs.program import Program
 from tests.programs.symbolic import SymbolicProgram
 
 #: What came of a program that one before is equivalent to, and is called with the same arguments.

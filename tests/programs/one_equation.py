@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.jaxcompat import Literal
-from jaxprtool.passes.batch import Axis, batch_rules, jaxs_rule
-from jaxprtool.passes.batch.axis import Dim
+from jaxprtool.passes.mapping.batch import Axis, batch_rules, jaxs_rule
+from jaxprtool.passes.mapping.batch.axis import Dim
 from tests.programs.mapped import Cost, cost, stacked
 
 Dims = tuple[Dim, ...]

@@ -13,13 +13,13 @@ from heapq import heappop, heappush
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.caches import anchor
-from jaxprtool.ir.equivalence import difference
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import with_bodies
-from jaxprtool.ir.structural_key import Keyless, value_key
-from jaxprtool.ir.structured import holds_jaxpr, sub_jaxprs
-from jaxprtool.ir.value_keys import literal_key
+from jaxprtool.ir.basics.caches import anchor
+from jaxprtool.ir.core.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.equality.structural_key import Keyless, value_key
+from jaxprtool.ir.equality.value_keys import literal_key
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import with_bodies
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 

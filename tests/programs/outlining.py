@@ -14,14 +14,14 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.equivalence import difference
-from jaxprtool.ir.program import Program, type_check
-from jaxprtool.ir.rewrite import map_equations
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.rewriting.rewrite import map_equations
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.inline import Inline
-from jaxprtool.passes.pipeline import Pipeline
-from jaxprtool.passes.roll import Roll
+from jaxprtool.passes.cleanup.inline import Inline
+from jaxprtool.passes.framework.pipeline import Pipeline
+from jaxprtool.passes.loops.roll import Roll
 from tests.programs.case import Case
 from tests.programs.interpreter import evaluate
 from tests.programs.ordering import difference_but_for_order

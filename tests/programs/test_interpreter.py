@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir import interpret
+from jaxprtool.ir.evaluation import interpret
 from jaxprtool.loading.trace import trace
 from tests.programs import harness_programs, interpreter
 from tests.programs.recorder import record, recording

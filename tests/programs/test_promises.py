@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jaxprtool import trace
-from tests.passes.mask.proving import prove
+from tests.passes.mapping.mask.proving import prove
 from tests.programs.promises import NOT_AS_PROMISED, keeps_promises
 
 PROMISE = "promise_in_bounds"
@@ -45,12 +45,12 @@ def test_indices_are_held_against_sizes(name):
 
 
 def test_what_is_wrong_where_promises_are_kept_is_found(monkeypatch):
-    from jaxprtool.passes.mask.indexing import mask_rules
+    from jaxprtool.passes.mapping.mask.indexing import mask_rules
 
     gather = mask_rules["gather"]
     broken = {**mask_rules, "gather": lambda *args: gather(*args).array * 0}
     function, _ = FUNCTIONS["gather"]
     assert prove(function, "f32[n]", least=2)[NOT_AS_PROMISED] == 2
-    monkeypatch.setattr("jaxprtool.passes.mask.body.mask_rules", broken)
+    monkeypatch.setattr("jaxprtool.passes.mapping.mask.body.mask_rules", broken)
     with pytest.raises(AssertionError, match="differs"):
         prove(function, "f32[n]", least=2)

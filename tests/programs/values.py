@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.execute.compare.arrays import (
+from jaxprtool.execute.running.arrays import (
     Comparison,
     Difference,
     bits_agree,

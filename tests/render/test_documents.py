@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from jaxprtool.analysis.stats import stats
-from jaxprtool.ir.documents import as_json
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.basics.documents import as_json
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.loading.trace import trace
-from jaxprtool.render.as_json import program_document
-from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.stats import stats as stats_tables
-from jaxprtool.render.table import table
-from jaxprtool.render.tree import tree
+from jaxprtool.render.reports.as_json import program_document
+from jaxprtool.render.reports.stats import stats as stats_tables
+from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.table import table
+from jaxprtool.render.terminal.tree import tree
 from tests.render.programs import PROGRAMS, X, jaxpr_of
 
 

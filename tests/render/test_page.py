@@ -14,10 +14,10 @@ import pytest
 import jaxprtool
 from jaxprtool.analysis.cost.all_runs import work_by_equation
 from jaxprtool.analysis.stats import count_equations, stats
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.program import Programs
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.programs.program import Programs
 from jaxprtool.render.page import State, cell, page
-from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.terminal.rendering import ShowOptions
 from tests.render.programs import PROGRAMS, X
 
 SHOWN = ShowOptions(names=True, terse=True, source=True)
@@ -87,7 +87,9 @@ def program():
 def test_every_equation_is_a_row_of_a_page_that_is_well_formed(name):
     program = traced(name)
     read = Reading(page_of(program))
-    wanted = Counter(e.primitive.name for e in equations(jaxprtool.ir.border.top_jaxpr(program)))
+    wanted = Counter(
+        e.primitive.name for e in equations(jaxprtool.ir.programs.border.top_jaxpr(program))
+    )
     rows = [
         attributes
         for tag, attributes in read.elements

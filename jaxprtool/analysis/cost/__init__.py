@@ -31,13 +31,13 @@ from jaxprtool.analysis.cost.groupings import (
 )
 from jaxprtool.analysis.cost.tallies import Sums, Tallies, Tally
 from jaxprtool.analysis.cost.work import Work
-from jaxprtool.ir.auto_sharding import left_to_partitioner
-from jaxprtool.ir.border import Border, border
-from jaxprtool.ir.collector import without_collector
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.frames import BEHIND, Frames, frames_now
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import symbols_of, value_of
+from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
+from jaxprtool.ir.programs.border import Border, border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.shapes.symbols import symbols_of, value_of
+from jaxprtool.ir.source.frames import BEHIND, Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 
 #: What a program's cost is grouped by.

@@ -11,10 +11,10 @@ from jaxprtool.analysis.cost.groupings import Whole
 from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.analysis.cost.tallies import Sums
 from jaxprtool.analysis.cost.work import Work, total
-from jaxprtool.ir.border import top_jaxpr
-from jaxprtool.ir.equations import outer_first
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import symbols_of
+from jaxprtool.ir.core.equations import outer_first
+from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.shapes.symbols import symbols_of
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 
 #: The size of symbolic dimensions at which fusion is decided.

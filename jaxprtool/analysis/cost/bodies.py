@@ -22,12 +22,12 @@ from jaxprtool.analysis.cost.rules import (
 )
 from jaxprtool.analysis.cost.work import NOTHING, Work
 from jaxprtool.analysis.kernels import Kernels, Node
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.equations import size_in_bytes
-from jaxprtool.ir.regions import Regions
-from jaxprtool.ir.structured import ShardMap, sub_jaxprs, view
-from jaxprtool.ir.symbols import Sizes
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.equations import size_in_bytes
+from jaxprtool.ir.core.regions import Regions
+from jaxprtool.ir.core.structured import ShardMap, sub_jaxprs, view
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.shapes.symbols import Sizes
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 

@@ -9,11 +9,11 @@ import jax
 
 from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.analysis.cost.rules import cost_rules, work_of
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.equations import bodies
-from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.structured import ShardMap
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.equations import bodies
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.structured import ShardMap
+from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 

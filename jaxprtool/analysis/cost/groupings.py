@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from jaxprtool.analysis.cost.bodies import CostedBody, Item
 from jaxprtool.analysis.cost.tallies import Key
-from jaxprtool.ir.equations import all_jaxprs
-from jaxprtool.ir.frames import Frames, Root
-from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.core.equations import all_jaxprs
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.source.frames import Frames, Root
+from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import UserFrame

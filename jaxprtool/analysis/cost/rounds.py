@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.regions import Regions
-from jaxprtool.ir.structured import While
+from jaxprtool.ir.core.regions import Regions
+from jaxprtool.ir.core.structured import While
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
 

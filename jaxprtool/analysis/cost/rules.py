@@ -21,9 +21,9 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost.work import NOTHING, Work, count, is_number
-from jaxprtool.ir.equations import equations, size_in_bytes
-from jaxprtool.ir.rules import RuleTable, rule
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.rules import RuleTable, rule
+from jaxprtool.ir.core.equations import equations, size_in_bytes
+from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: A function that returns the cost of one run of an equation, or None if unknown.

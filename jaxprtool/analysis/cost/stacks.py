@@ -9,11 +9,11 @@ from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item
 from jaxprtool.analysis.cost.tallies import Sums
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.border import border
-from jaxprtool.ir.collector import without_collector
-from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import symbols_of
+from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.shapes.symbols import symbols_of
+from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.jaxcompat.places import UserFrame
 

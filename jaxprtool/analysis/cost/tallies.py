@@ -19,7 +19,7 @@ import jax
 from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item
 from jaxprtool.analysis.cost.rounds import rounds_of
 from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest, total
-from jaxprtool.ir.caches import cached_method
+from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.jaxcompat import Jaxpr
 
 #: The key of a group; any hashable value.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.documents import Number
+from jaxprtool.ir.basics.documents import Number
 
 
 class Work(NamedTuple):

@@ -23,12 +23,12 @@ from jaxprtool.analysis.memory.temporary import (
 )
 from jaxprtool.analysis.memory.walk import Bodies, BodyMemory
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.auto_sharding import left_to_partitioner
-from jaxprtool.ir.border import Border, NamedValue, border
-from jaxprtool.ir.collector import without_collector
-from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import symbols_of
+from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
+from jaxprtool.ir.programs.border import Border, NamedValue, border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.shapes.symbols import symbols_of
+from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxprtool.analysis.memory.walk import BodyMemory
-from jaxprtool.ir.frames import Frames
+from jaxprtool.ir.source.frames import Frames
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: The most points of a curve. If there are more, each point is the highest of a stretch.

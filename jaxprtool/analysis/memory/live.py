@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeAlias
 from jaxprtool.analysis.kernels import Kernels, Node
 from jaxprtool.analysis.memory.schedule import Buffer
 from jaxprtool.analysis.memory.walk import BodyMemory
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import size_of, type_of
-from jaxprtool.ir.frames import Frames
-from jaxprtool.ir.makers import Makers
-from jaxprtool.ir.paths import common_path, without_numbers
-from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.paths import common_path, without_numbers
+from jaxprtool.ir.core.equations import size_of, type_of
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.dataflow.makers import Makers
+from jaxprtool.ir.source.frames import Frames
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.places import UserFrame
 

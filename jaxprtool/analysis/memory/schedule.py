@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxprtool.analysis.kernels import Kernels, Node
-from jaxprtool.ir.regions import Region, Regions
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.core.regions import Region, Regions
+from jaxprtool.ir.core.traits import traits
 
 #: The arrays of random words that Threefry needs besides its result.
 _WORDS = 3

@@ -8,9 +8,9 @@ from __future__ import annotations
 from jaxprtool.analysis.kernels import MOST_OPENED, UnknownSize
 from jaxprtool.analysis.memory.walk import Bodies
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.ir.border import top_jaxpr
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.repetition import TemporaryMemory
+from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.repetition import TemporaryMemory
 
 
 def outlined_memory(program: Program) -> TemporaryMemory | None:

@@ -11,12 +11,12 @@ from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.compare.parting import Found, Pair, PartingSearch
 from jaxprtool.execute.compare.pieces import Machine
 from jaxprtool.execute.compare.variants import Variant
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.scalar_predicates import with_scalar_predicates
-from jaxprtool.ir.scopes import scopes_of
-from jaxprtool.ir.structured import holds_jaxpr
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.structured import holds_jaxpr
+from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.source.scopes import scopes_of
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxprtool.execute.compare.bisection import Parting
 from jaxprtool.execute.compare.variants import Compared
-from jaxprtool.ir.documents import document
+from jaxprtool.ir.basics.documents import document
 
 
 class SmallestArgument(NamedTuple):

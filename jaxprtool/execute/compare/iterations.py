@@ -16,9 +16,9 @@ import numpy as np
 from jaxprtool.execute.compare.judging import Judge
 from jaxprtool.execute.compare.pieces import Machine
 from jaxprtool.execute.stepping.iterations import Progress, advanced, started
-from jaxprtool.ir.dtypes import as_array
-from jaxprtool.ir.interpret import LoopOperands, row_of, slice_number
-from jaxprtool.ir.structured import Scan, While
+from jaxprtool.ir.basics.dtypes import as_array
+from jaxprtool.ir.core.structured import Scan, While
+from jaxprtool.ir.evaluation.interpret import LoopOperands, row_of, slice_number
 from jaxprtool.jaxcompat import ClosedJaxpr
 
 #: More iterations than any loop has.

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.execute.compare.arrays import as_numpy, bits_agree, wide
 from jaxprtool.execute.compare.measures import Tolerance
-from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.execute.running.arrays import as_numpy, bits_agree, wide
+from jaxprtool.ir.basics.dtypes import is_extended
 from jaxprtool.jaxcompat import AbstractRef
 
 #: So many roundings in a row are no difference, unless nothing else is found.

@@ -11,11 +11,11 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.compare.arrays import as_numpy, bits_agree, wide
-from jaxprtool.execute.finite import is_mostly_nonfinite, nonfinite
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.equations import type_of
+from jaxprtool.execute.nans.finite import is_mostly_nonfinite, nonfinite
+from jaxprtool.execute.running.arrays import as_numpy, bits_agree, wide
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.dtypes import is_extended
+from jaxprtool.ir.core.equations import type_of
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.compare.iterations import first_iteration
 from jaxprtool.execute.compare.judging import Judge, comparable
 from jaxprtool.execute.compare.pieces import Machine, Side, needed
-from jaxprtool.ir.counterparts import MatchedBody, counterparts
-from jaxprtool.ir.interpret import branch_of
-from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.structured import Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.structured import Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.evaluation.interpret import branch_of
+from jaxprtool.ir.graphs.counterparts import MatchedBody, counterparts
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 #: So many cuts are compared at once.

@@ -14,10 +14,10 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, described
 from jaxprtool.execute.compare.variants import Variant
-from jaxprtool.execute.run import choose_device, failures_reported, ready
-from jaxprtool.ir.dtypes import as_array
-from jaxprtool.ir.equations import free_variables
-from jaxprtool.ir.interpret import evaluate
+from jaxprtool.execute.running.run import choose_device, failures_reported, ready
+from jaxprtool.ir.basics.dtypes import as_array
+from jaxprtool.ir.core.equations import free_variables
+from jaxprtool.ir.evaluation.interpret import evaluate
 from jaxprtool.jaxcompat import (
     AbstractRef,
     Atom,

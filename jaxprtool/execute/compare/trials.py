@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.ir.dtypes import is_extended
+from jaxprtool.ir.basics.dtypes import is_extended
 
 #: So many inputs are tried while one is made smaller.
 MOST_TRIES = 300

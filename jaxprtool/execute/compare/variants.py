@@ -9,14 +9,14 @@ from typing import Any
 import jax
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError, described
-from jaxprtool.execute.arguments import require_runnable
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
-from jaxprtool.execute.run import choose_device, compiled, copied, failures_reported, ready
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.dtypes import as_array
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.interpret import evaluate
-from jaxprtool.ir.program import Program
+from jaxprtool.execute.running.arguments import require_runnable
+from jaxprtool.execute.running.run import choose_device, compiled, copied, failures_reported, ready
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.dtypes import as_array
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.evaluation.interpret import evaluate
+from jaxprtool.ir.programs.program import Program
 
 Told = Callable[[str], object]
 

@@ -25,16 +25,16 @@ from jaxprtool.execute.nans.search import OriginSearch
 from jaxprtool.execute.nans.states import INF, NAN
 from jaxprtool.execute.nans.tracked import Evaluation, Origin, Tracked
 from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
-from jaxprtool.execute.run import ready_to_step
-from jaxprtool.execute.summary import plain, statistics
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import named, type_of
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.meshes import mesh_in_types
-from jaxprtool.ir.nonfinite import FiniteCheck, unchecked
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.scopes import is_backward, scopes_of
-from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.execute.running.run import ready_to_step
+from jaxprtool.execute.running.summary import plain, statistics
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import named, type_of
+from jaxprtool.ir.core.structured import sub_jaxprs
+from jaxprtool.ir.evaluation.nonfinite import FiniteCheck, unchecked
+from jaxprtool.ir.programs.meshes import mesh_in_types
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.ir.source.scopes import is_backward, scopes_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 
 #: The scope of what a backward part computes again because of `jax.checkpoint`.

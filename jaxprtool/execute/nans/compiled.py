@@ -19,9 +19,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.states import has_state, is_inexact, may_make, nonfinite
 from jaxprtool.execute.stepping import iterations
 from jaxprtool.execute.stepping.iterations import advanced, started
-from jaxprtool.ir.interpret import Interpreter, LoopOperands, bind
-from jaxprtool.ir.structured import Cond, Scan, While
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.core.structured import Cond, Scan, While
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.evaluation.interpret import Interpreter, LoopOperands, bind
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
 
 #: So many origins are followed, each by an element of a mask; what more there are share the last.

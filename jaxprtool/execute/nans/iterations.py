@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.compiled import Counting, any_of, put_at, row_at
 from jaxprtool.execute.stepping.iterations import Progress, advanced, bodies_of
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.interpret import LoopOperands
-from jaxprtool.ir.structured import Scan, While
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.structured import Scan, While
+from jaxprtool.ir.evaluation.interpret import LoopOperands
 from jaxprtool.jaxcompat import JaxprEqn
 
 

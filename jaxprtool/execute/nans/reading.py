@@ -10,11 +10,11 @@ import numpy as np
 
 from jaxprtool.execute.nans.states import has_state, is_moving
 from jaxprtool.execute.nans.tracked import Evaluation, Moved, Tracked
-from jaxprtool.execute.summary import plain
-from jaxprtool.ir.interpret import bind
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.structured import holds_jaxpr
-from jaxprtool.ir.traits import traits
+from jaxprtool.execute.running.summary import plain
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.structured import holds_jaxpr
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.evaluation.interpret import bind
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: An index of an array: one element, or some.

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxprtool.execute.effects import leaves_the_program
 from jaxprtool.execute.nans.states import (
     FINITE,
     INF,
@@ -29,10 +28,11 @@ from jaxprtool.execute.nans.states import (
     moves_constants,
     state_of,
 )
-from jaxprtool.ir.equations import Contains
-from jaxprtool.ir.interpret import Interpreter, bind
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
-from jaxprtool.ir.traits import traits
+from jaxprtool.execute.stepping.effects import leaves_the_program
+from jaxprtool.ir.core.equations import Contains
+from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.evaluation.interpret import Interpreter, bind
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn
 
 #: Values of no more elements are joined to be checked; a larger one would be kept alive for it.

@@ -52,9 +52,9 @@ from jaxprtool.execute.nans.tracked import (
 from jaxprtool.execute.nans.ways import way_to
 from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
 from jaxprtool.execute.stepping.iterations import Progress, bodies_of
-from jaxprtool.ir.interpret import LoopOperands, row_of, slice_number
-from jaxprtool.ir.structural_key import Keyless, structure
-from jaxprtool.ir.structured import Scan, ShardMap, While, view
+from jaxprtool.ir.core.structured import Scan, ShardMap, While, view
+from jaxprtool.ir.equality.structural_key import Keyless, structure
+from jaxprtool.ir.evaluation.interpret import LoopOperands, row_of, slice_number
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
 #: Values that nothing reads any more are kept, for the ways that lead to what is found, as long as

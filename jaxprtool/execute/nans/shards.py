@@ -13,9 +13,9 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.compiled import Counting, Masked
 from jaxprtool.execute.nans.states import INF, NAN
 from jaxprtool.execute.stepping.shards import on_shards
-from jaxprtool.ir.dataflow import DataFlow
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.structured import ShardMap
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.structured import ShardMap
+from jaxprtool.ir.dataflow.dataflow import DataFlow
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 

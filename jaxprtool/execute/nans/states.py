@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.execute.summary import plain
-from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.traits import traits
+from jaxprtool.execute.running.summary import plain
+from jaxprtool.ir.basics.dtypes import is_extended
+from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, JaxprEqn, Literal
 
 #: The states of an array, as bits: all finite, an infinity in it, a NaN in it.

@@ -10,8 +10,8 @@ import numpy as np
 from jaxprtool.execute.nans.reading import Index, Read, read_by
 from jaxprtool.execute.nans.states import NAN, has_state, is_moving
 from jaxprtool.execute.nans.tracked import Evaluation, OnWay, Tracked, Written
-from jaxprtool.execute.summary import plain
-from jaxprtool.ir.traits import traits
+from jaxprtool.execute.running.summary import plain
+from jaxprtool.ir.core.traits import traits
 
 #: A way has at most so many values, and is followed past so many that are only moved.
 _LONGEST, _FURTHEST = 12, 100

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxprtool.execute.effects import Effects, Event
+from jaxprtool.execute.stepping.effects import Effects, Event
 from jaxprtool.execute.stepping.iterations import can_be_compiled
 from jaxprtool.execute.stepping.shards import can_be_checked
-from jaxprtool.ir.interpret import Interpreter, slice_number
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
+from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
+from jaxprtool.ir.evaluation.interpret import Interpreter, slice_number
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.interpret import LoopOperands, slice_number
-from jaxprtool.ir.meshes import mesh_of
-from jaxprtool.ir.structured import Scan, While
+from jaxprtool.ir.basics.dtypes import is_extended
+from jaxprtool.ir.core.structured import Scan, While
+from jaxprtool.ir.evaluation.interpret import LoopOperands, slice_number
+from jaxprtool.ir.programs.meshes import mesh_of
 from jaxprtool.jaxcompat import ClosedJaxpr
 
 #: Returns what a body gives for some arguments.

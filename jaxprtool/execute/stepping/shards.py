@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxprtool.ir.structured import ShardMap
+from jaxprtool.ir.core.structured import ShardMap
 
 
 def can_be_checked(held: ShardMap) -> bool:

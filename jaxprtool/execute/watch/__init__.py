@@ -17,16 +17,16 @@ import jax
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.run import ready_to_step
+from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.execute.watch.numbers import Lost, Numbers
 from jaxprtool.execute.watch.recorder import By, Recorder, WatchedRow
 from jaxprtool.execute.watch.selected import IterationChoice
 from jaxprtool.execute.watch.stops import Stopped, runs_of, stopping
 from jaxprtool.execute.watch.watched_run import WatchedRun
-from jaxprtool.ir.documents import document
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.ir.notation.selection import Selection
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import JaxprEqn
 
 __all__ = ["Lost", "Numbers", "Stopped", "Watched", "WatchedRow", "watch"]

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxprtool.execute.effects import leaves_the_program
+from jaxprtool.execute.stepping.effects import leaves_the_program
 from jaxprtool.execute.stepping.iterations import Progress, advanced, put_at
 from jaxprtool.execute.stepping.shards import on_shards
-from jaxprtool.ir.interpret import Interpreter, LoopOperands, bind
-from jaxprtool.ir.meshes import mesh_of
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
+from jaxprtool.ir.evaluation.interpret import Interpreter, LoopOperands, bind
+from jaxprtool.ir.programs.meshes import mesh_of
 from jaxprtool.jaxcompat import AbstractRef, ClosedJaxpr, JaxprEqn
 
 #: The values of iterations that run at a time take no more bytes.

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.execute.summary import plain
-from jaxprtool.ir.documents import AnyFloat
-from jaxprtool.ir.dtypes import array_dtypes, is_extended
+from jaxprtool.execute.running.summary import plain
+from jaxprtool.ir.basics.documents import AnyFloat
+from jaxprtool.ir.basics.dtypes import array_dtypes, is_extended
 from jaxprtool.jaxcompat import AbstractRef, Aval, DType
 
 #: The formats that magnitudes are compared with, by their short names.

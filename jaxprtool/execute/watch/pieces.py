@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.watch.collected import ITERATION_BYTES, Wanted, is_stepped
-from jaxprtool.ir.caches import anchor
-from jaxprtool.ir.equations import Contains, free_variables, size_of
-from jaxprtool.ir.rewrite import narrow
-from jaxprtool.ir.structured import Call, Cond, CustomJVP, Scan, view
+from jaxprtool.ir.basics.caches import anchor
+from jaxprtool.ir.core.equations import Contains, free_variables, size_of
+from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, view
+from jaxprtool.ir.rewriting.rewrite import narrow
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 #: The values of equations that are compiled together take no more bytes, but of one alone.

@@ -10,17 +10,17 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.summary import plain
+from jaxprtool.execute.running.summary import plain
 from jaxprtool.execute.watch.numbers import Numbers, Tally, has_numbers, is_inexact, tallies
 from jaxprtool.execute.watch.selected import IterationChoice
 from jaxprtool.execute.watch.stops import value_names
 from jaxprtool.execute.watch.watched_run import Result
-from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import bodies, holders, type_of
-from jaxprtool.ir.frames import BEHIND, frames_now
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.scopes import Part, Scope, ScopeReader, is_backward
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import bodies, holders, type_of
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import BEHIND, frames_now
+from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn
 
 #: What values are grouped by.

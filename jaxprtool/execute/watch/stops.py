@@ -10,11 +10,11 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.watch.watched_run import Ran, Stop
-from jaxprtool.ir.equations import equations, holders
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.core.equations import equations, holders
+from jaxprtool.ir.core.structured import Call, CustomJVP, view
 from jaxprtool.ir.notation.user_names import UserNames
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import Call, CustomJVP, view
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import Atom, Jaxpr, Literal
 from jaxprtool.jaxcompat.identity import identity
 

@@ -30,9 +30,9 @@ from jaxprtool.execute.watch.collected import (
 from jaxprtool.execute.watch.numbers import on_host
 from jaxprtool.execute.watch.pieces import Piece, Pieces
 from jaxprtool.execute.watch.selected import IterationChoice
-from jaxprtool.ir.equations import equations, named
-from jaxprtool.ir.interpret import LoopOperands, slice_number
-from jaxprtool.ir.structured import Scan, ShardMap, View, While, view
+from jaxprtool.ir.core.equations import equations, named
+from jaxprtool.ir.core.structured import Scan, ShardMap, View, While, view
+from jaxprtool.ir.evaluation.interpret import LoopOperands, slice_number
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal, Var
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.custom_rules import jvp_rule, vjp_rule
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.structured import Call, CustomJVP, CustomVJP, While, view
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.core.structured import Call, CustomJVP, CustomVJP, While, view
+from jaxprtool.ir.rewriting.custom_rules import jvp_rule, vjp_rule
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
 
 _CHECKED = {c for v in (Call, CustomJVP, CustomVJP, While) for c in v.primitives}

@@ -29,8 +29,8 @@ from jaxprtool.formats.jaxpr.params import Params
 from jaxprtool.formats.jaxpr.source import MAX_DEPTH, Expression
 from jaxprtool.formats.jaxpr.syntax import Binder, Body, Equation, File, Operation, Parameter
 from jaxprtool.formats.jaxpr.types import TypeReader
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.plugins import missing_plugin
+from jaxprtool.ir.basics.plugins import missing_plugin
+from jaxprtool.ir.core.equations import type_of
 from jaxprtool.jaxcompat import (
     Atom,
     Aval,

@@ -30,10 +30,10 @@ from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.source import Expression, FileText
 from jaxprtool.formats.jaxpr.types import NO_MESH, TypeReader, TypeWriter
-from jaxprtool.ir.bounds import Bound, LengthsBound, SizeBound
-from jaxprtool.ir.jit_options import JitOptions
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import Tree, describe
+from jaxprtool.ir.programs.jit_options import JitOptions
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import Tree, describe
+from jaxprtool.ir.shapes.bounds import Bound, LengthsBound, SizeBound
 
 #: Lines of a header are broken where they would be longer.
 _WIDTH = 100

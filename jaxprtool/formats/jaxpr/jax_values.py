@@ -44,11 +44,11 @@ from jaxprtool.formats.jaxpr.values import (
     add_singleton,
     call,
 )
-from jaxprtool.ir.callbacks import Stub, callback_name
-from jaxprtool.ir.checkpoint_policies import MAKERS, POLICIES
-from jaxprtool.ir.dtypes import array_dtypes
-from jaxprtool.ir.held import LITERALS, Held, StandIn, description
-from jaxprtool.ir.trees import Opaque
+from jaxprtool.ir.basics.dtypes import array_dtypes
+from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.ir.programs.held import LITERALS, Held, StandIn, description
+from jaxprtool.ir.programs.trees import Opaque
+from jaxprtool.ir.rewriting.callbacks import Stub, callback_name
 
 # --- numbers and dtypes -------------------------------------------------------------------------
 

@@ -21,14 +21,14 @@ from jaxprtool.formats.jaxpr import constants, params, values
 from jaxprtool.formats.jaxpr.constants import ConstantWriter
 from jaxprtool.formats.jaxpr.types import NO_MESH, TypeWriter
 from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, stubbed
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.high import classic
+from jaxprtool.ir.basics.plugins import missing_plugin
+from jaxprtool.ir.core.equations import named
+from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type
-from jaxprtool.ir.plugins import missing_plugin
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.rewriting.callbacks import BATCHING_HINT, HINT, stubbed
+from jaxprtool.ir.rewriting.high import classic
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 

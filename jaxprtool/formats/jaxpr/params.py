@@ -27,8 +27,13 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat, primitives
 from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.callbacks import Stub, batching_rule, custom_vmap_params
-from jaxprtool.ir.custom_rules import (
+from jaxprtool.ir.basics.plugins import load_rules_of
+from jaxprtool.ir.basics.rules import RuleTable, rule
+from jaxprtool.ir.core.structured import CALLS, UNASKED
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.trees import build, describe
+from jaxprtool.ir.rewriting.callbacks import Stub, batching_rule, custom_vmap_params
+from jaxprtool.ir.rewriting.custom_rules import (
     JVPRule,
     VJPRule,
     jvp_params,
@@ -36,11 +41,6 @@ from jaxprtool.ir.custom_rules import (
     vjp_params,
     vjp_rule,
 )
-from jaxprtool.ir.plugins import load_rules_of
-from jaxprtool.ir.rules import RuleTable, rule
-from jaxprtool.ir.structured import CALLS, UNASKED
-from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import build, describe
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Primitive
 
 

@@ -24,9 +24,9 @@ from jaxprtool.formats.jaxpr.header import Header, bound_of, jit_options, read_h
 from jaxprtool.formats.jaxpr.source import FileText
 from jaxprtool.formats.jaxpr.source_comments import source_infos
 from jaxprtool.formats.jaxpr.types import TypeReader
-from jaxprtool.ir.bounds import Bound
-from jaxprtool.ir.collector import without_collector
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.shapes.bounds import Bound
 from jaxprtool.jaxcompat import DebugInfo
 
 _WIDE_TYPES = ("f64", "i64", "u64", "c128")

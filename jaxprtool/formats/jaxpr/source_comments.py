@@ -19,9 +19,9 @@ from pathlib import PurePath
 from typing import TypeAlias
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.frames import BEHIND, Root, frames_now
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.user_names import source_names
+from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import (

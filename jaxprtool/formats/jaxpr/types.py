@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.values import Unwritable
-from jaxprtool.ir.dtypes import is_foreign
+from jaxprtool.ir.basics.dtypes import is_foreign
 from jaxprtool.ir.notation import types
 from jaxprtool.jaxcompat import Aval
 

@@ -38,13 +38,13 @@ from jaxprtool.formats.jaxpr.source_comments import SourceComments
 from jaxprtool.formats.jaxpr.syntax import VERSION
 from jaxprtool.formats.jaxpr.values import Unwritable
 from jaxprtool.formats.with_constants import Text, constants_file, write_texts
-from jaxprtool.ir.callbacks import are_stubs
-from jaxprtool.ir.custom_rules import rules_followed
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.selection import Selection
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.callbacks import are_stubs
+from jaxprtool.ir.rewriting.custom_rules import rules_followed
 from jaxprtool.jaxcompat import Jaxpr, context_settings
 
 #: The columns of a listing in a pipe.

@@ -32,9 +32,9 @@ from jaxprtool.formats.python.expressions import (
     plain,
 )
 from jaxprtool.formats.python.naming import identifier, numbered
-from jaxprtool.ir.held import LITERALS, Held
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import DESCRIBED_AS_TUPLES, Opaque, Shell, filled, one_level
+from jaxprtool.ir.programs.held import LITERALS, Held
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, Opaque, Shell, filled, one_level
 
 
 @dataclass

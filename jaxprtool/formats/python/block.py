@@ -40,8 +40,8 @@ from jaxprtool.formats.python.module import Module, Origin
 from jaxprtool.formats.python.naming import LocalNames
 from jaxprtool.formats.python.selection import TextTemplate
 from jaxprtool.formats.python.values import literal
-from jaxprtool.ir.callbacks import stubbed
-from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.rewriting.callbacks import stubbed
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, DropVar, JaxprEqn, Literal, Var, open_jaxpr
 
 #: How much an expression may hold before its parts get lines of their own; how many may wait.

@@ -18,7 +18,7 @@ from jaxprtool.formats.python.expressions import Expression, Name, Scope, call, 
 from jaxprtool.formats.python.helpers import FROM_HEX
 from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
-from jaxprtool.ir.dtypes import is_foreign
+from jaxprtool.ir.basics.dtypes import is_foreign
 
 #: Arrays of more elements are written as their bytes, and of more bytes into the file beside.
 _MOST_ELEMENTS, MOST_BYTES = 16, 2048

@@ -42,12 +42,12 @@ from jaxprtool.formats.python.rules import (  # noqa: F401  (they fill the table
 )
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.with_constants import Text, constants_file, mention, write_texts
-from jaxprtool.ir.callbacks import are_stubs
-from jaxprtool.ir.custom_rules import rules_followed
-from jaxprtool.ir.dtypes import x64_enabled
-from jaxprtool.ir.equations import has_64_bit_types, type_of
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import names_of
+from jaxprtool.ir.basics.dtypes import x64_enabled
+from jaxprtool.ir.core.equations import has_64_bit_types, type_of
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.callbacks import are_stubs
+from jaxprtool.ir.rewriting.custom_rules import rules_followed
+from jaxprtool.ir.shapes.symbols import names_of
 from jaxprtool.jaxcompat import open_jaxpr
 
 __all__ = ["python_rules", "to_python", "write_python"]

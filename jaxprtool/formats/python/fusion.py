@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxprtool.formats.python.expressions import Giving
 from jaxprtool.formats.python.rules.loops import on_number, on_platform, on_predicate
-from jaxprtool.ir.structured import Cond
+from jaxprtool.ir.core.structured import Cond
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, open_jaxpr
 
 

@@ -10,9 +10,9 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import CallExpression, Expression, Name, Slot, call
-from jaxprtool.ir.jit_options import JitOptions
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.programs.jit_options import JitOptions
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled
 
 
 def jit_decorator(program: Program, options: JitOptions, results: Any) -> Expression:

@@ -34,11 +34,11 @@ from jaxprtool.formats.python.rules import calls
 from jaxprtool.formats.python.selection import TextTemplates
 from jaxprtool.formats.python.symbols import bindings, finds_its_symbols
 from jaxprtool.formats.python.values import dtype_name, literal
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import BEHIND, Place, frames_now, short_paths
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.symbols import sizes_by_symbol
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.shapes.symbols import sizes_by_symbol
+from jaxprtool.ir.source.frames import BEHIND, Place, frames_now, short_paths
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr
 from jaxprtool.jaxcompat.places import UserFrame
 from jaxprtool.primitives import scope_of

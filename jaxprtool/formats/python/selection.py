@@ -36,8 +36,8 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.layout import Hole, Piece, filled, flat, holes_of
 from jaxprtool.formats.python.rules.table import proposals, unsupported
 from jaxprtool.formats.python.values import literal, primitive
-from jaxprtool.ir.equivalence import equivalent
-from jaxprtool.ir.structural_key import Keyless, parameters_key
+from jaxprtool.ir.equality.equivalence import equivalent
+from jaxprtool.ir.equality.structural_key import Keyless, parameters_key
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 

@@ -28,8 +28,8 @@ from jaxprtool.formats.python.expressions import (
     written,
 )
 from jaxprtool.formats.python.layout import Piece, statement
-from jaxprtool.ir.equations import equations, type_of
-from jaxprtool.ir.symbols import names_of, names_of_factor
+from jaxprtool.ir.core.equations import equations, type_of
+from jaxprtool.ir.shapes.symbols import names_of, names_of_factor
 from jaxprtool.jaxcompat import Jaxpr, Var
 
 

@@ -47,8 +47,8 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.naming import identifier
 from jaxprtool.formats.python.symbols import dimension
-from jaxprtool.ir.dtypes import is_foreign
-from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.basics.dtypes import is_foreign
+from jaxprtool.ir.core.equations import type_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, Primitive
 
 # --- parameters -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from jaxprtool.ir.equations import Contains, bodies, holders
+from jaxprtool.ir.core.equations import Contains, bodies, holders
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 

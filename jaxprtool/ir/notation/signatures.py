@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type, width_of
-from jaxprtool.ir.structured import holds_jaxpr
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
 from jaxprtool.jaxcompat.identity import identity
 

@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.dataflow import DataFlow
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.equations import holders
-from jaxprtool.ir.frames import Root, frames_now
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.equations import holders
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.dataflow.dataflow import DataFlow
+from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.ir.notation.names import VariableNames, fresh_names
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.source_names import Range, SourceNames, range_of
+from jaxprtool.ir.source.frames import Root, frames_now
+from jaxprtool.ir.source.source_names import Range, SourceNames, range_of
 from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import FrameReader, UserFrame, names_given

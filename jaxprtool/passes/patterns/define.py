@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PluginError
-from jaxprtool.ir.program import Program
-from jaxprtool.passes.base import Pass
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.patterns.definition import Check, Definition, Match, UserFunction
 from jaxprtool.passes.patterns.plan import Application
 

@@ -22,10 +22,10 @@ from jaxprtool.errors import (
     UserFunctionError,
     described,
 )
-from jaxprtool.ir import dtypes
-from jaxprtool.ir.equations import named, type_of
+from jaxprtool.ir.basics import dtypes
+from jaxprtool.ir.core.equations import named, type_of
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
-from jaxprtool.passes.dce import dce_body
+from jaxprtool.passes.cleanup.dce import dce_body
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.graphs import Pattern
 from jaxprtool.passes.patterns.tracing import Traced

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from jaxprtool.errors import JaxprToolError, PluginError, described
-from jaxprtool.ir.program import Program
-from jaxprtool.passes import registry
-from jaxprtool.passes.base import Pass
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework import registry
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework.pipeline import Pipeline, Step
 from jaxprtool.passes.patterns.define import Rewrite
 from jaxprtool.passes.patterns.definition import Match
-from jaxprtool.passes.pipeline import Pipeline, Step
 
 
 def load_rewrites(path: str) -> list[Rewrite]:

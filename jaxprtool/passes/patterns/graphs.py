@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.equations import free_variables, is_array, needed_equations, variables
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.structured import ShardMap, holds_jaxpr, sub_jaxprs
-from jaxprtool.ir.traits import traits
-from jaxprtool.ir.value_keys import same_array
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.equations import free_variables, is_array, needed_equations, variables
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.structured import ShardMap, holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.equality.value_keys import same_array
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 
 

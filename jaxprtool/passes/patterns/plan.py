@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir import rewrite as engine
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.rewrite import RewriteRule, Writer
+from jaxprtool.ir.rewriting import rewrite as engine
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.patterns import types
 from jaxprtool.passes.patterns.definition import Definition, Match

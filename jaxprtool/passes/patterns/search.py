@@ -18,10 +18,10 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import is_array
-from jaxprtool.ir.equivalence import same_operation
-from jaxprtool.ir.traits import traits
-from jaxprtool.ir.value_keys import same_array
+from jaxprtool.ir.core.equations import is_array
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.equality.equivalence import same_operation
+from jaxprtool.ir.equality.value_keys import same_array
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 

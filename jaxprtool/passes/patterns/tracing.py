@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir import dtypes
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.basics import dtypes
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
-from jaxprtool.passes.inline import Inline
+from jaxprtool.passes.cleanup.inline import Inline
 
 #: Calls are inlined, in patterns as in the programs that they are looked for in.
 PLAIN_CALLS = Inline()

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
-from jaxprtool.ir import dtypes
+from jaxprtool.ir.basics import dtypes
 from jaxprtool.ir.notation import expressions, types
 from jaxprtool.ir.notation.types import SizeExpression
 from jaxprtool.jaxcompat import Aval

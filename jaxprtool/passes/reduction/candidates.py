@@ -10,10 +10,10 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.equations import equations, size_of
-from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.core.equations import equations, size_of
+from jaxprtool.ir.programs.program import Program, type_check
 from jaxprtool.jaxcompat import Atom, Literal, Var
-from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.cleanup.dce import Dce
 
 _DCE = Dce(drop_inputs=True)
 

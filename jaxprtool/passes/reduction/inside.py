@@ -10,14 +10,14 @@ import numpy as np
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
-from jaxprtool.ir.structured import UNASKED, Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.basics.dtypes import is_extended
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.structured import UNASKED, Cond, Scan, ShardMap, While, view
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
-from jaxprtool.passes.forward import Forward
+from jaxprtool.passes.cleanup.forward import Forward
 from jaxprtool.passes.reduction.candidates import (
     Candidate,
     ReductionStep,

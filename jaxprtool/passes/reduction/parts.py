@@ -12,10 +12,10 @@ from typing import Any
 from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import free_variables
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import RewriteRule, Writer, narrow, rewrite
-from jaxprtool.ir.structured import Scan, view
+from jaxprtool.ir.core.equations import free_variables
+from jaxprtool.ir.core.structured import Scan, view
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, narrow, rewrite
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Var
 from jaxprtool.passes.reduction.candidates import (
     Candidate,

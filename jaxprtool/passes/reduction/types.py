@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.dtypes import is_extended, is_wide
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import map_sub_jaxprs
+from jaxprtool.ir.basics.dtypes import is_extended, is_wide
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.structured import map_sub_jaxprs
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, DropVar, Literal, Var
 from jaxprtool.passes.reduction.candidates import Candidate, ReductionStep, is_array, with_body
 

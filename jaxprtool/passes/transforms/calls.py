@@ -17,22 +17,22 @@ from typing import Any, ClassVar
 import jax
 
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
-from jaxprtool.ir.checkpoint_policies import MAKERS, POLICIES
-from jaxprtool.ir.jit_options import JitOptions
 from jaxprtool.ir.notation import expressions
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import filled
-from jaxprtool.passes.base import Pass
-from jaxprtool.passes.batch.axes import free_axes, program_axes
-from jaxprtool.passes.batch.axis import Axis
-from jaxprtool.passes.inline import Inline
-from jaxprtool.passes.transforms.closed import Closed
-from jaxprtool.passes.transforms.retrace import (
+from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.ir.programs.jit_options import JitOptions
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled
+from jaxprtool.passes.cleanup.inline import Inline
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework.retrace import (
     chosen,
     function_of,
     positional_roots,
     retraced,
 )
+from jaxprtool.passes.mapping.batch.axes import free_axes, program_axes
+from jaxprtool.passes.mapping.batch.axis import Axis
+from jaxprtool.passes.transforms.closed import Closed
 from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_scopes
 
 __all__ = ["Checkpoint", "Closed", "DisableJit", "Jit", "NamedCall", "Pmap"]

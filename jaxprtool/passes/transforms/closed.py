@@ -22,15 +22,15 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, did_you_mean
-from jaxprtool.ir.bounds import LengthsBound
-from jaxprtool.ir.equations import substitute, type_of, with_operands
-from jaxprtool.ir.matching import Mismatch, matched_leaves
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.structured import keep
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.core.equations import substitute, type_of, with_operands
+from jaxprtool.ir.core.structured import keep
+from jaxprtool.ir.programs.matching import Mismatch, matched_leaves
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled, structure
+from jaxprtool.ir.shapes.bounds import LengthsBound
 from jaxprtool.jaxcompat import Aval, Literal, Var
-from jaxprtool.passes.base import Pass
-from jaxprtool.passes.transforms.retrace import chosen, positional
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework.retrace import chosen, positional
 
 
 @dataclass(frozen=True)

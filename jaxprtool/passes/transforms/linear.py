@@ -24,19 +24,18 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.border import top_jaxpr
-from jaxprtool.ir.dtypes import is_float0
-from jaxprtool.ir.equations import bodies, equations, free_variables, named, type_of
-from jaxprtool.ir.paths import paths
-from jaxprtool.ir.program import Program, Programs
-from jaxprtool.ir.rewrite import Memo
-from jaxprtool.ir.structured import Call, keep, view
-from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.basics.dtypes import is_float0
+from jaxprtool.ir.basics.paths import paths
+from jaxprtool.ir.core.equations import bodies, equations, free_variables, named, type_of
+from jaxprtool.ir.core.structured import Call, keep, view
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.programs.trees import filled, structure
+from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.passes.base import Pass
-from jaxprtool.passes.transforms.residuals import residual_names
-from jaxprtool.passes.transforms.retrace import (
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework.retrace import (
     WithAux,
     as_pair,
     chosen_argnums,
@@ -46,6 +45,7 @@ from jaxprtool.passes.transforms.retrace import (
     retraced,
     with_names,
 )
+from jaxprtool.passes.transforms.residuals import residual_names
 
 Function = Callable[..., Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 
 

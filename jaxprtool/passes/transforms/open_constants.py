@@ -19,19 +19,19 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.constant_operands import Taken, hand_in
-from jaxprtool.ir.custom_rules import custom_rule, has_rule, rule_jaxprs, rules_followed
-from jaxprtool.ir.equations import equations, size_of, substitute, with_operands
-from jaxprtool.ir.paths import paths, unique
-from jaxprtool.ir.program import Program, Programs
-from jaxprtool.ir.regions import open_regions
-from jaxprtool.ir.rewrite import Memo
-from jaxprtool.ir.structured import sub_jaxprs
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.basics.paths import paths, unique
+from jaxprtool.ir.core.equations import equations, size_of, substitute, with_operands
+from jaxprtool.ir.core.regions import open_regions
+from jaxprtool.ir.core.structured import sub_jaxprs
+from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.programs.trees import filled, structure
+from jaxprtool.ir.rewriting.constant_operands import Taken, hand_in
+from jaxprtool.ir.rewriting.custom_rules import custom_rule, has_rule, rule_jaxprs, rules_followed
+from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.identity import identity
-from jaxprtool.passes.base import Pass
-from jaxprtool.passes.transforms.retrace import with_names
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework.retrace import with_names
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxprtool.ir.frames import own_frame, short_paths
-from jaxprtool.ir.makers import Makers
-from jaxprtool.ir.paths import unique
+from jaxprtool.ir.basics.paths import unique
+from jaxprtool.ir.dataflow.makers import Makers
+from jaxprtool.ir.source.frames import own_frame, short_paths
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, UnsupportedError, did_you_mean
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.equations import free_variables, named
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.quantities import some
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.rewrite import Writer, rewrite
-from jaxprtool.ir.scopes import Part, Scope, ScopeReader
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.quantities import some
+from jaxprtool.ir.core.equations import free_variables, named
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import Writer, rewrite
+from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
 
 #: So many scopes are named where none matches.

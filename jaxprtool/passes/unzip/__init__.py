@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.custom_rules import rules_followed
-from jaxprtool.ir.program import Program, Programs
-from jaxprtool.passes.base import Pass
+from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.rewriting.custom_rules import rules_followed
+from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.unzip import custom_derivatives, rules  # noqa: F401  (they fill the table)
 from jaxprtool.passes.unzip.auto import sow_cut
 from jaxprtool.passes.unzip.binding_times import BindingTime, Context, Outcome, unzip_rules, whole

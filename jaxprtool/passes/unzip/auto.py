@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import substitute, with_operands
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import regions
+from jaxprtool.ir.core.equations import substitute, with_operands
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
-from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
 from jaxprtool.passes.unzip.flow import (

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import Contains, named
-from jaxprtool.ir.regions import open_regions
-from jaxprtool.ir.rewrite import Memo
-from jaxprtool.ir.rules import RuleTable
-from jaxprtool.ir.structured import view
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.rules import RuleTable
+from jaxprtool.ir.core.equations import Contains, named
+from jaxprtool.ir.core.regions import open_regions
+from jaxprtool.ir.core.structured import view
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, JaxprEqn, Var
-from jaxprtool.passes.dce import has_lasting_effect
+from jaxprtool.passes.cleanup.dce import has_lasting_effect
 from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import sow_p
 

@@ -19,7 +19,11 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.custom_rules import (
+from jaxprtool.ir.basics.dtypes import is_float0
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.ir.core.equations import named
+from jaxprtool.ir.core.structured import call, keep
+from jaxprtool.ir.rewriting.custom_rules import (
     JVPRule,
     VJPRule,
     following,
@@ -27,12 +31,8 @@ from jaxprtool.ir.custom_rules import (
     rule_key,
     vjp_rule,
 )
-from jaxprtool.ir.dtypes import is_float0
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.rules import rule
-from jaxprtool.ir.structured import call, keep
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxprtool.passes.dce import dce_body
+from jaxprtool.passes.cleanup.dce import dce_body
 from jaxprtool.passes.unzip.binding_times import (
     READY,
     BindingTime,

@@ -27,12 +27,12 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import is_ref, size_of
-from jaxprtool.ir.regions import Regions, regions
-from jaxprtool.ir.structured import Call, Scan, ShardMap, View, While
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.core.equations import is_ref, size_of
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.structured import Call, Scan, ShardMap, View, While
+from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, JaxprEqn, Literal, Var
-from jaxprtool.passes.dce import has_lasting_effect
+from jaxprtool.passes.cleanup.dce import has_lasting_effect
 from jaxprtool.passes.unzip.binding_times import BOTH, EARLY, Context, meet
 from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
 from jaxprtool.passes.unzip.keys import is_of

@@ -7,9 +7,9 @@ before the loop does for all; and it can be one, where the loop's length is not 
 from __future__ import annotations
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import needed_equations, substitute, variables, with_operands
-from jaxprtool.ir.regions import Regions, open_regions, regions
-from jaxprtool.ir.rewrite import partition
+from jaxprtool.ir.core.equations import needed_equations, substitute, variables, with_operands
+from jaxprtool.ir.core.regions import Regions, open_regions, regions
+from jaxprtool.ir.rewriting.rewrite import partition
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.unzip.binding_times import EARLY, Context
 from jaxprtool.passes.unzip.flow import parts_of

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Literal
 from jaxprtool.passes.unzip.binding_times import operand_of
 from jaxprtool.passes.unzip.variables import UnzipError

@@ -13,11 +13,11 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import free_variables, named, needed_equations
-from jaxprtool.ir.rewrite import narrow
-from jaxprtool.ir.structured import Scan, While
+from jaxprtool.ir.core.equations import free_variables, named, needed_equations
+from jaxprtool.ir.core.structured import Scan, While
+from jaxprtool.ir.rewriting.rewrite import narrow
 from jaxprtool.jaxcompat import Atom, JaxprEqn
-from jaxprtool.passes.dce import dce_regions
+from jaxprtool.passes.cleanup.dce import dce_regions
 from jaxprtool.passes.unzip.binding_times import Context
 
 #: A loop is tried this often before it is said to be too long.

@@ -24,12 +24,12 @@ from itertools import islice
 from jax.extend.core import DebugInfo
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.caches import cached_method
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.regions import regions
-from jaxprtool.ir.source_names import Range, SourceNames, range_of
-from jaxprtool.ir.structured import Call, Scan, view
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.structured import Call, Scan, view
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.source.source_names import Range, SourceNames, range_of
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.places import UserFrame, is_installed, is_users_file, user_frames
 from jaxprtool.passes.unzip.binding_times import Context, operand_of

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import chain, groupby
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.def_use import DefUse
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.structured import Call
+from jaxprtool.ir.core.equations import named
+from jaxprtool.ir.core.structured import Call
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import UnzipError

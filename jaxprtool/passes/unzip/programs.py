@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import jax
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import leaf_paths, structure
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import leaf_paths, structure
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
-from jaxprtool.passes.dce import Dce
+from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.unzip.binding_times import EARLY, READY, Context
 from jaxprtool.passes.unzip.keys import Arguments
 from jaxprtool.passes.unzip.paths import check_cut

@@ -18,12 +18,12 @@ from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.regions import Region, Regions, regions
-from jaxprtool.ir.rules import rule
-from jaxprtool.ir.structured import ShardMap, While, call, keep
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.ir.core.equations import named
+from jaxprtool.ir.core.regions import Region, Regions, regions
+from jaxprtool.ir.core.structured import ShardMap, While, call, keep
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
-from jaxprtool.passes.dce import has_lasting_effect
+from jaxprtool.passes.cleanup.dce import has_lasting_effect
 from jaxprtool.passes.unzip.binding_times import (
     BindingTime,
     Context,

@@ -17,10 +17,10 @@ from jax.extend.core import Effect
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import named, substitute, type_of, with_operands
-from jaxprtool.ir.structured import holds_jaxpr, keep
+from jaxprtool.ir.core.equations import named, substitute, type_of, with_operands
+from jaxprtool.ir.core.structured import holds_jaxpr, keep
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
-from jaxprtool.passes.dce import has_lasting_effect
+from jaxprtool.passes.cleanup.dce import has_lasting_effect
 from jaxprtool.passes.unzip.binding_times import (
     BOTH,
     EARLY,

@@ -15,8 +15,8 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.core.equations import named
+from jaxprtool.ir.programs.trees import filled
 from jaxprtool.jaxcompat import Aval, JaxprEqn
 
 #: What unzip sows under where it chooses the variables itself, and what stands in their names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from jaxprtool.ir.documents import document
+from jaxprtool.ir.basics.documents import document
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
     from jaxprtool.analysis.source_lines import Source
     from jaxprtool.execute.nans import BadValue, Operand
-    from jaxprtool.execute.run import RunReport
-    from jaxprtool.ir.repetition import Repetition
+    from jaxprtool.execute.running.run import RunReport
+    from jaxprtool.ir.programs.repetition import Repetition
 
 
 class CostDocument(NamedTuple):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, TypedDict
 
-from jaxprtool.ir.border import NamedValue
-from jaxprtool.ir.documents import Number, document
+from jaxprtool.ir.basics.documents import Number, document
+from jaxprtool.ir.programs.border import NamedValue
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
     from jaxprtool.execute.checked import Finding
-    from jaxprtool.execute.run import Times
+    from jaxprtool.execute.running.run import Times
 
 # --- programs ---------------------------------------------------------------------------------
 

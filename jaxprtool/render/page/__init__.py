@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from jaxprtool.ir.border import border
-from jaxprtool.ir.changes import Changes, changes
-from jaxprtool.ir.frames import Root
-from jaxprtool.ir.program import Program
-from jaxprtool.ir.quantities import in_bytes, plural
-from jaxprtool.render.lines import printable
-from jaxprtool.render.overview import facts
+from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.ir.graphs.changes import Changes, changes
+from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import Root
 from jaxprtool.render.page.report import Report, views
 from jaxprtool.render.page.sources import Sources
 from jaxprtool.render.page.view import Listing, listing
-from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.runs import duration
+from jaxprtool.render.reports.overview import facts
+from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.rendering import ShowOptions
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost.work import Work

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxprtool.render import parting
-from jaxprtool.render.compare import heading, verdict
-from jaxprtool.render.measures import COLUMNS, cells, types
 from jaxprtool.render.page import environment
+from jaxprtool.render.reports import parting
+from jaxprtool.render.reports.compare import heading, verdict
+from jaxprtool.render.reports.measures import COLUMNS, cells, types
 
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.comparison import Comparison

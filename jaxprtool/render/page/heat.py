@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from jaxprtool.ir.quantities import in_bytes, with_prefix
+from jaxprtool.ir.basics.quantities import in_bytes, with_prefix
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 if TYPE_CHECKING:

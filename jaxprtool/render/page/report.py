@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxprtool.ir.auto_sharding import partitioner_note
-from jaxprtool.ir.frames import BEHIND
-from jaxprtool.ir.quantities import in_bytes, times
-from jaxprtool.render import cost, memory, residuals
+from jaxprtool.ir.basics.quantities import in_bytes, times
+from jaxprtool.ir.programs.auto_sharding import partitioner_note
+from jaxprtool.ir.source.frames import BEHIND
+from jaxprtool.render.reports import cost, memory, residuals
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group

@@ -17,11 +17,11 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from jaxprtool.ir.frames import BEHIND, Root, frames_now
+from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.places import is_installed
-from jaxprtool.render.lines import printable
-from jaxprtool.render.rendering import ShowOptions
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.rendering import ShowOptions
 
 
 @dataclass(frozen=True)

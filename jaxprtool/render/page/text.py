@@ -12,8 +12,8 @@ from markupsafe import Markup, escape
 
 from jaxprtool.ir.notation import tokens
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
-from jaxprtool.render.lines import printable
-from jaxprtool.render.rows import Reader
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.rows import Reader
 
 #: The HTML element of each role of token.
 _ELEMENTS: dict[type[str], str] = {

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 from markupsafe import Markup
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.border import Border, NamedValue, ValueGroup, grouped
-from jaxprtool.ir.equations import bodies
+from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.notation.selection import Selection
+from jaxprtool.ir.programs.border import Border, NamedValue, ValueGroup, grouped
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
-from jaxprtool.render.lines import printable
 from jaxprtool.render.page.heat import Heat, Heats, sum_of
 from jaxprtool.render.page.sources import Place, Sources
 from jaxprtool.render.page.text import Text
-from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.rows import Reader
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.rows import Reader
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost.work import Work

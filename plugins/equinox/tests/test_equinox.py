@@ -11,8 +11,8 @@ from jaxprtool_equinox import modules
 
 import jaxprtool
 from jaxprtool.errors import ProgramFileError, UnsupportedError
-from jaxprtool.ir import plugins
-from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.ir.basics import plugins
+from jaxprtool.ir.core.structured import sub_jaxprs
 
 X = jnp.arange(1.0, 4.0)
 MATRIX = jnp.array([[3.0, 1.0], [1.0, 2.0]])

@@ -5,7 +5,7 @@ from jax import jit, lax
 
 from jaxprtool import jaxcompat, trace
 from jaxprtool.analysis.cost.all_runs import work_by_equation
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.core.equations import equations
 from tests.analysis.cost.test_cost import W, X
 
 

@@ -10,7 +10,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.emit import to_python
 from jaxprtool.formats.python.helpers import HELPERS
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.programs.program import Program
 from jaxprtool.loading.trace import trace
 
 

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 
 from jaxprtool import Program
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.execute.fill import fill
+from jaxprtool.execute.running.fill import fill
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.ir.equivalence import difference
-from jaxprtool.ir.structured import sub_jaxprs
+from jaxprtool.ir.core.structured import sub_jaxprs
+from jaxprtool.ir.equality.equivalence import difference
 from tests.formats.python.emitting import defined, traced_again
 from tests.formats.python.kinds import kinds
 from tests.programs import harness_share, random_programs, same, sample_programs

@@ -28,11 +28,11 @@ from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
 from jaxprtool.formats.python.emit import python_rules, to_python, write_python
 from jaxprtool.formats.python.expressions import call, plain
-from jaxprtool.ir.equivalence import difference
+from jaxprtool.ir.equality.equivalence import difference
 from jaxprtool.jaxcompat import Primitive
 from jaxprtool.loading.load import find
 from jaxprtool.loading.trace import trace
-from jaxprtool.passes.inline import Inline
+from jaxprtool.passes.cleanup.inline import Inline
 from tests.formats.python.emitting import defined, emitted
 from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import SAMPLES, sample_files

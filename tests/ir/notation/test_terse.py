@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.render.listing import listing
-from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.tree import tree
+from jaxprtool.render.terminal.listing import listing
+from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.tree import tree
 
 X = jnp.ones((4, 4))
 

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.border import border
-from jaxprtool.ir.equations import bodies, equations
-from jaxprtool.render.listing import listing
-from jaxprtool.render.rendering import ShowOptions
-from jaxprtool.render.rows import Reader
-from jaxprtool.render.tree import tree
+from jaxprtool.ir.core.equations import bodies, equations
+from jaxprtool.ir.programs.border import border
+from jaxprtool.render.terminal.listing import listing
+from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.rows import Reader
+from jaxprtool.render.terminal.tree import tree
 from tests.render.programs import PROGRAMS
 
 PARAMS = [{"w": jnp.ones((3, 3)), "b": jnp.ones(3)} for _ in range(2)]

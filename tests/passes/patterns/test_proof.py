@@ -15,7 +15,7 @@ import jax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxprtool.ir.program import type_check
+from jaxprtool.ir.programs.program import type_check
 from tests.passes.patterns.parts import rewrite_of_a_part
 from tests.programs import harness_programs, random_programs, same
 from tests.programs.random_programs import RandomProgram

@@ -17,12 +17,12 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.equivalence import difference
-from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.equality.equivalence import difference
+from jaxprtool.ir.programs.program import Program, type_check
 from jaxprtool.loading.trace import bind_arguments, trace
-from jaxprtool.passes.pipeline import Pipeline
-from jaxprtool.passes.transforms.retrace import function_of
+from jaxprtool.passes.framework.pipeline import Pipeline
+from jaxprtool.passes.framework.retrace import function_of
 from tests.programs import interpreter, values
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS

@@ -7,7 +7,7 @@ import pytest
 
 from jaxprtool import jaxcompat, residuals, trace
 from jaxprtool.errors import PipelineError, UnsupportedError
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.core.equations import equations
 
 RANDOM = np.random.default_rng(0)
 W = RANDOM.normal(0, 0.3, (8, 8)).astype(np.float32)

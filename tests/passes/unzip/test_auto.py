@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import jaxcompat, nest, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.border import top_jaxpr
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.program import type_check
-from jaxprtool.passes.dce import Dce
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program import type_check
+from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.unzip import UnzipError
 from jaxprtool.passes.unzip.auto import sow_cut
 from jaxprtool.passes.unzip.keys import at_positions

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.core.equations import equations
 from jaxprtool.passes.unzip import UnzipError, unzip_rules
 from tests.programs.halves import unzips
 

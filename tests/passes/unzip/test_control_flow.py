@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.core.equations import equations
 from jaxprtool.passes.unzip import UnzipError
 from tests.programs.halves import primitives, unzips
 

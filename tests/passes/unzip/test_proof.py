@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.program import Program, type_check
+from jaxprtool.ir.programs.program import Program, type_check
 from jaxprtool.passes.unzip import UnzipError
 from jaxprtool.primitives import VARIABLE
 from tests.programs import Case, harness_programs, random_programs

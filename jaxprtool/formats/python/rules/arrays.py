@@ -20,7 +20,7 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.rules.table import options, python_rules
 from jaxprtool.formats.python.values import dtype_name
-from jaxprtool.ir.rules import rule
+from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 _ALL = slice(None)

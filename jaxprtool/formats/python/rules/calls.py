@@ -33,12 +33,12 @@ from jaxprtool.formats.python.helpers import (
 from jaxprtool.formats.python.rules.loops import group
 from jaxprtool.formats.python.rules.table import options, proposals, python_rules, unsupported
 from jaxprtool.formats.python.values import literal
-from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
-from jaxprtool.ir.equations import equations
-from jaxprtool.ir.high import classic
-from jaxprtool.ir.rules import rule
-from jaxprtool.ir.structural_key import Keyless, structure
-from jaxprtool.ir.structured import CALLS, ShardMap, sub_jaxprs
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.core.structured import CALLS, ShardMap, sub_jaxprs
+from jaxprtool.ir.equality.structural_key import Keyless, structure
+from jaxprtool.ir.rewriting.custom_rules import jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.rewriting.high import classic
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
 

@@ -22,9 +22,9 @@ from jaxprtool.formats.python.naming import identifier
 from jaxprtool.formats.python.rules.calls import local_call
 from jaxprtool.formats.python.rules.table import options, python_rules, unsupported
 from jaxprtool.formats.python.values import dtype_name
-from jaxprtool.ir.callbacks import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
-from jaxprtool.ir.rules import rule
-from jaxprtool.ir.trees import Tree, describe
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.ir.programs.trees import Tree, describe
+from jaxprtool.ir.rewriting.callbacks import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
 from jaxprtool.jaxcompat import DropVar, JaxprEqn
 from jaxprtool.primitives import VARIABLE
 

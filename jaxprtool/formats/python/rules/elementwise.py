@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jaxprtool.formats.python.expressions import Infix, Name, Prefix, Proposal, Slot, call, method
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.formats.python.values import dtype_name
-from jaxprtool.ir.rules import rule
+from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 _INFIX = {

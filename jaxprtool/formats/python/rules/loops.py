@@ -19,8 +19,8 @@ from jaxprtool.formats.python.expressions import (
 )
 from jaxprtool.formats.python.helpers import BRANCH_AT, PLATFORM_INDEX
 from jaxprtool.formats.python.rules.table import python_rules
-from jaxprtool.ir.rules import rule
-from jaxprtool.ir.structured import Cond, Scan, While
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.ir.core.structured import Cond, Scan, While
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 
 

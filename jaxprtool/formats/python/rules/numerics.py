@@ -24,7 +24,7 @@ from jaxprtool.formats.python.helpers import GEQRF
 from jaxprtool.formats.python.rules.arrays import ints, one_or_all, placed
 from jaxprtool.formats.python.rules.table import options, python_rules
 from jaxprtool.formats.python.values import dtype_name
-from jaxprtool.ir.rules import rule
+from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 # --- reductions -------------------------------------------------------------------------------

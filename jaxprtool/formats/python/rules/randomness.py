@@ -8,7 +8,7 @@ from jaxprtool.formats.python.expressions import Proposal, Slot, call
 from jaxprtool.formats.python.rules.arrays import ints, one_or_all
 from jaxprtool.formats.python.rules.table import options, python_rules
 from jaxprtool.formats.python.values import dtype_name
-from jaxprtool.ir.rules import rule
+from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
 _MAKERS = {"random_seed": "jax.random.key", "random_wrap": "jax.random.wrap_key_data"}

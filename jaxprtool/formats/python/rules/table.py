@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.python.expressions import Proposal, Slot
-from jaxprtool.ir.equations import named
-from jaxprtool.ir.plugins import missing_plugin
-from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.basics.plugins import missing_plugin
+from jaxprtool.ir.basics.rules import RuleTable
+from jaxprtool.ir.core.equations import named
 from jaxprtool.jaxcompat import JaxprEqn
 
 PythonRule: TypeAlias = Callable[..., Iterable[Proposal]]

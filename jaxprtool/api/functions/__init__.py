@@ -1,0 +1,1 @@
+"""The functions of the Python interface that take functions: jit, vmap, lowering."""

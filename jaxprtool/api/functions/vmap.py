@@ -1,0 +1,274 @@
+"""`vmap`, a drop-in for `jax.vmap` that maps a function by rewriting its jaxpr.
+
+The function is traced once, in one lane, with its mapped arguments; what does not depend on these
+stays what it is, so that Python code can look at it. The pass makes the mapped jaxpr of the trace,
+which is then evaluated on the arguments, be it by JAX's outer transformations or at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial, update_wrapper
+from itertools import compress
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr
+from jaxprtool.passes.mapping.batch.axes import (
+    BatchError,
+    BatchTypeError,
+    axis_size_of,
+    check_axes,
+    check_unmapped,
+    flat_in_axes,
+    flat_out_axes,
+    result_dims,
+    result_type,
+)
+from jaxprtool.passes.mapping.batch.axis import Axis, Dim
+from jaxprtool.passes.mapping.batch.body import batch_body
+from jaxprtool.sizes.ragged_vmap import is_ragged, ragged_vmap
+
+
+def vmap(
+    fun: Callable,
+    in_axes: object = 0,
+    out_axes: object = 0,
+    axis_name: Hashable | None = None,
+    axis_size: Any = None,
+    spmd_axis_name: Any = None,
+    sum_match: bool = False,
+) -> Callable:
+    """`fun` mapped over an axis of its arguments, as `jax.vmap` does it, by our batching pass.
+
+    `in_axes` says which axis of each positional argument is mapped, `out_axes` where the mapped
+    axis of the results is to be: an int, None (not mapped), or a tree of them that is a prefix of
+    the arguments' or the results'. Keyword arguments are mapped along their first axis. Collectives
+    in `fun` may name the axis by `axis_name`; `axis_size` is needed if no argument has it;
+    `spmd_axis_name` are the mesh axes that the lanes are spread over. A result that is mapped where
+    `out_axes` is None is an error, or with `sum_match` is summed over the lanes.
+
+    An argument may be `Ragged`: `fun` is written for one of its examples, of which each has its own
+    number of rows. Results with a row for each row of the example are Ragged, too, and others have
+    the lanes in front. What that cannot do, `Raises` below, it says of the equation.
+
+    Raises BatchError, a ValueError, for axes and sizes that do not fit, BatchTypeError, a
+    TypeError, for what can be no axis, and BatchUnsupported for an equation that cannot be mapped;
+    TypeError for what `jax.vmap` takes for no function.
+    """
+    jaxcompat.check_callable(fun)
+    check_axes(in_axes, out_axes, jaxcompat.vmappable_specs())
+
+    def mapped(*args: object, **kwargs: object) -> object:
+        values, in_tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
+        axes = flat_in_axes(in_tree, in_axes)
+        debug = jax.api_util.debug_info("vmap", fun, args, kwargs)
+
+        def lane(elements: Sequence[object]) -> tuple[list[object], PyTreeDef]:
+            args, kwargs = jax.tree.unflatten(in_tree, elements)
+            return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
+
+        if any(map(is_ragged, values)):
+            options = {
+                "axis_name": axis_name,
+                "spmd_axis_name": spmd_axis_name,
+                "sum_match": sum_match,
+            }
+            _require_none(options)
+            names = partial(_names, fun, args, kwargs)
+            return ragged_vmap(lane, values, axes, out_axes, axis_size, debug, names)
+        jaxcompat.check_refs(debug, values, axes)
+        avals = [_mapped_type(value, axis) for value, axis in zip(values, axes, strict=True)]
+        size = axis_size_of(axis_size, axes, avals, lambda: _names(fun, args, kwargs))
+        mesh_axes = jaxcompat.mapped_mesh_axes(values, axes)
+        spmd = jaxcompat.spmd_axis_names(spmd_axis_name, mesh_axes)
+        axis = Axis(axis_name, size, spmd, mesh_axes)
+        lanes = jaxcompat.Lanes(axis.data, debug)
+        outs, out_tree = _results(lanes, lane, axis, (values, axes), out_axes, sum_match)
+        lanes.close()
+        return jax.tree.unflatten(out_tree, outs)
+
+    update_wrapper(mapped, fun)
+    name = _function_name(fun)
+    mapped.__name__, mapped.__doc__ = name, _documentation(fun, name)
+    return mapped
+
+
+def _results(
+    lanes: jaxcompat.Lanes,
+    lane: Callable,
+    axis: Axis,
+    lanes_in: tuple[Sequence[object], Sequence[object]],
+    out_axes: object,
+    sum_match: bool,
+) -> tuple[list[object], PyTreeDef]:
+    """Return the flat results and their tree.
+
+    A result of a registered type is asked for its parts first, and put together when these are
+    there: its `from_elt` is called twice.
+    """
+    parts: list[_Part] = []
+    with lanes.inside():
+        results, out_tree = lane(lanes.elements(*lanes_in))
+        specs = flat_out_axes(out_tree, out_axes)
+        for place, (result, spec) in enumerate(zip(results, specs, strict=True)):
+            registered = jaxcompat.is_element(result)
+            note = partial(_noted, parts, place, axis if registered else None)
+            jaxcompat.assembled(axis.data, result, spec, note)
+        closed = lanes.jaxpr([part.lane for part in parts if lanes.holds(part.lane)])
+    outs = _evaluated(lanes, closed, axis, parts, out_tree, sum_match)
+    if any(map(jaxcompat.is_element, results)):
+        each = iter(outs)
+        with lanes.inside():
+            outs = [
+                jaxcompat.assembled(axis.data, result, spec, lambda *_: next(each))
+                for result, spec in zip(results, specs, strict=True)
+            ]
+    return outs, out_tree
+
+
+class _Part(NamedTuple):
+    """An array of a result: of which, what it is in one lane, and where it is to be mapped."""
+
+    place: int
+    lane: Any
+    axis: Any
+
+
+def _noted(parts: list[_Part], place: int, axis: Axis | None, value: object, spec: Any) -> object:
+    """Note a part of a result. Gives, if there is an `axis`, an array of the part's mapped type.
+
+    It is what a registered type puts together for the time being, and holds no values.
+    """
+    aval = result_type(value)
+    if not (spec is None or type(spec) is int):
+        raise BatchError(f"at vmap out_axes, got axis spec {spec} but output has type {aval}")
+    parts.append(_Part(place, value, spec))
+    if axis is None or spec is None or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
+        return value
+    aval = axis.aval(aval, spec % (aval.ndim + 1))
+    return np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
+
+
+def _evaluated(
+    lanes: jaxcompat.Lanes,
+    closed: ClosedJaxpr,
+    axis: Axis,
+    parts: Sequence[_Part],
+    out_tree: PyTreeDef,
+    sum_match: bool,
+) -> list[object]:
+    """Return the parts of the results for all lanes, each mapped along the axis that is asked for.
+
+    With `sum_match`, a mapped part for which None is asked is summed over the lanes.
+    """
+    dims = result_dims(
+        [part.axis for part in parts],
+        [getattr(jax.typeof(part.lane), "ndim", 0) for part in parts],
+        lambda: [f"result {part.place}" for part in parts],
+    )
+    staged = [lanes.holds(part.lane) for part in parts]
+    outs = list(compress(dims, staged))
+    body, out_dims = batch_body(closed, lanes.dims, axis, outs, outermost=True)
+    if not sum_match:
+        found: list[Dim] = [None] * out_tree.num_leaves
+        for part, dim in zip(compress(parts, staged), out_dims, strict=True):
+            if part.axis is None:
+                found[part.place] = dim
+        check_unmapped([None] * len(found), found, out_tree, axis.name)
+    mapped = zip(jaxcompat.evaluated(body, lanes.operands), out_dims, strict=True)
+    values = [
+        next(mapped) if flag else (part.lane, None)
+        for part, flag in zip(parts, staged, strict=True)
+    ]
+    return [
+        _moved(value, source, target, axis)
+        for (value, source), target in zip(values, dims, strict=True)
+    ]
+
+
+def _moved(value: Any, source: Dim, target: Dim, axis: Axis) -> Any:
+    """A value mapped along `source`, mapped along `target`, or summed over the lanes if it is None.
+
+    A value for which neither is a dimension is left as it is.
+    """
+    if source == target:
+        return value
+    if target is None:
+        return value.sum(source)  # by a method, as JAX has it: it may be one of NumPy's
+    return jaxcompat.match_axis(axis.data, source, target, value)
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def _is_leaf(value: object) -> bool:
+    return jaxcompat.is_vmappable(value) or is_ragged(value)
+
+
+def _require_none(options: dict[str, Any]) -> None:
+    """Refuse options that do not go with a Ragged among the arguments."""
+    for name, value in options.items():
+        if value not in (None, False):
+            raise BatchError(f"vmap {name}={value!r} does not go with an argument that is Ragged")
+
+
+def _mapped_type(value: Any, axis: object) -> Aval | None:
+    """The type of an argument; None if it is not mapped, or only a registered type knows how."""
+    if type(axis) is not int:
+        return None
+    if jaxcompat.is_vmappable(value):
+        likely = hasattr(value, "shape") and hasattr(value, "dtype")
+        return jax.core.ShapedArray(value.shape, value.dtype) if likely else None
+    try:
+        aval = jax.typeof(value)
+    except TypeError:
+        raise BatchTypeError(
+            f"Argument {value!r} of type {type(value)} is not a valid JAX type"
+        ) from None
+    if not hasattr(aval, "shape"):
+        raise BatchError(
+            f"vmap was requested to map a value of non-array type {aval} along axis {axis}, but "
+            "non-array types can't be mapped along an integer axis"
+        )
+    return aval
+
+
+def _names(fun: Callable, args: Sequence[object], kwargs: dict[str, object]) -> list[str]:
+    """Return what each flat argument is called in errors: `argument params['w']`."""
+    try:
+        parameters = list(inspect.signature(fun).bind(*args, **kwargs).signature.parameters)
+    except (TypeError, ValueError):
+        parameters = []
+
+    def name(path: Sequence[Any]) -> str:
+        first = path[0].idx
+        if first < len(parameters):
+            return f"argument {parameters[first]}{jax.tree_util.keystr(path[1:])}"
+        return f"args{jax.tree_util.keystr(path)}"
+
+    flat = partial(jax.tree.leaves_with_path, is_leaf=_is_leaf)
+    return [
+        *(name(path) for path, _ in flat(args)),
+        *(f"kwargs{jax.tree_util.keystr(path)}" for path, _ in flat(kwargs)),
+    ]
+
+
+# --- metadata -----------------------------------------------------------------------------------
+
+
+def _function_name(fun: Callable) -> str:
+    """Return the name of a function, or of the one in a partial."""
+    while not hasattr(fun, "__name__") and isinstance(fun, partial):
+        fun = fun.func
+    return getattr(fun, "__name__", "<unnamed function>")
+
+
+def _documentation(fun: Callable, name: str) -> str:
+    text = f"`{name}` mapped over an axis that its mapped arguments have in addition."
+    return f"{text}\n\nOriginal documentation:\n\n{fun.__doc__}" if fun.__doc__ else text

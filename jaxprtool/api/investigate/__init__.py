@@ -1,0 +1,1 @@
+"""Comparing, bisecting, verifying and reducing programs, and what a gradient keeps."""

@@ -1,0 +1,149 @@
+"""A proposal of what `jax.checkpoint` should save so that a gradient keeps a number of bytes.
+
+The names to save are chosen by a model (`analysis.saving`), and proven: the program is put under
+`jax.checkpoint` with them and differentiated. Where it then keeps other than the model says, the
+choice is made again with what was learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.cost import cost
+from jaxprtool.analysis.expressions import Named, nameable_values, named
+from jaxprtool.analysis.residuals import Proposal, SavedValue, kept_values, total_bytes
+from jaxprtool.analysis.saving import Saving
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.basics.paths import unique
+from jaxprtool.ir.basics.quantities import in_bytes
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.source.frames import BEHIND, frames_now
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.transforms.calls import Checkpoint
+from jaxprtool.passes.transforms.linear import Vjp
+from jaxprtool.passes.transforms.named_values import name_values
+
+#: How often a choice is made again with what was learnt of the one before.
+_TRIES = 5
+
+
+def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
+    """Return what to save so that the gradient of a program keeps a budget.
+
+    Args:
+        program: The program.
+        halves: What the pass `vjp` makes of it.
+        budget: So many bytes may be kept.
+
+    Raises:
+        ArgumentsError: If no choice keeps the budget, which says the least that one does; if sizes
+            are symbolic.
+    """
+    kept, flops = total_bytes(halves["backward"]), _flops(halves)
+    if kept is None:
+        hint = 'write them in --args, or -p "specialize(n=512)"'
+        raise ArgumentsError("a budget needs sizes that are numbers", hint)
+    if kept <= budget:
+        return Proposal(budget, "", (), kept, flops, flops)
+    candidates, places = _with_names(program)
+    named_halves = Vjp()(candidates)
+    jaxpr = jaxcompat.open_jaxpr(named_halves["forward"].jaxpr)
+    given = checkpoint_names(program)
+    model = Saving(jaxpr, kept_values(named_halves["forward"], named_halves["backward"]), given)
+    proven = _choose(candidates, model, budget)
+    largest = sorted(proven.names, key=lambda name: -model.bytes[name])
+    new = [label for label in largest if label not in given]
+    # A new name is none that the program has: its other values would be saved, too.
+    called = unique([*given, *(places[label].name for label in new)])[len(given) :]
+    names = {**dict(zip(given, given, strict=True)), **dict(zip(new, called, strict=True))}
+    values = [
+        SavedValue(names[label], places[label].source, places[label].code, model.bytes[label])
+        for label in largest
+    ]
+    policy = _policy([value.name for value in values])
+    return Proposal(budget, policy, tuple(values), proven.bytes, proven.flops, flops)
+
+
+def _flops(halves: Programs) -> Any:
+    """Return the FLOPs of a gradient, of both of its halves."""
+    return sum(cost(half).total.work.flops for _, half in halves.items())
+
+
+# --- what can be saved ------------------------------------------------------------------------
+
+
+def checkpoint_names(program: Program) -> list[str]:
+    """Return the names that `checkpoint_name` gives in a program."""
+    return sorted({str(eqn.params["name"]) for eqn in _names(program)})
+
+
+def _names(program: Program) -> list[JaxprEqn]:
+    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
+    return [eqn for eqn in eqns if eqn.primitive.name == "name"]
+
+
+def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
+    """Return a program with labels for the values of the user's expressions, and where these are.
+
+    A value that has a name keeps it as its label.
+    """
+    frames, jaxpr = frames_now(program.roots), jaxcompat.open_jaxpr(program.jaxpr)
+    places: dict[str, Named] = {}
+    for eqn in _names(program):
+        name = str(eqn.params["name"])
+        places.setdefault(name, Named(name, BEHIND.join(frames.texts(eqn)), ""))
+    found = nameable_values(jaxpr, frames)
+    primitives = {v: str(e.primitive.name) for e in equations(jaxpr) for v in e.outvars}
+    new = unique([*places, *map(str, range(len(found)))])[len(places) :]
+    labels = {v: label for label, each in zip(new, found.values(), strict=True) for v in each}
+    places.update(zip(new, named(found, primitives, frames), strict=True))
+    return name_values(program, labels), places
+
+
+# --- which of it is saved ---------------------------------------------------------------------
+
+
+class _Proven(NamedTuple):
+    """Names to save, and what the gradient keeps and takes with them, measured."""
+
+    names: tuple[str, ...]
+    bytes: int
+    flops: int
+
+
+def _choose(program: Program, model: Saving, budget: int) -> _Proven:
+    """Return the names that are best of those that keep a budget."""
+    proven: dict[tuple[str, ...], _Proven] = {}
+    limit = budget
+    for _ in range(_TRIES):
+        names = model.choose(limit)
+        if names is None or names in proven:
+            break
+        proven[names] = _prove(program, names)
+        limit = budget + model.kept(names) - proven[names].bytes
+    if not any(each.bytes <= budget for each in proven.values()):
+        for names in ((), model.least()):
+            proven.setdefault(names, _prove(program, names))
+    fitting = [each for each in proven.values() if each.bytes <= budget]
+    if not fitting:
+        least = min(each.bytes for each in proven.values())
+        raise ArgumentsError(
+            f"no choice of values to save keeps {program.name} within {budget:,} bytes: the least "
+            f"is {least:,}, with the arguments that are read again",
+            f"a budget of {least}, which is {in_bytes(least)}, can be kept",
+        )
+    return min(fitting, key=lambda each: (each.flops, each.bytes))
+
+
+def _prove(program: Program, names: Sequence[str]) -> _Proven:
+    """Return what the gradient of a program keeps if it is checkpointed with names saved."""
+    halves = Vjp()(Checkpoint(_policy(names))(program))
+    return _Proven(tuple(names), total_bytes(halves["backward"]) or 0, _flops(halves))
+
+
+def _policy(names: Sequence[str]) -> str:
+    """Return the policy that saves names, as source."""
+    return f"save_only_these_names({', '.join(map(repr, names))})" if names else "nothing_saveable"

@@ -1,0 +1,251 @@
+"""`compare`: variants of a program on the same inputs.
+
+    found = jaxprtool.compare(program, (params, batch), passes=["", "-O2"])
+    found.within, found.variants[1].results[0].absolute
+
+Variants are programs x pipelines x precisions x backends x compiled or op by op. The first is the
+reference that the others are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from jaxprtool.api.investigate.bisect import Bisection
+from jaxprtool.api.investigate.isolated import IsolatedRunner
+from jaxprtool.api.investigate.variants import Axes, Planned, planned
+from jaxprtool.api.targets import Given
+from jaxprtool.errors import ArgumentsError, JaxprToolError
+from jaxprtool.execute.compare.bisection import Parting
+from jaxprtool.execute.compare.comparison import Comparison, SmallestArgument
+from jaxprtool.execute.compare.measures import Tolerance
+from jaxprtool.execute.compare.trials import described, scaled, shrunk
+from jaxprtool.execute.compare.variants import (
+    Compared,
+    Runner,
+    Told,
+    arguments_of,
+    compared,
+)
+from jaxprtool.execute.nans.finite import finite_fill
+from jaxprtool.execute.running.arguments import flat_arguments, require_count, require_program
+from jaxprtool.execute.running.fill import Filled, fill, refitted
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.pipeline import Pipeline
+
+
+def compare(
+    programs: Program | Sequence[Program],
+    args: object = None,
+    *,
+    passes: str | Pipeline | Sequence[str | Pipeline] = ("",),
+    backends: str | Sequence[str | None] = (None,),
+    precisions: str | Sequence[str | None] = (None,),
+    op_by_op: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+    seed: int = 0,
+    bisect: bool = False,
+    isolate: bool = False,
+    trials: int = 1,
+) -> Comparison:
+    """Run variants on the same inputs, and return how their results differ from the first's.
+
+    Args:
+        programs: A `Program`, or several.
+        args: The arguments of the first, as a tuple, or as any pytree of the same leaves; random
+            values if None.
+        passes: Pipelines: `["", "-O2"]`.
+        backends: Backends: `["cpu", "gpu"]`.
+        precisions: What matrix products and convolutions are told that name no precision, as
+            `jax.default_matmul_precision` is.
+        op_by_op: Whether each variant also runs op by op, so that nothing is fused.
+        rtol: The relative error that is tolerated; if not given, what JAX's own tests tolerate of
+            the dtype.
+        atol: The absolute error; the same.
+        seed: Of random values.
+        bisect: Whether to search for the pass and the equation at which variants part.
+        isolate: Whether each variant runs in a process of its own, so that a compiler that crashes
+            takes no more than that with it. What is searched with `bisect` runs in this one.
+        trials: How many random inputs to try. The first for which a variant is not within tolerance
+            is made as small as it can be, and what is returned is for that one.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit, two programs take or give others, a tolerance
+            is negative, or there is no trial.
+        PipelineError: If a pipeline gives several programs.
+        BackendError: If this machine does not have a backend.
+    """
+    traced: list[Any] = list(programs) if isinstance(programs, list | tuple) else [programs]
+    for each in traced:
+        require_program(each)
+    if trials < 1:
+        raise ArgumentsError(f"there is at least one trial, not {trials}")
+    pipelines = [Pipeline.parse(each) if isinstance(each, str) else each for each in _many(passes)]
+    axes = Axes(pipelines, _many(backends), _many(precisions), op_by_op)
+    axes.require_backends()
+    given: dict[str, Any] = {}
+    if args is not None and traced:
+        values = flat_arguments(traced[0], args)
+        require_count(traced[0], values)
+        given = dict(zip(traced[0].arg_names, values, strict=True))
+
+    def inputs(program: Program) -> Given:
+        return Given(program, *refitted(program, given))
+
+    plan = planned([(each.name, each) for each in traced], axes)
+    return comparison(plan, inputs, Tolerance(rtol, atol), Checks(seed, trials, bisect, isolate))
+
+
+def _many(values: Any) -> Sequence[Any]:
+    """Return several values; a string is one."""
+    return [values] if isinstance(values, str | Pipeline) else values
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is done with variants.
+
+    Attributes:
+        seed: Of random inputs.
+        trials: How many of them are tried.
+        bisect: Whether it is searched where variants part.
+        isolate: Whether each runs in a process of its own.
+    """
+
+    seed: int = 0
+    trials: int = 1
+    bisect: bool = False
+    isolate: bool = False
+
+
+def comparison(
+    plan: Sequence[Planned],
+    inputs: Callable[[Program], Given],
+    tolerance: Tolerance,
+    checks: Checks,
+    told: Told = lambda doing: None,
+) -> Comparison:
+    """Return what the variants of a plan give; `inputs` says what a program is run on."""
+    given = inputs(plan[0].variant.program)
+    filled = fill(given.program, given.values, checks.seed)
+    shapes = [getattr(value, "shape", ()) for value in filled.arguments]
+    several = _Variants([_at(each, shapes) for each in plan], tolerance, checks, told)
+    several.require_same_types(filled.arguments)
+    if filled.random:
+        filled = several.finite_inputs(given)
+    text = filled.described(checks.seed)
+    found = Comparison(given.program.name, plan[0].variant.name, text, filled.random, ())
+    if checks.trials == 1:
+        return several.completed(found, filled.arguments)
+    if not filled.random:
+        message = f"no argument of {given.program.name} is random, so that there is but one trial"
+        raise ArgumentsError(message, "give some by type alone: f32[8,3]")
+    free = [name in filled.random for name in given.program.arg_names]
+    for trial in range(checks.trials):
+        told(f"trial {trial + 1} of {checks.trials}")
+        seed = checks.seed + trial
+        values = fill(given.program, given.values, seed, filled.within).arguments
+        arguments = scaled(values, free, trial)
+        tried = several.completed(found, arguments, bisect=False)
+        if not tried.within:
+            return several.smallest(tried, arguments, free, trial)
+    return replace(tried, inputs=f"{checks.trials} random inputs; shown is the last")
+
+
+class _Variants:
+    """Variants that run on any inputs, each compiled once."""
+
+    def __init__(
+        self, plan: Sequence[Planned], tolerance: Tolerance, checks: Checks, told: Told
+    ) -> None:
+        self._reference, *self._others = plan
+        self._tolerance, self._checks, self._told = tolerance, checks, told
+        if checks.isolate and checks.trials > 1:
+            raise ArgumentsError("several trials run in one process, and so none is isolated")
+        runner = IsolatedRunner if checks.isolate else Runner
+        self._runners = {each.variant.name: runner(each.variant, told) for each in plan}
+
+    def require_same_types(self, arguments: Sequence[Any]) -> None:
+        """Raise ArgumentsError if a variant takes or gives something else than the reference."""
+        for each in self._others:
+            arguments_of(each.variant, self._reference.variant.program, arguments)
+
+    def finite_inputs(self, given: Given) -> Filled:
+        """Return inputs for which the reference's results are finite, as far as they can be."""
+        run = self._runners[self._reference.variant.name]
+        try:
+            return finite_fill(given.program, given.values, run, self._checks.seed)
+        except JaxprToolError:  # told of by `completed`, which runs it on these
+            return fill(given.program, given.values, self._checks.seed)
+
+    def completed(
+        self, found: Comparison, arguments: Sequence[Any], bisect: bool = True
+    ) -> Comparison:
+        """Return a comparison with what the variants give, and where they part if asked for."""
+        first = self._reference.variant
+        found = replace(found, arguments=tuple(arguments))
+        try:
+            results = self._runners[first.name](arguments)
+        except JaxprToolError as error:
+            return replace(found, error=error.message)
+        variants = tuple(self._compared(each, results, arguments) for each in self._others)
+        partings: tuple[Parting, ...] = ()
+        if bisect and self._checks.bisect:
+            search = Bisection(self._reference, arguments, results, self._tolerance, self._told)
+            partings = tuple(
+                search.of(each, done.values)
+                for each, done in zip(self._others, variants, strict=True)
+                if not (done.within or done.error)
+            )
+        return replace(found, variants=variants, partings=partings)
+
+    def _compared(
+        self, planned: Planned, results: Sequence[Any], arguments: Sequence[Any]
+    ) -> Compared:
+        variant = planned.variant
+        values = arguments_of(variant, self._reference.variant.program, arguments)
+        run = partial(self._runners[variant.name], values)
+        return compared(variant, results, run, self._tolerance)
+
+    def smallest(
+        self, tried: Comparison, arguments: Sequence[Any], free: Sequence[bool], trial: int
+    ) -> Comparison:
+        """Return the comparison on a smaller input, for which the same variant fails."""
+        bad = next((i for i, each in enumerate(tried.variants) if not each.within), None)
+
+        def fails(values: Sequence[Any]) -> bool:
+            if bad is None:
+                return bool(self.completed(tried, values, bisect=False).error)
+            try:
+                results = self._runners[self._reference.variant.name](values)
+            except JaxprToolError:
+                return False
+            return not self._compared(self._others[bad], results, values).within
+
+        self._told("looking for a smaller input")
+        values, count = shrunk(arguments, free, fails)
+        names = self._reference.variant.program.arg_names
+        text = (
+            f"the input of trial {trial + 1} of {self._checks.trials}, "
+            f"made smaller by {plural(count, 'run')}"
+        )
+        said = [
+            SmallestArgument(name, described(value))
+            for name, value, is_free in zip(names, values, free, strict=True)
+            if is_free
+        ]
+        found = replace(tried, inputs=text, smallest=tuple(said))
+        return self.completed(found, values)
+
+
+def _at(planned: Planned, shapes: Sequence[Sequence[Any]]) -> Planned:
+    """Return a variant at the sizes of some arguments, if its program has symbols."""
+    variant = planned.variant
+    if not variant.program.symbols:
+        return planned
+    return replace(planned, variant=replace(variant, program=variant.program.at(shapes)))

@@ -1,0 +1,97 @@
+"""Run a variant in a process of its own: `python -m jaxprtool.api.investigate.isolated FOLDER`.
+
+The folder has the program as a `.jaxpr` file, and its arguments and how it is run in a pickle; the
+results are put beside them. What a compiler that crashes leaves is a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat, processes
+from jaxprtool.errors import JaxprToolError, UnsupportedError
+from jaxprtool.execute.compare.variants import Runner, Told, Variant
+from jaxprtool.execute.running.arrays import as_numpy
+from jaxprtool.files import file_written_whole
+from jaxprtool.formats.jaxpr.read import read
+from jaxprtool.formats.jaxpr.write import write
+from jaxprtool.ir.basics.dtypes import is_extended, x64_enabled
+from jaxprtool.jaxcompat import Aval
+
+_PROGRAM, _REQUEST, _RESULTS = "program.jaxpr", "request.pickle", "results.pickle"
+
+
+class IsolatedRunner:
+    """Runs a variant in a process of its own, which may crash."""
+
+    def __init__(self, variant: Variant, told: Told = lambda doing: None):
+        self._variant, self._told = variant, told
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the results for flat arguments, as NumPy arrays, keys aside.
+
+        Raises UnsupportedError if the process crashes, or the program cannot be written to a file,
+        and what running it raises.
+        """
+        variant, program = self._variant, self._variant.program
+        with processes.temporary_folder() as folder:
+            write(program, os.path.join(folder, _PROGRAM))
+            with jax.transfer_guard("allow"):
+                values = list(map(as_numpy, arguments))
+            request = values, variant.platform, variant.op_by_op, x64_enabled()
+            _dump(request, os.path.join(folder, _REQUEST))
+            self._told(f"running {variant.name} in a process of its own")
+            command = [sys.executable, "-m", __name__, folder]
+            outcome = processes.run(command)
+            if outcome.status != 0:
+                raise UnsupportedError(f"{variant.name} has crashed: {outcome}")
+            error, results = _load(os.path.join(folder, _RESULTS))
+        if error is not None:
+            raise error
+        return _logical(results, program.out_avals)
+
+
+def _logical(arrays: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
+    """Return arrays of the types that plain numbers stand for: keys as such."""
+    return [
+        jaxcompat.logical_array(jax.numpy.asarray(x), aval=aval)
+        if is_extended(getattr(aval, "dtype", None))
+        else x
+        for x, aval in zip(arrays, avals, strict=True)
+    ]
+
+
+def _dump(value: object, path: str) -> None:
+    with file_written_whole(path) as file:
+        pickle.dump(value, file)
+
+
+def _load(path: str) -> Any:
+    with open(path, "rb") as file:
+        return pickle.load(file)
+
+
+def main(folder: str) -> None:
+    """Run the variant that a folder holds, and put its results there, or why it has none."""
+    jaxcompat.keep_backend_probing_quiet()
+    values, platform, op_by_op, x64 = _load(os.path.join(folder, _REQUEST))
+    jax.config.update("jax_enable_x64", x64)
+    error, results = None, None
+    try:
+        program = read(os.path.join(folder, _PROGRAM))
+        arguments = _logical(values, program.in_avals)
+        variant = Variant(program.name, program, platform, op_by_op)
+        results = list(map(as_numpy, Runner(variant)(arguments)))
+    except JaxprToolError as fault:
+        error = type(fault)(fault.message, fault.hint)
+    _dump((error, results), os.path.join(folder, _RESULTS))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,206 @@
+"""Delta debugging: reduce a program to the smallest one for which a check still holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from jaxprtool.api.investigate.reduction import checks, worker
+from jaxprtool.api.investigate.reduction.search import CallingJudge, Search, State
+from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.formats.jaxpr.read import read
+from jaxprtool.formats.jaxpr.write import write
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.reduction.candidates import count_of
+from jaxprtool.processes import Child, last_words, temporary_folder
+from jaxprtool.render.documents import programs as documents
+from jaxprtool.render.reports.as_json import program_document
+
+#: A callback for the line of progress.
+_Told = Callable[[str], object]
+
+
+@document(
+    without=("program", "values"),
+    names={"is_smaller": "smaller", "program_document": "program"},
+    also=("program_document",),
+)
+@dataclass(frozen=True)
+class Reduction:
+    """The result of a reduction.
+
+    Attributes:
+        program: The smallest program found.
+        values: The values of its arguments that the check depends on, by name.
+        equations_before: The number of equations of the original program, at every depth.
+        equations_after: The number of equations of the smallest program.
+        tries: The number of programs tried.
+        seconds: The time of the search.
+        seen: What the check saw of the original program: a signal, a message.
+        is_smaller: Whether a smaller program was found.
+        holds: Whether the check held again when the result was retried.
+        interrupted: Whether the search was interrupted.
+    """
+
+    program: Program
+    values: dict[str, Any]
+    equations_before: int
+    equations_after: int
+    tries: int
+    seconds: float
+    seen: str = ""
+    is_smaller: bool = True
+    holds: bool = True
+    interrupted: bool = False
+
+    @property
+    def program_document(self) -> documents.Program:
+        """The smallest program found."""
+        return program_document(self.program)
+
+
+def reduce(
+    program: Program,
+    predicate: str | Callable[[Program], object],
+    *,
+    values: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    jobs: int = 2,
+    seconds: float | None = None,
+    memory: int | None = None,
+    plugins: Sequence[str] = (),
+    told: _Told = lambda doing: None,
+) -> Reduction:
+    """Reduce a program to a smaller one for which a predicate still holds.
+
+    The result is a local minimum: no step of the reduction applies at any single site of it.
+
+    Args:
+        program: The program.
+        predicate: A check in the syntax of `jaxprtool reduce --check`: "crash", "nan", "mismatch -p
+            fold", …, or a shell command. Each try runs in a process of its own. Or a function of a
+            program, which is called in this process, and whose exceptions are not caught.
+        values: Values of arguments by name. Arguments left out get random values.
+        seed: The seed of random values.
+        jobs: The number of tries that run in parallel.
+        seconds: The time limit of a try. If None, three times that of the first try, and at least
+            10.
+        memory: The memory limit of a try, in bytes. If None, there is none.
+        plugins: Files or modules with passes, for the pipelines of the check.
+        told: Called with each line of progress.
+
+    Returns:
+        The smallest program found; on Ctrl-C, the smallest so far.
+
+    Raises:
+        ArgumentsError: If the predicate does not hold for the program, or not when tried again.
+        UnsupportedError: If the program cannot be written to a file.
+    """
+    start = time.monotonic()
+    before = count_of(program)
+    given = dict(values or {})
+    if isinstance(predicate, str):
+        packed = {name: checks.packed(value) for name, value in given.items()}
+        x64 = bool(jax.config.jax_enable_x64)
+        request = worker.Request(
+            predicate, packed, seed, jobs, seconds, memory, tuple(plugins), x64
+        )
+        found = _in_worker(program, request, told)
+    else:
+        found = _here(program, given, predicate, told)
+    return replace(found, equations_before=before, seconds=time.monotonic() - start)
+
+
+def _here(
+    program: Program, values: dict[str, Any], predicate: Callable[[Program], object], told: _Told
+) -> Reduction:
+    """Reduce with a Python function as the predicate, called in this process."""
+    judge, state = CallingJudge(predicate), State(program, values)
+    if not judge.holds(state):
+        raise ArgumentsError("the predicate is not true of the program as it was given")
+    if not judge.holds(state):
+        raise ArgumentsError("the predicate was true of the program, and not a second time")
+    best, interrupted = [state], False
+
+    def found(state: State, doing: str) -> None:
+        best[0] = state
+        told(_line(doing, count_of(state.program), judge.tries))
+
+    try:
+        best[0] = Search(judge, found).run(state)
+    except KeyboardInterrupt:
+        interrupted = True
+    return _reduction(best[0].program, dict(best[0].values), program, judge.tries, interrupted)
+
+
+def _reduction(
+    new: Program, values: dict[str, Any], old: Program, tries: int, interrupted: bool, **more: Any
+) -> Reduction:
+    counts = count_of(old), count_of(new)
+    is_smaller = counts[1] < counts[0] or len(str(new.jaxpr)) < len(str(old.jaxpr))
+    return Reduction(
+        new, values, *counts, tries, 0.0, is_smaller=is_smaller, interrupted=interrupted, **more
+    )
+
+
+def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduction:
+    """Reduce in a child process, which forks for each try."""
+    with temporary_folder("jaxprtool-reduce-") as folder:
+        write(program, os.path.join(folder, worker.ORIGINAL), callbacks="stub")
+        with open(os.path.join(folder, worker.REQUEST), "wb") as file:
+            pickle.dump(request, file)
+        errors = os.path.join(folder, "stderr")
+        command = [sys.executable, "-m", worker.__name__, folder]
+        last: dict[str, Any] = {"tries": 0, "seen": ""}
+        interrupted, env = False, dict(os.environ)
+        if jax.config.jax_num_cpu_devices > 0:
+            env["JAX_NUM_CPU_DEVICES"] = str(jax.config.jax_num_cpu_devices)
+        with open(errors, "wb") as stderr, Child(command, env=env, stderr=stderr) as child:
+            try:
+                _follow(child.popen, last, told)
+            except KeyboardInterrupt:
+                interrupted = True
+        if "fault" in last:
+            raise ArgumentsError(last["fault"], last.get("hint"))
+        if not interrupted and "ended" not in last:
+            with open(errors, errors="replace") as file:
+                said = last_words(file.read())
+            raise UnsupportedError(f"the reduction has failed: {said}")
+        best, values = program, request.values
+        if os.path.exists(os.path.join(folder, worker.BEST)):
+            best = read(os.path.join(folder, worker.BEST))
+            with open(os.path.join(folder, worker.VALUES), "rb") as file:
+                values = pickle.load(file)
+        return _reduction(
+            best,
+            {n: checks.unpacked(v) for n, v in values.items() if n in best.arg_names},
+            program,
+            last["tries"],
+            interrupted,
+            seen=last["seen"],
+            holds=last.get("holds", True),
+        )
+
+
+def _follow(popen: subprocess.Popen[bytes], last: dict[str, Any], told: _Told) -> None:
+    """Read the messages of a worker, report progress, and keep the last value of each key."""
+    assert popen.stdout is not None
+    for line in popen.stdout:
+        said = json.loads(line)
+        last.update(said)
+        if "doing" in said:
+            told(_line(said["doing"], said["equations"], said["tries"]))
+
+
+def _line(doing: str, equations: int, tries: int) -> str:
+    return f"{doing} · {equations} equations · {tries} tries"

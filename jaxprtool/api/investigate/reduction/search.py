@@ -1,0 +1,379 @@
+"""The search of delta debugging: the smallest program for which a check still holds.
+
+Every step of `passes.reduction` is tried on many of its sites at once, then on half as many, and so
+on. In the first rounds, only large parts of the sites are tried, so that thousands of equations
+take tens of tries. The search ends when no step applies at any single site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxprtool.api.investigate.reduction.calls import Call
+from jaxprtool.api.investigate.reduction.checks import (
+    Check,
+    PackedKey,
+    Values,
+    keep_kernels,
+    packed,
+)
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.sandbox.tries import Limits, Tried, in_order, tried
+from jaxprtool.formats.jaxpr.read import parse
+from jaxprtool.ir.basics.dtypes import is_extended
+from jaxprtool.ir.equality.structural_key import Keyless, structure
+from jaxprtool.ir.evaluation.interpret import Interpreter
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
+from jaxprtool.passes.reduction import STEPS, Candidate, ReductionStep, checked, flattened
+from jaxprtool.passes.reduction.candidates import count_of, is_array
+
+#: The most parts that sites are divided into, round by round; None for single sites.
+_FINEST = (4, 16, 64, None)
+
+
+@dataclass(frozen=True)
+class State:
+    """A program, and the known values of its arguments, by name."""
+
+    program: Program
+    values: Values = field(default_factory=dict)
+
+
+class Judge(Protocol):
+    """The oracle of the search: it decides whether a check holds for a program."""
+
+    #: The number of programs tried.
+    tries: int
+    #: Whether the check runs programs on random values for arguments without a known one.
+    makes_values: bool
+
+    def first(self, states: Iterator[State]) -> State | None:
+        """Return the first state for which the check holds, or None."""
+
+    def guess(self, state: State) -> State | None:
+        """Return a small program for which the check may hold, if it knows one."""
+
+    def values_of(self, state: State) -> dict[Var, Any]:
+        """Return the values of top-level variables; empty if the check does not depend on them."""
+
+
+class Search:
+    """The reduction of one program.
+
+    Args:
+        judge: The oracle.
+        found: Called with the smallest state so far and the name of the step, for progress.
+    """
+
+    def __init__(self, judge: Judge, found: Callable[[State, str], object]):
+        self._judge, self._found = judge, found
+        self._values: tuple[Program | None, dict[Var, Any]] = (None, {})
+        self.state: State
+
+    def run(self, state: State) -> State:
+        """Return the smallest state found.
+
+        Steps need a program with flat pytrees. If the check does not hold for the flattened
+        program, as with a pass that takes an argument by its path, the state itself is returned.
+        """
+        self.state = state
+        flat = State(flattened(state.program), state.values)
+        if self._judge.first(iter((flat,))) is None:
+            return state
+        guess = self._judge.guess(flat)
+        self.state = self._judge.first(iter((guess,))) or flat if guess else flat
+        rounds = iter(_FINEST)
+        finest: int | None = next(rounds)
+        while True:
+            while finest is not None and finest >= count_of(self.state.program):
+                finest = next(rounds)  # so many parts would be single sites
+            before = self.state
+            for step in STEPS:
+                self._step(step, finest)
+            self._plainer_values()
+            if self.state is before:
+                if finest is None:
+                    self._fill()
+                    return self.state
+                finest = next(rounds)
+
+    def _sites(self, step: ReductionStep) -> Sequence[Any]:
+        program = self.state.program
+        if step.most is not None and count_of(program) > step.most:
+            return ()
+        return list(step.sites(program))
+
+    def _step(self, step: ReductionStep, finest: int | None) -> None:
+        """Take a step at as many sites as possible, in chunks that become half as large."""
+        if step.keeps:
+            self._keep_windows(step)
+        sites = self._sites(step)
+        size = 1 if step.alone else (len(sites) + 1) // 2 if step.keeps else len(sites)
+        least = 1 if finest is None or step.alone else max(1, len(sites) // finest)
+        while size >= least and sites:
+            start = 0
+            while start < len(sites):
+                chunks = range(start, len(sites), size)
+                taken = self._take(step, [sites[i : i + size] for i in chunks], sites)
+                if taken is None:
+                    break
+                start = chunks[taken]
+                sites = self._sites(step)
+            size = min(size, len(sites)) // 2
+
+    def _keep_windows(self, step: ReductionStep) -> None:
+        """Keep only half of the sites, the first, last or middle, as long as the check holds."""
+        while True:
+            sites = self._sites(step)
+            n = len(sites)
+            bounds = [(0, n // 2), (n // 2, n), (n // 4, n - n // 4)]
+            windows = [sites[a:b] for a, b in bounds if 0 < b - a < n]
+            if self._take(step, windows, None) is None:
+                return
+
+    def _take(
+        self, step: ReductionStep, choices: Sequence[Sequence[Any]], sites: Sequence[Any] | None
+    ) -> int | None:
+        """Move to the first candidate for which the check holds, and return its choice's number.
+
+        Args:
+            step: The step.
+            choices: The sites of each candidate.
+            sites: All sites. If given, and the step keeps sites, the choices are the sites to drop.
+        """
+        numbers: dict[int, int] = {}
+
+        def states() -> Iterator[State]:
+            for number, chosen in enumerate(choices):
+                if step.keeps and sites is not None:
+                    gone = set(map(id, chosen))
+                    chosen = [each for each in sites if id(each) not in gone]
+                new = self._candidate(step, chosen) if chosen else None
+                if new is not None:
+                    numbers[id(new)] = number
+                    made.append(new)
+                    yield new
+
+        made: list[State] = []
+        self._found(self.state, step.name)
+        found = self._judge.first(states())
+        if found is None:
+            return None
+        self.state = found
+        self._found(found, step.name)
+        return numbers[id(found)]
+
+    def _candidate(self, step: ReductionStep, chosen: Sequence[Any]) -> State | None:
+        """Apply a step to the sites chosen, and return the result if it is well typed."""
+        program = self.state.program
+        try:
+            candidate = step.apply(program, chosen)
+        except Exception:  # the step does not apply to these sites
+            return None
+        if candidate is None or not checked(candidate, program):
+            return None
+        return self._with_values(candidate)
+
+    def _with_values(self, candidate: Candidate) -> State:
+        """Return a candidate with the known values of its arguments, old and new."""
+        known = self.state.values
+        values = {n: known[n] for n in candidate.program.arg_names if n in known}
+        if candidate.resize is not None:
+            values = {n: candidate.resize(v) for n, v in values.items()}
+        if candidate.origin is not None:
+            if self._values[0] is not candidate.origin:
+                origin = State(candidate.origin, known)
+                self._values = candidate.origin, self._judge.values_of(origin)
+            cut = self._values[1]
+            values |= {name: cut[v] for name, v in candidate.cut.items() if v in cut}
+        return State(candidate.program, values)
+
+    def _plainer_values(self) -> None:
+        """Replace the known values of arguments by zeros, ones or rounded numbers."""
+        for name in self.state.program.arg_names:
+            value = self.state.values.get(name)
+            if value is None or isinstance(value, PackedKey):
+                continue
+            old = self.state
+            choices = [v for v in _plainer(value) if v.tobytes() != value.tobytes()]
+            states = [State(old.program, {**old.values, name: v}) for v in choices]
+            if found := self._judge.first(iter(states)):
+                self.state = found
+                self._found(found, "plainer values")
+
+    def _fill(self) -> None:
+        """Set values that the check would make up to zeros or ones, for the script."""
+        values = self.state.values
+        avals = dict(zip(self.state.program.arg_names, self.state.program.in_avals, strict=True))
+        unknown = {n: a for n, a in avals.items() if n not in values and not is_extended(a.dtype)}
+        if not self._judge.makes_values or not unknown:
+            return
+        plain = (
+            {n: np.full(a.shape, number, a.dtype) for n, a in unknown.items()} for number in (0, 1)
+        )
+        states = [State(self.state.program, {**values, **new}) for new in plain]
+        self.state = self._judge.first(iter(states)) or self.state
+
+
+def _plainer(value: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield simpler arrays of the same type, the simplest first."""
+    for plain in (np.zeros_like(value), np.ones_like(value)):
+        if plain.tobytes() == value.tobytes():
+            return
+        yield plain
+    if value.dtype.kind in "fV":
+        yield np.round(value.astype(np.float64), 1).astype(value.dtype)
+
+
+# --- judges ---------------------------------------------------------------------------------------
+
+
+class ForkingJudge:
+    """Runs a check on each program in a forked process.
+
+    Args:
+        check: The check.
+        jobs: The number of tries that run in parallel.
+        limits: The limits of a try.
+        plugins: Files or modules with passes.
+    """
+
+    def __init__(self, check: Check, jobs: int, limits: Limits, plugins: Sequence[str]):
+        self._check, self._jobs, self._limits, self._plugins = check, jobs, limits, plugins
+        self.tries, self._first, self.makes_values = 0, None, check.makes_values
+        self._failed: set[Hashable] = set()
+
+    def first_look(self, state: State, seconds: float | None) -> Any:
+        """Try the original program twice, and return what the check saw.
+
+        Args:
+            state: The original program.
+            seconds: The time limit of a try. If None, it is set by the time of the first.
+
+        Raises:
+            ArgumentsError: If the check does not hold for it both times.
+        """
+        one = self._tried(state)
+        self._first = self._check.seen(one)
+        if self._first is None:
+            said = str(one) or self._check.otherwise
+            raise ArgumentsError(
+                "the check does not hold for the program as it was given"
+                + (f": {said}" if said else "")
+            )
+        if seconds is None:
+            self._limits = Limits(max(10.0, 3 * one.seconds), self._limits.memory)
+        other = self._tried(state)
+        if not self._holds(other):
+            said = str(other)
+            raise ArgumentsError(
+                "the check depends on time: it held for the program, and not a second time"
+                + (f": {said}" if said else "")
+            )
+        return self._first
+
+    @property
+    def _slow(self) -> Limits:
+        """The limits of what takes longer than a try."""
+        return Limits(10 * self._limits.seconds, self._limits.memory)
+
+    def _call(self, state: State, function: Callable[..., Any] | None = None) -> Call:
+        function = function or type(self._check).evidence
+        return Call(function, self._check, state.program, state.values, self._plugins)
+
+    def _tried(self, state: State) -> Tried:
+        self.tries += 1
+        return tried(self._call(state), self._limits)
+
+    def _holds(self, outcome: Tried) -> bool:
+        seen = self._check.seen(outcome)
+        return seen is not None and self._check.same(seen, self._first)
+
+    def holds(self, state: State) -> bool:
+        """Return True if the check holds for a program."""
+        return self._holds(self._tried(state))
+
+    def first(self, states: Iterator[State]) -> State | None:
+        drawn: list[State] = []
+
+        def functions() -> Iterator[Callable[[], Any]]:
+            for state in states:
+                if _key(state) not in self._failed:
+                    drawn.append(state)
+                    yield self._call(state)
+
+        running = in_order(functions(), self._jobs, self._limits)
+        try:
+            for number, outcome in running:
+                self.tries += 1
+                if self._holds(outcome):
+                    return drawn[number]
+                self._failed.add(_key(drawn[number]))
+        finally:
+            running.close()  # type: ignore[attr-defined]
+        return None
+
+    def guess(self, state: State) -> State | None:
+        outcome = tried(self._call(state, type(self._check).guess), self._slow)
+        if outcome.value is None:
+            return None
+        program, values = outcome.value
+        return State(parse(program, "a guess"), values)
+
+    def values_of(self, state: State) -> dict[Var, Any]:
+        if not self._check.reads_values:
+            return {}
+        outcome = tried(self._call(state, _values_of_variables), self._slow)
+        return dict(zip(_variables(state.program), outcome.value or (), strict=False))
+
+
+def _variables(program: Program) -> list[Var]:
+    jaxpr = open_jaxpr(program.jaxpr)
+    variables = [v for eqn in jaxpr.eqns for v in eqn.outvars if is_array(v)]
+    return [*variables, *jaxpr.constvars]
+
+
+def _values_of_variables(check: Check, program: Program, values: Values) -> list[Any]:
+    keep_kernels()
+    body = replace_jaxpr(program.jaxpr, outvars=_variables(program))
+    found = Interpreter().run(body, check.arguments(program, values))
+    return [packed(value) for value in found]
+
+
+def _key(state: State) -> Hashable:
+    """Return a key, equal for states with the same jaxpr and values; unique if there is none."""
+    values = [state.values.get(name) for name in state.program.arg_names]
+    data = tuple(v.tobytes() if isinstance(v, np.ndarray) else v is None for v in values)
+    try:
+        return structure(state.program.jaxpr), data
+    except (Keyless, TypeError):
+        return object()
+
+
+class CallingJudge:
+    """Calls a predicate in this process, for one program after another."""
+
+    makes_values = False
+
+    def __init__(self, predicate: Callable[[Program], object]):
+        self._predicate = predicate
+        self.tries = 0
+
+    def holds(self, state: State) -> bool:
+        """Return True if the predicate holds for a program."""
+        self.tries += 1
+        return bool(self._predicate(state.program))
+
+    def first(self, states: Iterable[State]) -> State | None:
+        return next(filter(self.holds, states), None)
+
+    def guess(self, state: State) -> State | None:
+        return None
+
+    def values_of(self, state: State) -> dict[Var, Any]:
+        return {}

@@ -1,0 +1,99 @@
+"""The search of a reduction as a process: it forks for every try.
+
+    python -m jaxprtool.api.investigate.reduction.worker FOLDER
+
+The process never starts a backend of JAX, whose threads a fork would lack. FOLDER holds the
+request, and the smallest program so far is written there. Each line on stdout is a JSON document:
+the progress and, in the end, the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+#: The files in the folder.
+REQUEST, ORIGINAL, BEST, VALUES = "request.pickle", "original.jaxpr", "best.jaxpr", "values.pickle"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `reduce`, as they are sent to the worker.
+
+    Attributes:
+        check: The check, as text.
+        values: The packed values of arguments, by name.
+        seed: The seed of random values.
+        jobs: The number of tries that run in parallel.
+        seconds: The time limit of a try; None to set it by the first.
+        memory: The memory limit of a try, in bytes; None for no limit.
+        plugins: Files or modules with passes.
+        x64: Whether 64-bit types are enabled.
+    """
+
+    check: str
+    values: dict[str, Any]
+    seed: int
+    jobs: int
+    seconds: float | None
+    memory: int | None
+    plugins: tuple[str, ...]
+    x64: bool
+
+
+def main(folder: str) -> None:
+    """Reduce the program in a folder, and write the result there."""
+    with open(os.path.join(folder, REQUEST), "rb") as file:
+        request: Request = pickle.load(file)
+    import jax
+
+    jax.config.update("jax_enable_x64", request.x64)
+    from jaxprtool.api.investigate.reduction import checks
+    from jaxprtool.api.investigate.reduction.search import ForkingJudge, Search, State
+    from jaxprtool.errors import JaxprToolError
+    from jaxprtool.execute.sandbox.tries import Limits
+    from jaxprtool.files import file_written_whole
+    from jaxprtool.formats.jaxpr.read import read
+    from jaxprtool.formats.jaxpr.write import write
+    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.passes.framework.registry import load_plugin
+    from jaxprtool.passes.reduction.candidates import count_of
+
+    os.environ[checks.FOLDER] = folder
+    program: Program = read(os.path.join(folder, ORIGINAL))
+    best = [State(program, request.values)]
+
+    def told(state: State, doing: str) -> None:
+        if state is not best[0]:
+            best[0] = state
+            with file_written_whole(os.path.join(folder, VALUES)) as file:
+                pickle.dump(dict(state.values), file)
+            write(state.program, os.path.join(folder, BEST), callbacks="stub")
+        _say(doing=doing, equations=count_of(state.program), tries=judge.tries)
+
+    try:
+        for plugin in request.plugins:
+            load_plugin(plugin)
+        check = checks.parse(request.check, request.seed)
+        limits = Limits(request.seconds or 600.0, request.memory)
+        judge = ForkingJudge(check, request.jobs, limits, request.plugins)
+        _say(doing="trying the program as it is", equations=count_of(program), tries=0)
+        seen = judge.first_look(best[0], request.seconds)
+        _say(seen=seen if isinstance(seen, str) else "")
+        state = Search(judge, told).run(best[0])
+        told(state, "trying the result again")
+        _say(ended=True, holds=judge.holds(state), tries=judge.tries)
+    except JaxprToolError as error:
+        _say(fault=error.message, hint=error.hint)
+
+
+def _say(**document: Any) -> None:
+    print(json.dumps(document), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

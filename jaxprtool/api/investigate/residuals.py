@@ -1,0 +1,93 @@
+"""`residuals`: what a gradient keeps between its halves, and what each policy would keep.
+
+found = jaxprtool.residuals(program)
+found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.dtypes import float0
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis import residuals as analysis
+from jaxprtool.analysis.residuals import Residuals, total_size
+from jaxprtool.api.investigate.budget import checkpoint_names, proposal
+from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.basics.quantities import bytes_of
+from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.jaxcompat import Literal
+from jaxprtool.passes.framework.retrace import reported
+from jaxprtool.passes.transforms.calls import Checkpoint
+from jaxprtool.passes.transforms.linear import Vjp
+
+#: The policies that are compared: those of JAX that need no argument, each by one name.
+_NAMES = (
+    "everything_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "nothing_saveable",
+)
+
+
+def residuals(program: Program, budget: int | str | None = None) -> Residuals:
+    """Return what the gradient of a program keeps between its forward and backward half.
+
+    Args:
+        program: A `Program` of results that can be differentiated.
+        budget: So many bytes may be kept, `"8GiB"`: adds a proposal what to save.
+
+    Raises:
+        ArgumentsError: If no choice of values to save keeps the budget, or it cannot be read.
+        UnsupportedError: As the pass `vjp` does.
+    """
+    limit = bytes_of(budget) if isinstance(budget, str) else budget
+    policies = policies_of(program)
+    with without_collector():
+        halves = Vjp()(program)
+        forward, backward = halves["forward"], halves["backward"]
+        found = analysis.residuals(forward, backward, policies)
+        kept = bytes_by_policy(program, policies)
+    proposed = None if limit is None else proposal(program, halves, limit)
+    return Residuals(program.name, analysis.total_bytes(backward), found, kept, proposed)
+
+
+def bytes_by_policy(
+    program: Program, policies: Mapping[str, Callable[..., Any]]
+) -> dict[str, int | None]:
+    """Return the bytes that the gradient of a program keeps if it is checkpointed.
+
+    They are those of `checkpoint(policy=…), vjp`. The program is differentiated once for all
+    policies, and has no backward half made.
+
+    Args:
+        program: The program.
+        policies: Policies of `jax.checkpoint` by name.
+
+    Raises:
+        UnsupportedError: If JAX cannot differentiate the program under `jax.checkpoint`.
+    """
+    whole = Checkpoint()(program)
+    jaxpr = jaxcompat.open_jaxpr(whole.jaxpr)
+    count = whole.in_tree.children()[0].num_leaves
+    moving = {v for v in jaxpr.invars[:count] if v.aval.to_tangent_aval().dtype != float0}
+    (call,) = jaxpr.eqns
+    tangents = [type(v) is not Literal and v in moving for v in call.invars]
+    constants = set(jaxpr.constvars)
+    with reported(program, Vjp.name), jaxcompat.axes_bound(program.axis_env):
+        checkpointed = jaxcompat.CheckpointedJvp(call, tangents)
+        kept = {name: set(checkpointed.kept(policy)) for name, policy in policies.items()}
+    return {name: total_size(v.aval for v in each - constants) for name, each in kept.items()}
+
+
+def policies_of(program: Program) -> dict[str, Any]:
+    """Return JAX's policies, and the one that keeps what has a name, if something has."""
+    found = {name: POLICIES[name] for name in _NAMES}
+    names = checkpoint_names(program)
+    if names:
+        listed = ", ".join(map(repr, names))
+        found[f"save_only_these_names({listed})"] = MAKERS["save_only_these_names"](*names)
+    return found

@@ -1,0 +1,69 @@
+"""`source`: what each line of a user's source costs, and what it keeps for a backward pass.
+
+found = jaxprtool.source(program)
+found.files[0].lines[0].total.work.flops
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from jaxprtool.analysis.residuals import residuals as found_residuals
+from jaxprtool.analysis.source_lines import (
+    Source,
+    called_package,
+    source_lines,
+    with_residuals,
+)
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frame_choice import current_view, frames
+from jaxprtool.jaxcompat import Aval
+from jaxprtool.passes.transforms.linear import Vjp
+
+
+def source(program: Program, *, residuals: bool | None = None) -> Source:
+    """Return what each line of the user's source costs.
+
+    Where no equation has a line of the user's, the lines are those of the package that is called.
+
+    Args:
+        program: A `Program`.
+        residuals: Whether to count the bytes that each line keeps for the gradient. Unless it is
+            said, they are counted of what gives one float, as a loss does, and is no gradient.
+
+    Raises:
+        UnsupportedError: If residuals are wanted, and `vjp` raises it.
+    """
+    found = source_lines(program)
+    package = "" if found.files else called_package(program)
+    if not package:
+        return _with_residuals(found, program, residuals)
+    with frames(current_view().choice, package):
+        return _with_residuals(replace(source_lines(program), package=package), program, residuals)
+
+
+def _with_residuals(found: Source, program: Program, residuals: bool | None) -> Source:
+    is_loss = gives_one_float(program) and any(map(_is_float, program.in_avals))
+    if residuals or (residuals is None and is_loss and not found.has_backward):
+        try:
+            halves = Vjp()(program)
+        except JaxprToolError as fault:
+            if residuals:
+                raise
+            return replace(found, why_not_kept=fault.message)
+        kept = found_residuals(halves["forward"], halves["backward"], {})
+        found = with_residuals(found, kept)
+    return found
+
+
+def gives_one_float(program: Program) -> bool:
+    """Return whether a program gives one floating-point number, as a loss does."""
+    results = program.out_avals
+    return len(results) == 1 and getattr(results[0], "shape", None) == () and _is_float(results[0])
+
+
+def _is_float(aval: Aval) -> bool:
+    return jnp.issubdtype(getattr(aval, "dtype", None), jnp.floating)

@@ -1,0 +1,145 @@
+"""The variants that `compare` runs: of programs, pipelines, precisions, backends, and op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from jaxprtool.api.investigate.precision import with_precision
+from jaxprtool.errors import ArgumentsError, PipelineError
+from jaxprtool.execute.compare.variants import Told, Variant
+from jaxprtool.execute.running import backends as devices
+from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
+
+#: What the variant is called that no pass has changed.
+AS_TRACED = "as traced"
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What variants are made of; of each the first is that of the reference.
+
+    Attributes:
+        pipelines: Pipelines.
+        backends: The names of backends; None is where JAX and the arguments have it.
+        precisions: What products are told that name no precision; None is nothing.
+        op_by_op: Whether each variant runs op by op, too.
+    """
+
+    pipelines: Sequence[Pipeline] = (Pipeline(),)
+    backends: Sequence[str | None] = (None,)
+    precisions: Sequence[str | None] = (None,)
+    op_by_op: bool = False
+
+    def require_backends(self) -> None:
+        """Raise BackendError for a backend that is not there."""
+        for name in self.backends:
+            if name is not None:
+                devices.device(name)
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A variant, and how it came to be.
+
+    Attributes:
+        variant: The variant.
+        target: The number of the program that it is made of.
+        states: The program as it was traced, and after each pass that has changed it, with what
+            that is called.
+        precision: What its products are told that name no precision.
+    """
+
+    variant: Variant
+    target: int
+    states: tuple[tuple[str, Program], ...]
+    precision: str | None
+
+    def at_state(self, program: Program) -> Variant:
+        """Return the variant with another program, which is told of the precision too."""
+        return replace(self.variant, program=told_precision(program, self.precision))
+
+
+def planned(
+    targets: Sequence[tuple[str, Program]], axes: Axes, told: Told = lambda doing: None
+) -> list[Planned]:
+    """Return all variants of some programs, the reference first.
+
+    Args:
+        targets: What each program is called, and the program.
+        axes: What is done with each.
+        told: Is told what is done.
+
+    Raises:
+        ArgumentsError: If there is but one.
+        PipelineError: If a pipeline gives several programs.
+    """
+    found: list[Planned] = []
+    several = len(targets) > 1, len(axes.pipelines) > 1
+    for (number, (name, traced)), pipeline in product(enumerate(targets), axes.pipelines):
+        states = _states(pipeline, traced, told)
+        like = with_contents(traced)
+        states = [(text, with_contents(each, like)) for text, each in states]
+        parts = [name] if several[0] else []
+        parts += [str(pipeline) or AS_TRACED] if several[1] else []
+        for precision, platform in product(axes.precisions, axes.backends):
+            for steps in (False, True) if axes.op_by_op else (False,):
+                said = list(parts)
+                said += [precision or "its own precision"] if len(axes.precisions) > 1 else []
+                said += [platform or "its own device"] if len(axes.backends) > 1 else []
+                said += [("op by op" if steps else "compiled")] if axes.op_by_op else []
+                program = told_precision(states[-1][1], precision)
+                variant = Variant(", ".join(said), program, platform, steps)
+                found.append(Planned(variant, number, tuple(states), precision))
+    if len(found) < 2:
+        raise ArgumentsError(
+            "there is but one variant, and nothing to compare it with",
+            'say what differs: -p "" -p "-O2", --backends cpu,gpu, --op-by-op, another TARGET',
+        )
+    return _named_apart(found)
+
+
+def _named_apart(found: Sequence[Planned]) -> list[Planned]:
+    """Return variants whose names are all different."""
+    names = [each.variant.name for each in found]
+    if len(set(names)) == len(names):
+        return list(found)
+    return [
+        replace(each, variant=replace(each.variant, name=f"{each.variant.name} ({i})"))
+        for i, each in enumerate(found, 1)
+    ]
+
+
+def told_precision(program: Program, precision: str | None) -> Program:
+    """Return a program whose products are told a precision, if there is one to be told."""
+    return program if precision is None else with_precision(program, precision)
+
+
+def _states(pipeline: Pipeline, traced: Program, told: Told) -> list[tuple[str, Program]]:
+    """Return a program, and what it is after each pass that has changed it."""
+    states = _States(traced, told)
+    result = pipeline.run(traced, states)
+    if isinstance(result, Programs):
+        names = ", ".join(result)
+        raise PipelineError(f"compare takes one program, and '{pipeline}' gives {names}")
+    return states.found
+
+
+class _States(Observer):
+    """Notes the programs that there are after each pass."""
+
+    def __init__(self, traced: Program, told: Told):
+        self.found = [(AS_TRACED, traced)]
+        self._told = told
+
+    def before(self, step: Step, program: Program) -> None:
+        self._told(f"{step} on {program.name}")
+
+    def after(
+        self, step: Step, program: Program, result: Program | Programs, seconds: float
+    ) -> None:
+        if isinstance(result, Program) and result is not program:
+            self.found.append((str(step), result))

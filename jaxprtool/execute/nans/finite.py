@@ -1,0 +1,140 @@
+"""Results that are not finite prove nothing: counting them, and random inputs that avoid them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.execute.nans import find_nan
+from jaxprtool.execute.running.arrays import as_numpy, wide
+from jaxprtool.execute.running.fill import Filled, fill
+from jaxprtool.ir.dataflow.input_domains import POSITIVE, Domain
+from jaxprtool.ir.programs.program import Program
+
+#: What arguments that lead to a NaN are drawn from instead, in this order.
+_DOMAINS: tuple[Domain, ...] = (
+    "positive definite",
+    POSITIVE,
+    (0.0, 1.0),
+    (-0.1, 0.1),
+    (1.0, math.inf),
+    (-math.inf, 0.0),
+)
+
+#: So many origins of NaNs are looked for, one after the other.
+_ORIGINS = 4
+
+
+def nonfinite(value: Any) -> int:
+    """Return how many elements of a value are a NaN or an infinity."""
+    if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
+        return 0
+    return int((~np.isfinite(wide(as_numpy(value)))).sum())
+
+
+def is_mostly_nonfinite(count: int, size: int) -> bool:
+    """Return whether so many elements that are not finite are most of a value."""
+    return 2 * count > size
+
+
+def unproven(names: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """Return what to say of each result that is not finite in most elements."""
+    found = []
+    for name, value in zip(names, values, strict=True):
+        count, size = nonfinite(value), getattr(value, "size", 0)
+        if is_mostly_nonfinite(count, size):
+            found.append(f"{name} is not finite in {count:,} of {size:,} elements")
+    return found
+
+
+def finite_fill(
+    program: Program,
+    given: Mapping[str, Any],
+    run: Callable[[Sequence[Any]], Sequence[Any]],
+    seed: int = 0,
+) -> Filled:
+    """Return flat arguments as `fill` does, for which as many results as can be are finite.
+
+    While a NaN is in a result, or a result is not finite in most elements, the equation that makes
+    it so is looked for, and the random arguments that lead there are drawn from other domains, or
+    all random arguments of whose use nothing is known.
+
+    Args:
+        program: The program.
+        given: Values by argument name; a `jax.ShapeDtypeStruct` is filled.
+        run: Runs the program on flat arguments.
+        seed: The seed of random values.
+    """
+
+    def attempt(domains: Mapping[str, Domain]) -> _Attempt:
+        filled = fill(program, given, seed, domains)
+        values = run(filled.arguments)
+        mostly = len(unproven(program.out_names, values))
+        nans = any(bool(np.isnan(wide(as_numpy(each))).any()) for each in values if nonfinite(each))
+        return _Attempt(filled, mostly, sum(map(nonfinite, values)), nans)
+
+    best = attempt({})
+    for _ in range(_ORIGINS):
+        if not (best.nans or best.mostly):
+            break
+        before = best
+        for domains in _other_domains(program, before.filled):
+            tried = attempt({**before.filled.within, **domains})
+            best = min(best, tried, key=lambda each: (each.mostly, each.elements))
+            if not best.elements:
+                return best.filled
+        if best is before:
+            break
+    return best.filled
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """Arguments, and what is not finite for them.
+
+    Attributes:
+        filled: The arguments.
+        mostly: How many results are not finite in most elements.
+        elements: How many elements of results are not finite.
+        nans: Whether one of them is a NaN.
+    """
+
+    filled: Filled
+    mostly: int
+    elements: int
+    nans: bool
+
+
+def _other_domains(program: Program, filled: Filled) -> Iterator[dict[str, Domain]]:
+    """Yield domains of arguments that may keep results finite, the likeliest first."""
+    avals = dict(program.arguments)
+    drawn = [name for name in filled.random if jnp.issubdtype(avals[name].dtype, jnp.floating)]
+    free = [name for name in drawn if name not in filled.within]
+    leading = [name for name in _leading_to_nan(program, filled) if name in drawn]
+    for names in (leading, free):
+        square = [name for name in names if _is_square(avals[name].shape)]
+        for domain in _DOMAINS:
+            drawn_so = square if domain == "positive definite" else names
+            if drawn_so:
+                yield dict.fromkeys(drawn_so, domain)
+
+
+def _leading_to_nan(program: Program, filled: Filled) -> list[str]:
+    """Return the arguments from which the first NaN or infinity in the results comes."""
+    found = None
+    with suppress(UnsupportedError):
+        found = find_nan(program, filled.arguments).first
+    if found is None:
+        return []
+    return [each.argument for each in (*found.operands, *found.way) if each.argument]
+
+
+def _is_square(shape: Sequence[int]) -> bool:
+    return len(shape) >= 2 and shape[-1] == shape[-2] > 1

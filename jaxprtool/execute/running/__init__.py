@@ -1,0 +1,1 @@
+"""Running a program on a backend: devices, arguments, compilation, times."""

@@ -1,0 +1,90 @@
+"""The arguments that a program is run on, flat, and whether it can be run on any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
+from jaxprtool.ir.basics.dtypes import as_array
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import all_contents
+from jaxprtool.ir.programs.trees import filled
+from jaxprtool.ir.shapes.symbols import example_sizes, found_sizes
+
+
+def require_program(program: object) -> None:
+    """Raise ArgumentsError for what is no `Program`, as a function that was not traced."""
+    if not isinstance(program, Program):
+        name = getattr(program, "__name__", None) or type(program).__name__
+        hint = "jaxprtool.trace(function, *arguments) makes one"
+        raise ArgumentsError(f"{name} is no Program", hint)
+
+
+def require_count(program: Program, arguments: Sequence[object]) -> None:
+    """Raise ArgumentsError unless there are as many flat arguments as a program takes."""
+    count = len(program.in_avals)
+    if len(arguments) != count:
+        raise ArgumentsError(f"{program.name} takes {count} arrays, not {len(arguments)}")
+
+
+def flat_arguments(program: Program, args: object) -> list[Any]:
+    """Return the flat arguments: of a call, its keyword arguments last, or of any other pytree.
+
+    A Ref is given as what it holds.
+
+    Raises:
+        ArgumentsError: If the program is none, or one Ref is given for two arguments.
+    """
+    require_program(program)
+    positional, keywords = filled(program.in_tree, program.in_avals)
+    if isinstance(args, tuple | list) and len(args) == len(positional) + len(keywords):
+        with suppress(StructureError):
+            named = dict(zip(keywords, args[len(positional) :], strict=True))
+            return all_contents(program, program.matched(args[: len(positional)], named).leaves)
+    return all_contents(program, jax.tree.leaves(args))
+
+
+def at_one_size(
+    before: Program, after: Program, arguments: Sequence[Any] | None = None
+) -> tuple[Program, Program]:
+    """Return the programs at the sizes of the flat arguments of `before`, or else at small ones.
+
+    Raises ArgumentsError if there are no sizes that fit.
+    """
+    if arguments is not None and len(arguments) == len(before.in_avals):
+        before = before.at(list(map(np.shape, arguments)))
+    elif before.arg_names == after.arg_names:  # `after` may have fewer symbols than `before`
+        after = after.specialized(example_sizes(after.name, after.in_avals))
+        return before.at([aval.shape for aval in after.in_avals]), after
+    else:
+        before = before.specialized(example_sizes(before.name, before.in_avals))
+    shapes = {name: aval.shape for name, aval in before.arguments}
+    known = [(name, aval) for name, aval in after.arguments if name in shapes]
+    found = found_sizes(after.name, known, [shapes[name] for name, _ in known])
+    return before, after.specialized(found)
+
+
+def require_runnable(program: Program) -> None:
+    """Raise UnsupportedError for a program that cannot be run by itself."""
+    if program.axis_env:
+        axes = ", ".join(repr(name) for name, _ in program.axis_env)
+        raise UnsupportedError(
+            f"{program.name} cannot be run to compare it: it has the free named axes {axes}",
+            "batch(axis_name=…) binds one",
+        )
+
+
+def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:
+    """Return flat arguments as arrays of the types that a program takes.
+
+    Raises:
+        ArgumentsError: If their number or a type is another, if one is no array but a type, or if a
+            size is beyond its bound.
+    """
+    require_count(program, arguments)
+    return [as_array(x) for x in program.checked(arguments)]

@@ -1,0 +1,132 @@
+"""Comparing arrays: to the last bit, or by the tolerance of their dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.errors import Details
+from jaxprtool.ir.basics.dtypes import physical
+
+#: Relative tolerance by the width of the mantissa: a few dozen roundings, not one.
+_ROUNDINGS = 64
+
+Comparison = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs, in words, and what is known of it besides."""
+
+    text: str
+    details: Details = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def difference(
+    before: Sequence[object],
+    after: Sequence[object],
+    agree: Comparison,
+    names: Sequence[str] | None = None,
+) -> Difference | None:
+    """Return the first difference between two lists of values; None if there is none.
+
+    `agree` says elementwise which of two arrays of one shape and dtype agree. The values are
+    called `names`, or by their position.
+    """
+    if len(before) != len(after):
+        return Difference(f"{len(before)} values before, {len(after)} after")
+    for i, pair in enumerate(zip(before, after, strict=True)):
+        fault = value_difference(names[i] if names else f"value {i}", *pair, agree)
+        if fault is not None:
+            return fault
+    return None
+
+
+def value_difference(
+    name: str, before: object, after: object, agree: Comparison
+) -> Difference | None:
+    """Return how two values differ: in their types, or where, and by how much."""
+    # A literal among the results is a Python number that bears a dtype.
+    a, b = (x if hasattr(x, "shape") else jnp.asarray(x) for x in (before, after))
+    if (types := (type_of(a), type_of(b)))[0] != types[1]:
+        return Difference(f"{name} is {types[0]} before, {types[1]} after")
+    a, b = as_numpy(a), as_numpy(b)
+    wrong = ~agree(a, b)
+    if not wrong.any():
+        return None
+    where = tuple(int(k) for k in np.argwhere(wrong)[0])
+    count = f"{wrong.sum():,} of {wrong.size:,} elements"
+    details = [
+        ("result", f"{name}, {types[0]}"),
+        ("differs in", f"{count}, the first at {list(where)}" if where else count),
+        ("before", str(a[where])),
+        ("after", str(b[where])),
+        *_by_how_much(a, b, wrong),
+    ]
+    return Difference(f"{name} differs in {count}", details)
+
+
+def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray) -> Details:
+    """Return the largest errors of finite elements that are wrong, and what is tolerated."""
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return []
+    relative, absolute = _tolerances(a)
+    a, b = wide(a), wide(b)
+    finite = wrong & np.isfinite(a) & np.isfinite(b)
+    if not finite.any():
+        return []
+    errors, sizes = np.abs(a[finite] - b[finite]), np.abs(a[finite])
+    most = f"{errors.max():.3g} absolute"
+    if sizes.any():
+        most += f", {(errors[sizes > 0] / sizes[sizes > 0]).max():.3g} relative"
+    return [
+        ("largest error", most),
+        ("tolerated", f"{absolute:.3g} absolute and {relative:.3g} relative"),
+    ]
+
+
+def bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return where the bits are equal, any NaN being equal to any NaN."""
+    if np.iscomplexobj(a):
+        return bits_agree(a.real, b.real) & bits_agree(a.imag, b.imag)
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return a == b
+    return (np.isnan(a) & np.isnan(b)) | ((a == b) & (np.signbit(a) == np.signbit(b)))
+
+
+def values_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where the values are equal but for rounding, measured by the largest finite element."""
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return a == b
+    relative, absolute = _tolerances(a)
+    return np.isclose(wide(a), wide(b), rtol=relative, atol=absolute, equal_nan=True)
+
+
+def _tolerances(a: np.ndarray) -> tuple[float, float]:
+    """Return the relative and the absolute error that is rounding, in an array of floats."""
+    relative = _ROUNDINGS * float(jnp.finfo(a.dtype).eps)
+    a = wide(a)
+    sizes = np.abs(a[np.isfinite(a)])
+    return relative, relative * max(1.0, float(sizes.max())) if sizes.size else relative
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """Return numbers as double precision, or as complex numbers of it."""
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
+def type_of(x: Any) -> str:
+    """Return the dtype and shape of an array, as one word."""
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def as_numpy(x: Any) -> np.ndarray:
+    """The array on the host; of an extended dtype, as keys have one, the numbers that hold it."""
+    return np.asarray(physical(x))

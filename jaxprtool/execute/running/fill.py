@@ -1,0 +1,240 @@
+"""Values for a program's arguments: what the user gave, and random arrays for the rest.
+
+An argument given by type alone (`f32[8,3]`) gets the same values in every run with the same seed
+and position: floats and complex numbers are normal, integers lie in [0, 8), so that they serve as
+indices and tokens, booleans come both ways, and PRNG keys are split from one key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir.basics.dtypes import is_foreign
+from jaxprtool.ir.dataflow.input_domains import POSITIVE, Domain, input_domains, shown
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import contents
+from jaxprtool.ir.shapes.bounds import LengthsBound, SizeBound
+from jaxprtool.ir.shapes.symbols import sizes_by_symbol
+from jaxprtool.jaxcompat import Aval
+
+#: Random integers lie below this, or below the largest of their dtype.
+INTEGER_LIMIT = 8
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Flat arguments that a program can run on.
+
+    Attributes:
+        arguments: The values.
+        random: The names of those that are random.
+        within: The domains that random ones are drawn from, by name. Others are drawn from all
+            numbers.
+    """
+
+    arguments: tuple[Any, ...]
+    random: tuple[str, ...]
+    within: Mapping[str, Domain] = field(default_factory=dict)
+
+    def described(self, seed: int) -> str:
+        """Return what the values are: `random values, seed 0, v positive`."""
+        count, random = len(self.arguments), len(self.random)
+        if not random:
+            return "the values given" if count else "no inputs"
+        given = f"the values given, {random} of {count} of them random"
+        return f"{'random values' if random == count else given}, seed {seed}{self.said_within()}"
+
+    def said_within(self) -> str:
+        """Return where random values are drawn from if not from all numbers: `, v positive`."""
+        by_domain: dict[str, list[str]] = {}
+        for name, domain in self.within.items():
+            by_domain.setdefault(shown(domain), []).append(name)
+        said = [
+            f"{', '.join(names) if len(names) <= 4 else f'{len(names)} arguments'} {domain}"
+            for domain, names in by_domain.items()
+        ]
+        return f", {'; '.join(said)}" if said else ""
+
+
+def fill(
+    program: Program,
+    given: Mapping[str, Any],
+    seed: int = 0,
+    domains: Mapping[str, Domain] | None = None,
+) -> Filled:
+    """Return the program's flat arguments, from values given by argument name.
+
+    A `jax.ShapeDtypeStruct` stands for random values of the type that the program takes, which a
+    pass may have changed. They are from the argument's entry of `domains`, or else from where its
+    use in the program is finite.
+
+    Raises:
+        ArgumentsError: If an argument is not given, a pass has changed the type of a value, or a
+            shape has a dimension that is not a number.
+    """
+    arguments, random, within = [], [], {}
+    names = zip(program.arg_names, program.in_avals, strict=True)
+    for position, (name, aval) in enumerate(names):
+        if name not in given:
+            raise ArgumentsError(
+                f"the passes have given {program.name} an argument '{name}' that has no value"
+            )
+        value = contents(given[name])
+        if isinstance(value, jax.ShapeDtypeStruct):
+            sharding = value.sharding
+            domain = (domains or {}).get(name) or _domain(program, position)
+            value = random_argument(program, position, seed, domain)
+            if domain is not None:
+                within[name] = domain
+            if isinstance(getattr(sharding, "mesh", None), jax.sharding.Mesh):
+                value = jax.device_put(value, sharding)
+            if aval.dtype != jax.dtypes.float0:  # of which there is one value
+                random.append(name)
+        elif np.shape(value) != aval.shape:
+            raise ArgumentsError(
+                f"argument '{name}' has shape {np.shape(value)}, and after the passes "
+                f"{program.name} takes {aval.str_short(short_dtypes=True)}",
+                hint="give it by type alone, and it is filled with random values that fit",
+            )
+        arguments.append(value)
+    return Filled(tuple(program.checked(arguments)), tuple(random), within)
+
+
+def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Values by argument name, of those that passes have added or given another shape the type.
+
+    A Ref is given as what it holds.
+    Nobody has given the tangents that `jvp` takes, and one lane's value does not do for all lanes;
+    `fill` makes random values of a type. Also gives the names of the values that are left aside.
+    """
+    values, aside = {name: contents(value) for name, value in given.items()}, []
+    for name, aval in zip(program.arg_names, program.in_avals, strict=True):
+        value = values.get(name)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            continue
+        if name not in values or np.shape(values[name]) != aval.shape:
+            aside += [name] if name in values else []
+            values[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return values, tuple(aside)
+
+
+def _domain(program: Program, position: int) -> Domain | None:
+    """Return the domain that random values of an argument are drawn from; None for any number."""
+    dtype = getattr(program.in_avals[position], "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, np.number):
+        return None
+    domain = input_domains(program.jaxpr)[position]
+    if jnp.issubdtype(dtype, jnp.floating):
+        return domain
+    return domain if domain == POSITIVE and jnp.issubdtype(dtype, jnp.integer) else None
+
+
+def random_argument(
+    program: Program, position: int, seed: int, domain: Domain | None = None
+) -> Any:
+    """Return a value of a program's flat argument: of a size, or lengths, one within its bound.
+
+    Floats are from `domain`, or else from where their use is finite.
+
+    Raises:
+        ArgumentsError: As `random_array` does, and if there are no such lengths.
+    """
+    name, aval = program.arguments[position]
+    bounds = dict(program.bounds)
+    bound = bounds.get(name)
+    if bound is None:
+        array = random_array(aval, (seed, position), name)
+        domain = domain or _domain(program, position)
+        return array if domain is None else _into(array, domain)
+    sizes = {}
+    if isinstance(bound, LengthsBound):
+        sizes = {
+            each: int(random_argument(program, i, seed))
+            for i, (each, aval) in enumerate(program.arguments)
+            if isinstance(bounds.get(each), SizeBound) and aval.shape == ()
+        }
+    rng = np.random.default_rng((seed, position))
+    try:
+        return np.asarray(bound.random(rng, aval.shape, sizes), aval.dtype)
+    except ValueError as error:
+        raise ArgumentsError(f"argument '{name}' of {program.name}: {error}") from None
+
+
+def _into(array: np.ndarray, domain: Domain) -> np.ndarray:
+    """Return normal numbers moved into an open interval, or made a positive definite matrix."""
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return np.maximum(array, 1)  # of integers the positive ones alone are asked for
+    values = np.asarray(array, np.float64)
+    if domain == "positive definite":
+        size = values.shape[-1]
+        values = values @ np.swapaxes(values, -1, -2) / size + np.eye(size)
+        return values.astype(array.dtype)
+    low, high = domain
+    if math.isinf(high):
+        values = low + np.maximum(abs(values), 1e-3)
+    elif math.isinf(low):
+        values = high - np.maximum(abs(values), 1e-3)
+    else:
+        values = low + (high - low) * (0.5 + 0.49 * np.tanh(values))
+    return values.astype(array.dtype)
+
+
+@jax.transfer_guard("allow")
+def random_array(aval: Aval, seed: tuple[int, int], name: str = "argument") -> Any:
+    """Return an array of an abstract value's shape and dtype, the same for the same seed.
+
+    Raises ArgumentsError, which names the argument, if a dimension is symbolic or the dtype is a
+    package's own.
+    """
+    symbolic = [str(n) for n in aval.shape if not isinstance(n, int)]
+    if symbolic:
+        names = "=…, ".join(sizes_by_symbol([aval]))
+        raise ArgumentsError(
+            f"argument '{name}' is {aval.str_short(short_dtypes=True)}: "
+            f"{', '.join(symbolic)} needs a number before the program can run",
+            hint=f'write the sizes in --args, or -p "specialize({names}=…)"',
+        )
+    rng = np.random.default_rng(seed)
+    dtype, shape = aval.dtype, aval.shape
+    if is_foreign(dtype):
+        raise ArgumentsError(
+            f"argument '{name}' is {aval.str_short(short_dtypes=True)}, of which no random values "
+            "can be made: only its package knows which are valid"
+        )
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        key = jax.random.key(int(rng.integers(2**31)), impl=dtype)
+        return jax.random.split(key, shape) if shape else key
+    return _random_numbers(rng, dtype, shape)
+
+
+def _random_numbers(
+    rng: np.random.Generator, dtype: np.dtype, shape: tuple[int, ...]
+) -> np.ndarray:
+    if dtype == jax.dtypes.float0:
+        return np.zeros(shape, dtype)
+    if dtype == np.bool_:
+        return _booleans(rng, shape)
+    if jnp.issubdtype(dtype, np.integer):
+        top = min(INTEGER_LIMIT, int(jnp.iinfo(dtype).max) + 1)
+        return rng.integers(0, top, shape).astype(dtype)
+    values = rng.standard_normal(shape)
+    if jnp.issubdtype(dtype, np.complexfloating):
+        return (values + 1j * rng.standard_normal(shape)).astype(dtype)
+    if float(jnp.finfo(dtype).min) > 0:  # f8_e8m0fnu has powers of two and nothing else
+        values = abs(values)
+    return np.asarray(values).astype(dtype)
+
+
+def _booleans(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    values = np.asarray(rng.integers(0, 2, shape)).astype(bool)
+    if values.size > 1 and values.all() == values.any():
+        values.flat[0] = not values.flat[0]
+    return values

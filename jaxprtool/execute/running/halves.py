@@ -1,0 +1,74 @@
+"""Run the two programs of `unzip`: init, and apply on what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from jaxprtool.errors import OutputError, PipelineError
+from jaxprtool.execute.running.fill import Filled, fill
+from jaxprtool.execute.running.run import RunReport, choose_device, run
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.programs.trees import leaf_paths
+
+
+@dataclass(frozen=True)
+class HalvesReport:
+    """What init and apply gave.
+
+    Attributes:
+        init: The run of init.
+        apply: The run of apply.
+        variables: The variables, by path.
+        filled: The arguments of the whole, and which of them are random.
+    """
+
+    init: RunReport
+    apply: RunReport
+    variables: dict[str, jax.Array]
+    filled: Filled
+
+
+def run_halves(
+    whole: Program,
+    halves: Mapping[str, Program],
+    arguments: Sequence[object],
+    seed: int,
+    platform: str | None,
+    told: Callable[[str], object] = lambda doing: None,
+) -> HalvesReport:
+    """Run init, and apply on its results, on the values that `run` would run the whole on.
+
+    Args:
+        whole: The program that was split.
+        halves: `init` and `apply`.
+        arguments: The flat arguments of the whole: arrays, or types to be filled.
+        seed: The seed of random values.
+        platform: Where to run; None is JAX's default.
+        told: Is told what is done: "compiling init".
+
+    Raises:
+        PipelineError: If these are not init and apply.
+        OutputError: If two variables have one path.
+        ArgumentsError: As `fill` does.
+    """
+    if halves.keys() != {"init", "apply"}:
+        names = ", ".join(halves)
+        raise PipelineError(f"--run takes init and apply, and the passes gave {names}")
+    whole, init, apply = map(with_contents, (whole, halves["init"], halves["apply"]))
+    filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
+    values = dict(zip(whole.arg_names, filled.arguments, strict=True))
+    device = choose_device(init, platform, None)
+    made = run(init, fill(init, values).arguments, device, 0, told)
+    paths = leaf_paths(init.out_tree)
+    variables = dict(zip(paths, (out.value for out in made.outputs), strict=True))
+    if len(variables) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise OutputError(f"two variables have the path '{twice}'")
+    values |= {out.name: out.value for out in made.outputs}
+    device = choose_device(apply, platform, None)
+    given = run(apply, fill(apply, values).arguments, device, told=told)
+    return HalvesReport(made, given, variables, filled)

@@ -1,0 +1,361 @@
+"""Compile a program for a device, run it, and report what came out and how long each step took."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import checkify
+from jax.experimental.layout import Format
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
+from jaxprtool.execute.running import backends
+from jaxprtool.execute.running.arguments import fitting, flat_arguments, require_runnable
+from jaxprtool.execute.running.compile_cache import hits_counted
+from jaxprtool.execute.running.summary import Summary, summarize
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.evaluation.nonfinite import FiniteCheck, unchecked
+from jaxprtool.ir.programs.meshes import concrete_mesh, mesh_in_types, placed
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
+
+#: How often a program without effects is called again, to time it.
+REPEATS = 10
+
+
+@dataclass(frozen=True)
+class Output:
+    """One flat result: its readable path, its type in JAX's notation, its array."""
+
+    name: str
+    type: str
+    value: jax.Array
+
+    @property
+    def summary(self) -> Summary:
+        """The array in a few numbers."""
+        return summarize(self.value)
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long each step of a run took, in seconds.
+
+    Attributes:
+        lower: Lowering; None under `jax_disable_jit`.
+        compile: Compiling; None under `jax_disable_jit`.
+        compile_cpu: The CPU time of all threads while the program was compiled.
+        cached: Whether it was not compiled, but found in JAX's cache.
+        first_call: The first call.
+        repeat: The median of the calls after the first; None if there were none.
+        repeats: The number of these calls.
+    """
+
+    lower: float | None
+    compile: float | None
+    compile_cpu: float | None
+    cached: bool
+    first_call: float
+    repeat: float | None
+    repeats: int
+
+
+@dataclass(frozen=True)
+class CompiledMemory:
+    """The memory of a compiled program, in bytes.
+
+    Attributes:
+        arguments: What it takes.
+        outputs: What it gives.
+        temporary: What it needs besides while it runs.
+    """
+
+    arguments: int
+    outputs: int
+    temporary: int
+
+
+@document(without=("name", "devices", "outputs"), flat=("times",))
+@dataclass(frozen=True)
+class RunReport:
+    """How a program was compiled and run.
+
+    Attributes:
+        name: The program.
+        devices: The devices that it ran on.
+        times: How long each step took.
+        memory: Its memory; None if the backend does not say.
+        outputs: The results.
+    """
+
+    name: str
+    devices: tuple[jax.Device, ...]
+    times: Times
+    memory: CompiledMemory | None
+    outputs: tuple[Output, ...]
+
+
+def choose_device(program: Program, platform: str | None, index: int | None) -> jax.Device | None:
+    """Return the device to put a program on, or None to leave it where JAX and the program put it.
+
+    A program that names its own devices (a mesh in shard_map or in a sharding) stays on them.
+    Raises BackendError if the machine has no such device, or the program's own are others.
+    """
+    if platform is None and index is None:
+        return None
+    chosen = backends.device(platform, index or 0)
+    own = own_devices(program)
+    if not own:
+        mesh = mesh_in_types(program)
+        if mesh is not None and index is not None and mesh.size > 1:
+            raise BackendError(
+                f"{program.name} runs on a mesh of {mesh.size} devices, "
+                f"so it cannot run on {chosen}",
+                hint="leave --device out",
+            )
+        return chosen
+    if chosen not in own or (index is not None and len(own) > 1):
+        names = ", ".join(map(str, own[:4])) + (", …" if len(own) > 4 else "")
+        raise BackendError(
+            f"{program.name} runs on devices of its own ({names}), so it cannot run on {chosen}",
+            hint="the mesh that the function builds decides; leave --backend and --device out",
+        )
+    return None
+
+
+def own_devices(program: Program) -> tuple[jax.Device, ...]:
+    """Return the devices that a program names itself, in meshes and shardings, at any depth."""
+    found: dict[jax.Device, None] = {}
+    if program.jit is not None:
+        options = (
+            *program.jit.of_arguments(program.arguments),
+            *program.jit.of_results(program.results),
+        )
+        for asked in options:
+            found.update(dict.fromkeys(_devices_in(asked.placement)))
+    for eqn in equations(jaxcompat.open_jaxpr(program.jaxpr)):
+        for value in eqn.params.values():
+            found.update(dict.fromkeys(_devices_in(value)))
+    return tuple(sorted(found, key=lambda d: d.id))
+
+
+def _devices_in(value: object) -> Iterator[jax.Device]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _devices_in(item)
+    elif isinstance(value, Format):
+        yield from _devices_in(value.sharding)
+    elif isinstance(value, jax.sharding.NamedSharding):
+        yield from _devices_in(value.mesh)
+    elif isinstance(value, jax.sharding.Mesh) and not value.empty:
+        yield from value.devices.flat
+
+
+def run(
+    program: Program,
+    arguments: Sequence[object],
+    device: jax.Device | None = None,
+    repeat: int | None = None,
+    told: Callable[[str], object] = lambda doing: None,
+) -> RunReport:
+    """Compile a program, call it once, and then `repeat` times more to time it.
+
+    `arguments` are flat, one per invar. Without a number, a program with effects (prints,
+    callbacks) runs once, so that they happen once, and any other is timed over REPEATS calls.
+    `told` is told what is done: "lowering", "compiling", "running", and the program's name.
+    Raises UnsupportedError if it cannot be compiled, BackendError if the device cannot run it,
+    and UserFunctionError if a callback or a check of the user's fails, or `jax_debug_nans` or
+    `jax_debug_infs` forbid a result.
+    """
+    if repeat is None:
+        harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
+        repeat = REPEATS if harmless else 0
+    check = FiniteCheck.from_config()
+    with ready(program, arguments, device) as (arguments, device):
+        made = compiled(program, arguments, told)
+        told(f"running {program.name}")
+        with failures_reported(program):
+            first_time, outs = _timed(made.call, *copied(program, arguments))
+            program.require_finite(check, arguments, outs)
+            times = [_timed(made.call, *copied(program, arguments))[0] for _ in range(repeat)]
+    median = statistics.median(times) if times else None
+    return RunReport(
+        program.name,
+        _devices_of(outs, device),
+        Times(made.lower, made.compile, made.compile_cpu, made.cached, first_time, median, repeat),
+        made.memory,
+        tuple(
+            Output(name, aval.str_short(short_dtypes=True), value)
+            for name, aval, value in zip(program.out_names, program.out_avals, outs, strict=True)
+        ),
+    )
+
+
+@contextmanager
+def ready(
+    program: Program, arguments: Sequence[object], device: jax.Device | None
+) -> Iterator[tuple[Sequence[object], jax.Device | None]]:
+    """Put arguments where a program runs: on its mesh if it has one, or else on a device.
+
+    Yields them, and the device, which is None on a mesh. No switch of JAX's checks numbers here.
+    """
+    mesh = concrete_mesh(program, arguments, device)
+    if mesh is not None:
+        device, arguments = None, placed(program, arguments, mesh)
+    place = nullcontext() if device is None else jax.default_device(device)
+    # Arguments and constants are put on the device by us, not by the user's own code.
+    transfers = jax.transfer_guard("allow")
+    with place, unchecked(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
+        if device is not None:
+            arguments = [jax.device_put(a, device) for a in arguments]
+        yield arguments, device
+
+
+@contextmanager
+def ready_to_step(
+    program: Program, args: object, device: jax.Device | None
+) -> Iterator[tuple[Program, Sequence[Any]]]:
+    """Prepare a program to be run equation by equation, and its arguments.
+
+    Args:
+        program: A program, of any sizes.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves.
+        device: Where to run it; if not given, where JAX and its arguments have it.
+
+    Yields:
+        The program at the sizes of its arguments, without Refs among these, and with loops whose
+        predicates are scalars; and its flat arguments.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit.
+        UnsupportedError: If the program has free named axes.
+    """
+    arguments = flat_arguments(program, args)
+    if program.symbols:
+        program = program.at(list(map(np.shape, arguments)))
+    require_runnable(program)
+    program = with_contents(program)
+    arguments = fitting(program, arguments)
+    program = with_scalar_predicates(program)
+    with failures_reported(program), ready(program, arguments, device) as (there, _):
+        yield program, there
+
+
+def copied(program: Program, arguments: Sequence[object]) -> list[object]:
+    """The arguments for one call: copies of those that it donates, which are needed again."""
+    donated = program.jit_keywords.get("donate_argnums", ())
+    return [
+        a.copy() if i in donated and isinstance(a, jax.Array) else a
+        for i, a in enumerate(arguments)
+    ]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A function from flat arguments to flat results, and what it took to make it."""
+
+    call: Callable
+    lower: float | None = None
+    compile: float | None = None
+    compile_cpu: float | None = None
+    cached: bool = False
+    memory: CompiledMemory | None = None
+
+
+def compiled(
+    program: Program, arguments: Sequence[object], told: Callable[[str], object]
+) -> Compiled:
+    """Compile a program; under `jax_disable_jit` its equations are, one by one, when they run."""
+    fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    checked = jaxcompat.has_checks(program.jaxpr)
+    if checked:
+        fun = checkify.checkify(fun)
+    if jax.config.jax_disable_jit:
+        return Compiled(_thrower(fun) if checked else fun)
+    told(f"lowering {program.name}")
+    try:
+        traced = jax.jit(fun, **program.jit_keywords).trace(*arguments)
+        lower_time, lowered = _timed(traced.lower)
+        told(f"compiling {program.name}")
+        start = time.process_time()
+        with hits_counted() as hits:
+            compile_time, compiled = _timed(lowered.compile)
+        compile_cpu = time.process_time() - start
+    except Exception as error:  # lowering rules raise what they like
+        raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
+    call = _thrower(compiled) if checked else compiled
+    memory = _memory(compiled)
+    return Compiled(call, lower_time, compile_time, compile_cpu, hits() > 0, memory)
+
+
+def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:
+    """Return the memory of a compiled program, unless its backend does not say."""
+    known = compiled.memory_analysis()
+    if known is None:
+        return None
+    sizes = known.argument_size_in_bytes, known.output_size_in_bytes, known.temp_size_in_bytes
+    return CompiledMemory(*sizes)
+
+
+def _thrower(checked: Callable) -> Callable:
+    """Return a function that raises what a function under `checkify` gives beside its results."""
+
+    def call(*flat: object) -> object:
+        failure, outs = checked(*flat)
+        failure.throw()
+        return outs
+
+    return call
+
+
+def _timed(fun: Callable, *args: object) -> tuple[float, Any]:
+    """Seconds that a call took until its results and its ordered effects were there; its value."""
+    start = time.perf_counter()
+    value = jax.block_until_ready(fun(*args))
+    jax.effects_barrier()
+    return time.perf_counter() - start, value
+
+
+@contextmanager
+def failures_reported(program: Program) -> Iterator[None]:
+    """Turn what a running program raises into errors that say whose they are."""
+    with jaxcompat.callback_failures() as failures:
+        try:
+            yield
+        except checkify.JaxRuntimeError as error:
+            raise UserFunctionError(
+                f"a check in {program.name} failed: {_one_line(error)}"
+            ) from error
+        except FloatingPointError as error:
+            raise UserFunctionError(str(error)) from error
+        except jax.errors.JaxRuntimeError as error:
+            if failures:
+                first = failures[0]
+                if isinstance(first, KeyboardInterrupt):
+                    raise first from None
+                raise UserFunctionError(
+                    f"{program.name} raised {type(first).__name__}: {_one_line(first)}"
+                ) from first
+            raise BackendError(f"{program.name} failed while it ran: {_one_line(error)}") from error
+
+
+def _devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.Device, ...]:
+    if device is not None:
+        return (device,)
+    # What is of dtype float0 has no data, and lies nowhere.
+    found = {d for out in outs if isinstance(out, jax.Array) for d in out.devices()}
+    return tuple(sorted(found, key=lambda d: d.id)) or (backends.device(),)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,88 @@
+"""An array in a few numbers: its whole value when it is small, statistics when it is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool.ir.basics.dtypes import is_extended, physical
+
+#: Arrays of at most so many elements are given whole.
+WHOLE = 16
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`value` is a small array (None for a large one), `statistics` are a large one's, by name.
+
+    Floats have min, max and mean (of what is not NaN; the mean of what is finite), and the counts
+    nan and inf; complex numbers the same, with min and max of their magnitude; integers min, max
+    and mean; booleans the counts true and false; extended dtypes, as PRNG keys have one, none. What
+    is of dtype float0 has neither a value nor statistics.
+    """
+
+    value: np.ndarray | None
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it has neither NaN nor infinities, as far as it has numbers."""
+        if self.value is not None and self.value.dtype.kind in "fc":
+            return bool(np.isfinite(self.value).all())
+        return not (self.statistics.get("nan") or self.statistics.get("inf"))
+
+
+def summarize(array: Any) -> Summary:
+    """Return the summary of a NumPy or JAX array of any dtype."""
+    values = plain(array)
+    if values.dtype == jax.dtypes.float0:
+        return Summary(None)
+    has_numbers = not is_extended(getattr(array, "dtype", values.dtype))
+    if np.size(array) <= WHOLE:
+        return Summary(values)
+    return Summary(None, statistics(values) if has_numbers else {})
+
+
+@jax.transfer_guard("allow")
+def plain(array: Any) -> np.ndarray:
+    """Return an array as one of NumPy's own dtypes: the same values, exactly.
+
+    bfloat16 and the 8-bit floats become float32, 2- and 4-bit integers int8 or uint8, PRNG keys
+    their key data, and a package's own elements the numbers that hold them; float0 stays what it
+    is.
+    """
+    values = np.asarray(physical(array))
+    if values.dtype.isbuiltin == 1 or values.dtype == jax.dtypes.float0:
+        return values
+    if jnp.issubdtype(values.dtype, np.integer):
+        return values.astype(
+            np.uint8 if jnp.issubdtype(values.dtype, np.unsignedinteger) else np.int8
+        )
+    return values.astype(np.float32)
+
+
+def statistics(values: np.ndarray) -> dict[str, Any]:
+    """Return the statistics of a `Summary` of an array of NumPy's own dtypes."""
+    if values.dtype == np.bool_:
+        count = int(values.sum())
+        return {"true": count, "false": values.size - count}
+    if np.issubdtype(values.dtype, np.integer):
+        return {
+            "min": int(values.min()),
+            "max": int(values.max()),
+            "mean": float(values.mean(dtype=np.float64)),
+        }
+    wide = values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
+    numbers, finite = wide[~np.isnan(wide)], wide[np.isfinite(wide)]
+    sizes: np.ndarray = abs(numbers) if np.iscomplexobj(values) else numbers
+    return {
+        "min": float(sizes.min()) if sizes.size else None,
+        "max": float(sizes.max()) if sizes.size else None,
+        "mean": finite.mean().item() if finite.size else None,
+        "nan": int(np.isnan(wide).sum()),
+        "inf": int(np.isinf(wide).sum()),
+    }

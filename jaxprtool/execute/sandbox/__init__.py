@@ -1,0 +1,1 @@
+"""Running a function in a process of its own."""

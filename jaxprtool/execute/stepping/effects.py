@@ -1,0 +1,88 @@
+"""What a program does besides giving results: the calls that leave it, as it is stepped through.
+
+A call that gives nothing (a print, a callback for debugging, a check) is noted down and not made.
+One that gives something is made, or answered with what it gave in an earlier run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.execute.running.arrays import Difference, difference, values_agree
+from jaxprtool.ir.core.equations import named
+from jaxprtool.ir.core.structured import holds_jaxpr
+from jaxprtool.ir.evaluation.interpret import bind
+from jaxprtool.jaxcompat import JaxprEqn
+
+
+@dataclass(eq=False)
+class Event:
+    """One call: the equation, what it was given, and what it gave."""
+
+    eqn: JaxprEqn
+    operands: list[Any]
+    results: Sequence[object] = ()
+
+    def difference(self, other: Event) -> Difference | None:
+        """Return how another call differs."""
+        if self.eqn.primitive.name != other.eqn.primitive.name:
+            return Difference(f"is {named(self.eqn)} before, {named(other.eqn)} after")
+        fault = difference(self.operands, other.operands, values_agree)
+        if fault is None:
+            return None
+        said = f"({named(other.eqn)}) is given other values: {fault}"
+        return Difference(said, [("operand" if k == "result" else k, v) for k, v in fault.details])
+
+
+@dataclass
+class Effects:
+    """The calls of one run, in order; `earlier` are those of a run that has been before."""
+
+    earlier: Sequence[Event] = ()
+    events: list[Event] = field(default_factory=list)
+
+    def results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Return the results of an equation, which may leave the program."""
+        run = self.call if leaves_the_program(eqn) else bind
+        return list(run(eqn, operands))
+
+    def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[object]:
+        """Return the results of an equation for which `leaves_the_program` holds."""
+        number, event = len(self.events), Event(eqn, operands)
+        self.events.append(event)
+        whole = holds_jaxpr(eqn.params.values())
+        if not eqn.outvars and not whole:
+            return []
+        known = self.earlier[number] if number < len(self.earlier) else None
+        if known is not None and not whole and known.difference(event) is None:
+            event.results = known.results
+        else:
+            event.results = bind(eqn, operands)
+        return event.results
+
+
+def leaves_the_program(eqn: JaxprEqn) -> bool:
+    """Whether an equation does something that is seen from outside; writing to a ref is not."""
+    if all(map(jaxcompat.is_removable_effect, eqn.effects)):
+        return False
+    atoms = (*eqn.invars, *eqn.outvars)
+    return not any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
+
+
+def effects_differ(before: Sequence[Event], after: Sequence[Event]) -> Difference | None:
+    """Return the first call in which two runs differ; None if there is none."""
+    for number, (old, new) in enumerate(zip_longest(before, after), 1):
+        if new is None:
+            of = f"effect {number} of {len(before)}"
+            return Difference(f"{named(old.eqn)} is not called any more ({of})")
+        if old is None:
+            said = f"{named(new.eqn)} is called and was not before (effect {number})"
+            return Difference(said)
+        fault = old.difference(new)
+        if fault is not None:
+            return Difference(f"effect {number} {fault}", fault.details)
+    return None

@@ -1,0 +1,1 @@
+"""Tables, caches, dtypes, paths and texts, which the other packages of `ir` stand on."""

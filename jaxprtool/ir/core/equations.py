@@ -1,0 +1,260 @@
+"""What is asked of equations and values everywhere: short types, sizes, bodies, and names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import is_not
+from typing import Any, overload
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import JaxprCache
+from jaxprtool.ir.basics.dtypes import is_wide, itemsize
+from jaxprtool.ir.basics.reachability import reachable
+from jaxprtool.ir.core.structured import holds_jaxpr, sub_jaxprs, views
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.source.frames import place_text
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
+
+
+def type_of(aval: Aval, weak: bool = False) -> str:
+    """A type in JAX's short form: `f32[3]`, or `~f32[3]` of one that is `weak`, if that is told."""
+    mark = "~" if weak and getattr(aval, "weak_type", False) else ""
+    return mark + aval.str_short(short_dtypes=True)
+
+
+def weak_marks(a: Aval, b: Aval) -> tuple[str, str]:
+    """Return what goes before two types that are compared: a `~` if one alone is weakly typed."""
+    weak = [bool(getattr(aval, "weak_type", False)) for aval in (a, b)]
+    return ("", "") if weak[0] == weak[1] else ("~" * weak[0], "~" * weak[1])
+
+
+@overload
+def size_of(aval: Aval) -> int | None: ...
+@overload
+def size_of(aval: Aval, unknown: int) -> int: ...
+def size_of(aval: Aval, unknown: int | None = None) -> int | None:
+    """Return the bytes of an array, or of a value of a type.
+
+    Args:
+        aval: The array, or the type.
+        unknown: What is returned for sizes that depend on a symbolic dimension, and for what has
+            none, such as a token.
+    """
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
+        return unknown
+    size = itemsize(dtype)
+    for n in shape:
+        size *= n
+    return int(size)
+
+
+def size_in_bytes(aval: Aval) -> Any:
+    """Return the bytes of a value, which may be symbolic; 0 for a token, which is no array."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    return 0 if shape is None or dtype is None else math.prod(shape) * itemsize(dtype)
+
+
+def bodies(eqn: JaxprEqn) -> list[tuple[str, Jaxpr]]:
+    """Return the open jaxprs of an equation, each with the path of the parameter that holds it."""
+    return [(path, jaxcompat.open_jaxpr(body)) for path, body in sub_jaxprs(eqn)]
+
+
+_holders = JaxprCache()
+
+
+def holders(jaxpr: Jaxpr) -> list[tuple[JaxprEqn, list[tuple[str, Jaxpr]]]]:
+    """Return the equations of an open jaxpr that hold jaxprs, each with its `bodies`."""
+    known = _holders.of(jaxpr)
+    if "holders" not in known:
+        eqns = () if is_flat(jaxpr) else jaxpr.eqns
+        held = (eqn for eqn in eqns if eqn.params and holds_jaxpr(eqn.params.values()))
+        known["holders"] = [(eqn, inside) for eqn in held if (inside := bodies(eqn))]
+    return known["holders"]  # type: ignore[no-any-return]
+
+
+_flat = JaxprCache()
+
+
+def is_flat(jaxpr: Jaxpr) -> bool:
+    """Return True if no equation of an open jaxpr is a loop, branch or call, or holds jaxprs."""
+    known = _flat.of(jaxpr)
+    if "flat" not in known:
+        names = {eqn.primitive.name for eqn in jaxpr.eqns}
+        known["flat"] = views.keys().isdisjoint(names) and not any(
+            eqn.params and holds_jaxpr(eqn.params.values()) for eqn in jaxpr.eqns
+        )
+    return bool(known["flat"])
+
+
+def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Return the open jaxprs that the equations of one hold, each as often as it is held."""
+    return (body for _, inside in holders(jaxpr) for _, body in inside)
+
+
+def all_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Return an open jaxpr and those in it, at any depth, each once."""
+    return reachable((jaxpr,), inner_jaxprs)
+
+
+def outer_first(
+    jaxpr: Jaxpr, inside: Callable[[Jaxpr], Iterable[Jaxpr]] = inner_jaxprs
+) -> list[Jaxpr]:
+    """Return an open jaxpr and those in it, each after all that hold it.
+
+    Args:
+        jaxpr: The jaxpr.
+        inside: Returns the jaxprs that one holds.
+    """
+    order: list[Jaxpr] = []
+    seen, stack = {jaxpr}, [(jaxpr, iter(inside(jaxpr)))]
+    while stack:
+        each, rest = stack[-1]
+        new = next((body for body in rest if body not in seen), None)
+        if new is None:
+            order.append(each)
+            stack.pop()
+        else:
+            seen.add(new)
+            stack.append((new, iter(inside(new))))
+    return order[::-1]
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """Yield every equation of an open jaxpr, at any depth; those of a shared body once."""
+    for each in all_jaxprs(jaxpr):
+        yield from each.eqns
+
+
+def donations(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
+    """Return the operands that calls among equations donate, each with the position of its call."""
+    return [
+        (atom, i)
+        for i, eqn in enumerate(eqns)
+        if eqn.primitive.name == "jit" and any(eqn.params["donated_invars"])
+        for atom, given in zip(eqn.invars, eqn.params["donated_invars"], strict=True)
+        if given and type(atom) is not Literal
+    ]
+
+
+class Contains:
+    """Whether a jaxpr contains an equation that meets a condition; each body is looked at once.
+
+    Args:
+        condition: What is asked of an equation.
+    """
+
+    def __init__(self, condition: Callable[[JaxprEqn], Any]) -> None:
+        self._condition = condition
+        self._known: dict[Jaxpr, bool] = {}
+
+    def __call__(self, jaxpr: AnyJaxpr) -> bool:
+        """Return True if there is such an equation in a jaxpr, at any depth."""
+        body = jaxcompat.open_jaxpr(jaxpr)
+        if body not in self._known:
+            self._known[body] = any(map(self.at, body.eqns))
+        return self._known[body]
+
+    def at(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation is such a one, or there is one in its bodies."""
+        return bool(self._condition(eqn)) or self.inside(eqn)
+
+    def inside(self, eqn: JaxprEqn) -> bool:
+        """Return True if there is such an equation in the bodies of an equation."""
+        return holds_jaxpr(eqn.params.values()) and any(self(body) for _, body in sub_jaxprs(eqn))
+
+
+def free_variables(eqns: Iterable[JaxprEqn], results: Iterable[Atom] = ()) -> dict[Var, None]:
+    """Return the variables that equations and results read and no equation defines, in order."""
+    free: dict[Var, None] = {}
+    defined: set[Var] = set()
+    for eqn in eqns:
+        free.update((v, None) for v in eqn.invars if type(v) is not Literal and v not in defined)
+        defined.update(eqn.outvars)
+    free.update((v, None) for v in results if type(v) is not Literal and v not in defined)
+    return free
+
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    """Return the variables among atoms."""
+    return [v for v in atoms if type(v) is not Literal]
+
+
+def needed_equations(
+    eqns: Sequence[JaxprEqn],
+    results: Iterable[Atom],
+    stays: Callable[[JaxprEqn], bool] = lambda eqn: False,
+) -> list[JaxprEqn]:
+    """Return the equations that results are computed by, in order.
+
+    Args:
+        eqns: Equations, in order.
+        results: The results.
+        stays: Whether an equation is needed in any case, and with it what computes its operands.
+    """
+    needed, found = set(variables(results)), []
+    for eqn in reversed(eqns):
+        if stays(eqn) or not needed.isdisjoint(eqn.outvars):
+            needed.update(variables(eqn.invars))
+            found.append(eqn)
+    return found[::-1]
+
+
+def is_array(aval: Aval) -> bool:
+    """Return True for the type of an array; False for that of a ref or a token."""
+    return hasattr(aval, "dtype") and not isinstance(aval, jaxcompat.AbstractRef)
+
+
+def is_ref(atom: object) -> bool:
+    """Return True if a value is a ref."""
+    return isinstance(getattr(atom, "aval", None), jaxcompat.AbstractRef)
+
+
+def is_inexact(atom: object) -> bool:
+    """Return True if a value has numbers with a fraction, and so derivatives."""
+    dtype = getattr(getattr(atom, "aval", None), "dtype", None)
+    return dtype is not None and bool(jax.dtypes.issubdtype(dtype, np.inexact))
+
+
+def substitute(atoms: Iterable[Atom], names: Mapping[Var, Atom]) -> list[Atom]:
+    """Return atoms with what `names` has for them in the places of variables."""
+    return [v if type(v) is Literal else names.get(v, v) for v in atoms]
+
+
+def with_operands(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
+    """Return an equation with operands substituted; the same object if `names` has none of them."""
+    operands = substitute(eqn.invars, names)
+    return eqn.replace(invars=operands) if any(map(is_not, operands, eqn.invars)) else eqn
+
+
+def fuses(eqn: JaxprEqn) -> bool:
+    """Return True if a compiler fuses an equation with its readers.
+
+    It is computed element by element, or only moves elements.
+    """
+    like = traits(eqn)
+    if like.moves:
+        return True
+    if len(eqn.outvars) != 1 or like.expensive or like.reduces or holds_jaxpr(eqn.params.values()):
+        return False
+    shape = getattr(eqn.outvars[0].aval, "shape", None)
+    return any(getattr(v.aval, "shape", ()) == shape for v in eqn.invars)
+
+
+def named(eqn: JaxprEqn) -> str:
+    """An equation for a message: its primitive and its source line, `psum at model.py:12`."""
+    place = place_text(eqn)
+    return eqn.primitive.name + (f" at {place}" if place else "")
+
+
+def has_64_bit_types(jaxpr: AnyJaxpr) -> bool:
+    """Whether a value, at any depth, has a type that JAX narrows unless it is told not to."""
+    top = jaxcompat.open_jaxpr(jaxpr)
+    bound = (v for eqn in equations(top) for v in eqn.outvars)
+    values = chain(top.constvars, top.invars, bound)
+    return any(is_wide(getattr(v.aval, "dtype", None)) for v in values)

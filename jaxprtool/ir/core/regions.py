@@ -1,0 +1,387 @@
+"""The regions of an equation: its bodies, and the edges along which values pass between them.
+
+`regions(eqn)` describes every loop, branch and call alike, by position. A pass that follows values
+is written once, on these edges, and knows the primitives of plug-ins too, whose views it is made
+from (`structured.views`). Compare MLIR's RegionBranchOpInterface.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
+from typing import Any, TypeAlias, TypeVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.structured import Edges, View, as_tuple, holds_jaxpr, view, views
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+T = TypeVar("T")
+
+_NONE: Mapping[str, Sequence[Any]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """The edges of one body.
+
+    Attributes:
+        field: The field of the view that holds the body.
+        groups: The fields of operands that the arguments come from, in order.
+        becomes: The fields that the results become, in order; none if they decide.
+        ins: For each argument, the position of the operand that it is, or is in the first round.
+        outs: For each result, the position of the equation's result that it becomes; None if it
+            decides whether a loop goes on.
+        back: For each result, the position of the operand that it replaces in the next round; None
+            if it is not carried.
+        fixed: For each argument, whether it is the operand itself, in every round.
+        constants: The field of operands for this body alone that new constants can be added to.
+    """
+
+    field: str
+    groups: tuple[str, ...]
+    becomes: tuple[str, ...]
+    ins: tuple[int, ...]
+    outs: tuple[int | None, ...]
+    back: tuple[int | None, ...]
+    fixed: tuple[bool, ...]
+    constants: str | None
+
+    @property
+    def decides(self) -> bool:
+        """Whether the body decides if a loop goes on."""
+        return None in self.outs
+
+
+#: What all equations of a kind with as many operands, results and bodies have in common: the
+#: `operands`, `results`, `regions` and `carried` of `Regions`.
+_Shape: TypeAlias = tuple[
+    dict[str, range], dict[str, range], tuple[Region, ...], tuple[tuple[int, int], ...]
+]
+
+
+@lru_cache(maxsize=4096)
+def _shape(
+    edges: Edges, operands: tuple[int, ...], results: tuple[int, ...], bodies: tuple[int, ...]
+) -> _Shape:
+    """Return the positions along all edges; the numbers are the sizes of the fields."""
+    ins, outs = _ranges(edges.operands, operands), _ranges(edges.results, results)
+    carried = [pair for a, b in edges.carried for pair in zip(ins[a], outs[b], strict=True)]
+    start = {result: operand for operand, result in carried}
+    changing = {*(name for name, _ in edges.carried), *edges.sliced}
+    takers = Counter(
+        name
+        for (_, arguments, _), count in zip(edges.bodies, bodies, strict=True)
+        for name in arguments * count
+    )
+    regions: list[Region] = []
+    for (field, arguments, becomes), count in zip(edges.bodies, bodies, strict=True):
+        places: tuple[int | None, ...] = tuple(i for name in becomes for i in outs[name])
+        if not becomes:
+            places = (None,)
+        region = Region(
+            field,
+            arguments,
+            becomes,
+            tuple(i for name in arguments for i in ins[name]),
+            places,
+            tuple(None if i is None else start.get(i) for i in places),
+            tuple(name not in changing for name in arguments for _ in ins[name]),
+            next((a for a in arguments if a not in changing and takers[a] == 1), None),
+        )
+        regions += [region] * count
+    return ins, outs, tuple(regions), tuple(carried)
+
+
+def _ranges(fields: Sequence[str], sizes: Sequence[int]) -> dict[str, range]:
+    ranges, start = {}, 0
+    for field, size in zip(fields, sizes, strict=True):
+        ranges[field] = range(start, start + size)
+        start += size
+    return ranges
+
+
+@dataclass(eq=False)
+class Regions:
+    """The regions of one equation.
+
+    Attributes:
+        view: The typed view of the equation.
+        bodies: The closed jaxprs, one for each region.
+        operands: The positions of the operands, by field of the view.
+        results: The positions of the results, by field of the view.
+        regions: The edges of each body.
+        carried: The positions of each carried operand and of the result that is its last value. If
+            a loop runs no round, the result is the operand.
+    """
+
+    view: View
+    edges: Edges
+    bodies: tuple[ClosedJaxpr, ...]
+    operands: dict[str, range]
+    results: dict[str, range]
+    regions: tuple[Region, ...]
+    carried: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, structured: View) -> Regions:
+        """Return the regions of the equation that a view is of, whose edges are known."""
+        edges = structured.edges
+        assert edges is not None
+        held = [as_tuple(getattr(structured, field)) for field, _, _ in edges.bodies]
+        ins = tuple(len(as_tuple(getattr(structured, field))) for field in edges.operands)
+        outs = tuple(len(getattr(structured, field)) for field in edges.results)
+        bodies = tuple(body for group in held for body in group)
+        shape = _shape(edges, ins, outs, tuple(map(len, held)))
+        return cls(structured, edges, bodies, *shape)
+
+    @property
+    def eqn(self) -> JaxprEqn:
+        """The equation itself."""
+        return self.view.eqn
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of control flow: "loop", "branch" or "call"; "" if several bodies all run."""
+        if self.repeats or self.edges.decides is not None:
+            return "loop" if self.repeats else "branch"
+        return "call" if len(self.bodies) == 1 else ""
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether the equation is a loop."""
+        return bool(self.carried or self.edges.sliced or self.edges.stacked)
+
+    @cached_property
+    def deciding(self) -> tuple[int, ...]:
+        """The positions of the operands that decide which body runs."""
+        return () if self.edges.decides is None else tuple(self.operands[self.edges.decides])
+
+    @cached_property
+    def jaxprs(self) -> tuple[Jaxpr, ...]:
+        """The bodies as open jaxprs."""
+        return tuple(map(jaxcompat.open_jaxpr, self.bodies))
+
+    def region_of(self, jaxpr: Jaxpr) -> Region | None:
+        """Return the region of a body, which is given open; None if it is none of these."""
+        pairs = zip(self.jaxprs, self.regions, strict=True)
+        return next((region for body, region in pairs if body is jaxpr), None)
+
+    @cached_property
+    def arguments_by_operand(self) -> list[list[tuple[int, Var]]]:
+        """The arguments that each operand is, or begins as, with the numbers of their regions."""
+        found: list[list[tuple[int, Var]]] = [[] for _ in self.eqn.invars]
+        for number, (body, region) in enumerate(zip(self.jaxprs, self.regions, strict=True)):
+            for i, var in zip(region.ins, body.invars, strict=True):
+                found[i].append((number, var))
+        return found
+
+    def sources(self) -> list[list[tuple[int, Atom]]]:
+        """Return what each result may be: results of bodies, with the numbers of their regions."""
+        sources: list[list[tuple[int, Atom]]] = [[] for _ in self.eqn.outvars]
+        for number, (body, region) in enumerate(zip(self.bodies, self.regions, strict=True)):
+            for out, atom in zip(region.outs, body.outvars, strict=True):
+                if out is not None:
+                    sources[out].append((number, atom))
+        return sources
+
+    # --- equations of some operands and results ------------------------------------------------
+
+    def rebuild(
+        self,
+        bodies: Sequence[ClosedJaxpr],
+        operands: Sequence[bool] | None = None,
+        results: Sequence[bool] | None = None,
+        more: Mapping[str, Sequence[Atom]] = _NONE,
+        more_results: Mapping[str, Sequence[Var]] = _NONE,
+        first: bool = False,
+    ) -> JaxprEqn:
+        """Return the equation with some of its operands and results, and with new ones.
+
+        Args:
+            bodies: For each region a closed jaxpr, which takes and gives what is kept and what is
+                new, in the order of `arguments`.
+            operands: Which operands are kept; all if None. A carried one is kept with its result.
+            results: Which results stay; all if None.
+            more: New operands, by the field that they are added to.
+            more_results: New results, by the field that they are added to.
+            first: Whether new operands come before those of their field, and not after them.
+
+        Returns:
+            The new equation, which has its effects from the bodies. The operand that decides which
+            body runs is kept in any case.
+        """
+        edges = self.edges
+        if edges.has_rule:
+            given: Any = self.view
+            results = [True] * len(self.eqn.outvars) if results is None else results
+            return given.with_outputs(results).rebuild(body=bodies[0])
+        # The view may have other operands and results than the equation that it was made from.
+        ins, atoms = _selected(self.operands, self._values(edges.operands), operands, more, first)
+        outs, outvars = _selected(self.results, self._values(edges.results), results, more_results)
+        changes = {**atoms, **outvars, **self.view.entries(ins, outs)}
+        if edges.decides is not None:
+            del changes[edges.decides]
+        return self.view.rebuild(**changes, **self._by_field(bodies))
+
+    def with_bodies(self, bodies: Sequence[ClosedJaxpr]) -> JaxprEqn:
+        """Return the equation with other bodies, of as many arguments and results."""
+        return self.view.rebuild(**self._by_field(bodies))
+
+    def _by_field(self, bodies: Sequence[ClosedJaxpr]) -> dict[str, Any]:
+        """Return the fields of the view that hold the bodies."""
+        given, fields = iter(bodies), dict[str, Any]()
+        for field, _, _ in self.edges.bodies:
+            held = getattr(self.view, field)
+            several = isinstance(held, tuple)
+            fields[field] = tuple(next(given) for _ in held) if several else next(given)
+        return fields
+
+    def _values(self, fields: Sequence[str]) -> list[Any]:
+        return [value for field in fields for value in as_tuple(getattr(self.view, field))]
+
+    def arguments(
+        self,
+        region: Region,
+        values: Sequence[T],
+        more: Mapping[str, Sequence[T]],
+        operands: Sequence[bool] | None = None,
+        first: bool = False,
+    ) -> list[T]:
+        """Return the arguments of a body if some operands stay and others are new.
+
+        Args:
+            region: The region of the body.
+            values: A value for each argument that it has.
+            more: Values for new arguments, by the field that their operands are added to.
+            operands: Which operands stay; all if None.
+            first: Whether new operands come before those of their field, and not after them.
+
+        Returns:
+            The values of what is kept and of what is new, field by field.
+        """
+        places = {field: self.operands[field] for field in region.groups}
+        own = dict(zip(region.ins, values, strict=True))
+        return [
+            v for group in _selected(places, own, operands, more, first)[1].values() for v in group
+        ]
+
+    def outcomes(
+        self, region: Region, values: Sequence[T], more: Mapping[str, Sequence[T]]
+    ) -> list[T]:
+        """Return the results of a body if others are new: the counterpart of `arguments`."""
+        if region.decides:
+            return list(values)
+        places = {field: self.results[field] for field in region.becomes}
+        own = dict(zip(region.outs, values, strict=True))
+        _, fields = _selected(places, own, None, more)
+        return [value for group in fields.values() for value in group]
+
+    # --- facts that hold in every round ----------------------------------------------------------
+
+    def forward(
+        self,
+        facts: Sequence[T],
+        through: Callable[[int, list[T]], Sequence[T]],
+        meet: Callable[[T, T], T],
+        widen: Callable[[T, T], T] | None = None,
+        decided: bool = False,
+    ) -> tuple[list[T], list[T]]:
+        """Return what holds of the operands in every round, and what holds of the results.
+
+        Args:
+            facts: What holds of each operand before the equation.
+            through: Of a region, by number, and of what holds of its arguments: what holds of its
+                results.
+            meet: What holds of a value that is one of two. It must not go up and down for ever.
+            widen: The same for a carried value before and after a round; `meet` if None.
+            decided: Whether what holds of a value that decides is met with what it decides on.
+        """
+        facts, widen = list(facts), widen or meet
+        while True:
+            before, results = list(facts), dict[int, T]()
+            deciders = [facts[i] for i in self.deciding]
+            for number, region in enumerate(self.regions):
+                outs = through(number, [facts[i] for i in region.ins])
+                for fact, out, back in zip(outs, region.outs, region.back, strict=True):
+                    if out is None:
+                        deciders.append(fact)
+                    elif back is not None:
+                        facts[back] = widen(facts[back], fact)
+                    else:
+                        results[out] = meet(results[out], fact) if out in results else fact
+            if decided and deciders:
+                decider = reduce(meet, deciders)
+                for i, _ in self.carried:
+                    facts[i] = meet(facts[i], decider)
+                results = {i: meet(fact, decider) for i, fact in results.items()}
+            if facts == before:
+                results.update((out, facts[i]) for i, out in self.carried)
+                return facts, [results[i] for i in range(len(self.eqn.outvars))]
+
+    def backward(
+        self,
+        results: Sequence[bool],
+        through: Callable[[int, list[bool]], Sequence[bool]],
+        decided: bool = False,
+    ) -> list[bool]:
+        """Return which operands lead to some of the results, in any round.
+
+        Args:
+            results: Which results are asked about.
+            through: Of a region, by number, and of which of its results are asked about: which of
+                its arguments lead to one of these.
+            decided: Whether what only decides leads to all of them, or to none.
+        """
+        facts = [False] * len(self.eqn.invars)
+        for i in self.deciding if decided else ():
+            facts[i] = True
+        for i, out in self.carried:
+            facts[i] = results[out]
+        while True:
+            before = list(facts)
+            for number, region in enumerate(self.regions):
+                asked = [
+                    (back is not None and facts[back]) or (decided if out is None else results[out])
+                    for out, back in zip(region.outs, region.back, strict=True)
+                ]
+                for i, flag in zip(region.ins, through(number, asked), strict=True):
+                    facts[i] |= flag
+            if facts == before:
+                return facts
+
+
+def regions(eqn: JaxprEqn) -> Regions | None:
+    """Return the regions of an equation, or None if its primitive has no view that tells them."""
+    params = eqn.params
+    if not params or (eqn.primitive.name not in views and not holds_jaxpr(params.values())):
+        return None  # the table of views is spared most equations
+    structured = view(eqn)
+    return None if structured is None or structured.edges is None else Regions.of(structured)
+
+
+def open_regions(eqn: JaxprEqn) -> Regions | None:
+    """Return the regions of an equation, or None if a user's rule gets the operands too."""
+    inside = regions(eqn)
+    return None if inside is None or inside.edges.has_rule else inside
+
+
+def _selected(
+    places: Mapping[str, range],
+    values: Any,
+    flags: Sequence[bool] | None,
+    more: Mapping[str, Sequence[Any]],
+    first: bool = False,
+) -> tuple[list[int | None], dict[str, tuple[Any, ...]]]:
+    """The positions of all values that stay, with None for what is new, and the values by field."""
+    everything: list[int | None] = []
+    fields = {}
+    for field, positions in places.items():
+        own = [i for i in positions if flags is None or flags[i]]
+        new = more.get(field, ())
+        kept = [values[i] for i in own]
+        fields[field] = (*new, *kept) if first else (*kept, *new)
+        nowhere = [None] * len(new)
+        everything += [*nowhere, *own] if first else [*own, *nowhere]
+    return everything, fields

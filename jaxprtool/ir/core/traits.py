@@ -1,0 +1,381 @@
+"""What primitives are like: the one table of facts that passes ask about a primitive by name.
+
+`traits(eqn)` gives the `Traits` of an equation's primitive. A primitive that is not in the table
+has the defaults, which suit a pure function of its operands of which nothing else is known. A
+plug-in says what its own primitives are like with `add_traits`.
+
+How a pass treats one primitive (a batching rule, an expression in Python) is a rule, and stands in
+that pass's table of rules (`ir.rules`), not here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from jaxprtool.ir.basics.caches import clear_caches
+from jaxprtool.ir.basics.dtypes import kind
+from jaxprtool.ir.basics.plugins import load_rules_of
+from jaxprtool.jaxcompat import CALL_HIGH, DType, JaxprEqn
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What one primitive is like.
+
+    Attributes:
+        commutative: The kinds of dtypes (`np.dtype.kind`; "V" for the small floats of ML, "E" for
+            extended dtypes) for which the two operands may be exchanged: the result is the same
+            number, up to the rounding of the last bit, the sign of a zero, and subnormal numbers
+            that a backend takes for zero.
+        commutative_bits: Those for which it is then the same to the bit, but for which NaN it is.
+        broadcasts: Takes two operands, and broadcasts scalars and dimensions of size 1 by itself.
+        shape_exact: Computes each element from those of the operands in the same place, to the
+            same bits in an array of any shape. XLA's `exp`, `log` and `tanh` round otherwise in
+            another shape.
+        elementwise: Computes each element of its results from those of the operands in the same
+            place; an operand of rank 0 is broadcast.
+        bilinear: Is linear in each of its two operands, and sums over axes of both.
+        keeps_finite: Gives a NaN only if an operand has one, and an infinity only if an operand has
+            one, or a NaN.
+        keeps_nonfinite: Gives a NaN or an infinity if an operand has one, unless its result is
+            empty or of another kind of numbers.
+        finite_between: The ends of the open interval that its first operand has to be from, for the
+            result to be a finite number; None for any number.
+        stops_derivative: Its result has no derivative.
+        gives: What the result is of the first operand. "same": the operand itself; "layout": all
+            its elements, in another shape or order, or repeated; "part": some of its elements;
+            "cast": its elements in another precision.
+        moves: Computes nothing: it moves, repeats or makes up elements, and a compiler fuses it
+            into what reads the result.
+        updates: Gives its first operand with some elements replaced, which a compiler writes into
+            that array itself if nothing else needs it.
+        fills: Makes a large array of little, and is as good as the array that it makes.
+        reduces: Combines elements along axes.
+        expensive: Costs far more than reading its result.
+        costly: Is computed element by element at a cost at which a compiler rather keeps the result
+            than computes it again.
+        may_merge: Two equations with equal operands and parameters, and without effects, may be
+            made one. What may not be merged may be neither hoisted nor folded.
+        may_hoist: An equation may be moved out of a loop in which its operands are constant.
+        may_fold: It may be computed ahead of time, on another device, if its operands are known.
+        may_outline: It may be moved into a call, if it has no effects.
+        collective: Communicates over a mesh axis.
+        draws: Draws random bits or numbers from a key.
+        key_words: How many operands, from the first, are the words of one random key.
+        callback: Calls a Python function on the host while the program runs.
+        names_value: Hands its operand on under the name in its parameter `name`.
+        call: The kind of call, as the option `calls` of `inline` has it: "jit", "custom_jvp", ….
+            Empty if the primitive is no call.
+        custom_derivative: A call whose derivative is a rule of its own, held as a Python function.
+        holds_constants: Its bodies are closed jaxprs that may have constants of their own.
+        ends_ref: Ends the life of the ref that is its first operand.
+        transposes_integers: JAX transposes it for integers too, if it is linear.
+    """
+
+    commutative: str = ""
+    commutative_bits: str = ""
+    broadcasts: bool = False
+    shape_exact: bool = False
+    elementwise: bool = False
+    bilinear: bool = False
+    keeps_finite: bool = False
+    keeps_nonfinite: bool = False
+    finite_between: tuple[float, float] | None = None
+    stops_derivative: bool = False
+    gives: Literal["", "same", "layout", "part", "cast"] = ""
+    moves: bool = False
+    updates: bool = False
+    fills: bool = False
+    reduces: bool = False
+    expensive: bool = False
+    costly: bool = False
+    may_merge: bool = True
+    may_hoist: bool = True
+    may_fold: bool = True
+    may_outline: bool = True
+    collective: bool = False
+    draws: bool = False
+    key_words: int = 0
+    callback: bool = False
+    names_value: bool = False
+    call: str = ""
+    custom_derivative: bool = False
+    holds_constants: bool = False
+    ends_ref: bool = False
+    transposes_integers: bool = True
+
+    def commutes(self, dtype: DType, *, to_the_bit: bool = False) -> bool:
+        """Return True if two operands of a dtype may be exchanged."""
+        return kind(dtype) in (self.commutative_bits if to_the_bit else self.commutative)
+
+
+_table: dict[str, Traits] = {}
+_UNKNOWN = Traits()
+
+#: The rows that have been looked up.
+_known: dict[str, Traits] = {}
+
+
+def traits(primitive: JaxprEqn | str) -> Traits:
+    """Return what a primitive is like.
+
+    Args:
+        primitive: An equation, or the name of a primitive.
+
+    Returns:
+        Its row of the table. A primitive without a row, in the table or in an installed plug-in
+        that the entry-point group `jaxprtool.primitives` has for it, has the defaults.
+
+    Raises:
+        PluginError: If the plug-in cannot be imported.
+    """
+    name = primitive if isinstance(primitive, str) else primitive.primitive.name
+    try:
+        return _known[name]
+    except KeyError:
+        if name not in _table:
+            load_rules_of(name)
+        return _known.setdefault(name, _table.get(name, _UNKNOWN))
+
+
+def add_traits(*primitives: str, **changes: Any) -> None:
+    """Say what primitives are like.
+
+    If this has been looked up before, what jaxprtool remembers of programs is dropped.
+
+    Args:
+        primitives: The names of the primitives.
+        changes: Fields of `Traits`, to be set beside those that have been set before.
+    """
+    if changes.get("may_merge") is False:
+        changes = {"may_hoist": False, "may_fold": False, **changes}
+    for name in primitives:
+        _table[name] = replace(_table.get(name, _UNKNOWN), **changes)
+        if _known.pop(name, None) is not None:
+            clear_caches()
+
+
+def described(primitive: str) -> dict[str, tuple[Any, str]]:
+    """Return the traits of a primitive that are not the defaults, each with what it says."""
+    text = inspect.cleandoc(Traits.__doc__ or "").partition("Attributes:\n")[2]
+    said = dict(re.findall(r"^ *(\w+): (.*)$", re.sub(r"\n {6,}", " ", text), re.MULTILINE))
+    found = {field.name: getattr(traits(primitive), field.name) for field in fields(Traits)}
+    return {
+        name: (value, said[name])
+        for name, value in found.items()
+        if value != getattr(_UNKNOWN, name)
+    }
+
+
+def primitives_with(condition: Callable[[Traits], bool]) -> tuple[str, ...]:
+    """Return the names of the primitives in the table whose traits meet a condition."""
+    return tuple(name for name, found in _table.items() if condition(found))
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+# Products of complex numbers may be contracted to fused operations, which round the two orders
+# differently. Of two floats one may be 0.0 and the other -0.0, or a subnormal number that the
+# backend takes for zero: the larger is then whichever comes first. Complex numbers are ordered by
+# comparisons, so that which of a number and a NaN is the larger depends on the order too.
+add_traits("add", "add_any", commutative="iufcV", commutative_bits="iufcV")
+add_traits("mul", commutative="iufcV", commutative_bits="iufV")
+add_traits("max", "min", commutative="biufV", commutative_bits="biu")
+add_traits("and", "or", "xor", commutative="biu", commutative_bits="biu")
+add_traits("eq", "ne", commutative="biufcVE", commutative_bits="biufcV")
+
+add_traits(
+    *("add", "and", "atan2", "complex", "div", "eq", "ge", "gt", "le", "lt", "max", "min", "mul"),
+    *("ne", "nextafter", "or", "pow", "rem", "shift_left", "shift_right_arithmetic"),
+    *("shift_right_logical", "sub", "xor"),
+    broadcasts=True,
+)
+add_traits(
+    *("abs", "add", "and", "ceil", "complex", "conj", "convert_element_type", "div", "eq", "floor"),
+    *("ge", "gt", "imag", "integer_pow", "is_finite", "le", "lt", "max", "min", "mul", "ne"),
+    *("nextafter", "not", "or", "real", "rem", "round", "shift_left", "shift_right_arithmetic"),
+    *("shift_right_logical", "sign", "sqrt", "square", "sub", "xor"),
+    shape_exact=True,
+)
+add_traits(
+    *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh"),
+    *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "clz", "complex", "conj"),
+    *("convert_element_type", "copy", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf"),
+    *("erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
+    *("igammac", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p"),
+    *("log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne", "neg"),
+    *("nextafter", "not", "one_minus_square", "optimization_barrier", "or", "polygamma"),
+    *("polynomial", "population_count", "pow"),
+    *("real", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt"),
+    *("select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"),
+    *("sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "tie", "xor", "zeta"),
+    elementwise=True,
+)
+add_traits(
+    *("abs", "atan", "broadcast_in_dim", "ceil", "clamp", "concatenate", "conj", "copy", "cummax"),
+    *("cummin", "device_put", "dynamic_slice", "dynamic_update_slice", "erf", "erfc", "floor"),
+    *("imag", "logistic", "max", "min", "name", "neg", "optimization_barrier", "pad", "pvary"),
+    *(
+        "real",
+        "reshape",
+        "rev",
+        "round",
+        "select_n",
+        "sharding_constraint",
+        "sign",
+        "slice",
+        "sort",
+    ),
+    *("split", "squeeze", "stop_gradient", "tanh", "tie", "tile", "transpose"),
+    keeps_finite=True,
+)
+add_traits("cos", "iota", "scatter", "scatter-max", "scatter-min", "sin", keeps_finite=True)
+add_traits(
+    *("abs", "add", "add_any", "broadcast_in_dim", "concatenate", "copy", "cumsum", "dot_general"),
+    *("mul", "neg", "reduce_sum", "reshape", "rev", "square", "squeeze", "sub", "transpose"),
+    keeps_nonfinite=True,
+)
+add_traits(
+    *("digamma", "lgamma", "log", "pow", "rsqrt", "sqrt"),
+    finite_between=(0.0, math.inf),
+)
+add_traits("log1p", finite_between=(-1.0, math.inf))
+add_traits("acosh", finite_between=(1.0, math.inf))
+add_traits("acos", "asin", "atanh", "erf_inv", finite_between=(-1.0, 1.0))
+add_traits("stop_gradient", stops_derivative=True)
+add_traits("dot_general", bilinear=True)
+add_traits(
+    *("conv_general_dilated", "dot_general", "fft", "ragged_dot_general", "scaled_dot"),
+    *("scaled_matmul", "symmetric_product", "triangular_solve"),
+    expensive=True,
+)
+add_traits(
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma"),
+    *("div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma", "log", "log1p"),
+    *("logistic", "pow", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"),
+    costly=True,
+)
+add_traits(
+    *("argmax", "argmin", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "reduce"),
+    *("reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"),
+    *("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_xor"),
+    *("sort", "top_k"),
+    reduces=True,
+)
+# JAX takes conversions of integers for constant, and transposes no product that keeps them.
+add_traits(
+    *("convert_element_type", "dot_general", "conv_general_dilated"), transposes_integers=False
+)
+
+
+# --- data movement --------------------------------------------------------------------------------
+
+add_traits(
+    *("broadcast_in_dim", "broadcast_to", "reshape", "rev", "squeeze", "tile", "transpose"),
+    # Over which mesh axes a value varies is a matter of its type alone.
+    *("pvary", "reduced_vary_cast", "reduced_vary_cast_p"),
+    *("vary_unreduced_cast", "vary_unreduced_cast_p"),
+    gives="layout",
+    moves=True,
+)
+add_traits("slice", "dynamic_slice", "split", "unstack", gives="part", moves=True)
+add_traits("gather", gives="part")
+add_traits(
+    *("dynamic_update_slice", "scatter", "scatter-add", "scatter-max", "scatter-min"),
+    *("scatter-mul", "scatter-sub"),
+    updates=True,
+)
+add_traits("name", "stop_gradient", gives="same", moves=True)
+add_traits("convert_element_type", "reduce_precision", gives="cast")
+add_traits("bitcast_convert_type", "concatenate", "pad", "stack", moves=True)
+add_traits("random_clone", "random_unwrap", "random_wrap", moves=True)
+add_traits("iota", "iota_2x32_shape", moves=True)
+add_traits("iota", "broadcast_in_dim", "broadcast_to", "tile", fills=True)
+add_traits("name", "sow", names_value=True)
+# What keeps computations or copies apart.
+add_traits("copy", gives="layout", may_merge=False)
+add_traits("optimization_barrier", gives="same", may_merge=False)
+add_traits("device_put", "tie", "pin", "unpin", may_merge=False)
+# What says where a value lies, or of what kind it is, and may not be asked of another value.
+add_traits("sharding_constraint", gives="same")
+add_traits(
+    *("inspect_sharding", "layout_constraint", "relayout", "reshard", "sharding_constraint"),
+    "with_memory_space_constraint",
+    may_hoist=False,
+    may_fold=False,
+)
+add_traits("name", "pvary", may_fold=False)
+
+
+# --- randomness, state, and what is outside -------------------------------------------------------
+
+add_traits("random_bits", "random_gamma", "rng_bit_generator", "threefry2x32", draws=True)
+add_traits("random_bits", "rng_bit_generator", "threefry2x32", expensive=True)
+add_traits("random_wrap", "rng_bit_generator", key_words=1)
+add_traits("threefry2x32", key_words=2)
+# What differs from call to call, has an identity, or is counted.
+add_traits("after_all", "create_token", "rng_uniform", "sow", may_merge=False)
+add_traits(
+    *("create_linear", "empty", "empty2", "empty_ref", "new_box", "new_log"), may_merge=False
+)
+add_traits("free_ref", "freeze", ends_ref=True)
+add_traits("freeze", moves=True)
+add_traits("run_state", may_fold=False)
+add_traits("debug_callback", "debug_print", "io_callback", "pure_callback", callback=True)
+add_traits("debug_callback", "debug_print", "io_callback", may_hoist=False)
+add_traits("pure_callback", may_merge=False)
+add_traits(
+    *("create_token", "debug_callback", "debug_print", "io_callback", "pure_callback"),
+    *("rng_uniform", "sow", CALL_HIGH),
+    may_outline=False,
+)
+# Code that is not JAX's, and whatever depends on where it runs.
+add_traits(
+    *("call_exported", "call_hi_primitive_linearized", "custom_partitioning", "ffi_call"),
+    *("pallas_call", "shard_map"),
+    may_hoist=False,
+    may_fold=False,
+)
+add_traits(CALL_HIGH, "core_map", "remat_opt", "stage", "tpu_custom_call", may_hoist=False)
+add_traits(
+    *("axis_index", "composite", "custom_lin", "dim_as_value", "dimension_size", "linear_call"),
+    *("platform_index", "shape_assertion"),
+    may_fold=False,
+)
+
+
+def _with_halves(*names: str) -> list[str]:
+    """Return the names of collectives, each with those of its asynchronous halves."""
+    return [f"{name}{half}" for name in names for half in ("", "_start", "_done")]
+
+
+add_traits(
+    *_with_halves("all_gather", "all_gather_reduced", "all_to_all", "pbroadcast", "ppermute"),
+    *_with_halves("psum", "psum_invariant", "reduce_scatter"),
+    *_with_halves("unreduced_psum", "unreduced_reduce_scatter"),
+    *("all_gather_invariant", "pbroadcast_dynamic", "pgather", "pmax", "pmin", "preduced"),
+    *("ragged_all_to_all", "unreduced_pmax", "unreduced_pmin"),
+    collective=True,
+    may_hoist=False,
+)
+add_traits("precv", "psend", collective=True, may_merge=False)
+
+
+# --- calls, loops and branches --------------------------------------------------------------------
+
+add_traits("jit", call="jit", holds_constants=True)
+add_traits("call", call="closed_call")
+add_traits("closed_call", "eval_jaxpr", call="closed_call", holds_constants=True)
+add_traits("custom_jvp_call", call="custom_jvp", custom_derivative=True)
+add_traits("custom_vjp_call", call="custom_vjp", custom_derivative=True)
+add_traits("custom_vmap_call", call="custom_vmap")
+add_traits("remat2", call="remat", may_merge=False)
+add_traits(CALL_HIGH, custom_derivative=True)
+add_traits("cond", "scan", holds_constants=True)
+# The bodies of `while` may not: JAX does not run such a loop if a constant of one is a ref.
+add_traits("while", may_fold=False)

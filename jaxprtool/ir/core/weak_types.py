@@ -1,0 +1,63 @@
+"""Weak types of what a rule computes: those of the equation that it is the rule of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.jaxcompat import Aval, JaxprEqn
+
+
+def is_weak(aval: Aval) -> bool:
+    """Return True for a weak type, that of a Python number."""
+    return bool(getattr(aval, "weak_type", False))
+
+
+def as_weak_as(array: Any, aval: Aval) -> Any:
+    """Return an array as weakly typed as a type is; itself, if it is so already."""
+    weak = is_weak(aval)
+    if is_weak(jax.typeof(array)) == weak:
+        return array
+    return jaxcompat.with_weak_type(array, array.dtype, weak)
+
+
+def strongly_typed(array: Any) -> Any:
+    """Return an array without its weak type. The gradient by it is weakly typed if it was."""
+    return jaxcompat.with_weak_type(array, array.dtype, False) if _is_weak(array) else array
+
+
+def keep_weak_types(
+    compute: Callable[..., list[Any] | None],
+    arrays: Sequence[Any],
+    avals: Sequence[Aval],
+    eqn: JaxprEqn,
+) -> list[Any] | None:
+    """Return what a rule computes of arrays, as weakly typed as the results of the equation.
+
+    If the rule would lose a weak type, or add one, it is called with strongly typed arrays, and
+    what it gives is cast: then gradients are as weakly typed as what they are taken by. So it is
+    for an equation that moves elements. Its rule may do so by gathers, slices or pads, whose
+    transposes in JAX give strongly typed gradients.
+
+    Args:
+        compute: Return a list of arrays, or None.
+        arrays: Its arguments.
+        avals: The types of the results of the equation.
+        eqn: The equation.
+    """
+    if not (traits(eqn).moves and any(map(_is_weak, arrays))):
+        outs = compute(*arrays)
+        if outs is None or [*map(_is_weak, outs)] == [*map(is_weak, avals)]:
+            return outs
+    outs = compute(*map(strongly_typed, arrays))
+    if outs is None:
+        return None
+    return [as_weak_as(out, aval) for out, aval in zip(outs, avals, strict=True)]
+
+
+def _is_weak(array: Any) -> bool:
+    return is_weak(jax.typeof(array))

@@ -1,0 +1,1 @@
+"""Definitions and uses of values, within a body and through bodies."""

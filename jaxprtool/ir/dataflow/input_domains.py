@@ -1,0 +1,205 @@
+"""From which interval an argument has to be for the program to give finite results.
+
+A square root needs what is not negative, a logarithm what is positive, an arc sine what is between
+-1 and 1. `input_domains` follows these intervals back to the arguments, through arithmetic with
+numbers, changes of layout, calls, branches and loops. So the second moment of an optimizer, of
+which the step takes the square root, is known from its use.
+
+It is a guide for choosing example values and no proof: of a product of two variables both are
+taken to be positive, and of a difference the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal as OneOf
+from typing import TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import JaxprCache
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
+
+#: The ends of an open interval.
+Interval: TypeAlias = tuple[float, float]
+
+#: What values an argument is drawn from. Matrices are along the last two axes.
+Domain: TypeAlias = Interval | OneOf["positive definite"]
+
+POSITIVE: Interval = (0.0, math.inf)
+
+#: How often the body of a loop is followed for what one iteration needs of the one before.
+_ITERATIONS = 3
+
+_cache = JaxprCache()
+
+
+def input_domains(jaxpr: AnyJaxpr) -> list[Interval | None]:
+    """Return for each argument the open interval that its use asks for; None for any number."""
+    opened = jaxcompat.open_jaxpr(jaxpr)
+    found = _domains(opened, (None,) * len(opened.outvars))
+    return [POSITIVE if each is not None and _is_nearly_positive(each) else each for each in found]
+
+
+def _is_nearly_positive(interval: Interval) -> bool:
+    """Return whether an interval begins just below zero, as where an epsilon is added."""
+    low, high = interval
+    return -0.1 < low <= 0 and math.isinf(high)
+
+
+def shown(interval: Domain) -> str:
+    """Return a domain in words: `positive`, `above -1`, `between -1 and 1`."""
+    if interval == "positive definite":
+        return interval
+    low, high = interval
+    if interval == POSITIVE:
+        return "positive"
+    if math.isinf(low) and high == 0:
+        return "negative"
+    if math.isinf(high):
+        return f"above {low:g}"
+    return f"below {high:g}" if math.isinf(low) else f"between {low:g} and {high:g}"
+
+
+def _domains(jaxpr: AnyJaxpr, wanted: tuple[Interval | None, ...]) -> tuple[Interval | None, ...]:
+    """Return the intervals of a body's arguments, given those of its results."""
+    known = _cache.of(jaxpr)
+    if wanted not in known:
+        known[wanted] = (None,) * len(jaxpr.invars)  # for a body within itself
+        known[wanted] = _Walk(jaxpr).arguments(wanted)
+    found: tuple[Interval | None, ...] = known[wanted]
+    return found
+
+
+class _Walk:
+    """One body, from its results back to its arguments."""
+
+    def __init__(self, jaxpr: AnyJaxpr):
+        self._jaxpr = jaxpr
+        self._intervals: dict[Var, Interval] = {}
+        #: The numbers that variables are, as a literal that is broadcast.
+        self._numbers: dict[Var, float] = {}
+
+    def arguments(self, wanted: Sequence[Interval | None]) -> tuple[Interval | None, ...]:
+        for eqn in self._jaxpr.eqns:
+            if traits(eqn).gives and len(eqn.invars) == 1:
+                number = self._number(eqn.invars[0])
+                if number is not None:
+                    self._numbers[eqn.outvars[0]] = number
+        for atom, interval in zip(self._jaxpr.outvars, wanted, strict=True):
+            self._want(atom, interval)
+        for eqn in reversed(self._jaxpr.eqns):
+            inside = regions(eqn)
+            if inside is not None:
+                self._bodies(eqn, inside)
+                continue
+            if (domain := traits(eqn).finite_between) is not None:
+                self._want(eqn.invars[0], domain)
+            if eqn.outvars and (interval := self._intervals.get(eqn.outvars[0])) is not None:
+                self._back(eqn, interval)
+        return tuple(self._intervals.get(var) for var in self._jaxpr.invars)
+
+    def _want(self, atom: Atom, interval: Interval | None) -> None:
+        """Note that a variable is from an interval too; the first stays if none is in both."""
+        if interval is None or type(atom) is Literal:
+            return
+        old = self._intervals.get(atom, interval)
+        both = max(old[0], interval[0]), min(old[1], interval[1])
+        self._intervals[atom] = both if both[0] < both[1] else old
+
+    def _number(self, atom: Atom) -> float | None:
+        """Return the number that an atom is in all its elements, if it is known."""
+        if type(atom) is not Literal:
+            return self._numbers.get(atom)
+        value = np.asarray(atom.val)
+        real = jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.kind in "iu"
+        return float(value) if value.ndim == 0 and real else None
+
+    def _back(self, eqn: JaxprEqn, interval: Interval) -> None:
+        """Note what a result from an interval asks of the operands."""
+        rule = _BACK.get(eqn.primitive.name)
+        if rule is not None:
+            rule(self, eqn, interval)
+        elif traits(eqn).gives or traits(eqn).reduces:
+            self._want(eqn.invars[0], interval)
+
+    def _every(self, eqn: JaxprEqn, interval: Interval) -> None:
+        """Note that all operands are from the interval of the result."""
+        for atom in eqn.invars:
+            self._want(atom, interval)
+
+    def _cases(self, eqn: JaxprEqn, interval: Interval) -> None:
+        """Note that all cases of a selection are from the interval of the result."""
+        for atom in eqn.invars[1:]:
+            self._want(atom, interval)
+
+    def _negation(self, eqn: JaxprEqn, interval: Interval) -> None:
+        """Note that the operand is from the mirrored interval."""
+        self._want(eqn.invars[0], (-interval[1], -interval[0]))
+
+    def _arithmetic(self, eqn: JaxprEqn, interval: Interval) -> None:
+        """Note what a sum, difference, product or quotient from an interval asks."""
+        name, (low, high) = eqn.primitive.name, interval
+        a, b = eqn.invars
+        first, second = self._number(a), self._number(b)
+        if first is None and second is None:
+            if low <= 0 and math.isinf(high) and a is not b:
+                self._want(a, POSITIVE)
+                if name != "sub":
+                    self._want(b, POSITIVE)
+        elif name == "sub":
+            if second is not None:
+                self._want(a, (low + second, high + second))
+            elif first is not None:
+                self._want(b, (first - high, first - low))
+        elif name == "add":
+            number, other = (first, b) if first is not None else (second, a)
+            assert number is not None
+            self._want(other, (low - number, high - number))
+        else:
+            number, other = (second, a) if second is not None else (first, b)
+            if number is None or not number or (name == "div" and second is None):
+                return
+            ends = (low / number, high / number) if name == "mul" else (low * number, high * number)
+            self._want(other, (min(ends), max(ends)))
+
+    def _bodies(self, eqn: JaxprEqn, inside: Regions) -> None:
+        """Go back through the bodies of an equation, those of loops a few times."""
+        for _ in range(_ITERATIONS if inside.repeats else 1):
+            before = [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]
+            for body, region in zip(inside.bodies, inside.regions, strict=True):
+                wanted: list[Interval | None] = []
+                for out, back in zip(region.outs, region.back, strict=True):
+                    atoms = [eqn.outvars[out]] if out is not None else []
+                    atoms += [eqn.invars[back]] if back is not None else []
+                    known = [self._intervals[v] for v in atoms if _has(self._intervals, v)]
+                    wanted.append(known[0] if known else None)
+                found = _domains(jaxcompat.open_jaxpr(body), tuple(wanted))
+                for operand, interval in zip(region.ins, found, strict=True):
+                    self._want(eqn.invars[operand], interval)
+            if before == [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]:
+                return
+
+
+#: What results from an interval ask of the operands. Of other primitives that move or reduce
+#: elements the first operand is from the same interval.
+_BACK: dict[str, Callable[[_Walk, JaxprEqn, Interval], None]] = {
+    "max": _Walk._every,
+    "min": _Walk._every,
+    "concatenate": _Walk._every,
+    "select_n": _Walk._cases,
+    "neg": _Walk._negation,
+    "add": _Walk._arithmetic,
+    "sub": _Walk._arithmetic,
+    "mul": _Walk._arithmetic,
+    "div": _Walk._arithmetic,
+}
+
+
+def _has(intervals: dict[Var, Interval], atom: Atom) -> bool:
+    return type(atom) is not Literal and atom in intervals

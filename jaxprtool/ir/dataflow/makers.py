@@ -1,0 +1,116 @@
+"""Which equation computes a value: inside of calls, loops and branches, past what JAX adds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+
+
+class Maker(NamedTuple):
+    """What computes a value.
+
+    Attributes:
+        eqn: The equation, at any depth.
+        around: The equations whose bodies it is in, the outermost first.
+        operand: If a body only hands on what it is given, the value outside that this is.
+    """
+
+    eqn: JaxprEqn
+    around: tuple[JaxprEqn, ...]
+    operand: Atom | None
+
+
+class Makers:
+    """What computes the values of a jaxpr; each body is looked at once.
+
+    Args:
+        jaxpr: The jaxpr.
+    """
+
+    def __init__(self, jaxpr: AnyJaxpr) -> None:
+        self._top = DefUse(jaxpr.eqns)
+        self._held: dict[int, tuple[Regions, list[list[tuple[int, Atom]]]] | None] = {}
+
+    def __contains__(self, value: object) -> bool:
+        """Return True if an equation of the jaxpr binds a value."""
+        return value in self._top.definitions
+
+    def of(self, value: Var) -> Maker:
+        """Return what computes a variable that an equation of the jaxpr binds.
+
+        A value that a call, a loop or a branch gives is followed to the equation inside that
+        computes it, and through what JAX adds to a value that a policy of `jax.checkpoint` saves or
+        offloads.
+        """
+        around: tuple[JaxprEqn, ...] = ()
+        defined = self._top
+        eqn = defined.equation(value)
+        assert eqn is not None
+        index = eqn.outvars.index(value)
+        while True:
+            if _is_added(eqn):
+                operand = eqn.invars[index]
+                maker = defined.equation(operand)
+                if maker is not None:
+                    eqn, index = maker, maker.outvars.index(operand)
+                    continue
+                if not around:
+                    return Maker(eqn, around, operand)
+            called = self._called(eqn)
+            if called is None:
+                return Maker(eqn, around, None)
+            held, sources = called
+            for number, atom in sources[index]:
+                body, region = held.jaxprs[number], held.regions[number]
+                within = self._within(body)
+                inner = within.equation(atom)
+                if inner is not None and not (held.deciding and _is_filler(inner, within)):
+                    around, defined = (*around, eqn), within
+                    eqn, index = inner, inner.outvars.index(atom)
+                    break
+                if not around and len(held.bodies) == 1 and atom in body.invars:
+                    operand = region.ins[body.invars.index(atom)]
+                    if operand not in region.back:
+                        return Maker(eqn, around, eqn.invars[operand])
+            else:
+                return Maker(eqn, around, None)
+
+    @cached_method
+    def _within(self, body: Jaxpr) -> DefUse:
+        return DefUse(body.eqns)
+
+    def _called(self, eqn: JaxprEqn) -> tuple[Regions, list[list[tuple[int, Atom]]]] | None:
+        if id(eqn) not in self._held:
+            held = regions(eqn)
+            self._held[id(eqn)] = None if held is None else (held, held.sources())
+        return self._held[id(eqn)]
+
+
+def _is_added(eqn: JaxprEqn) -> bool:
+    """Whether an equation is what JAX adds to residuals: rounding to their own precision, a move.
+
+    See https://github.com/jax-ml/jax/pull/22244; moves that JAX adds have no line in the source.
+    """
+    if eqn.primitive.name == "device_put":
+        return jaxcompat.user_frame(eqn) is None
+    if eqn.primitive.name != "reduce_precision":
+        return False
+    own = jnp.finfo(eqn.outvars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
+
+
+def _is_filler(eqn: JaxprEqn, defined: DefUse) -> bool:
+    """Whether an equation only fills an array, as a branch does that has no such residual."""
+    if eqn.primitive.name == "broadcast_in_dim":
+        before = defined.equation(eqn.invars[0])
+        return isinstance(eqn.invars[0], Literal) or (
+            before is not None and _is_filler(before, defined)
+        )
+    return eqn.primitive.name == "empty2"

@@ -1,0 +1,302 @@
+"""Whether two programs are the same up to the names of their variables.
+
+Two jaxprs are the same if they have the same equations in the same order, between variables that
+correspond: the same primitives, types, literals to the bit, parameters, effects, and the same
+context (where it computes, which mesh is set). Bodies of loops, branches and calls are compared
+likewise, and so are the rules of custom derivatives, as the jaxprs that they trace to. Names,
+source lines and scopes do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.basics.rules import RuleTable, rule
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.equality.value_keys import (
+    effect_kinds,
+    literal_key,
+    plain_key,
+    same_array,
+    type_key,
+)
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import same_tree
+from jaxprtool.ir.rewriting.custom_rules import custom_rule, has_rule, rule_key, rules_followed
+from jaxprtool.ir.rewriting.high import classic
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
+
+
+def equivalent(p: object, q: object) -> bool:
+    """Return whether two Programs, or two jaxprs, are the same up to the names of variables.
+
+    Of Programs, the structures of arguments and results and the axis environment count too; names
+    do not. Raises UnsupportedError if a custom rule in them cannot be traced.
+    """
+    return difference(p, q) is None
+
+
+def difference(p: object, q: object) -> str | None:
+    """Return the first thing in which two Programs, or two jaxprs, differ; None if nothing is."""
+    try:
+        if isinstance(p, Program) and isinstance(q, Program):
+            _same_border(p, q)
+            p, q = p.jaxpr, q.jaxpr
+        with rules_followed():
+            _Comparison().jaxprs(p, q)
+    except _Different as found:
+        return ", ".join(reversed(found.where)) + f": {found}"
+    except RecursionError:
+        raise UnsupportedError(
+            "the programs hold more within each other than can be compared"
+        ) from None
+    return None
+
+
+def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
+    """Return whether two calls of one custom function, of one kind, have the same rules, as jaxprs.
+
+    Raises UnsupportedError if one of these cannot be traced.
+    """
+    try:
+        with rules_followed():
+            _Comparison().parameters(_rules(p), _rules(q))
+    except _Different:
+        return False
+    return True
+
+
+def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
+    """Return whether two equations do the same with their operands, in whatever context.
+
+    Raises UnsupportedError if a custom rule in them cannot be traced.
+    """
+    try:
+        with rules_followed():
+            comparison = _Comparison()
+            comparison.types(p.invars, q.invars)
+            comparison.operation(p, q)
+            comparison.types(p.outvars, q.outvars)
+    except _Different:
+        return False
+    return True
+
+
+class _Different(Exception):
+    """The difference found, and where: innermost place first."""
+
+    def __init__(self, p: object, q: object):
+        super().__init__(f"{_shown(p)} against {_shown(q)}")
+        self.where: list[str] = []
+
+
+def _same_border(p: Program, q: Program) -> None:
+    for what in ("in_tree", "out_tree"):
+        trees = getattr(p, what), getattr(q, what)
+        _at(what, _check, same_tree(*trees), *trees)
+    _at("axis_env", _check, p.axis_env == q.axis_env, p.axis_env, q.axis_env)
+
+
+def _at(where: str, compare: Callable[..., None], *args: object) -> None:
+    """Compare; a difference is found at this place."""
+    try:
+        compare(*args)
+    except _Different as found:
+        found.where.append(where)
+        raise
+
+
+def _check(same: bool, p: object, q: object) -> None:
+    if not same:
+        raise _Different(p, q)
+
+
+class _Comparison:
+    """One comparison; it knows which variables correspond, and which bodies are the same."""
+
+    def __init__(self) -> None:
+        self._partner: dict[Var, Var] = {}
+        # The bodies themselves, so that their identities stay theirs.
+        self._same: dict[tuple[int, int], tuple[object, object]] = {}
+        # The rules of custom derivatives that are being compared, or have been. A rule may hold
+        # calls that follow it: these are the same if nothing else is found to differ.
+        self._rules: set[tuple[Hashable, Hashable]] = set()
+
+    def jaxprs(self, p: object, q: object) -> None:
+        if p is q or (id(p), id(q)) in self._same:
+            return
+        # A rule may hold a call of its own function: its body is then compared within itself.
+        around, self._partner = self._partner, {}
+        self._bodies(p, q)
+        self._partner = around
+        self._same[id(p), id(q)] = p, q
+
+    def _bodies(self, p: object, q: object) -> None:
+        a, b = jaxcompat.open_jaxpr(p), jaxcompat.open_jaxpr(q)
+        _at("constants", self._bound, a.constvars, b.constvars)
+        _at("constants", self._values, getattr(p, "consts", ()), getattr(q, "consts", ()))
+        _at("arguments", self._bound, a.invars, b.invars)
+        _at("the number of equations", _check, len(a.eqns) == len(b.eqns), len(a.eqns), len(b.eqns))
+        for i, (e, f) in enumerate(zip(a.eqns, b.eqns, strict=True)):
+            try:
+                self._equations(e, f)
+            except _Different as found:
+                found.where.append(f"equation {i} ({e.primitive.name})")
+                raise
+        _at("results", self._atoms, a.outvars, b.outvars)
+
+    def _bound(self, p: Sequence[Var], q: Sequence[Var]) -> None:
+        self.types(p, q)
+        self._partner.update(zip(p, q, strict=True))
+
+    def types(self, p: Sequence[Atom], q: Sequence[Atom]) -> None:
+        """Compare the types of atoms in order."""
+        _check(len(p) == len(q), len(p), len(q))
+        for a, b in zip(p, q, strict=True):
+            _check(_same_type(a.aval, b.aval), repr(a.aval), repr(b.aval))
+
+    def _atoms(self, p: Sequence[Atom], q: Sequence[Atom]) -> None:
+        _check(len(p) == len(q), len(p), len(q))
+        for i, (a, b) in enumerate(zip(p, q, strict=True)):
+            if isinstance(a, Literal):
+                same = isinstance(b, Literal) and literal_key(a) == literal_key(b)
+            else:
+                # A variable that is not bound stands for itself.
+                same = not isinstance(b, Literal) and self._partner.get(a, a) is b
+            _check(same, f"{_atom(a)} at {i}", _atom(b))
+
+    def _equations(self, p: JaxprEqn, q: JaxprEqn) -> None:
+        if p.primitive is not q.primitive:
+            p, q = map(as_classic, (p, q))
+        _check(p.primitive is q.primitive, p.primitive.name, q.primitive.name)
+        _at("operands", self._atoms, p.invars, q.invars)
+        self.operation(p, q)
+        _at("context", _check, p.ctx is q.ctx, p.ctx, q.ctx)
+        _at("results", self._bound, p.outvars, q.outvars)
+
+    def operation(self, p: JaxprEqn, q: JaxprEqn) -> None:
+        """Compare what two equations of one primitive do: their parameters and effects."""
+        if p.params is not q.params:
+            self._params(p, q)
+        kinds = list(effect_kinds(p)), list(effect_kinds(q))
+        _at("effects", _check, kinds[0] == kinds[1], *kinds)
+
+    def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:
+        readable = readable_params.get(p.primitive.name, lambda eqn: eqn.params)
+        self.parameters(readable(p), readable(q))
+        if has_rule(p):
+            keys = rule_key(p), rule_key(q)
+            if keys[0] != keys[1] and keys not in self._rules:
+                self._rules.add(keys)
+                self.parameters(_rules(p), _rules(q))
+
+    def parameters(self, p: Params, q: Params) -> None:
+        """Compare parameters by name."""
+        # JAX's rules take a parameter that is None for one that is not there.
+        for name in sorted(p.keys() | q.keys()):
+            a, b = p.get(name), q.get(name)
+            if a is not b:
+                _at(f"parameter {name}", self._value, a, b)
+
+    def _values(self, p: Sequence[object], q: Sequence[object]) -> None:
+        _check(len(p) == len(q), p, q)
+        for a, b in zip(p, q, strict=True):
+            self._value(a, b)
+
+    def _value(self, p: object, q: object) -> None:
+        if p is q:
+            return
+        if isinstance(p, Jaxpr | ClosedJaxpr) and isinstance(q, Jaxpr | ClosedJaxpr):
+            self.jaxprs(p, q)
+        elif isinstance(p, tuple | list) and isinstance(q, tuple | list):
+            self._values(p, q)
+        elif isinstance(p, dict) and isinstance(q, dict):
+            self._values(sorted(p), sorted(q))
+            self._values([p[k] for k in sorted(p)], [q[k] for k in sorted(q)])
+        elif _is_array(p) or _is_array(q):
+            _check(same_array(p, q), p, q)
+        else:
+            _check(_same_plain(p, q), p, q)
+
+
+def as_classic(eqn: JaxprEqn) -> JaxprEqn:
+    """An equation as a file has it, in which there are no objects with rules of their own."""
+    return classic(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
+
+
+#: For primitives that hold live Python objects, or differ by JAX: functions that return an
+#: equation's parameters as plain data.
+readable_params: RuleTable[Callable[[JaxprEqn], Params]] = RuleTable()
+
+
+@rule(readable_params, "scan")
+def _scan(eqn: JaxprEqn) -> Params:
+    """Return a scan's parameters, its counts of operands as numbers on every JAX."""
+    counts = jaxcompat.scan_counts(eqn.params)
+    rest = {k: v for k, v in eqn.params.items() if k not in ("ft_in", "ft_out")}
+    return {**rest, "num_consts": counts[0], "num_carry": counts[1]}
+
+
+@rule(readable_params, "custom_jvp_call", "custom_vjp_call")
+def _custom(eqn: JaxprEqn) -> Params:
+    """Return a custom call's parameters, without the live rules."""
+    return {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
+
+
+@rule(readable_params, "reduce")
+def _reduce(eqn: JaxprEqn) -> Params:
+    """Return a reduction's parameters, without the function that its jaxpr was traced from."""
+    return {k: v for k, v in eqn.params.items() if k != "computation"}
+
+
+@rule(readable_params, "linear_call")
+def _linear_call(eqn: JaxprEqn) -> Params:
+    """Return a linear call's parameters, its transpose as a jaxpr."""
+    rest = {k: v for k, v in eqn.params.items() if k != "transpose_thunk"}
+    return {**rest, "transpose": jaxcompat.linear_call_transpose(eqn)}
+
+
+def _rules(eqn: JaxprEqn) -> Params:
+    """Return the rules of a custom call, as jaxprs and masks by field, without their names."""
+    return vars(custom_rule(eqn)) | dict.fromkeys(("name", "fwd_name", "bwd_name"))
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def _is_array(value: object) -> bool:
+    is_other = isinstance(value, type | np.generic)
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not is_other
+
+
+def _same_type(p: Aval, q: Aval) -> bool:
+    return p == q or type_key(p) == type_key(q)
+
+
+def _same_plain(p: object, q: object) -> bool:
+    if isinstance(p, PyTreeDef) and isinstance(q, PyTreeDef):
+        return same_tree(p, q)
+    try:
+        keys = plain_key(p), plain_key(q)
+        return bool(type(p) is type(q) and p == q) if keys[0] is None else keys[0] == keys[1]
+    except Exception:  # objects of others, which may compare as they like
+        return False
+
+
+# --- what a difference is shown as ------------------------------------------------------------
+
+
+def _atom(atom: Atom) -> str:
+    if isinstance(atom, Literal):
+        return f"the literal {atom.val}:{type_of(atom.aval, weak=True)}"
+    return f"a variable of type {type_of(atom.aval, weak=True)}"
+
+
+def _shown(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,167 @@
+"""Keys of equations and jaxprs by structure: equal for those that are the same but for names.
+
+`structure(jaxpr)` gives one object for all jaxprs that are equal, so that two bodies are compared
+by a look at two references; `parameters_key(eqn)` is the same for what an equation does, its
+operands left out. Both are exact: numbers are told apart by type and to the bit (0.0 is not -0.0,
+1 is not True), arrays by content and place; only long arrays go by a digest, of 256 bits. Jaxprs of
+one structure are equivalent (`ir.equivalence`). They may be so and have different structures:
+functions are compared by identity here, where `equivalent` follows the rules of custom derivatives
+into their jaxprs.
+
+A structure is found once for each jaxpr object, and lives as long as one of its jaxprs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import process_cache
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.equality.equivalence import readable_params
+from jaxprtool.ir.equality.value_keys import array_digest, effect_kinds, literal_key
+from jaxprtool.ir.rewriting.custom_rules import has_rule, rule_key
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Structure:
+    """What jaxprs that are equal but for names have in common; compared by identity.
+
+    `repeatable` says whether two calls of such a jaxpr on the same operands may be made one.
+    """
+
+    key: Hashable
+    repeatable: bool
+
+
+class Keyless(Exception):
+    """A parameter of a kind that has no key: what holds it equals only itself."""
+
+
+_structures: WeakKeyDictionary[AnyJaxpr, Structure] = process_cache(WeakKeyDictionary())
+_by_key: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
+
+
+def structure(jaxpr: AnyJaxpr) -> Structure:
+    """Return the structure of a jaxpr, closed or open. Raises Keyless if it has none."""
+    known = _structures.get(jaxpr)
+    if known is None:
+        found = _jaxpr_key(jaxpr)
+        known = _by_key.setdefault(found, Structure(*found))
+        _structures[jaxpr] = known
+    return known
+
+
+def repeatable(eqn: JaxprEqn) -> bool:
+    """Whether two such equations on the same operands may be made one, its bodies not looked at."""
+    return traits(eqn).may_merge and jaxcompat.only_names_axes(eqn.effects)
+
+
+def _jaxpr_key(jaxpr: AnyJaxpr) -> tuple[Hashable, bool]:
+    body = jaxcompat.open_jaxpr(jaxpr)
+    consts = tuple(map(value_key, getattr(jaxpr, "consts", ())))
+    numbers: dict[Var, int] = {}
+
+    def bound(variables: Sequence[Var]) -> tuple[Any, ...]:
+        for var in variables:
+            numbers[var] = len(numbers)
+        return tuple([var.aval for var in variables])
+
+    def atoms(operands: Sequence[Atom]) -> tuple[Any, ...]:
+        return tuple([literal_key(v) if type(v) is Literal else numbers[v] for v in operands])
+
+    borders = bound(body.constvars), bound(body.invars)
+    may_repeat, equations = True, []
+    for eqn in body.eqns:
+        params, held = parameters_key(eqn)
+        may_repeat &= repeatable(eqn) and all(inner.repeatable for inner in held)
+        operands, effects = atoms(eqn.invars), effect_kinds(eqn)
+        equations.append(
+            (eqn.primitive, params, operands, bound(eqn.outvars), effects, id(eqn.ctx))
+        )
+    return (borders, consts, tuple(equations), atoms(body.outvars)), may_repeat
+
+
+def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
+    """Return a key for an equation's parameters, and the structures of the jaxprs among them.
+
+    Raises Keyless for parameters that have none.
+    """
+    params = eqn.params
+    if not params:
+        return (), ()
+    held: list[Structure] = []
+    key: list[Hashable] = []
+    if has_rule(eqn) or eqn.primitive.name == "reduce":  # live functions are no part of a key
+        params = readable_params[eqn.primitive.name](eqn)
+        key += [_key(rule_key(eqn), held)] if has_rule(eqn) else []
+    # JAX's rules take a parameter that is None for one that is not there.
+    for name in sorted(params):
+        value = params[name]
+        if value is not None:
+            key += name, value if type(value) in _PLAIN else _key(value, held)
+    return tuple(key), held
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def value_key(value: object) -> Hashable:
+    """Return a key for a parameter or a constant. Raises Keyless if it has none."""
+    return _key(value, [])
+
+
+#: Values that are their own keys; no key of another type is one of these.
+_PLAIN: frozenset[type] = frozenset({type(None), str, bytes, int})
+_INTEGERS: frozenset[type] = frozenset({int})
+
+
+def _key(value: Any, held: list[Structure]) -> Hashable:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple and _INTEGERS.issuperset(map(type, value)):
+        return value
+    if isinstance(value, tuple | list):
+        return kind, *[_key(item, held) for item in value]
+    if isinstance(value, np.dtype):
+        return np.dtype, value
+    if isinstance(value, Jaxpr | ClosedJaxpr):
+        inner = structure(value)
+        held.append(inner)
+        return inner
+    if isinstance(value, dict):
+        return kind, frozenset((name, _key(item, held)) for name, item in value.items())
+    if isinstance(value, bool | int | float | complex | np.generic):
+        return kind, getattr(value, "dtype", None), np.asarray(value).tobytes()
+    if isinstance(value, np.ndarray | jax.Array):
+        return _array_key(value)
+    # References to objects that compare by identity would keep alive what these close over. No
+    # other object gets their number while a jaxpr with this key lives, since it holds them.
+    if kind.__hash__ is object.__hash__:
+        return "object", id(value)
+    try:
+        hash(value)
+    except TypeError:
+        raise Keyless from None
+    return kind, value
+
+
+def _array_key(array: np.ndarray | jax.Array) -> Hashable:
+    """A key for an array by its content; for a tracer, and for a mutable one, by identity."""
+    digest = array_digest(array)
+    if isinstance(array, np.ndarray):
+        if digest is None:
+            raise Keyless
+        return "array", None, *digest
+    if digest is None:
+        return "object", id(array)
+    place = array.sharding if array.committed else None
+    return "array", (place, getattr(array, "weak_type", False)), *digest

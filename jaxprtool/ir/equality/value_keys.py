@@ -1,0 +1,149 @@
+"""When values are the same: keys of types, literals, arrays and plain values, equal in any process.
+
+What compares programs derives from these: `ir.equivalence` compares two step by step, and
+`ir.equation_keys` and `ir.structural_key` make keys of equations and jaxprs. Numbers are told apart
+by type and to the bit (0.0 is not -0.0, 1 is not True), symbolic dimensions by their texts. Only
+long arrays have a digest in their keys, of 256 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import numbers
+from collections.abc import Hashable
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import process_cache
+from jaxprtool.ir.basics.dtypes import is_extended, physical
+from jaxprtool.ir.equality.mapped_arrays import give_back
+from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal
+
+
+def type_key(aval: Aval) -> Hashable:
+    """Return a key for a type. Symbolic dimensions of different scopes compare by their texts."""
+    if isinstance(aval, jaxcompat.AbstractRef):
+        return type_key(aval.inner_aval), aval.update(inner_aval=_ANY_TYPE)
+    shape = getattr(aval, "shape", ())
+    texts = tuple(map(str, shape))
+    if any(map(jaxcompat.is_symbolic_dimension, shape)):
+        return aval.update(shape=(0,) * len(shape)), texts
+    return aval, texts
+
+
+_ANY_TYPE = jax.core.ShapedArray((), np.dtype(bool))
+
+
+def plain_key(value: Any) -> Hashable:
+    """Return a key for a value that holds no jaxprs, trees or other values; None if it has none."""
+    if isinstance(value, str | bytes):
+        return value
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_):
+        return int(value)
+    if jaxcompat.is_symbolic_dimension(value):
+        return "size", str(value)
+    if isinstance(value, float | complex | np.generic):
+        array = np.asarray(value)
+        return "number", array.dtype, array.tobytes()
+    if isinstance(value, jax.lax.Tolerance):  # which JAX compares by identity
+        return "tolerance", *sorted(vars(value).items())
+    if callable(value):
+        return "function", jaxcompat.live_key(value)
+    try:
+        hash(value)
+    except TypeError:
+        return None
+    return np.dtype if isinstance(value, np.dtype) else type(value), value
+
+
+def literal_key(literal: Literal) -> Hashable:
+    """Return a key for a literal, of a Python number what its type can hold of it."""
+    aval, value = literal.aval, literal.val
+    if getattr(value, "dtype", None) != aval.dtype or isinstance(value, int | float | complex):
+        value = np.asarray(value).astype(aval.dtype, copy=False)
+    return aval.dtype, aval.weak_type, aval.shape, value.tobytes()
+
+
+def effect_kinds(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Return the kinds of an equation's effects, sorted."""
+    return tuple(sorted(type(e).__name__ for e in eqn.effects)) if eqn.effects else ()
+
+
+def atom_key(atom: Atom) -> Hashable:
+    """What two atoms of one type have in common only if they are the same value, to the bit."""
+    return literal_key(atom) if type(atom) is Literal else atom
+
+
+# --- arrays -----------------------------------------------------------------------------------
+
+
+#: Bytes that are compared at a time.
+_BLOCK = 1 << 24
+
+
+def same_array(p: object, q: object) -> bool:
+    """Return whether two arrays, numpy scalars or numbers are the same, bit by bit."""
+    kinds = [getattr(value, "dtype", None) for value in (p, q)]
+    if any(kind and is_extended(kind) for kind in kinds) and kinds[0] != kinds[1]:
+        return False
+    a, b = (np.asarray(physical(value)) for value in (p, q))
+    return a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b)
+
+
+def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of one shape and dtype have the same bytes, without copying large ones."""
+    if a.nbytes <= _BLOCK:
+        return a.tobytes() == b.tobytes()
+    a, b = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (a, b))
+    for start in range(0, a.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        if not np.array_equal(a[block], b[block]):
+            return False
+        give_back(a)
+        give_back(b)
+    return True
+
+
+def array_digest(array: np.ndarray | jax.Array) -> tuple[Hashable, ...] | None:
+    """A key for an array by dtype, shape and content, wherever it is; None if that is unknown."""
+    if isinstance(array, np.ndarray):
+        return None if array.dtype.hasobject else (array.dtype, array.shape, _digest(array))
+    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
+        return None
+    return array.dtype, array.shape, _device_digest(array)
+
+
+#: Longer arrays are known by a digest of as many bytes; shorter ones by their content.
+_DIGEST = 32
+
+
+def _digest(array: np.ndarray) -> bytes:
+    if array.nbytes <= _DIGEST:
+        return array.tobytes()
+    data = np.ascontiguousarray(array).view(np.uint8)
+    return hashlib.blake2b(data.data, digest_size=_DIGEST).digest()
+
+
+# Digests of JAX's arrays, which do not change, by identity, with what tells whether they live.
+_digests: dict[int, tuple[Any, bytes]] = process_cache({})
+
+
+def _forget(digests: dict[int, Any], number: int, _: Any) -> None:
+    """Drop the digest of an array that is gone, after this module when the process ends."""
+    digests.pop(number, None)
+
+
+def _device_digest(array: Any) -> bytes:
+    known = _digests.get(id(array))
+    if known is not None and known[0]() is array:
+        return known[1]
+    number = id(array)
+    with jax.ensure_compile_time_eval():  # also while JAX traces what is around
+        digest = _digest(np.asarray(physical(array)))
+    _digests[number] = ref(array, partial(_forget, _digests, number)), digest
+    return digest

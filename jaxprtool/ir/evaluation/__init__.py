@@ -1,0 +1,1 @@
+"""Evaluating jaxprs, equation by equation."""

@@ -1,0 +1,141 @@
+"""Equations whose bits are the same on every backend, evaluated by NumPy.
+
+These only move data, compute with integers, or with floats what IEEE 754 prescribes to the bit. A
+backend would first have to compile a kernel for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxprtool.ir.basics.dtypes import kind
+from jaxprtool.jaxcompat import JaxprEqn
+
+#: Returns what NumPy makes of an equation's operands, None if a backend might compute other bits.
+Evaluation = Callable[..., np.ndarray | None]
+
+
+def _on(kinds: str, function: np.ufunc) -> Evaluation:
+    """A rule for dtypes of these kinds. Integers are computed in their own type, and wrap around.
+
+    Of floats there are those of 32 and 64 bits, for what IEEE 754 prescribes to the bit; not with
+    a NaN, whose bits it does not, nor with a subnormal number, which a backend may take for 0.
+    """
+
+    def rule(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
+        if any(kind(x.dtype) not in kinds for x in operands):
+            return None
+        with np.errstate(all="ignore"):
+            result = np.asarray(function(*operands), eqn.outvars[0].aval.dtype)
+        return result if all(map(_is_prescribed, (*operands, result))) else None
+
+    return rule
+
+
+def _is_prescribed(x: np.ndarray) -> bool:
+    if x.dtype.kind != "f":
+        return True
+    if x.dtype.itemsize not in (4, 8) or np.isnan(x).any():
+        return False
+    return not ((x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)).any()
+
+
+def _divide(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    """Return a quotient by powers of two, which nothing rounds, however a backend divides."""
+    is_power = y.dtype.kind == "f" and (np.abs(np.frexp(y)[0]) == 0.5).all()
+    return _on("f", np.divide)(eqn, x, y) if is_power else None
+
+
+def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    """A conversion of integers, rounded to the nearest; or of floats that fit, to integers."""
+    target = eqn.outvars[0].aval.dtype
+    if x.dtype.kind == "f":
+        fits = (
+            target.kind in "iu" and _is_prescribed(x) and (x == np.clip(x, *_range(target))).all()
+        )
+        return x.astype(target) if fits else None
+    if x.dtype.kind not in "biu" or not (target.kind in "iu" or target in (np.float32, np.float64)):
+        return None
+    return x.astype(target)
+
+
+def _range(dtype: np.dtype) -> tuple[int, int]:
+    """Return integers of this type that floats hold exactly, and all between them."""
+    bounds = np.iinfo(dtype)
+    return max(bounds.min, -(2**24)), min(bounds.max, 2**24)
+
+
+def _broadcast(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    shape, at = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    new = tuple(axis for axis in range(len(shape)) if axis not in at)
+    return np.broadcast_to(np.expand_dims(x, new), shape)
+
+
+def _iota(eqn: JaxprEqn) -> np.ndarray | None:
+    shape, axis = eqn.params["shape"], eqn.params["dimension"]
+    dtype = eqn.outvars[0].aval.dtype
+    if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
+        return None
+    row = np.arange(shape[axis]).astype(dtype)
+    others = tuple(i for i in range(len(shape)) if i != axis)
+    return np.broadcast_to(np.expand_dims(row, others), shape)
+
+
+def _select(eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> np.ndarray | None:
+    return np.where(which, cases[1], cases[0]) if which.dtype == bool and len(cases) == 2 else None
+
+
+def _slice(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    p = eqn.params
+    strides = p["strides"] or (1,) * x.ndim
+    bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
+    return x[tuple(slice(*each) for each in bounds)]
+
+
+def _reshape(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    return x.reshape(eqn.outvars[0].aval.shape) if eqn.params.get("dimensions") is None else None
+
+
+#: By primitive.
+RULES: dict[str, Evaluation] = {
+    "add": _on("iuf", np.add),
+    "sub": _on("iuf", np.subtract),
+    "mul": _on("iuf", np.multiply),
+    "div": _divide,
+    "neg": _on("if", np.negative),
+    "abs": _on("if", np.abs),
+    "floor": _on("f", np.floor),
+    "ceil": _on("f", np.ceil),
+    "max": _on("biu", np.maximum),
+    "min": _on("biu", np.minimum),
+    "and": _on("biu", np.bitwise_and),
+    "or": _on("biu", np.bitwise_or),
+    "xor": _on("biu", np.bitwise_xor),
+    "not": _on("biu", np.invert),
+    "eq": _on("biuf", np.equal),
+    "ne": _on("biuf", np.not_equal),
+    "lt": _on("biuf", np.less),
+    "le": _on("biuf", np.less_equal),
+    "gt": _on("biuf", np.greater),
+    "ge": _on("biuf", np.greater_equal),
+    "convert_element_type": _convert,
+    "broadcast_in_dim": _broadcast,
+    "iota": _iota,
+    "select_n": _select,
+    "slice": _slice,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "transpose": lambda eqn, x: x.transpose(eqn.params["permutation"]),
+    "copy": lambda eqn, x: x,
+    "rev": lambda eqn, x: np.flip(x, eqn.params["dimensions"]),
+    "concatenate": lambda eqn, *xs: np.concatenate(xs, eqn.params["dimension"]),
+}
+
+
+def evaluate_exactly(eqn: JaxprEqn, operands: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Return the result of an equation, or None if a backend might compute other bits."""
+    rule = RULES.get(eqn.primitive.name)
+    result = None if rule is None else rule(eqn, *operands)
+    return None if result is None else np.array(result, order="C")

@@ -1,0 +1,1 @@
+"""Matching the equations of two programs, and the differences that are left."""

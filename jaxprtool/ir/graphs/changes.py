@@ -1,0 +1,61 @@
+"""Which equations of a program a rewrite took away, and which it added.
+
+An equation stays if its counterpart (`ir.counterparts`) does the same on values of the same types.
+What it reads may have another name, or stand for something that is gone; but if what it read is
+still there and it now reads something else, it is another equation.
+
+Bodies are compared with the bodies of the counterpart: what changed inside a loop leaves the loop
+itself as it was, unless that takes or gives other values now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.graphs.counterparts import MatchedBody, counterparts
+from jaxprtool.ir.graphs.differences import differences
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The equations, by `id`, that one program has and the other has no counterpart of.
+
+    Attributes:
+        removed: Those of the program before, in bodies too.
+        added: Those of the program after.
+    """
+
+    removed: frozenset[int]
+    added: frozenset[int]
+
+
+def changes(before: AnyJaxpr, after: AnyJaxpr) -> Changes:
+    """Return which equations of two programs have no counterpart in the other.
+
+    A body that several equations share is compared once with each body that it became; an equation
+    in it has a counterpart if it has one in any of these.
+    """
+    kept: tuple[set[int], set[int]] = set(), set()
+    for matched in counterparts(before, after):
+        for old, new in matched.equations:
+            if _is_kept(matched, old, new):
+                kept[0].add(id(old))
+                kept[1].add(id(new))
+    removed, added = (
+        frozenset(id(eqn) for eqn in equations(jaxcompat.open_jaxpr(jaxpr))) - ids
+        for jaxpr, ids in zip((before, after), kept, strict=True)
+    )
+    return Changes(removed, added)
+
+
+def _is_kept(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> bool:
+    if old is new:
+        return True
+    read = zip(old.invars, new.invars, strict=False)
+    is_known = matched.counterpart
+    if any(is_known(a) is not None and not matched.agree(a, b) for a, b in read):
+        return False
+    return not differences(matched, old, new)

@@ -1,0 +1,1 @@
+"""Programs: a jaxpr with its name, trees, argument names, and how it is called."""

@@ -1,0 +1,83 @@
+"""What of a program is left to XLA's partitioner, which its jaxpr does not show.
+
+The arrays of such a program are whole, and it has none of the collectives: what is counted in it is
+of all devices together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType
+
+from jaxprtool.ir.core.equations import equations, named
+from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+
+
+def left_to_partitioner(program: Program | AnyJaxpr) -> tuple[str, ...]:
+    """Return what of a program has a sharding over several devices; nothing if XLA leaves it whole.
+
+    Returns:
+        The paths of arguments and results, by what `jax.jit` was told, by their types, and by how
+        arguments were given, and equations: `sharding_constraint at model.py:9`.
+    """
+    return tuple(dict.fromkeys(_parts(program)))
+
+
+def partitioner_note(name: str, parts: Sequence[str]) -> str:
+    """Return the sentence that says of a program that it was not partitioned; "" if none is due.
+
+    Args:
+        name: The name of the program.
+        parts: What of it is left to the partitioner.
+    """
+    if not parts:
+        return ""
+    return (
+        f"{name} was not partitioned: XLA would do so, by its shardings; arrays are whole, and "
+        "collectives are missing"
+    )
+
+
+def is_over_devices(placement: Any) -> bool:
+    """Return True for a sharding, or the layout with one, over several devices."""
+    sharding = getattr(placement, "sharding", placement)
+    return getattr(sharding, "num_devices", 0) > 1
+
+
+def _parts(program: Program | AnyJaxpr) -> Iterator[str]:
+    if isinstance(program, Program):
+        yield from (name for name in program.arg_names if name in program.sharded)
+        if program.jit is not None:
+            told = (*program.jit.arguments, *program.jit.results)
+            yield from (each.name for each in told if is_over_devices(each.placement))
+        yield from (name for name, aval in (*program.arguments, *program.results) if _splits(aval))
+    yield from (named(eqn) for eqn in equations(top_jaxpr(program)) if _asks(eqn))
+
+
+def _asks(eqn: JaxprEqn) -> bool:
+    """Return whether an equation says how devices share an array."""
+    params = eqn.params
+    if eqn.primitive.name == "sharding_constraint":
+        return is_over_devices(params["sharding"])
+    if eqn.primitive.name == "jit":
+        return any(map(is_over_devices, (*params["in_shardings"], *params["out_shardings"])))
+    if eqn.primitive.name == "shard_map":
+        mesh = params["mesh"]
+        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        known = {name for name, kind in kinds if kind is AxisType.Manual}
+        rest = set(mesh.axis_names) - known - set(params["newly_manual_axes"])
+        return any(mesh.shape[axis] > 1 for axis in rest)
+    return False
+
+
+def _splits(aval: Any) -> bool:
+    """Return whether a type says that devices share its values: `f32[8@x]`."""
+    sharding = getattr(aval, "sharding", None)
+    sizes = {} if sharding is None else sharding.mesh.shape
+    axes = () if sharding is None else jax.tree.leaves(tuple(sharding.spec))
+    return any(sizes.get(axis, 1) > 1 for axis in axes)

@@ -1,0 +1,250 @@
+"""The arguments of a call, fitted to the structure that a program takes.
+
+A program that was read from a file does not know the classes of its arguments' nodes. In place of
+such a node any container fits that has the same children: under the same keys, where both have
+some, and else in order. A result of that class is then made of the class that was given, if its
+own data were given too, or are literals. All other nodes are to be as JAX has them: of the same
+class, with the same data of their own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.tree_util import PyTreeDef, keystr
+
+from jaxprtool.ir.programs.held import Held, StandIn, description, is_no_array, release
+from jaxprtool.ir.programs.state import Changed
+from jaxprtool.ir.programs.trees import Opaque, Tree, filled, node, one_level
+
+#: Characters of an object that an error shows.
+_LONGEST = 80
+
+_DICTS = ("dict", "OrderedDict")
+
+
+class Mismatch(Exception):
+    """Arguments of another structure; the message names the first path that differs."""
+
+
+@dataclass
+class MatchedArguments:
+    """A call's arguments, by position and by name, their leaves, and what stand-ins are."""
+
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    leaves: list[Any] = field(default_factory=list)
+    nodes: dict[Tree, PyTreeDef] = field(default_factory=dict)
+    classes: dict[str, type] = field(default_factory=dict)
+    objects: dict[str, object] = field(default_factory=dict)
+
+    def result(self, tree: PyTreeDef, leaves: Sequence[Any]) -> Any:
+        """Return the results as a tree, what was given in place of stand-ins.
+
+        Objects among the arguments whose new state is a result have changed.
+        """
+        made = release(self._known(jax.tree.unflatten(tree, leaves)))
+        return made.applied(self.args, self.kwargs) if isinstance(made, Changed) else made
+
+    def _known(self, value: object) -> Any:
+        return jax.tree.map(self._node, value, is_leaf=lambda each: isinstance(each, Opaque | Held))
+
+    def _node(self, value: object) -> Any:
+        if isinstance(value, Held):
+            return Held(self.objects.get(description(value.value), value.value))
+        if not isinstance(value, Opaque):
+            return value
+        _, parts, tree = one_level(value)
+        described = node(tree, ())
+        known = self.nodes.get(described) or self._of_class(described, tree)
+        return jax.tree.unflatten(known, map(self._known, parts))
+
+    def _of_class(self, described: Tree, tree: PyTreeDef) -> PyTreeDef:
+        """The structure of an Opaque node, made of its class if that and its data are known."""
+        cls = self.classes.get(described.type_name)
+        try:
+            data = ast.literal_eval(described.aux)
+        except (ValueError, SyntaxError):
+            return tree
+        if cls is None or description(data) != described.aux:
+            return tree
+        return jax.tree_util.PyTreeDef.from_node_data_and_children(
+            jax.tree_util.default_registry, (cls, data), tree.children()
+        )
+
+
+def matched(
+    tree: PyTreeDef, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> MatchedArguments:
+    """Return the match of a call's arguments with `tree`, the structure of `(args, kwargs)`.
+
+    `names` are the paths of its leaves. Raises Mismatch for arguments of another structure.
+    """
+    wanted, keywords = filled(tree, range(tree.num_leaves))
+    numbers, by_name = tree.children()
+    roots = [_root(each, names, f"args[{i}]") for i, each in enumerate(wanted)]
+    args, kwargs = _by_position(roots, args, {**kwargs}, keywords)
+    for name in (*keywords, *kwargs):
+        if name not in kwargs:
+            raise Mismatch(f"the keyword argument '{name}' is missing")
+        if name not in keywords:
+            raise Mismatch(f"it takes no keyword argument '{name}'")
+    found = MatchedArguments(args, kwargs)
+    for triple in zip(numbers.children(), wanted, args, roots, strict=True):
+        _match(found, *triple)
+    for name, part in zip(keywords, by_name.children(), strict=True):
+        _match(found, part, keywords[name], kwargs[name], name)
+    return found
+
+
+def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
+    """Return the leaves of a value of the structure `tree`; `path` is what it is called.
+
+    Raises Mismatch for a value of another structure.
+    """
+    found = MatchedArguments()
+    _match(found, tree, filled(tree, range(tree.num_leaves)), value, path)
+    return found.leaves
+
+
+def _by_position(
+    roots: Sequence[str],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    keywords: Mapping[str, object],
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return a call's arguments by position, of which some may be given by name, and the others.
+
+    `roots` are the names of those that have a position.
+    """
+    left = roots[len(args) :]
+    given = [name for name in left if name in kwargs and name not in keywords]
+    if len(args) + len(given) != len(roots):
+        arguments = "positional argument" + "s" * (len(roots) != 1)
+        missing = [name for name in left if name not in given]
+        lacks = f": {', '.join(missing)} is missing" if len(missing) == 1 else ""
+        raise Mismatch(f"it takes {len(roots)} {arguments}, not {len(args) + len(given)}{lacks}")
+    return [*args, *(kwargs.pop(name) for name in given)], kwargs
+
+
+def _root(example: object, names: Sequence[str], otherwise: str) -> str:
+    """Return what an argument is called as a whole: of `params['w']`, `params`."""
+    for path, i in jax.tree.leaves_with_path(example)[:1]:
+        rest = keystr(path)
+        if names[i].endswith(rest):
+            return names[i][: len(names[i]) - len(rest)]
+    return otherwise
+
+
+def _match(
+    found: MatchedArguments, tree: PyTreeDef, example: object, given: object, path: str
+) -> None:
+    """Match a value with the part of the structure that is at `path`; `example` is one of it."""
+    keys, parts, _ = one_level(example)
+    given_keys, given_parts, given_tree = one_level(given)
+    wanted, own = node(tree, keys), node(given_tree, given_keys)
+    if wanted.held is not None:
+        _match_held(found, wanted.held, given, path)
+        return
+    is_other = wanted.kind == own.kind == "leaf" and is_no_array(given)
+    if is_other or not _fits(wanted, own, tree, given_tree):
+        raise Mismatch(f"{path} is to be {_named(wanted)}, not {_shown(own, given)}")
+    if wanted.kind == "leaf":
+        found.leaves.append(given)
+        return
+    if wanted.kind == "custom" and wanted.type_name == own.type_name:
+        _match_data(found, wanted, own, tree, given_tree, path)
+    if (wanted.keys and own.keys) or wanted.kind in _DICTS:
+        by_key = dict(zip(given_keys, given_parts, strict=True))
+        given_parts = _by_name(wanted, keys, parts, by_key, path)
+    elif len(parts) != len(given_parts):
+        raise Mismatch(f"{path} is to have {len(parts)} entries, not {len(given_parts)}")
+    children = zip(tree.children(), parts, given_parts, map(str, keys), strict=True)
+    for part, one, other, key in children:
+        _match(found, part, one, other, path + key)
+
+
+def _fits(wanted: Tree, own: Tree, tree: PyTreeDef, given_tree: PyTreeDef) -> bool:
+    """Return whether a node can be in place of another, its children and its data aside."""
+    if wanted.kind != "custom":
+        return wanted.kind == own.kind
+    if own.kind in ("leaf", "none", "held"):
+        return False
+    return tree.node_data()[0] is Opaque or wanted.type_name == own.type_name
+
+
+def _match_held(found: MatchedArguments, wanted: Held, given: object, path: str) -> None:
+    value = given.value if isinstance(given, Held) else given
+    if wanted != Held(value):
+        raise Mismatch(
+            f"{path} is no array and so held as it is: "
+            f"it is to be {_short(wanted.value)}, not {_short(value)}"
+        )
+    if isinstance(wanted.value, StandIn):
+        found.objects[wanted.value.text] = value
+
+
+def _match_data(
+    found: MatchedArguments,
+    wanted: Tree,
+    own: Tree,
+    tree: PyTreeDef,
+    given_tree: PyTreeDef,
+    path: str,
+) -> None:
+    """Refuse a node that has other data of its own, and note what an Opaque node stands for."""
+    is_opaque = [each.node_data()[0] is Opaque for each in (tree, given_tree)]
+    data = (wanted.aux, own.aux) if any(is_opaque) else (tree.node_data(), given_tree.node_data())
+    if data[0] != data[1]:
+        raise Mismatch(
+            f"{path}, of class {wanted.type_name}, is to have the data "
+            f"{wanted.aux[:_LONGEST]}, not {own.aux[:_LONGEST]}"
+        )
+    if is_opaque == [True, False]:
+        found.nodes[wanted] = given_tree
+        found.classes[wanted.type_name] = given_tree.node_data()[0]
+
+
+def _by_name(
+    wanted: Tree, keys: Sequence[Any], parts: Sequence[Any], given: Mapping[Any, Any], path: str
+) -> list[Any]:
+    """The given children in the order of `keys`. Those that have no leaves may be left out."""
+    by_name = {_simple(key): (key, part) for key, part in given.items()}
+    children = []
+    for key, part in zip(keys, parts, strict=True):
+        if _simple(key) in by_name:
+            children.append(by_name.pop(_simple(key))[1])
+        elif wanted.kind == "custom" and not jax.tree.leaves(part):
+            children.append(part)
+        else:
+            raise Mismatch(f"{path}{key} is missing")
+    for key, _ in by_name.values():
+        raise Mismatch(f"{path}{key} is not taken")
+    return children
+
+
+def _simple(key: object) -> str:
+    return keystr((key,), simple=True)
+
+
+def _named(tree: Tree) -> str:
+    """Return a node in words, by the name of its class."""
+    if tree.kind in ("leaf", "none"):
+        return "an array" if tree.kind == "leaf" else "None"
+    name = tree.type_name.rpartition(".")[2] or tree.kind
+    return f"a{'n' * (name[0] in 'AEIOUaeiou')} {name}"
+
+
+def _shown(tree: Tree, value: object) -> str:
+    if isinstance(value, Held):
+        return _short(value.value)
+    return _short(value) if tree.kind == "leaf" and is_no_array(value) else _named(tree)
+
+
+def _short(value: object) -> str:
+    text = description(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

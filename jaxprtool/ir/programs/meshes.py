@@ -1,0 +1,77 @@
+"""The mesh that a program runs on if the types of its arguments say how they are sharded.
+
+Such types (`f32[8@data,4]`) name the axes of a mesh and their sizes, but no devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from jaxprtool.errors import BackendError
+from jaxprtool.ir.programs.program import Program
+
+
+def mesh_in_types(program: Program) -> AbstractMesh | None:
+    """The mesh that the types of a program's arguments and results are for, if there is one."""
+    meshes = (mesh_of(aval) for aval in (*program.in_avals, *program.out_avals))
+    return next((mesh for mesh in meshes if mesh is not None), None)
+
+
+def concrete_mesh(
+    program: Program, arguments: Sequence[object], device: jax.Device | None = None
+) -> Mesh | None:
+    """Return the mesh of devices to run a program on, or None if its types are for no mesh.
+
+    It is the one that is set (`jax.set_mesh`), or that an argument is on, or else one of the first
+    devices there are. Raises BackendError if there are too few.
+    """
+    wanted = mesh_in_types(program)
+    if wanted is None:
+        return None
+    known = [jax.sharding.get_mesh(), *map(mesh_of, arguments)]
+    if device is None:
+        for mesh in known:
+            if isinstance(mesh, Mesh) and not mesh.empty and _alike(mesh.abstract_mesh, wanted):
+                return mesh
+    devices = jax.devices(None if device is None else device.platform)
+    count = math.prod(wanted.axis_sizes)
+    if len(devices) < count:
+        axes = ", ".join(f"{name}={size}" for name, size in wanted.shape.items())
+        platform = devices[0].platform
+        raise BackendError(
+            f"{program.name} runs on a mesh of {count} devices ({axes}), and backend "
+            f"'{platform}' has {len(devices)}",
+            f"JAX_NUM_CPU_DEVICES={count} makes {count} devices of one CPU"
+            if platform == "cpu"
+            else None,
+        )
+    chosen = np.array(devices[:count]).reshape(wanted.axis_sizes)
+    return Mesh(chosen, wanted.axis_names, axis_types=wanted.axis_types)
+
+
+def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
+    """The arguments on the devices of a mesh, as their types say; what is there already stays."""
+    return [
+        value
+        if mesh_of(aval) is None or mesh_of(value) == mesh
+        else jax.device_put(value, NamedSharding(mesh, aval.sharding.spec))
+        for value, aval in zip(arguments, program.in_avals, strict=True)
+    ]
+
+
+def mesh_of(value: object) -> Any:
+    """Return the mesh that an array or a type of one is on; None if it is on none."""
+    mesh = getattr(getattr(value, "sharding", None), "mesh", None)
+    return None if mesh is None or mesh.empty else mesh
+
+
+def _alike(a: AbstractMesh, b: AbstractMesh) -> bool:
+    parts = attrgetter("axis_names", "axis_sizes", "axis_types")
+    return bool(parts(a) == parts(b))

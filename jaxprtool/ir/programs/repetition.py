@@ -1,0 +1,302 @@
+"""What a program repeats: the shared bodies that it calls again and again, and what is left.
+
+A repeated body is the jaxpr of `jit` equations that is called more than once and that bears the
+mark of the pass `outline`, or was made by it. Equations are counted at every depth, those in the
+body of a loop once, as `stats` does. A program has as many as if each copy stood in its place. XLA
+compiles as many as there are if the body of marked calls counts once; it inlines other calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.equations import bodies, equations
+from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
+from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import Frames, Root, frames_now
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat.places import UserFrame
+
+
+@document(without=("file",), names={"path": "file"}, also=("path",))
+@dataclass(frozen=True)
+class SourceRange:
+    """Lines of a source file.
+
+    Attributes:
+        file: The file.
+        first: The first line, from 1.
+        last: The last line.
+    """
+
+    file: str
+    first: int
+    last: int
+
+    @property
+    def path(self) -> str:
+        """The path of the file: from the user's folder, or from a library's package on."""
+        return frames_now().path(self.file)
+
+
+@dataclass(frozen=True)
+class RepeatedBody:
+    """A body that a program calls more than once, where the program or another body calls it.
+
+    Attributes:
+        name: The name of its calls.
+        copies: How often it is called from there, by all copies of the caller.
+        equations: How many equations a copy has, those of the bodies that it calls included.
+        share: The part of the program's equations that these copies are.
+        source: The lines that its equations come from, if these are known.
+        bodies: The bodies that it calls, which are told where the body stands first.
+    """
+
+    name: str
+    copies: int
+    equations: int
+    share: float
+    source: SourceRange | None
+    bodies: tuple[RepeatedBody, ...]
+
+
+@dataclass(frozen=True)
+class TemporaryMemory:
+    """The estimated temporary memory of an outlined program.
+
+    Attributes:
+        as_traced: The bytes that it would need if XLA inlined the calls.
+        outlined: The bytes that it needs.
+    """
+
+    as_traced: int
+    outlined: int
+
+    @property
+    def is_much(self) -> bool:
+        """True if outlining costs so much more memory that a warning is due."""
+        more = self.outlined - self.as_traced
+        return more > MUCH_MORE * self.as_traced and more > MUCH
+
+
+#: A warning is due if outlining adds more than this fraction of the memory, and this many bytes.
+MUCH_MORE, MUCH = 0.5, 2**20
+
+#: A line names so many bodies.
+_MOST_NAMED = 3
+
+
+@document(without=("roots",))
+@dataclass(frozen=True)
+class Repetition:
+    """What a program repeats.
+
+    Attributes:
+        name: The program's name.
+        equations: How many equations there are if each copy stands in its place.
+        compiled: How many XLA compiles, calls included.
+        rest: How many are in no repeated body.
+        bodies: The repeated bodies that the program calls, the largest part of it first.
+        small: What repeats where there are none of these, and would gain too little to be outlined.
+        memory: The temporary memory that the calls cost, if it has been estimated.
+        roots: The folders of the user's files, as the program has them.
+        left_to_partitioner: Arguments, results and equations with a sharding over several devices,
+            whose arrays are counted whole.
+    """
+
+    name: str
+    equations: int
+    compiled: int
+    rest: int
+    bodies: tuple[RepeatedBody, ...]
+    small: tuple[RepeatedBody, ...] = ()
+    memory: TemporaryMemory | None = None
+    roots: tuple[Root, ...] = ()
+    left_to_partitioner: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """What the program repeats in one line, with the largest of the repeated bodies."""
+        if not self.bodies:
+            return f"nothing is outlined in {self.name}"
+        names = [f"{body.name} {body.copies} times" for body in self.bodies]
+        shown = ", ".join([*names[:_MOST_NAMED], *["…"][: len(names) > _MOST_NAMED]])
+        counts = f"{self.compiled:,} of {self.equations:,} equations to compile"
+        return f"{self.name} has {shown}: {counts}"
+
+
+def repetition(program: Program, before: Program) -> Repetition:
+    """Return what a program repeats.
+
+    Args:
+        program: The program after the pass `outline`.
+        before: The program that the pass was given. Bodies that it had already and whose calls are
+            not marked are no repetition, as XLA inlines them.
+    """
+    top, old, frames = top_jaxpr(program), top_jaxpr(before), frames_now(program.roots)
+    known = {old, *(body for eqn in equations(old) for _, body in bodies(eqn))}
+    graph = _CallGraph(top, known, frozenset(), frames)
+    once = {body for body, copies in graph.copies.items() if copies == 1}
+    found = _CallGraph(top, known, once, frames).repetition(program.name)
+    left = left_to_partitioner(before)
+    return replace(found, roots=program.roots, left_to_partitioner=left)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a jaxpr has outside of repeated bodies: how many equations, and calls of which."""
+
+    size: int
+    calls: Counter[Jaxpr]
+
+    @property
+    def rest(self) -> int:
+        """The equations that are no such calls."""
+        return self.size - self.calls.total()
+
+
+class _CallGraph:
+    """The repeated bodies of a program, and which of them calls which.
+
+    Args:
+        top: The program's open jaxpr.
+        known: Jaxprs that are repeated bodies only if their calls are marked.
+        single: Jaxprs that are none.
+        frames: Tells whose the files of equations are.
+    """
+
+    def __init__(self, top: Jaxpr, known: Set[Jaxpr], single: Set[Jaxpr], frames: Frames) -> None:
+        self._frames = frames
+        self._top, self._known, self._single = top, known, single
+        #: A call of each repeated body.
+        self._bodies: dict[Jaxpr, JaxprEqn] = {}
+        self._parts: dict[Jaxpr, _Part] = {}
+        self._part(top)
+        self._callers: dict[Jaxpr, list[Jaxpr]] = {body: [] for body in self._bodies}
+        for caller in (top, *self._bodies):
+            for body in self._parts[caller].calls:
+                self._callers[body].append(caller)
+        #: How often the program and each body are called.
+        self.copies = {top: 1}
+        for body in self._bodies:
+            self._count(body)
+
+    def repetition(self, name: str) -> Repetition:
+        """Return what the program repeats."""
+        compiled = self._parts[self._top].size
+        for body, call in self._bodies.items():
+            part = self._parts[body]
+            marked = jaxcompat.mark_of(call) != "plain"
+            compiled += part.size if marked else self.copies[body] * (part.size - 1)
+        top = self._parts[self._top]
+        rows = self._rows(self._top, 1, set())
+        return Repetition(name, self._size(self._top), compiled, top.rest, rows)
+
+    def _rows(self, caller: Jaxpr, times: int, shown: set[Jaxpr]) -> tuple[RepeatedBody, ...]:
+        """Return what a body calls that is called so often; bodies in `shown` are not opened."""
+        calls = self._parts[caller].calls
+        rows = []
+        for body in sorted(calls, key=lambda body: -calls[body] * self._size(body)):
+            opened = body not in shown
+            shown.add(body)
+            copies, size = times * calls[body], self._size(body)
+            rows.append(
+                RepeatedBody(
+                    self._bodies[body].params["name"],
+                    copies,
+                    size,
+                    copies * size / self._size(self._top),
+                    source_range(equations(body), self._frames),
+                    self._rows(body, copies, shown) if opened else (),
+                )
+            )
+        return tuple(rows)
+
+    def _part(self, jaxpr: Jaxpr) -> _Part:
+        """Return the part of a jaxpr, and find the repeated bodies in it."""
+        if jaxpr not in self._parts:
+            size, calls = len(jaxpr.eqns), Counter[Jaxpr]()
+            for eqn in jaxpr.eqns:
+                for _, body in bodies(eqn):
+                    part = self._part(body)
+                    if self._repeats(eqn, body):
+                        self._bodies.setdefault(body, eqn)
+                        calls[body] += 1
+                    else:
+                        size += part.size
+                        calls.update(part.calls)
+            self._parts[jaxpr] = _Part(size, calls)
+        return self._parts[jaxpr]
+
+    def _repeats(self, eqn: JaxprEqn, body: Jaxpr) -> bool:
+        marked = jaxcompat.mark_of(eqn) != "plain"
+        new = eqn.primitive.name == "jit" and body not in self._known
+        return (marked or new) and body not in self._single
+
+    def _count(self, body: Jaxpr) -> int:
+        if body not in self.copies:
+            callers = self._callers[body]
+            self.copies[body] = sum(self._count(c) * self._parts[c].calls[body] for c in callers)
+        return self.copies[body]
+
+    @cached_method
+    def _size(self, body: Jaxpr) -> int:
+        """Return how many equations a body has if each copy stands in its place."""
+        part = self._parts[body]
+        return part.rest + sum(n * self._size(inner) for inner, n in part.calls.items())
+
+
+# --- source lines -----------------------------------------------------------------------------
+
+#: The share of equations that have to come from one line for the function behind it to be theirs.
+_MOST = 0.9
+
+
+def source_range(eqns: Iterable[JaxprEqn], reader: Frames) -> SourceRange | None:
+    """Return the lines of the function that equations have in common; None if it is unknown.
+
+    That is the first one, from the outside, on whose lines they part: not the loop that calls a
+    layer, and not the library behind it, but the layer. If they part into several functions, it is
+    the line that calls these; where no callers are known, it is the file that most come from.
+    Frames of libraries count only where there are no others.
+    """
+    every = [frames[::-1] for eqn in eqns if (frames := reader.of(eqn))]
+    stacks = [own for stack in every if (own := [f for f in stack if reader.is_users(f.file)])]
+    stacks = stacks or every
+    if not stacks:
+        return None
+    least = _MOST * len(stacks)
+    found: list[UserFrame] = []
+    for level in itertools.count():
+        stacks = [stack for stack in stacks if len(stack) > level]
+        frames = [stack[level] for stack in stacks]
+        if len(frames) < least or (found and _most(frames, _function)[1] < least):
+            break
+        place, count = _most(frames, _line)
+        if count < least:
+            found = frames
+            break
+        stacks = [stack for stack in stacks if _line(stack[level]) == place]
+        found = [stack[level] for stack in stacks]
+    file, _ = _most(found, _file)
+    lines = [frame.line for frame in found if frame.file == file]
+    return SourceRange(file, min(lines), max(lines))
+
+
+def _most(frames: Iterable[UserFrame], key: Callable[[UserFrame], Any]) -> tuple[Any, int]:
+    """Return what most frames have, and how many."""
+    return Counter(map(key, frames)).most_common(1)[0]
+
+
+_file = attrgetter("file")
+_line = attrgetter("file", "line")
+_function = attrgetter("file", "function")

@@ -1,0 +1,318 @@
+"""Tree structures as plain data, to write down, to compare, and to make again.
+
+JAX's `PyTreeDef` holds the Python types of its nodes. A program that is read from a file may have
+had nodes of a type that this process does not know; in its place stands an `Opaque` node, which
+has the same children under the same keys and remembers the type's name.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import is_
+from typing import Any
+
+import jax
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
+
+from jaxprtool.ir.programs.held import Held, StandIn, description
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree structure: "leaf", "none", "tuple", "list", "dict", "OrderedDict", "held", "custom".
+
+    `keys` are those of a dict, one for each child. Of a custom node, they are its children's keys
+    as JAX prints them (`.weight`), if it has any; `type_name` is the qualified name of its type and
+    `aux` a description of its own data. `held` is the leaf that a "held" node holds.
+    """
+
+    kind: str
+    children: tuple[Tree, ...] = ()
+    keys: tuple[Any, ...] = ()
+    type_name: str = ""
+    aux: str = ""
+    held: Held | None = None
+
+
+LEAF, NONE = Tree("leaf"), Tree("none")
+
+#: Classes of our own whose nodes are described as tuples of their children.
+DESCRIBED_AS_TUPLES: set[type] = set()
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A node in place of one whose type is not at hand. `keys` are as in `Tree`."""
+
+    type_name: str
+    aux: str
+    keys: tuple[str, ...]
+    children: tuple[object, ...]
+
+    def entries(self) -> Iterator[Any]:
+        """Return the keys of the children as JAX has them."""
+        if self.keys:
+            return map(_key, self.keys)
+        return map(FlattenedIndexKey, range(len(self.children)))
+
+
+jax.tree_util.register_pytree_with_keys(
+    Opaque,
+    lambda node: (zip(node.entries(), node.children, strict=True), _own(node)),
+    lambda own, children: Opaque(own[0], own[1], own[2], tuple(children)),
+    lambda node: (node.children, _own(node)),
+)
+
+
+def _own(node: Opaque) -> tuple[str, str, tuple[str, ...]]:
+    return node.type_name, node.aux, node.keys
+
+
+def _key(text: str) -> Any:
+    """Return the key that JAX prints as `text`; one of a class of its own is known by that text."""
+    if text.startswith(".") and text[1:].isidentifier():
+        return GetAttrKey(text[1:])
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            value = ast.literal_eval(text[1:-1])
+        except (ValueError, SyntaxError, RecursionError):
+            return StandIn(text)
+        key = SequenceKey(value) if type(value) is int else DictKey(value)
+        return key if str(key) == text else StandIn(text)
+    return StandIn(text)
+
+
+def one_level(node: object) -> tuple[list[Any], list[Any], PyTreeDef]:
+    """The keys and the children of a node, and the structure in which each child is a leaf."""
+    pairs, tree = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda each: each is not node)
+    return [path[0] for path, _ in pairs if path], [child for _, child in pairs], tree
+
+
+# --- trees with other leaves than their owners have -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A node in place of one whose class does not take the children at hand.
+
+    A class may check its children when it is made, and take arrays alone.
+
+    Attributes:
+        owner: The class.
+        data: The node's own data.
+        keys: The keys of its children as JAX has them.
+        children: Its children.
+    """
+
+    owner: type
+    data: Any
+    keys: tuple[Any, ...]
+    children: tuple[object, ...]
+
+
+jax.tree_util.register_pytree_with_keys(
+    Shell,
+    lambda node: (zip(node.keys, node.children, strict=True), (node.owner, node.data, node.keys)),
+    lambda own, children: Shell(own[0], own[1], own[2], tuple(children)),
+    lambda node: (node.children, (node.owner, node.data, node.keys)),
+)
+
+
+def filled(tree: PyTreeDef, leaves: Iterable[Any]) -> Any:
+    """Return a tree of a structure, with leaves that stand for its own: positions, types, marks.
+
+    A node is a `Shell` if its class refuses or converts them. `structure` is the inverse.
+    """
+    leaves = list(leaves)
+    made, is_made = _unflattened(tree, leaves)
+    return made if is_made else _filled(tree, iter(leaves))
+
+
+def _filled(tree: PyTreeDef, leaves: Iterator[Any]) -> Any:
+    own = tree.node_data()
+    if own is None:
+        return next(leaves)
+    children = [_filled(child, leaves) for child in tree.children()]
+    cls, data = own
+    if issubclass(cls, tuple) and cls is not tuple:  # a named tuple, whose class may check
+        return tuple.__new__(cls, children)
+    made, is_made = _unflattened(_rooted(cls, data, [_LEAF] * len(children)), children)
+    return made if is_made else Shell(cls, data, _keys(cls, len(children)), tuple(children))
+
+
+def _unflattened(tree: PyTreeDef, leaves: Sequence[Any]) -> tuple[Any, bool]:
+    """Return a tree, and whether it could be made, has kept its leaves and can be taken apart."""
+    try:
+        made = jax.tree.unflatten(tree, leaves)
+    except Exception:  # the constructor is the user's, and may raise anything
+        return None, False
+    try:
+        kept = tree.flatten_up_to(made)
+    except Exception:  # as of a node whose data are not equal to themselves
+        return made, _flattens(made)
+    return made, all(map(is_, kept, leaves))
+
+
+def _flattens(node: object) -> bool:
+    """Whether the classes of a tree take its nodes apart: they, too, may check their children."""
+    try:
+        jax.tree.structure(node)
+    except Exception:  # a class of the user's may raise anything
+        return False
+    return True
+
+
+def _rooted(cls: type, data: object, children: Sequence[PyTreeDef]) -> PyTreeDef:
+    return PyTreeDef.from_node_data_and_children(
+        jax.tree_util.default_registry, (cls, data), children
+    )
+
+
+_LEAF = jax.tree.structure(0)
+
+
+def _keys(cls: type, count: int) -> tuple[Any, ...]:
+    """The keys of children of a class: of a dataclass its fields, found without its constructor."""
+    unknown = tuple(map(FlattenedIndexKey, range(count)))
+    if not dataclasses.is_dataclass(cls):
+        return unknown
+    node, children = object.__new__(cls), [object() for _ in range(count)]
+    fields = dataclasses.fields(cls)
+    given = iter(children)
+    for each in fields:
+        said = each.metadata
+        is_data = not said.get("static", False) and said.get("pytree_node", True)
+        object.__setattr__(node, each.name, next(given, None) if is_data else None)
+    try:
+        keys, parts, _ = one_level(node)
+    except Exception:  # as of a class that flattens other attributes than its fields
+        return unknown
+    return tuple(keys) if len(parts) == count and all(map(is_, parts, children)) else unknown
+
+
+def structure(value: object) -> PyTreeDef:
+    """Return the structure of a tree, with the owner of each `Shell` in it."""
+    return _owned(jax.tree.structure(value))
+
+
+def _owned(tree: PyTreeDef) -> PyTreeDef:
+    own = tree.node_data()
+    if own is None:
+        return tree
+    old = tree.children()
+    children = list(map(_owned, old))
+    cls, data = own if own[0] is not Shell else own[1][:2]
+    if own[0] is not Shell and all(map(is_, old, children)):
+        return tree
+    return _rooted(cls, data, children)
+
+
+# --- descriptions ---------------------------------------------------------------------------------
+
+
+def describe(tree: PyTreeDef) -> Tree:
+    """Return the plain description of a `PyTreeDef`."""
+    return _described(tree, filled(tree, range(tree.num_leaves)))
+
+
+def _described(tree: PyTreeDef, example: object) -> Tree:
+    if tree.node_data() is None:
+        return LEAF
+    keys, parts, _ = one_level(example)
+    children = tuple(map(_described, tree.children(), parts))
+    return node(tree, keys, children)
+
+
+def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = ()) -> Tree:
+    """Return the description of the root of a `PyTreeDef`, whose children bear these keys."""
+    if tree.node_data() is None:
+        return LEAF
+    kind, data = tree.node_data()
+    if kind is Shell:
+        kind, data = data[:2]
+    if kind is type(None):
+        return NONE
+    if kind is Held:
+        return Tree("held", held=data)
+    if kind in DESCRIBED_AS_TUPLES:
+        return Tree("tuple", children)
+    if kind in (tuple, list):
+        return Tree(kind.__name__, children)
+    if kind in (dict, OrderedDict) and all(map(_is_literal, data)):
+        return Tree(kind.__name__, children, keys=tuple(data))
+    if kind is Opaque:
+        return Tree("custom", children, type_name=data[0], aux=data[1], keys=data[2])
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    aux = "" if data is None else description(data)
+    return Tree("custom", children, type_name=name, aux=aux, keys=_key_texts(keys))
+
+
+def _key_texts(keys: Sequence[object]) -> tuple[str, ...]:
+    """How keys are printed; none if they are mere positions, or do not tell children apart."""
+    texts = tuple(map(str, keys))
+    told_apart = len(set(texts)) == len(texts)
+    return texts if told_apart and not any(type(k) is FlattenedIndexKey for k in keys) else ()
+
+
+def build(tree: Tree) -> PyTreeDef:
+    """Return the `PyTreeDef` of a description; custom nodes are `Opaque`."""
+    return jax.tree.structure(_example(tree))
+
+
+def same_tree(a: PyTreeDef, b: PyTreeDef) -> bool:
+    """Return whether two `PyTreeDef`s are the same, an `Opaque` node being what it stands for.
+
+    One that was written without its children's keys is what it stands for, too.
+    """
+    return a == b or _alike(describe(a), describe(b))
+
+
+def _alike(a: Tree, b: Tree) -> bool:
+    if a.kind == "custom" and not (a.keys and b.keys):
+        a, b = replace(a, keys=()), replace(b, keys=())
+    own = [replace(tree, children=()) for tree in (a, b)]
+    return (
+        own[0] == own[1]
+        and len(a.children) == len(b.children)
+        and all(map(_alike, a.children, b.children))
+    )
+
+
+def leaf_paths(tree: PyTreeDef) -> list[str]:
+    """Return the way down to each leaf of a `PyTreeDef`, as `first/w`."""
+    leaves = jax.tree.leaves_with_path(filled(tree, range(tree.num_leaves)))
+    return [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
+
+
+def _example(tree: Tree) -> Any:
+    children = tuple(map(_example, tree.children))
+    match tree.kind:
+        case "leaf":
+            return 0
+        case "none":
+            return None
+        case "held":
+            return tree.held
+        case "tuple":
+            return children
+        case "list":
+            return list(children)
+        case "dict":
+            return dict(zip(tree.keys, children, strict=True))
+        case "OrderedDict":
+            return OrderedDict(zip(tree.keys, children, strict=True))
+        case "custom":
+            return Opaque(tree.type_name, tree.aux, tree.keys, children)
+    raise ValueError(f"no kind of tree node: {tree.kind}")
+
+
+def _is_literal(key: object) -> bool:
+    """Return whether a dict's key can be written down and read as a Python literal."""
+    try:
+        return bool(ast.literal_eval(repr(key)) == key)
+    except (ValueError, SyntaxError, RecursionError):
+        return False

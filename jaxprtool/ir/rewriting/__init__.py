@@ -1,0 +1,1 @@
+"""Rewriting jaxprs: equations, constants, custom derivative rules, callbacks."""

@@ -1,0 +1,351 @@
+"""The rules of custom_jvp and custom_vjp calls as jaxprs, and calls made from such jaxprs.
+
+JAX keeps these rules as Python closures. Here each is traced to a jaxpr, with all of the call's
+differentiable operands perturbed, and a jaxpr becomes a rule that JAX can call.
+
+A rule that was defined with `symbolic_zeros=True` is traced without any: its derivatives are the
+same. Where it refuses to differentiate by some of its operands, it is traced for the others
+alone.
+
+A rule may hold calls that have rules, and so on without end. Whoever follows rules into their
+jaxprs does so in `rules_followed`, which ends that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError, UserFunctionError, described
+from jaxprtool.ir.core.equations import equations, named
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.rewriting.array_literals import as_constants
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Params, VJPRule
+
+R = TypeVar("R")
+
+
+class RuleRaised(UserFunctionError):
+    """A custom rule that does nothing but raise was followed; `raised` is what it raises."""
+
+    def __init__(self, rule: str, raised: str):
+        super().__init__(f"the rule {rule} raised {raised}")
+        self.raised = raised
+
+
+#: The rule of a custom_jvp call, or the two of a custom_vjp call.
+CustomRule: TypeAlias = JVPRule | VJPRule
+
+#: For each primitive of custom calls the parameters that hold its live rules.
+_LIVE = {"custom_jvp_call": ("jvp_jaxpr_fun",), "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd")}
+
+
+def has_rule(eqn: JaxprEqn) -> bool:
+    """Return True for a custom_jvp or custom_vjp call."""
+    return eqn.primitive.name in _LIVE
+
+
+def custom_rule(eqn: JaxprEqn) -> CustomRule:
+    """Return the rule of a custom call of either kind; see `jvp_rule` and `vjp_rule`."""
+    return vjp_rule(eqn) if eqn.primitive.name == "custom_vjp_call" else jvp_rule(eqn)
+
+
+def rule_jaxprs(rule: CustomRule) -> dict[str, ClosedJaxpr]:
+    """Return the jaxprs of a rule, by field; one that only raises has none."""
+    fields = ("fwd", "bwd") if isinstance(rule, VJPRule) else ("jaxpr",)
+    return {name: held for name in fields if (held := getattr(rule, name)) is not None}
+
+
+def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> CustomRule:
+    """Return a rule with a function applied to its jaxprs; the same object if none changes."""
+    changes = {
+        name: new for name, old in rule_jaxprs(rule).items() if (new := function(old)) is not old
+    }
+    return replace(rule, **changes) if changes else rule
+
+
+def jvp_rule(eqn: JaxprEqn) -> JVPRule:
+    """Return the rule of a custom_jvp call.
+
+    Raises UnsupportedError if the rule raises, and JAX would have told it of symbolic zeros: it
+    might not raise for others of these.
+    """
+    return _followed(eqn, _jvp_rule)
+
+
+def _jvp_rule(eqn: JaxprEqn) -> JVPRule:
+    try:
+        return _traced(jaxcompat.custom_jvp_rule, eqn)
+    except Exception as error:  # the rule is the user's, and may raise anything
+        if eqn.params["symbolic_zeros"]:
+            raise unsupported(eqn, error) from error
+        name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
+        zeros, everything = (False,) * len(eqn.outvars), (True,) * _num_primals(eqn)
+        raised = error.raised if isinstance(error, RuleRaised) else described(error)
+        return JVPRule(name, None, zeros, everything, raised)
+
+
+def vjp_rule(eqn: JaxprEqn) -> VJPRule:
+    """Return the rules of a custom_vjp call.
+
+    Raises UnsupportedError if one of them raises when it is traced, or is more than a function
+    from residuals and cotangents to cotangents.
+    """
+    return _followed(eqn, _vjp_rule)
+
+
+def _vjp_rule(eqn: JaxprEqn) -> VJPRule:
+    if not eqn.outvars:
+        return _rule_without_results(eqn)
+    try:
+        return _traced(jaxcompat.custom_vjp_rule, eqn)
+    except Exception as error:
+        raise unsupported(eqn, error) from error
+
+
+def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
+    """Return the rule of what JAX leaves where it splits a call and one part has nothing to do.
+
+    The rules that it holds are those of the whole call.
+    """
+    primals = [v.aval for v in eqn.invars[eqn.params["num_consts"] :]]
+    forward = jax.make_jaxpr(lambda *_: ())(*primals)
+    backward = jax.make_jaxpr(lambda: ())()
+    each = (True,) * len(primals)
+    return VJPRule("fwd", "bwd", forward, backward, (), each, each)
+
+
+@contextmanager
+def rules_followed() -> Iterator[None]:
+    """In here, trace each rule once, and refuse rules that lead to others without end.
+
+    `jvp_rule` and `vjp_rule` then raise UnsupportedError, which names the program's own call.
+    """
+    if _rules.get() is not None:
+        yield
+        return
+    token = _rules.set(_Rules())
+    try:
+        yield
+    finally:
+        _rules.reset(token)
+
+
+#: What to write where a rule cannot be: a gradient has applied it, and needs it no longer.
+_WITHOUT_RULES = (
+    "the pass inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules; for a gradient by "
+    "them run grad before it"
+)
+
+#: How many rules may be within one another; how many may be within three others, and of how many
+#: equations altogether. Rules that have an end have it soon, or call few others.
+MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
+
+
+@dataclass
+class _Rules:
+    """The rules that have been traced, and where the calls in them come from.
+
+    `origins` has, by `_origin_key`, how many rules such a call is within, and the program's own
+    call, or the first further in that has a source line.
+    """
+
+    traced: dict[Hashable, Any] = field(default_factory=dict)
+    origins: dict[Hashable, tuple[int, JaxprEqn]] = field(default_factory=dict)
+    count: int = 0
+    equations: int = 0
+
+    def rule(self, eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
+        key = rule_key(eqn)
+        if key not in self.traced:
+            within, origin = self.origins.setdefault(_origin_key(eqn), (0, eqn))
+            if within == MOST_WITHIN or self.count > MOST_RULES or self.equations > MOST_EQUATIONS:
+                raise UnsupportedError(
+                    f"the rule of the {named(origin)} cannot be followed: it calls functions with "
+                    "rules that call others, without end",
+                    hint=_WITHOUT_RULES,
+                )
+            self.traced[key] = found = trace(eqn)
+            self._note(found, within, origin)
+        return self.traced[key]
+
+    def _note(self, found: Any, within: int, origin: JaxprEqn) -> None:
+        held = map(jaxcompat.open_jaxpr, rule_jaxprs(found).values())
+        inside = [eqn for jaxpr in held for eqn in equations(jaxpr)]
+        if within >= 3:
+            self.count += 1
+            self.equations += len(inside)
+        for eqn in inside:
+            if traits(eqn).custom_derivative:
+                source = origin if jaxcompat.user_frame(origin) else eqn
+                self.origins.setdefault(_origin_key(eqn), (within + 1, source))
+
+
+def _origin_key(eqn: JaxprEqn) -> Hashable:
+    """The `rule_key`; for an operation with rules of its own, and a call made of it, its own key.
+
+    A rule holds such an operation, and the call that is made of it (`ir.high`) is what is followed.
+    """
+    if eqn.primitive.name == jaxcompat.CALL_HIGH:
+        return jaxcompat.high_key(eqn)
+    return getattr(_made_from(eqn), "key", None) or rule_key(eqn)
+
+
+_rules: ContextVar[_Rules | None] = ContextVar("rules", default=None)
+
+
+def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
+    made_from = _made_from(eqn)
+
+    def traced(eqn: JaxprEqn) -> Any:
+        # Arrays in the jaxprs of a rule are no literals.
+        return map_rule(as_constants, trace(eqn) if made_from is None else made_from())
+
+    rules = _rules.get()
+    return traced(eqn) if rules is None else rules.rule(eqn, traced)
+
+
+def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
+    """Return what `trace` makes of a rule, for the operands that it may be differentiated by.
+
+    Raises what the rule raises if it is differentiated by all of its operands, unless it takes
+    symbolic zeros and does not raise if they are in place of some tangents.
+    """
+    count = _num_primals(eqn)
+    try:
+        return trace(eqn, (True,) * count)
+    except Exception:
+        if not eqn.params["symbolic_zeros"]:
+            raise
+        working = set(_working(trace, eqn, range(count)))
+        return trace(eqn, tuple(i in working for i in range(count)))
+
+
+def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> Iterator[int]:
+    """Yield those operands that a rule does not raise for, of several that it raises for.
+
+    They are tried by halves: most rules refuse few of their operands, if any, and a rule may take
+    long to trace.
+    """
+    middle = len(operands) // 2
+    for half in (operands[:middle], operands[middle:]) if middle else ():
+        try:
+            trace(eqn, tuple(i in half for i in range(_num_primals(eqn))))
+        except Exception:  # the rule is the user's, and may raise anything
+            yield from _working(trace, eqn, half)
+        else:
+            yield from half
+
+
+def _num_primals(eqn: JaxprEqn) -> int:
+    return len(eqn.invars) - eqn.params["num_consts"]
+
+
+def rule_key(eqn: JaxprEqn) -> Hashable:
+    """A key that two custom calls have in common if they follow the same rules at the same types.
+
+    A rule's own jaxpr often holds the call that the rule belongs to, since rules like to call
+    their function; that inner call has the key of the outer one. Whoever follows rules into their
+    jaxprs stops at a key that it has seen.
+    """
+    params = eqn.params
+    live = [params[name] for name in _LIVE[eqn.primitive.name]]
+    primals = tuple(v.aval for v in eqn.invars[params["num_consts"] :])
+    results = tuple(v.aval for v in eqn.outvars)
+    return primals, results, params["symbolic_zeros"], *map(jaxcompat.live_key, live)
+
+
+def following(
+    eqn: JaxprEqn,
+    call_jaxpr: ClosedJaxpr,
+    rule: Callable[[], Any],
+    num_consts: int = 0,
+    symbolic_zeros: bool = False,
+) -> Params:
+    """The parameters of a custom call of the kind of another, whose rules have the same names.
+
+    See `jvp_params` and `vjp_params`.
+    """
+    names = [eqn.params[k].debug_info.func_name for k in _LIVE[eqn.primitive.name]]
+    rest = rule, num_consts, symbolic_zeros
+    if len(names) == 1:
+        return jvp_params(call_jaxpr, names[0], *rest)
+    return vjp_params(call_jaxpr, (names[0], names[1]), *rest)
+
+
+def jvp_params(
+    call_jaxpr: ClosedJaxpr,
+    name: str,
+    rule: Callable[[], JVPRule],
+    num_consts: int = 0,
+    symbolic_zeros: bool = False,
+) -> Params:
+    """Return the parameters of a custom_jvp call of the closed jaxpr `call_jaxpr`.
+
+    `rule()` is called when the call is differentiated, so that a rule may hold calls that follow
+    it. Calls that are given the same `rule` have one `rule_key`, at the same types.
+    """
+    # Not the jaxpr: what this closes over is part of the `rule_key`.
+    function = jaxcompat.open_jaxpr(call_jaxpr).debug_info.func_name
+
+    def made(perturbed: Sequence[bool]) -> JVPRule:
+        found = rule()
+        if found.raises is not None:
+            raise RuleRaised(f"{found.name} of {function}", found.raises)
+        _require(perturbed, found.perturbed, found.name)
+        return found
+
+    own = jaxcompat.custom_jvp_rule_param(name, made)
+    return _params(call_jaxpr, num_consts, symbolic_zeros, rule, own)
+
+
+def vjp_params(
+    call_jaxpr: ClosedJaxpr,
+    names: tuple[str, str],
+    rule: Callable[[], VJPRule],
+    num_consts: int = 0,
+    symbolic_zeros: bool = False,
+) -> Params:
+    """The parameters of a custom_vjp call, whose rules have these names; see `jvp_params`."""
+
+    def made(perturbed: Sequence[bool]) -> VJPRule:
+        found = rule()
+        _require(perturbed, found.perturbed, found.fwd_name)
+        return found
+
+    primals = [v.aval for v in call_jaxpr.invars[num_consts:]]
+    own = jaxcompat.custom_vjp_rule_params(names, made, primals, num_consts)
+    return _params(call_jaxpr, num_consts, symbolic_zeros, rule, own)
+
+
+def _params(
+    call_jaxpr: ClosedJaxpr, num_consts: int, symbolic_zeros: bool, rule: Any, own: dict[str, Any]
+) -> Params:
+    params = {"call_jaxpr": call_jaxpr, "num_consts": num_consts, "symbolic_zeros": symbolic_zeros}
+    params |= own
+    jaxcompat.live_function(params).made_from = rule
+    return params
+
+
+def _made_from(eqn: JaxprEqn) -> Any:
+    """What gives the rule that a call was made to follow, above; None if JAX made the call."""
+    return getattr(jaxcompat.live_function(eqn.params), "made_from", None)
+
+
+def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> None:
+    """Refuse to differentiate by an operand that a rule could not be traced for."""
+    for i, (asked, may) in enumerate(zip(wanted, perturbed, strict=False)):
+        if asked and not may:
+            raise UserFunctionError(f"the rule {name} does not differentiate by operand {i}")
+
+
+def unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
+    """Return the error for a rule that raises `error` when it is traced."""
+    message = f"the rule of the {named(eqn)} cannot be written as a jaxpr: {described(error)}"
+    return UnsupportedError(message, _WITHOUT_RULES)

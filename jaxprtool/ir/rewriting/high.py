@@ -1,0 +1,84 @@
+"""Equations of `call_hi_primitive` as equations of older primitives, which files and Python have.
+
+Such an equation holds a live object: what it computes, and rules of its own for derivatives and
+batching. As a call with a custom derivative it computes the same, and has the same derivatives;
+batched, it is what its body is batched to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend.core import primitives
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError, described
+from jaxprtool.ir.core.equations import named
+from jaxprtool.ir.core.structured import High, call
+from jaxprtool.ir.rewriting.custom_rules import jvp_params, unsupported, vjp_params
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Var
+
+
+def classic(eqn: JaxprEqn) -> JaxprEqn:
+    """An equation that computes what a `call_hi_primitive` does, and is differentiated alike.
+
+    Raises UnsupportedError if JAX cannot expand the equation, or its rules are more than functions
+    of arrays. The rules are traced when they are asked for.
+    """
+    older = jaxcompat.older_form(eqn)
+    if older is not None:
+        return older
+    high = High.of(eqn)
+    if high is None:
+        kind = type(eqn.params["_prim"]).__name__
+        raise UnsupportedError(f"the {named(eqn)}, a {kind}, has no form of plain arrays")
+    body = _without_constants(high)
+    debug = body.debug_info._replace(func_src_info=jaxcompat.high_name(eqn))
+    body = jaxcompat.replace_jaxpr(body, debug_info=debug)
+    derivative = jaxcompat.high_derivative(eqn)
+    if derivative == "body":
+        return call(body, eqn.invars, eqn.outvars, eqn)
+    rule = _Rule(derivative, jaxcompat.high_key(eqn), eqn)
+    if derivative == "jvp":
+        # It is told of zero tangents, and gives some.
+        params = jvp_params(body, f"{rule.name}_jvp", rule, symbolic_zeros=True)
+        return eqn.replace(primitive=primitives.custom_jvp_call_p, params=params)
+    params = vjp_params(body, (f"{rule.name}_fwd", f"{rule.name}_bwd"), rule)
+    return eqn.replace(primitive=primitives.custom_vjp_call_p, params=params)
+
+
+def _without_constants(high: High) -> ClosedJaxpr:
+    """Return the body, all of whose constants are inside a call: a custom call's own holds none."""
+    if not high.body.consts:
+        return high.body
+    ins, outs = ([Var(v.aval) for v in atoms] for atoms in (high.operands, high.outs))
+    eqns = [call(high.body, ins, outs, high.eqn)]
+    parts = {"invars": ins, "outvars": outs, "eqns": eqns}
+    return jaxcompat.replace_jaxpr(high.body, constvars=(), consts=(), **parts)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """The rule of an equation; equal for equations whose objects follow the same rule."""
+
+    derivative: str
+    key: Hashable
+    eqn: JaxprEqn = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return jaxcompat.high_name(self.eqn)
+
+    def __call__(self) -> Any:
+        eqn = self.eqn
+        try:
+            if self.derivative == "jvp":
+                return jaxcompat.high_jvp_rule(eqn)
+            return jaxcompat.high_vjp_rule(eqn)
+        except Exception as error:  # the rule is anyone's, and may raise anything
+            if self.derivative == "jvp":
+                zeros, perturbed = (False,) * len(eqn.outvars), (True,) * len(eqn.invars)
+                return JVPRule(f"{self.name}_jvp", None, zeros, perturbed, described(error))
+            raise unsupported(eqn, error) from error

@@ -1,0 +1,493 @@
+"""Rewriting a jaxpr equation by equation, at every depth: what most passes stand on.
+
+`rewrite` walks each body once, in order, with the rule that a visitor returns for the body. The
+rule gets each equation, with its operands looked up and its bodies rewritten, and returns the
+atoms that take the places of its results, or None to keep it. `map_equations` is for rules that
+put equations in an equation's place.
+
+A body that several equations share stays shared, and one in which nothing changes stays the same
+object: JAX's caches go by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from operator import is_not
+from typing import Any, TypeVar
+
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import anchor
+from jaxprtool.ir.core.equations import donations, free_variables, is_flat
+from jaxprtool.ir.core.structured import High, holds_jaxpr, keep, map_sub_jaxprs, view
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.jaxcompat import (
+    AnyJaxpr,
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    DropVar,
+    JaxprEqn,
+    Literal,
+    Params,
+    Primitive,
+    Var,
+)
+
+T = TypeVar("T")
+
+#: Returns the atoms that take the places of an equation's results, or None to keep it. What it
+#: has written (`Writer.add`, `emit`, `splice`, `constant`) is then rolled back.
+RewriteRule = Callable[[JaxprEqn], Sequence[Atom] | None]
+Visitor = Callable[["Writer"], RewriteRule]
+
+
+#: Returns the equations that take an equation's place, or None to keep it. Together they must
+#: define the equation's own `outvars`, with the types they have, and may define fresh variables.
+EquationRule = Callable[[JaxprEqn], Sequence[JaxprEqn] | None]
+
+
+def rewrite(
+    jaxpr: AnyJaxpr,
+    visitor: Visitor,
+    *,
+    nested: bool = True,
+    outside_in: bool = False,
+    flat: bool = True,
+) -> AnyJaxpr:
+    """Rewrite a jaxpr by the rule that `visitor` returns for each of its bodies.
+
+    Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
+    result is rejected, and its equation kept, where it would change a type, weak types included:
+    a gradient has the weak type of what it is taken by. The Python closures of custom derivatives
+    are left alone, and so is what a call in the same body donates.
+
+    Args:
+        jaxpr: The jaxpr, closed or open.
+        visitor: Called once for each body, with its `Writer`. Returns the rule for its equations.
+        nested: Rewrite the bodies of equations too.
+        outside_in: Let the rule see an equation before its bodies are rewritten, which happens only
+            if the equation is kept.
+        flat: Visit bodies without loops, branches and calls too.
+
+    Returns:
+        The jaxpr rewritten; the same object if nothing changes.
+    """
+    memo = Memo()
+
+    def body_of(body: AnyJaxpr, constants: bool) -> AnyJaxpr:
+        if not flat and is_flat(jaxcompat.open_jaxpr(body)):
+            return body
+
+        def run() -> AnyJaxpr:
+            return Writer(body, constants, inside, outside_in).run(visitor)
+
+        return memo(run, body, constants)
+
+    def inside(eqn: JaxprEqn) -> JaxprEqn:
+        if not nested or not holds_jaxpr(eqn.params.values()):
+            return eqn
+        constants = traits(eqn).holds_constants
+        return with_bodies(eqn, lambda body: body_of(body, constants))
+
+    return body_of(jaxpr, True)
+
+
+def map_equations(jaxpr: AnyJaxpr, rule: EquationRule) -> AnyJaxpr:
+    """Apply a rule to every equation of a jaxpr, at every depth, from the inside out.
+
+    Args:
+        jaxpr: The jaxpr, closed or open.
+        rule: Called with each equation, after the bodies that the equation holds are rewritten.
+
+    Returns:
+        The jaxpr rewritten; the same object if nothing changes. Arguments, results and constants
+        stay as they are, of the jaxpr and of each body. The Python closures of custom derivatives
+        are left alone.
+    """
+
+    def visitor(writer: Writer) -> RewriteRule:
+        def written(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            new = rule(eqn)
+            if new is None:
+                return None
+            for each in new:
+                writer.add(each)
+            return eqn.outvars
+
+        return written
+
+    return rewrite(jaxpr, visitor)
+
+
+def with_bodies(eqn: JaxprEqn, function: Callable[[AnyJaxpr], AnyJaxpr]) -> JaxprEqn:
+    """Apply a function to each jaxpr that an equation holds.
+
+    Args:
+        eqn: The equation.
+        function: Maps a jaxpr, as it is held, to one with the same arguments and results.
+
+    Returns:
+        The equation with the new bodies; `eqn` itself if none changes. If its primitive has a view,
+        its effects are those of the bodies.
+    """
+    params = map_sub_jaxprs(function, eqn)
+    if all(value is eqn.params[name] for name, value in params.items()):
+        return eqn
+    eqn = eqn.replace(params=params)
+    structured = view(eqn)
+    return eqn if structured is None or isinstance(structured, High) else structured.rebuild()
+
+
+def partition(jaxpr: AnyJaxpr, first: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], list[Var]]:
+    """Split the equations of a jaxpr in two.
+
+    Args:
+        jaxpr: The jaxpr.
+        first: Those of its equations that are to be run first.
+
+    Returns:
+        The other equations, and the results of the first ones that these, or the jaxpr's results,
+        read.
+    """
+    gone = set(map(id, first))
+    rest = [eqn for eqn in jaxpr.eqns if id(eqn) not in gone]
+    read = free_variables(rest, jaxpr.outvars)
+    return rest, [v for eqn in first for v in eqn.outvars if v in read]
+
+
+def narrow(
+    body: ClosedJaxpr, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+) -> ClosedJaxpr:
+    """Return a closed jaxpr of some equations of a closed one, with the constants that they read.
+
+    Args:
+        body: The jaxpr that the equations are of.
+        invars: The arguments of the new one.
+        outvars: Its results.
+        eqns: Its equations.
+    """
+    read = free_variables(eqns, outvars)
+    held = [v in read for v in body.constvars]
+    constants = {"constvars": keep(body.constvars, held), "consts": keep(body.consts, held)}
+    return jaxcompat.replace_jaxpr(body, invars=invars, outvars=outvars, eqns=eqns, **constants)
+
+
+class Memo:
+    """What one run of a pass has made of jaxprs: of one that several equations share, once.
+
+    It lives as long as the run that owns it. What is to be kept between runs belongs in a
+    `caches.JaxprCache`.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+
+    def __call__(self, make: Callable[[], T], jaxpr: AnyJaxpr, *request: Hashable) -> T:
+        """Return what `make()` returned when it was first asked for this jaxpr and request."""
+        key = anchor(jaxpr), type(jaxpr), request
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
+
+
+class Writer:
+    """One body while it is rewritten: its new equations, and the environment of its variables."""
+
+    def __init__(
+        self,
+        body: ClosedJaxpr,
+        holds_constants: bool,
+        inside: Callable[[JaxprEqn], JaxprEqn],
+        outside_in: bool = False,
+    ):
+        self.body = body
+        #: Whether `constant` may give arrays; scalars are literals and always possible.
+        self.holds_constants = holds_constants
+        self._inside = inside
+        self._outside_in = outside_in
+        jaxpr = jaxcompat.open_jaxpr(body)
+        self.eqns: list[JaxprEqn] = []
+        #: The atoms that take the places of variables which no equation defines any more.
+        self.env: dict[Var, Atom] = {}
+        #: The equation that defines a variable, of those written so far.
+        self.definition: dict[Var, JaxprEqn] = {}
+        #: Those of them that nothing reads any more, by identity; they go when all is written.
+        self.dead: dict[int, JaxprEqn] = {}
+        #: Arrays that a call deletes: under a second name one might be read after that.
+        self.donated = {v for v, _ in donations(jaxpr.eqns)}
+        self.constvars = list(jaxpr.constvars)
+        closed = body if isinstance(body, jaxcompat.ClosedJaxpr) else None
+        self.consts = list(closed.consts) if closed is not None else []
+        #: The values of constants of the body, by variable.
+        self.constant_values: dict[Var, Any] = dict(zip(self.constvars, self.consts, strict=False))
+        #: Their variables by the identity of the value and its type, once one is asked for, with
+        #: the value that was asked for.
+        self._constant_of: dict[tuple[int, Aval], tuple[Var, object]] | None = None
+
+    # --- what a rule may ask and do ------------------------------------------------------------
+
+    def lookup(self, atom: Atom) -> Atom:
+        """Return what takes the place of an atom of the old body."""
+        return atom if type(atom) is Literal else self.env.get(atom, atom)
+
+    def value(self, atom: Atom) -> Any:
+        """Return the value of a literal or a constant of the body; None for any other atom."""
+        if type(atom) is Literal:
+            return atom.val
+        return self.constant_values.get(atom)
+
+    def defined_by(self, atom: Atom, primitive: str) -> JaxprEqn | None:
+        """Return the equation that defines an atom, if it is one of this primitive, or None."""
+        if type(atom) is Literal:
+            return None
+        eqn = self.definition.get(atom)
+        return eqn if eqn is not None and eqn.primitive.name == primitive else None
+
+    def repeated_row(self, atom: Atom) -> Atom | None:
+        """Return the value that each row of an array is, if it was made by repeating one."""
+        eqn = self.defined_by(atom, "broadcast_in_dim")
+        if eqn is None or len(eqn.invars) != 1:
+            return None
+        (row,), dims = eqn.invars, eqn.params["broadcast_dimensions"]
+        shape = atom.aval.shape
+        same = row.aval.shape == shape[1:] and tuple(dims) == tuple(range(1, len(shape)))
+        return row if same else None
+
+    def add(self, eqn: JaxprEqn) -> list[Var]:
+        """Write an equation as it is, and return its results."""
+        self.eqns.append(eqn)
+        for var in eqn.outvars:
+            self.definition[var] = eqn
+        return eqn.outvars
+
+    def emit(
+        self, primitive: Primitive, operands: Sequence[Atom], params: Params, like: JaxprEqn
+    ) -> list[Var]:
+        """Write an equation without effects, and return its results.
+
+        Args:
+            primitive: The primitive itself, `like.primitive` or that of another equation.
+            operands: Its operands.
+            params: Its parameters.
+            like: The equation whose result types, source line and context it gets.
+        """
+        outs = [Var(v.aval) for v in like.outvars]
+        return self.add(
+            jaxcompat.new_jaxpr_eqn(
+                list(operands), outs, primitive, params, set(), like.source_info, like.ctx
+            )
+        )
+
+    def trace(
+        self, fun: Callable[..., Any], operands: Sequence[Atom], like: JaxprEqn
+    ) -> list[Atom]:
+        """Write what a JAX function of flat values computes of operands, and return its results.
+
+        The function is traced in the context of `like`, whose source line the equations get.
+        """
+        closed = jaxcompat.traced_like(like, fun, operands)
+        return self.splice(closed, operands, like, keep_source=False)
+
+    def splice(
+        self,
+        closed: ClosedJaxpr,
+        operands: Sequence[Atom],
+        call: JaxprEqn,
+        *,
+        keep_source: bool = True,
+        rule: RewriteRule | None = None,
+    ) -> list[Atom]:
+        """Write the equations of a closed jaxpr, on fresh variables, and return its results.
+
+        Calls among them donate nothing.
+
+        Args:
+            closed: The jaxpr.
+            operands: What takes the places of its arguments.
+            call: The equation in whose place and name scopes they are written.
+            keep_source: Keep the source lines of the equations; else they get that of `call`.
+            rule: Asked about each equation as a visitor's rule is. Its results are not checked.
+
+        Raises:
+            ValueError: If the jaxpr has constants that this body cannot hold.
+        """
+        jaxpr = jaxcompat.open_jaxpr(closed)
+        names: dict[Var, Atom] = {
+            var: self._as_weak(atom, var.aval, call)
+            for var, atom in zip(jaxpr.invars, operands, strict=True)
+        }
+        for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
+            names[var] = self.constant(const, var.aval)
+        source_of = jaxcompat.source_under(call) if keep_source else lambda _: call.source_info
+        for eqn in jaxpr.eqns:
+            ins = [v if type(v) is Literal else names[v] for v in eqn.invars]
+            outs = [v if type(v) is DropVar else Var(v.aval) for v in eqn.outvars]
+            changes: dict[str, Any] = {}
+            if eqn.effects:
+                names.update(zip(eqn.outvars, outs, strict=True))
+                changes["effects"] = jaxcompat.renamed_effects(eqn.effects, names)
+            if any(eqn.params.get("donated_invars", ())):
+                # Of a call inside a call JAX takes no memory; in this body it would.
+                changes["params"] = {**eqn.params, "donated_invars": (False,) * len(ins)}
+            source = source_of(eqn.source_info)
+            new = eqn.replace(invars=ins, outvars=outs, source_info=source, **changes)
+            atoms: Sequence[Atom] | None = None
+            if rule is not None:
+                written, held = len(self.eqns), len(self.constvars)
+                atoms = rule(new)
+                if atoms is None:
+                    self.rollback(written, held)
+                    new = self._inside(new) if self._outside_in else new
+            names.update(zip(eqn.outvars, self.add(new) if atoms is None else atoms, strict=True))
+        return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
+
+    def constant(self, value: object, aval: Aval) -> Atom:
+        """Return an atom for a constant: a literal for a scalar, else a constant of the body.
+
+        Raises:
+            ValueError: If it is an array, and the body cannot hold constants.
+        """
+        if literal := jaxcompat.as_literal(value, aval):
+            return literal
+        if self._constant_of is None:
+            known = self.constant_values.items()
+            self._constant_of = {(id(held), var.aval): (var, held) for var, held in known}
+        if (id(value), aval) in self._constant_of:
+            return self._constant_of[id(value), aval][0]
+        if not self.holds_constants:
+            raise ValueError("this body cannot hold constants")
+        held = jaxcompat.weakly_typed(value) if getattr(aval, "weak_type", False) else value
+        var = Var(aval)
+        self.constvars.append(var)
+        self.consts.append(held)
+        self.constant_values[var] = held
+        self._constant_of[id(value), aval] = var, value
+        return var
+
+    def can_hold(self, closed: ClosedJaxpr) -> bool:
+        """Return True if the constants of a closed jaxpr can be constants of this body."""
+        return self.holds_constants or all(
+            jaxcompat.as_literal(const, var.aval)
+            for var, const in zip(closed.constvars, closed.consts, strict=True)
+        )
+
+    def rollback(self, written: int, held: int) -> None:
+        """Remove all but the first so many equations and constants."""
+        del self.eqns[written:]
+        if len(self.constvars) == held:
+            return
+        for var in self.constvars[held:]:
+            del self.constant_values[var]
+        del self.constvars[held:], self.consts[held:]
+        self._constant_of = None
+
+    def may_replace(self, var: Var, atom: Atom, written: int | None = None) -> bool:
+        """Return True if an atom would be accepted in the place of a result.
+
+        Args:
+            var: The result.
+            atom: What is to take its place.
+            written: How many equations the rule has found written, if some of them are its own.
+        """
+        if var.aval != atom.aval and type(var) is not DropVar:
+            return False
+        if not self.donated or var is atom:
+            return True
+        return self._may_rename(var, atom, len(self.eqns) if written is None else written)
+
+    # --- the walk ------------------------------------------------------------------------------
+
+    def run(self, visitor: Visitor) -> AnyJaxpr:
+        """Return the body, rewritten by the visitor's rule; the same object if nothing changes."""
+        jaxpr = jaxcompat.open_jaxpr(self.body)
+        env, rule, definition = self.env, visitor(self), self.definition
+        inside = None if is_flat(jaxpr) else self._inside
+        before, after = (None, inside) if self._outside_in else (inside, None)
+        eqns, constvars = self.eqns, self.constvars
+        changed = False
+        for old in jaxpr.eqns:  # written for speed: most equations stay as they are
+            eqn = old
+            if env:
+                operands = [v if type(v) is Literal else env.get(v, v) for v in eqn.invars]
+                if any(map(is_not, operands, eqn.invars)):
+                    eqn = eqn.replace(invars=operands)
+                    if eqn.effects:
+                        effects = jaxcompat.renamed_effects(eqn.effects, env)
+                        eqn = eqn.replace(effects=effects)
+            if before is not None and eqn.params:
+                eqn = before(eqn)
+            written, held = len(eqns), len(constvars)
+            atoms = rule(eqn)
+            if atoms is not None and self._accept(eqn, atoms, written):
+                changed = True
+                continue
+            if len(eqns) > written or len(constvars) > held:
+                self.rollback(written, held)
+            if after is not None and eqn.params:
+                eqn = after(eqn)
+            eqns.append(eqn)
+            for var in eqn.outvars:
+                definition[var] = eqn
+            if eqn is not old:
+                changed = True
+        outvars = list(map(self.lookup, jaxpr.outvars))
+        if not changed and len(self.constvars) == len(jaxpr.constvars):
+            return self.body
+        return jaxcompat.replace_jaxpr(
+            self.body,
+            constvars=self.constvars,
+            consts=self.consts,
+            outvars=outvars,
+            eqns=[e for e in eqns if id(e) not in self.dead] if self.dead else eqns,
+            debug_info=jaxpr.debug_info,
+        )
+
+    def _accept(self, eqn: JaxprEqn, atoms: Sequence[Atom], written: int) -> bool:
+        """Put atoms in the places of results, and return True; False if one is rejected.
+
+        The equations after the first `written` ones are the rule's. Results of a body are cast to
+        the weak types that the equation's have: JAX lets a loop, branch or call have others.
+        """
+        outvars = eqn.outvars
+        if eqn.params and holds_jaxpr(eqn.params.values()):
+            pairs = zip(atoms, outvars, strict=True)
+            atoms = [self._as_weak(atom, var.aval, eqn) for atom, var in pairs]
+        for var, atom in zip(outvars, atoms, strict=True):
+            if not self.may_replace(var, atom, written):
+                return False
+        for var, atom in zip(outvars, atoms, strict=True):
+            if var is not atom:
+                self.env[var] = atom
+        return True
+
+    def _as_weak(self, atom: Atom, aval: Aval, like: JaxprEqn) -> Atom:
+        """Return an atom with the weak type of `aval`: itself, another literal, or its cast."""
+        if atom.aval == aval or not hasattr(aval, "weak_type"):
+            return atom
+        weak = bool(aval.weak_type)
+        new = atom.aval.update(weak_type=weak)
+        if new == atom.aval:
+            return atom
+        if type(atom) is Literal:
+            return jaxcompat.as_literal(atom.val, new)
+        params = {"new_dtype": new.dtype, "weak_type": weak, "sharding": None}
+        cast = jaxcompat.new_jaxpr_eqn(
+            [atom],
+            [Var(new)],
+            lax.convert_element_type_p,
+            params,
+            set(),
+            like.source_info,
+            like.ctx,
+        )
+        return self.add(cast)[0]
+
+    def _may_rename(self, var: Var, atom: Atom, written: int) -> bool:
+        """Return True if no donated array gets a second name: what takes its place is new."""
+        if type(atom) is not Literal and atom in self.donated:
+            return False
+        new = (v for eqn in self.eqns[written:] for v in eqn.outvars)
+        return var not in self.donated or any(v is atom for v in new)

@@ -1,0 +1,1 @@
+"""Symbolic shapes: symbols, bounds, lengths, and programs at given sizes."""

@@ -1,0 +1,105 @@
+"""What is known of arguments that are sizes, or lengths of examples: which values they may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from jaxprtool.ir.shapes.symbols import Sizes, value_of
+
+#: Sizes and lengths are arguments of this dtype; no bound may be larger than it has numbers.
+MOST = int(np.iinfo(np.int32).max)
+
+
+@dataclass(frozen=True)
+class SizeBound:
+    """A size, or an array of sizes: from `at_least` to `at_most`."""
+
+    at_most: int
+    at_least: int = 0
+
+    def __str__(self) -> str:
+        return f"a size from {self.at_least} to {self.at_most}"
+
+    def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
+        """Return what is wrong with values, or None."""
+        wrong = values[(values < self.at_least) | (values > self.at_most)]
+        return f"is {wrong[0]}: it is {self}" if len(wrong) else None
+
+    def at(self, sizes: Sizes) -> SizeBound:
+        """Return the bound where symbols have these sizes."""
+        return self
+
+    def random(self, rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> Any:
+        """Return values that it allows."""
+        return rng.integers(self.at_least, self.at_most + 1, shape)
+
+
+@dataclass(frozen=True)
+class LengthsBound:
+    """The lengths of examples, along the last axis.
+
+    Attributes:
+        rows: How many rows all examples have: a number, or a symbolic dimension. It may be one of
+            a symbol whose size is another argument.
+        longest: How many rows an example has at most; None if nothing more is known.
+        left_over: Whether there may be more rows than those of the examples.
+        shortest: How many rows an example has at least.
+    """
+
+    rows: Any
+    longest: int | None = None
+    left_over: bool = False
+    shortest: int = 0
+
+    def __str__(self) -> str:
+        most = "at most " * self.left_over
+        each = range_of_lengths(self.shortest, self.longest)
+        return f"an array of lengths that add up to {most}{self.rows}{each}"
+
+    def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
+        """Return what is wrong with values, or None."""
+        for i, value in np.ndenumerate(values):
+            if value < self.shortest or (self.longest is not None and value > self.longest):
+                most = "on" if self.longest is None else f"to {self.longest}"
+                place = ", ".join(map(str, i))
+                return f"is {value} at [{place}]: it is a length from {self.shortest} {most}"
+        rows = value_of(self.rows, sizes)
+        totals = values.sum(-1, dtype=np.int64)
+        if not isinstance(rows, int):
+            return None
+        wrong = totals[(totals > rows) | (totals < (0 if self.left_over else rows))]
+        return f"adds up to {wrong[0]}, and there are {rows} rows" if len(wrong) else None
+
+    def at(self, sizes: Sizes) -> LengthsBound:
+        """Return the bound where symbols have these sizes."""
+        return replace(self, rows=value_of(self.rows, sizes))
+
+    def random(self, rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> Any:
+        """Return values that it allows. Raises ValueError if there are none."""
+        rows, lanes = value_of(self.rows, sizes), shape[-1]
+        if not isinstance(rows, int):
+            raise ValueError(f"{rows} needs a number")
+        least, most = self.shortest, rows if self.longest is None else min(self.longest, rows)
+        if lanes * most < rows:
+            raise ValueError(f"no {lanes} lengths of at most {most} add up to {rows}")
+        if lanes * least > rows:
+            raise ValueError(f"no {lanes} lengths of at least {least} add up to {rows}")
+        if lanes == 0:
+            return np.zeros(shape)
+        more = rng.multivariate_hypergeometric(
+            [most - least] * lanes, rows - lanes * least, shape[:-1], "marginals"
+        )
+        return least + more
+
+
+def range_of_lengths(shortest: int, longest: int | None) -> str:
+    """Return in words, after a comma, between which numbers each length is; "" if between any."""
+    if longest is None:
+        return f", each at least {shortest}" if shortest else ""
+    return f", each {f'from {shortest} to' if shortest else 'at most'} {longest}"
+
+
+Bound: TypeAlias = SizeBound | LengthsBound

@@ -1,0 +1,371 @@
+"""Symbolic dimensions: find their symbols, evaluate them, and solve for sizes of symbols.
+
+A symbol, such as the n in `f32[2*n,128]`, stands for a size of at least 1. Its scope holds the
+constraints that the user gave (`jax.export.symbolic_shape`). The sizes of symbols for given
+arguments are found by JAX's own solver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.export
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, StructureError, did_you_mean
+from jaxprtool.ir.core.equations import equations, type_of
+from jaxprtool.ir.notation import expressions
+from jaxprtool.ir.notation.types import SizeExpression
+from jaxprtool.jaxcompat import AnyJaxpr, Aval
+from jaxprtool.jaxcompat.identity import identity
+
+#: The size of each symbol, an integer or a symbolic dimension.
+Sizes = Mapping[str, Any]
+
+
+def names_of(value: Any) -> set[str]:
+    """Return the names of the symbols in a size, or in a nested tuple or list of sizes."""
+    if isinstance(value, tuple | list):
+        return set().union(*map(names_of, value))
+    if not jaxcompat.is_symbolic_dimension(value):
+        return set()
+    factors = (factor for _, fs in jaxcompat.dimension_terms(value) for factor, _ in fs)
+    return set().union(*map(names_of_factor, factors))
+
+
+def names_of_factor(factor: Any) -> set[str]:
+    """Return the names of the symbols in a factor of a term of `jaxcompat.dimension_terms`."""
+    return {factor} if isinstance(factor, str) else names_of(factor[1:])
+
+
+def symbolic_sizes(avals: Iterable[Aval]) -> list[Any]:
+    """Return all symbolic dimensions in the shapes of types."""
+    sizes = (size for aval in avals for size in getattr(aval, "shape", ()))
+    return [
+        size for size in sizes if type(size) is not int and jaxcompat.is_symbolic_dimension(size)
+    ]
+
+
+def sizes_by_symbol(avals: Iterable[Aval]) -> dict[str, Any]:
+    """Return the symbols in types, as symbolic dimensions by name."""
+    return _symbols_in(symbolic_sizes(avals))
+
+
+def symbols_of(jaxpr: AnyJaxpr) -> dict[str, Any]:
+    """Return the symbols in a jaxpr, as symbolic dimensions by name.
+
+    The symbols of its arguments come first. There may be more, which the function closes over.
+    """
+    body = jaxcompat.open_jaxpr(jaxpr)
+    # JAX shares equal types, so looking at each object once is fast.
+    avals = {identity(v.aval): v.aval for v in body.invars}
+    found = []
+    for eqn in equations(body):
+        for v in eqn.outvars:
+            avals[identity(v.aval)] = v.aval
+        if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
+            found.append(eqn.params["dim"])
+    return _symbols_in([*symbolic_sizes(avals.values()), *found])
+
+
+def _symbols_in(sizes: Iterable[Any]) -> dict[str, Any]:
+    return {
+        name: jax.export.symbolic_shape(name, scope=size.scope)[0]
+        for size in dict.fromkeys(sizes)
+        for name in sorted(names_of(size))
+    }
+
+
+def known_range(symbol: Any) -> tuple[int, int | None]:
+    """Return the range of a symbol by constraints such as `2 <= n` and `n <= 64`.
+
+    Returns:
+        The least size, or 0 without a constraint, although JAX assumes 1; and the largest size, or
+        None without a constraint.
+    """
+    least, largest = 0, None
+    for constraint in jaxcompat.symbolic_constraints(symbol.scope):
+        left, right = constraint.left, constraint.right
+        if constraint.equal:
+            continue
+        if left == symbol and not jaxcompat.is_symbolic_dimension(right):
+            least = max(least, operator.index(right))
+        elif right == symbol and not jaxcompat.is_symbolic_dimension(left):
+            known = operator.index(left)
+            largest = known if largest is None else min(largest, known)
+    return least, largest
+
+
+class Symbols(Mapping[str, Any]):
+    """Sizes by name. A name that is not known is a new symbol, all of one scope.
+
+    Args:
+        known: Sizes by name.
+        scope: The scope of new symbols. By default, that of a known one.
+    """
+
+    def __init__(
+        self, known: Sizes = MappingProxyType({}), scope: jax.export.SymbolicScope | None = None
+    ) -> None:
+        self._scope = scope or next((size.scope for size in known.values()), None)
+        self._found = dict(known)
+        self._constraints: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._found:
+            self._scope = self._scope or jax.export.SymbolicScope(tuple(self._constraints))
+            try:
+                (self._found[name],) = jax.export.symbolic_shape(name, scope=self._scope)
+            except ValueError:  # min, max and the like, which have a meaning there
+                raise ValueError(f"'{name}' cannot name one") from None
+        return self._found[name]
+
+    def constrain(self, constraints: Iterable[str]) -> None:
+        """Add constraints on sizes, such as `n <= 64`.
+
+        Raises:
+            ValueError: If there is a symbol already: a scope has its constraints from the start.
+        """
+        new = dict.fromkeys(text for text in constraints if text not in self._constraints)
+        if new and self._scope:
+            raise ValueError(f"{next(iter(new))} is to be said of arguments")
+        self._constraints |= new
+
+    def unnamed(self) -> Any:
+        """Return a new symbol, for a size that is written `_`."""
+        numbers = itertools.count(1)
+        return self[next(name for i in numbers if (name := f"_{i}") not in self._found)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def value_of(size: Any, sizes: Sizes) -> Any:
+    """Evaluate a size. Symbols that are not in `sizes` stay symbolic.
+
+    Raises:
+        ZeroDivisionError: If a divisor is zero at these sizes.
+    """
+    if not jaxcompat.is_symbolic_dimension(size):
+        return size
+    names, scope = names_of(size), size.scope
+    if names and sizes.keys().isdisjoint(names):
+        return size
+
+    def factor(base: Any, exponent: int) -> Any:
+        if isinstance(base, str):
+            known = base in sizes
+            value = sizes[base] if known else jax.export.symbolic_shape(base, scope=scope)[0]
+        else:
+            operation, *operands = base
+            value = _OPERATIONS[operation](*(value_of(each, sizes) for each in operands))
+        return value**exponent
+
+    terms = jaxcompat.dimension_terms(size)
+    values = [k * math.prod(factor(*each) for each in factors) for k, factors in terms]
+    total = reduce(operator.add, values)
+    return total if jaxcompat.is_symbolic_dimension(total) else operator.index(total)
+
+
+#: The operations in symbolic dimensions besides products and sums.
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": jax.core.max_dim,
+    "min": jax.core.min_dim,
+}
+
+
+# --- sizes that fit -----------------------------------------------------------------------------
+
+
+def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | str]) -> Sizes:
+    """Return the new size of each symbol of a program, for sizes that the user chose.
+
+    Args:
+        what: The pass and the program, for errors.
+        known: The symbols of the program, as symbolic dimensions by name.
+        sizes: The chosen sizes by symbol: integers, or expressions of symbols as text, `2*n`. In an
+            expression, symbols with a chosen integer are replaced by it.
+
+    Returns:
+        The size of each symbol in `known`. Symbols without a chosen size stay symbolic, in a new
+        scope with the constraints that remain. A constraint is dropped if it mentions a symbol that
+        the program lacks.
+
+    Raises:
+        ArgumentsError: If a name is no symbol of the program, a size is not valid, or sizes
+            violate a constraint.
+    """
+    check_symbols(what, sizes, known)
+    scopes = dict.fromkeys(size.scope for size in known.values())
+    constraints = [
+        c
+        for scope in scopes
+        for c in jaxcompat.symbolic_constraints(scope)
+        if names_of([c.left, c.right]) <= known.keys()
+    ]
+    numbers = {name: n for name, n in sizes.items() if not isinstance(n, str) and n > 0}
+    scope = jax.export.SymbolicScope()
+    # JAX applies the equalities of a scope when it parses a size in it. So the sizes are computed
+    # first to get the constraints of the new scope, and again in this scope.
+    for final in (False, True):
+        scoped = Symbols(numbers, scope)
+        found = {name: _size(what, name, sizes.get(name, name), scoped) for name in known}
+        if not final:
+            scope = _scope(what, found, constraints)
+    return found
+
+
+_NO_SYMBOLS = "it has no symbols: a type such as f32[n,128], which it is traced with, has one"
+
+
+def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Check that names are symbols of a program.
+
+    Args:
+        what: The pass and the program, for the error.
+        names: The names.
+        known: The symbols of the program.
+
+    Raises:
+        ArgumentsError: If a name is not one of them.
+    """
+    for name in names:
+        if name not in known:
+            has = f"its symbols are: {', '.join(known)}" if known else _NO_SYMBOLS
+            raise ArgumentsError(
+                f"{what}: there is no symbol '{name}'", did_you_mean(name, known) or has
+            )
+
+
+#: Sizes to try a program at, starting with some that are not multiples of each other.
+_EXAMPLES = (3, 5, 7, 4, 8, 2, 6, 16)
+
+#: The most combinations to try, for symbols with constraints.
+_MOST_TRIED = 2000
+
+
+def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
+    """Return small sizes for the symbols in the types of arguments, all different if possible.
+
+    Raises:
+        ArgumentsError: If no sizes tried satisfy the constraints and give no negative dimension.
+    """
+    known = sizes_by_symbol(avals)
+    names = list(known)
+    # Try different sizes first: equal sizes, and sizes of 1, hide errors.
+    numbers = itertools.chain(
+        itertools.permutations(_EXAMPLES, len(names)),
+        itertools.product((*_EXAMPLES, 1), repeat=len(names)),
+    )
+    for each in itertools.islice(numbers, _MOST_TRIED):
+        try:
+            sizes = chosen_sizes(what, known, dict(zip(names, each, strict=True)))
+        except ArgumentsError:
+            continue
+        if all(value_of(size, sizes) >= 0 for size in symbolic_sizes(avals)):
+            return sizes
+    raise ArgumentsError(
+        f"{what}: no small sizes for {', '.join(names)} fit its constraints",
+        "specialize(n=…) gives them",
+    )
+
+
+def _size(what: str, name: str, given: int | str, known: Mapping[str, Any]) -> Any:
+    """Return the size that the user gave as an integer, or as the text of an expression."""
+    size: Any = given
+    if isinstance(given, str):
+        source = expressions.read(given, f"the size of {name}", ArgumentsError)
+        if len(source.args) != 1 or source.keywords:
+            raise ArgumentsError(f"{what}: {name}={given!r} is no size")
+        try:
+            size = SizeExpression(source, source.args[0])(known)
+        except (ValueError, ArithmeticError, TypeError) as error:  # of symbolic dimensions
+            reason = str(error).partition("\n")[0]
+            raise ArgumentsError(f"{what}: {name}={given!r} is no size: {reason}") from None
+    if not jaxcompat.is_symbolic_dimension(size) and size < 1:
+        raise ArgumentsError(f"{what}: {name}={size} is no size: a symbol is at least 1")
+    return size
+
+
+def _scope(
+    what: str, sizes: Sizes, constraints: Iterable[jaxcompat.SymbolicConstraint]
+) -> jax.export.SymbolicScope:
+    """Return a scope with the constraints that remain after symbols are replaced by sizes."""
+    left: dict[str, str] = {}
+    for constraint in constraints:
+        sides = [value_of(side, sizes) for side in (constraint.left, constraint.right)]
+        sign = "==" if constraint.equal else ">="
+        left[constraint.text] = f"{sides[0]} {sign} {sides[1]}"
+        if not any(map(jaxcompat.is_symbolic_dimension, sides)):
+            del left[constraint.text]
+            if sides[0] < sides[1] or (constraint.equal and sides[0] != sides[1]):
+                raise _forbidden(what, sizes, constraint.text)
+    try:
+        return jax.export.SymbolicScope(tuple(left.values()))
+    except (ValueError, NotImplementedError):
+        raise _forbidden(what, sizes, ", ".join(left)) from None
+
+
+def _forbidden(what: str, sizes: Sizes, constraint: str) -> ArgumentsError:
+    shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return ArgumentsError(f"{what}: {shown} does not fit the constraint {constraint}")
+
+
+def found_sizes(
+    what: str, arguments: Sequence[tuple[str, Aval]], shapes: Sequence[Sequence[Any]]
+) -> Sizes:
+    """Solve for the sizes of symbols at which the types of arguments have given shapes.
+
+    Args:
+        what: The program, for errors.
+        arguments: The name and the type of each argument.
+        shapes: The shapes of the actual arguments, which may be symbolic too.
+
+    Raises:
+        StructureError: If a shape has another rank, or another size than one that is a number.
+        ArgumentsError: If there are no such sizes, with the reason that JAX gives.
+    """
+    for (name, aval), shape in zip(arguments, shapes, strict=True):
+        wanted = getattr(aval, "shape", ())
+        if len(wanted) != len(shape) or any(
+            not jaxcompat.is_symbolic_dimension(want) and want != size
+            for want, size in zip(wanted, shape, strict=True)
+        ):
+            shown = ",".join(map(str, shape))
+            raise StructureError(
+                f"argument '{name}' has shape [{shown}], and {what} takes {type_of(aval)}"
+            )
+    pairs = zip(arguments, shapes, strict=True)
+    symbolic = [(*argument, shape) for argument, shape in pairs if symbolic_sizes([argument[1]])]
+    if not symbolic:
+        return {}
+    names, avals, actual = zip(*symbolic, strict=True)
+    try:
+        return jaxcompat.solved_symbols(avals, actual)
+    except ValueError as error:
+        raise _misfit(what, names, str(error)) from None
+
+
+def _misfit(what: str, names: Sequence[str], reason: str) -> ArgumentsError:
+    """Return the error for arguments that do not fit, from JAX's message with arguments renamed."""
+    text = re.sub(r"args\[(\d+)\]", lambda found: names[int(found[1])], " ".join(reason.split()))
+    text = text.partition(" Please see ")[0]
+    solved = re.search(r"Obtained dimension variables: (.*?)[, .]*$", text)
+    said = re.sub(r"\.? ?Using the following polymorphic shapes specifications.*", "", text)
+    said = said.removeprefix("Input shapes do not match the polymorphic shapes specification. ")
+    said = said[:1].lower() + said[1:].rstrip(". ")
+    hint = solved[1] if solved else None
+    return ArgumentsError(f"the arguments do not fit {what}: {said}", hint)

@@ -1,0 +1,289 @@
+"""Whose code a frame is in, and which frames to name of where an equation comes from.
+
+    model.py:9 ← flax/linen/linear.py:199
+
+First comes the nearest frame in the user's own files, and behind it the library's that they call.
+A file is the user's own if it lies under the current folder, or under the folder or package of a
+TARGET, and not among packages installed there, or in a package that `frame_choice.frames` calls
+the user's. Where an equation has no such frame, the nearest outside of installed packages takes its
+place; else the library's stands alone.
+
+Which folders these are depends on where a process runs. So `Frames` is for what is shown; a pass
+that names values by their source asks for `own_frame`, which does not look at them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxprtool.ir.source.frame_choice import FrameChoice, View, current_view
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.places import (
+    FrameReader,
+    UserFrame,
+    after_packages,
+    is_installed,
+    user_frames,
+)
+
+
+class Place(NamedTuple):
+    """Where an equation comes from.
+
+    Attributes:
+        frame: The nearest frame of the user's own, or what stands for it.
+        behind: The frames of libraries that it calls, the outermost first.
+    """
+
+    frame: UserFrame
+    behind: tuple[UserFrame, ...] = ()
+
+    @property
+    def library(self) -> UserFrame | None:
+        """The innermost frame behind the user's own."""
+        return self.behind[-1] if self.behind else None
+
+    def chosen(self, choice: FrameChoice) -> Place:
+        """Return the place with the frames that are to be named."""
+        if choice == "all" or not self.behind:
+            return self
+        if choice == "library":
+            return Place(self.behind[-1])
+        return Place(self.frame, self.behind[-1:])
+
+
+#: Stands between the user's own frame and those behind it.
+BEHIND = " ← "
+
+
+class Root(NamedTuple):
+    """A folder whose files are the user's, and the folder that their paths are shown from."""
+
+    folder: str
+    base: str
+
+
+def target_root(file: str) -> Root:
+    """Return the folder of a TARGET's files: its file's package, or the folder of a lone file."""
+    folder = os.path.dirname(os.path.abspath(file))
+    base = _above_packages(folder)
+    package = os.path.relpath(folder, base).split(os.sep)[0]
+    return Root(os.path.normpath(os.path.join(base, package)), base)
+
+
+def own_frame(eqn: JaxprEqn) -> UserFrame | None:
+    """Return the nearest frame outside of installed packages, else the nearest; None if none."""
+    frames = user_frames(eqn)
+    return next((f for f in frames if not is_installed(f.file)), frames[0] if frames else None)
+
+
+def frames_now(roots: Sequence[Root] = (), chosen: bool = True) -> Frames:
+    """Return the `Frames` of the current folder and of a TARGET.
+
+    Args:
+        roots: The folders of the TARGET, as a `Program` has them.
+        chosen: Whether frames are those that `frame_choice.frames` says. What is not shown, such
+            as names and files, does not depend on that.
+    """
+    view = current_view() if chosen else View()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed
+        return Frames(tuple(roots), view)
+    return Frames((Root(folder, folder), *roots), view)
+
+
+_DEFAULT = View()
+
+
+class Frames:
+    """The frames of equations, which of them are the user's, and how each file is called.
+
+    Args:
+        roots: The folders of the user's files. The first that a file lies in says how it is called.
+        view: Which frames are named. If these are the library's, all files count as the user's.
+    """
+
+    def __init__(self, roots: tuple[Root, ...] = (), view: View = _DEFAULT):
+        self._roots, self._view = roots, view
+        self._paths: dict[str, tuple[bool, str]] = {}
+        self._places: dict[object, Place | None] = {}
+        self._reader = FrameReader()
+
+    @property
+    def choice(self) -> FrameChoice:
+        """Which frames are named, unless something else is asked for."""
+        return self._view.choice
+
+    def of(self, eqn: JaxprEqn) -> list[UserFrame]:
+        """Return the frames of an equation, the user's and those of libraries, innermost first."""
+        return self._reader.frames(eqn)
+
+    def place(self, eqn: JaxprEqn) -> Place | None:
+        """Return where an equation comes from; None if that is unknown."""
+        traceback = eqn.source_info.traceback
+        if traceback not in self._places:
+            frames = self.of(eqn)
+            own = self.nearest(frames)
+            behind = tuple(reversed(frames[:own]))
+            self._places[traceback] = Place(frames[own], behind) if frames else None
+        return self._places[traceback]
+
+    def nearest(self, frames: list[UserFrame]) -> int:
+        """Return the position of the nearest of the user's own among frames, innermost first."""
+        for accepted in (self.is_own, self.is_users):
+            for i, frame in enumerate(frames):
+                if accepted(frame.file):
+                    return i
+        return 0
+
+    def is_own(self, file: str) -> bool:
+        """Return True if a file lies in one of the user's folders."""
+        return self._path(file)[0]
+
+    def is_users(self, file: str) -> bool:
+        """Return True if a file is the user's own, or at least not an installed library's."""
+        return self.is_own(file) or not is_installed(file)
+
+    def path(self, file: str) -> str:
+        """Return how a file is called: from the user's folder, or with a library's package."""
+        return self._path(file)[1]
+
+    def package(self, file: str) -> str:
+        """Return the name of the package that a file is in, or of a lone module."""
+        return self.path(file).split(os.sep)[0].removesuffix(".py")
+
+    def texts(self, eqn: JaxprEqn, choice: FrameChoice | None = None) -> tuple[str, ...]:
+        """Return `file.py:3` for each frame that is to be named of where an equation comes from."""
+        place = self.place(eqn)
+        if place is None:
+            return ()
+        shown = place.chosen(choice or self.choice)
+        return tuple(map(self.text, (shown.frame, *shown.behind)))
+
+    def place_of(self, eqns: Sequence[JaxprEqn]) -> Place | None:
+        """Return where the innermost of some equations comes from that has a line of the user's.
+
+        Args:
+            eqns: An equation behind those whose bodies it is in, the outermost first.
+
+        Returns:
+            A place in a library if none has a line of the user's, and None if none is known.
+        """
+        best: Place | None = None
+        for eqn in reversed(eqns):
+            place = self.place(eqn)
+            if place is not None and self.is_users(place.frame.file):
+                return place
+            best = best or place
+        return best
+
+    def stack(self, eqns: Sequence[JaxprEqn]) -> tuple[UserFrame, ...]:
+        """Return the calls that some equations come from, the innermost first.
+
+        Args:
+            eqns: An equation behind those whose bodies it is in, the outermost first.
+
+        Returns:
+            The frames of the innermost, and behind them those of the equations around it, as far as
+            to one that has a frame of the user's.
+        """
+        frames: tuple[UserFrame, ...] = ()
+        for eqn in reversed(eqns):
+            if any(self.is_users(frame.file) for frame in frames):
+                break
+            frames += tuple(self.of(eqn))
+        return frames
+
+    def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return the line of `place_of`, as `model.py:9 ← flax/linen/linear.py:199`, or ""."""
+        place = self.place_of(eqns)
+        if place is None:
+            return ""
+        chosen = place.chosen(self.choice)
+        return BEHIND.join(map(self.text, (chosen.frame, *chosen.behind)))
+
+    def named(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return the innermost of some equations, with its line: `log at model.py:9`."""
+        own = self.line_of(eqns).partition(BEHIND)[0]
+        return " at ".join(filter(None, (str(eqns[-1].primitive.name), own)))
+
+    def path_of(self, eqns: Sequence[JaxprEqn]) -> tuple[str, ...]:
+        """Return `named` of each of some equations, the outermost first."""
+        return tuple(self.named(eqns[: i + 1]) for i in range(len(eqns)))
+
+    def code_of(self, eqns: Sequence[JaxprEqn]) -> str:
+        """Return what is written in the line of `place_of`, if its file is there."""
+        place = self.place_of(eqns)
+        if place is None:
+            return ""
+        return " ".join(linecache.getline(place.frame.file, place.frame.line).split())
+
+    def text(self, frame: UserFrame) -> str:
+        """Return `file.py:3` of a frame."""
+        return f"{self.path(frame.file)}:{frame.line}"
+
+    def folders(self) -> str:
+        """Return a pattern of what `path` leaves out of an absolute path, for a whole program."""
+        bases = "".join(f"{re.escape(os.path.join(root.base, ''))}|" for root in self._roots)
+        return rf"^(?:/.*/(?:site|dist)-packages/|{bases}/(?:.*/)?)"
+
+    def _path(self, file: str) -> tuple[bool, str]:
+        if file not in self._paths:
+            self._paths[file] = self._found(file)
+        return self._paths[file]
+
+    def _found(self, file: str) -> tuple[bool, str]:
+        is_own, path = self._in_roots(file)
+        package = path.removesuffix(".py") + "/"
+        mine = any(package.startswith(f"{name}/") for name in self._view.mine)
+        return is_own or mine or self.choice == "library", path
+
+    def _in_roots(self, file: str) -> tuple[bool, str]:
+        if not os.path.isabs(file):  # of a program's file, or of an interactive session
+            installed = is_installed(file)
+            return not installed, after_packages(file) if installed else file
+        for folder, base in self._roots:
+            below = os.path.relpath(file, folder)
+            if below.split(os.sep)[0] != os.pardir and not is_installed(below):
+                return True, os.path.relpath(file, base)
+        if is_installed(file):
+            return False, after_packages(file)
+        return False, os.path.relpath(file, _above_packages(os.path.dirname(file)))
+
+
+def short_paths(places: Sequence[str]) -> list[str]:
+    """Return `file.py:3` for `folder/file.py:3`, with as many folders as tell the files apart."""
+    files = {place.rpartition(":")[0] or place for place in places}
+    ends: dict[str, set[str]] = {}
+    for file in files:
+        parts = file.split(os.sep)
+        for i in range(len(parts)):
+            ends.setdefault(os.sep.join(parts[i:]), set()).add(file)
+
+    def shortest(file: str) -> str:
+        parts = file.split(os.sep)
+        candidates = (os.sep.join(parts[i:]) for i in range(len(parts) - 1, 0, -1))
+        return next((each for each in candidates if len(ends[each]) == 1), file)
+
+    found = []
+    for place in places:
+        file, colon, line = place.rpartition(":")
+        found.append(f"{shortest(file)}:{line}" if colon else shortest(place))
+    return found
+
+
+def _above_packages(folder: str) -> str:
+    """Return the folder that the package which a folder belongs to is in; a lone one itself."""
+    while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def place_text(eqn: JaxprEqn) -> str | None:
+    """Return `model.py:9 ← flax/linen/linear.py:199`, by `frames_now`; None if that is unknown."""
+    return BEHIND.join(frames_now().texts(eqn)) or None

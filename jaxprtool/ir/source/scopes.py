@@ -1,0 +1,336 @@
+"""Where in a model an equation belongs: the layers and functions around it, as a tree.
+
+    forward
+      GPT
+        Block_0
+          LayerNorm_0    18 equations
+          ...
+    backward
+      GPT
+        Block_3
+    apply_updates
+
+A name scope, as those that modules of Flax Linen and Haiku open, is a level of the tree. So is a
+function that equations come from, the user's own or a library's that it calls: the layers of models
+without scopes, such as Flax NNX's and Equinox's. What `jax.grad` makes of a function is in two
+parts, forward and backward. The tree is of one jaxpr; bodies of its equations have their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.source.frames import Frames, Root, frames_now
+from jaxprtool.ir.source.source_names import SourceNames
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat.places import UserFrame
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """Equations that belong together: one call of a layer or of a function.
+
+    Attributes:
+        name: What it is called, told from others beside it.
+        parts: Its equations and the scopes in it, in order.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+
+
+#: What is in a scope.
+Part: TypeAlias = Scope | JaxprEqn
+
+
+class _Level(NamedTuple):
+    """A scope that an equation is in.
+
+    Attributes:
+        name: What it is called.
+        site: Where it is called from; None if that does not tell it from others.
+        position: Where in the function the equation comes from; None if that is unknown.
+        own: Whether it is a function of the user's.
+    """
+
+    name: str
+    site: UserFrame | None = None
+    position: UserFrame | None = None
+    own: bool = False
+
+
+T = TypeVar("T")
+
+#: An equation, or what is known of it, with the scopes that it is in.
+_Row: TypeAlias = tuple[tuple[_Level, ...], T]
+
+
+class _Names(NamedTuple):
+    """The name scopes of an equation, the outermost first, and the transformations around them."""
+
+    transforms: tuple[str, ...]
+    scopes: tuple[str, ...]
+
+
+class ScopeReader:
+    """Reads the scopes of jaxprs, each place in the source once.
+
+    Args:
+        roots: The folders of the user's files, as a `Program` has them.
+    """
+
+    def __init__(self, roots: Sequence[Root] = ()) -> None:
+        self._frames, self._sources = frames_now(roots, chosen=False), SourceNames()
+        self._levels: dict[object, tuple[_Level, ...]] = {}
+        self._names: dict[str, _Names] = {}
+
+    def parts(self, jaxpr: Jaxpr) -> tuple[Part, ...]:
+        """Return the equations of a jaxpr, in order, as a tree by scope.
+
+        A scope has two equations or more, and is not all that there is in the one around it.
+        """
+        name = jaxpr.debug_info.func_name
+        functions = self._without_common([self._functions(eqn) for eqn in jaxpr.eqns], name)
+        names = [self._name_scopes(eqn) for eqn in jaxpr.eqns]
+        paths: list[tuple[_Level, ...]] = []
+        places = zip(names, functions, strict=True)
+        for (transforms, outermost), run in groupby(places, lambda p: (p[0][0], p[0][1][:1])):
+            rows = list(run)
+            around = [_Level(name) for name in transforms]
+            if outermost:
+                inside = _in_scopes([(scopes.scopes, levels) for scopes, levels in rows])
+            else:
+                inside = [levels for _, levels in rows]
+            paths += [(*around, *levels) for levels in inside]
+        return _tidy(self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0))
+
+    def _functions(self, eqn: JaxprEqn) -> tuple[_Level, ...]:
+        """Return the functions of the user's, and those of libraries behind them."""
+        traceback = eqn.source_info.traceback
+        if traceback not in self._levels:
+            frames = self._frames.of(eqn)[::-1]
+            self._levels[traceback] = tuple(_function_levels(frames, self._frames))
+        return self._levels[traceback]
+
+    def _name_scopes(self, eqn: JaxprEqn) -> _Names:
+        text = jaxcompat.name_stack(eqn)
+        if text not in self._names:
+            self._names[text] = _name_scopes(text)
+        return self._names[text]
+
+    # --- the tree
+
+    def _without_common(
+        self, paths: list[tuple[_Level, ...]], function: str
+    ) -> list[tuple[_Level, ...]]:
+        """Return paths without the functions that all equations whose place is known come from.
+
+        Calls of a function that is called several times stay. The jaxpr's own `function` is not.
+        """
+        known = [path for path in paths if path]
+        common = _common(known)
+        own = [i for i, level in enumerate(common) if level.name.rpartition(".")[2] == function]
+        depth = own[-1] + 1 if own else 0
+        rows = [(path, None) for path in known]
+        while depth < len(common) and len(list(self._calls(rows, depth))) == 1:
+            depth += 1
+        return [path[depth:] for path in paths]
+
+    def _tree(self, rows: Sequence[_Row[JaxprEqn]], depth: int) -> list[Part]:
+        """Return equations, each with its levels, as a tree, inside of `depth` levels."""
+        parts: list[Part] = []
+        for run in self._calls(rows, depth):
+            path, eqn = run[0]
+            if len(path) <= depth:
+                parts.append(eqn)
+            else:
+                parts.append(Scope(path[depth].name, tuple(self._tree(run, depth + 1))))
+        return parts
+
+    def _calls(self, rows: Iterable[_Row[T]], depth: int) -> Iterator[list[_Row[T]]]:
+        """Split equations, given with their levels, into those of one call each.
+
+        Beside each other they are of the same if they are called from the same place. A function
+        that comes back to where it began, after it was elsewhere, is called again, as layers in a
+        loop are, unless it began in a loop of its own.
+        """
+        run: list[_Row[T]] = []
+        key, began, moved = None, None, False
+        for row in rows:
+            level = row[0][depth] if len(row[0]) > depth else None
+            here = level and level[:2]
+            again = moved and began is not None and level is not None and level.position == began
+            if run and (level is None or here != key or (again and not self._in_loop(began))):
+                yield run
+                run = []
+            if not run:
+                key, began, moved = here, level and level.position, False
+            elif level is not None:
+                moved |= level.position != began
+            run.append(row)
+        if run:
+            yield run
+
+    @cached_method
+    def _in_loop(self, position: UserFrame | None) -> bool:
+        """Return whether a function may come back to a position without being called again."""
+        return position is not None and self._sources.repeated(position)
+
+
+# --- name scopes ------------------------------------------------------------------------------
+
+#: The part of a gradient that goes back.
+_BACKWARD = "backward"
+
+#: The parts that transformations make, by their names around a scope; the first tells.
+_PASSES = {"transpose": _BACKWARD, "jvp": "forward"}
+
+_WRAPPED = re.compile(r"(jvp|transpose|vmap)\((.*)\)")
+
+
+def _name_scopes(text: str) -> _Names:
+    """Return the parts of `outer/transpose(jvp(GPT))/Block_0`."""
+    transforms: tuple[str, ...] = ()
+    scopes: list[str] = []
+    for part in text.split("/") if text else ():
+        around: list[str] = []
+        while wrapped := _WRAPPED.fullmatch(part):
+            around.append(wrapped[1])
+            part = wrapped[2]
+        passes = [name for wrapper, name in _PASSES.items() if wrapper in around][:1]
+        if scopes:
+            scopes += passes
+        else:
+            transforms = (*transforms, *passes)
+        if part:
+            scopes.append(part)
+    return _Names(transforms, tuple(scopes))
+
+
+def scopes_of(eqns: Iterable[JaxprEqn]) -> str:
+    """Return the name scopes of some equations, each in a body of the one before."""
+    return "/".join(filter(None, map(jaxcompat.name_stack, eqns)))
+
+
+def is_backward(eqn: JaxprEqn) -> bool:
+    """Return True if an equation is of the part of a gradient that goes back."""
+    names = jaxcompat.name_stack(eqn)
+    return "transpose(" in names and any(map(_is_transposed, names.split("/")))
+
+
+def _is_transposed(part: str) -> bool:
+    while wrapped := _WRAPPED.fullmatch(part):
+        if wrapped[1] == "transpose":
+            return True
+        part = wrapped[2]
+    return False
+
+
+def _in_scopes(
+    rows: Sequence[tuple[tuple[str, ...], tuple[_Level, ...]]],
+) -> list[tuple[_Level, ...]]:
+    """Return the levels of equations in one outermost scope, given their scopes and functions.
+
+    The scope is in the functions that all of them come from, and takes the place of the one that
+    opens it, as Flax Linen's `GPT.__call__` opens the scope GPT, and of the library's around that.
+    """
+    around = _common([levels for _, levels in rows])
+    opener = _plain(re.sub(r"_\d+$", "", rows[0][0][0]))
+    opened = next((i for i, level in enumerate(around) if _plain(level.name) == opener), None)
+    while opened and not around[opened - 1].own:
+        opened -= 1
+    depth = len(around) if opened is None else opened
+    return [
+        (
+            *levels[:depth],
+            _Level(scopes[0], None if opened is None else levels[opened].site),
+            *map(_Level, scopes[1:]),
+        )
+        for scopes, levels in rows
+    ]
+
+
+def _plain(name: str) -> str:
+    """Return the name of a module for comparison: `resnet` of `res_net` and of `hk.nets.ResNet`."""
+    return name.rpartition(".")[2].replace("_", "").lower()
+
+
+# --- functions --------------------------------------------------------------------------------
+
+
+def _function_levels(frames: Sequence[UserFrame], known: Frames) -> Iterator[_Level]:
+    """Return the functions of frames, the outermost first, that are levels of their own."""
+    own = [i for i, frame in enumerate(frames) if known.is_users(frame.file)]
+    first = own[0] if own else 0
+    last = own[-1] if own else -1
+    site = None
+    for i, frame in enumerate(frames):
+        # Programs of files know where an expression begins only, as others in it may.
+        whole = (frame.line, frame.column) != (frame.end_line, frame.end_column)
+        position = frame if whole else None
+        is_own = known.is_users(frame.file)
+        if i >= first and (is_own or i > last):
+            name = frame.function.removesuffix(".__call__")
+            inner = name.rpartition("<locals>.")[2]
+            name = inner if is_own else name.replace("<locals>.", "")
+            private = name.startswith("_") or "._" in name
+            if "<" not in inner and (is_own or not private):
+                yield _Level(name, site, position, is_own)
+        site = position
+
+
+def _common(paths: Iterable[tuple[_Level, ...]]) -> list[_Level]:
+    """Return the levels that all paths begin with, told by their names."""
+    return [
+        levels[0]
+        for levels in takewhile(
+            lambda levels: len({level.name for level in levels}) == 1,
+            zip(*paths, strict=False),
+        )
+    ]
+
+
+# --- the tree ---------------------------------------------------------------------------------
+
+
+def _tidy(parts: Sequence[Part], backward: bool = False) -> tuple[Part, ...]:
+    """Return a tree without scopes of one equation, and of one scope alone; names are unique."""
+    tidied: list[Part] = []
+    for part in parts:
+        if isinstance(part, Scope):
+            inside = _tidy(part.parts, backward or part.name == _BACKWARD)
+            if len(inside) == 1 and isinstance(inside[0], Scope):
+                part = Scope(_joined(part.name, inside[0].name), inside[0].parts)
+            else:
+                part = Scope(part.name, inside) if len(inside) > 1 else inside[0]
+        tidied.append(part)
+    return _numbered(tidied, backward)
+
+
+def _numbered(parts: Sequence[Part], backward: bool) -> tuple[Part, ...]:
+    """Return parts with a number behind each name that several have, in the order of the calls.
+
+    A backward pass goes through them in reverse, so that the last has the first number there.
+    """
+    names = Counter(part.name for part in parts if isinstance(part, Scope))
+    numbers = Counter[str]()
+    result: list[Part] = []
+    for part in reversed(parts) if backward else parts:
+        if isinstance(part, Scope) and names[part.name] > 1:
+            numbers[part.name] += 1
+            part = Scope(f"{part.name} #{numbers[part.name]}", part.parts)
+        result.append(part)
+    return tuple(reversed(result) if backward else result)
+
+
+def _joined(outer: str, inner: str) -> str:
+    """Return the name of a scope that another one is all of."""
+    inner = inner.partition(" #")[0]
+    return outer if outer == inner else f"{outer}/{inner}"

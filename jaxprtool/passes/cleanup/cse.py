@@ -1,0 +1,166 @@
+"""Common-subexpression elimination: one equation for equal ones, and one constant, in each body.
+
+Equations are equal by structure: the same primitive on the same operands (in either order where
+that makes no difference to a bit), with equal parameters, in the same setting. Bodies are equal up
+to the names of their variables, arrays by content, numbers to the bit, functions only if they are
+the same; see `ir.structural_key`. A custom derivative counts as equal if its rules are the same
+functions.
+
+What is never merged: equations with effects, which reading a ref is, at any depth; `sow`, and what
+holds one; `optimization_barrier`, remat and `copy`, which are there to keep computations apart; and
+what may differ from call to call (`Traits.may_merge`). A body does not see what is
+computed around it: what a remat computes again stays computed again. A collective has no effect but
+that it names an axis, and is merged with one on the same operands in the same body.
+
+Bodies that are equal but distinct objects become one object, which JAX then lowers once. Their
+equations all bear the source lines of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.equations import is_flat
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.equality.structural_key import (
+    Keyless,
+    parameters_key,
+    structure,
+    value_key,
+)
+from jaxprtool.ir.equality.value_keys import literal_key
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite, with_bodies
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.passes.framework.base import Pass
+
+
+@dataclass(frozen=True)
+class Cse(Pass):
+    """Compute equal things once, and keep equal constants once, at every depth.
+
+    Two equations are equal if they are the same primitive on the same operands, in either order
+    where that makes no difference to a bit, with equal parameters. Bodies that are equal become
+    one, which is compiled once.
+
+    Note:
+        What is apart on purpose stays so: equations with effects, sown values, random draws
+        that may differ, `optimization_barrier`, `copy`, and what `jax.checkpoint` computes
+        again.
+
+    Example:
+        def f(x):
+            return jnp.sin(x) * jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p cse
+        { lambda ; a:f32[3]. let b:f32[3] = sin a; c:f32[3] = mul b b in (c,) }
+    """
+
+    name: ClassVar[str] = "cse"
+    group: ClassVar[str] = "clean up"
+
+    def __call__(self, program: Program) -> Program:
+        jaxpr = cse_body(program.jaxpr)
+        return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
+
+
+def cse_body(body: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a closed jaxpr in which equal things are computed once, at every depth."""
+    return jaxcompat.close_jaxpr(rewrite(body, _Merging().visit))
+
+
+class _Merging:
+    """One run of the pass, which shares equal bodies all over the program."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[Hashable, AnyJaxpr] = {}
+
+    def visit(self, writer: Writer) -> RewriteRule:
+        _share_constants(writer)
+        eqns, is_nested = writer.eqns, not is_flat(jaxcompat.open_jaxpr(writer.body))
+        # The first equation on some operands, by position, and the first that does the same to
+        # them. Most equations are the only ones on their operands, and need no key of parameters.
+        first: dict[Hashable, int] = {}
+        alike: dict[Hashable, int] = {}
+
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            like = traits(eqn)
+            if like.may_merge and not (eqn.effects and not jaxcompat.only_names_axes(eqn.effects)):
+                operands: list[Hashable] = [
+                    literal_key(v) if type(v) is Literal else v for v in eqn.invars
+                ]
+                if like.commutative_bits and like.commutes(
+                    eqn.invars[0].aval.dtype, to_the_bit=True
+                ):
+                    operands = [frozenset(operands)]
+                key = eqn.primitive, *operands
+                index = first.setdefault(key, len(eqns))
+                if index < len(eqns) and (operation := _operation(eqn)) is not None:
+                    alike.setdefault((key, _operation(eqns[index])), index)
+                    index = alike.setdefault((key, operation), len(eqns))
+                    if index < len(eqns):
+                        return _results(writer, index)
+            if is_nested and eqn.params:
+                shared = with_bodies(eqn, self._shared)
+                return None if shared is eqn else writer.add(shared)
+            return None
+
+        return rule
+
+    def _shared(self, body: AnyJaxpr) -> AnyJaxpr:
+        """Return the first of the bodies that are equal to this one."""
+        try:
+            return self._bodies.setdefault((structure(body), type(body)), body)
+        except Keyless:
+            return body
+
+
+def _operation(eqn: JaxprEqn) -> Hashable:
+    """Return a key for what an equation does to its operands; None if none may be equal to it."""
+    try:
+        key, held = parameters_key(eqn)
+    except Keyless:
+        return None
+    return (key, eqn.ctx) if all(body.repeatable for body in held) else None
+
+
+def _results(writer: Writer, index: int) -> Sequence[Var]:
+    """The results of an equation that has been written; none of them is dropped from now on."""
+    eqn = writer.eqns[index]
+    if any(type(v) is DropVar for v in eqn.outvars):
+        outs = [Var(v.aval) if type(v) is DropVar else v for v in eqn.outvars]
+        writer.eqns[index] = eqn = eqn.replace(outvars=outs)
+        writer.definition.update(dict.fromkeys(outs, eqn))
+    return eqn.outvars
+
+
+def _share_constants(writer: Writer) -> None:
+    """Let equal constants of a body be the first of them. Only those of one type are looked at."""
+    if len(writer.consts) != len(writer.constvars):
+        return  # a body whose primitive passes the constants in its own way
+    by_type: dict[Aval, list[int]] = {}
+    for i, var in enumerate(writer.constvars):
+        by_type.setdefault(var.aval, []).append(i)
+    gone: set[int] = set()
+    for same_type in by_type.values():
+        first: dict[Hashable, Var] = {}
+        for i in same_type if len(same_type) > 1 else ():
+            var = writer.constvars[i]
+            kept = first.setdefault(_constant_key(writer.consts[i]), var)
+            if kept is not var:
+                writer.env[var] = kept
+                del writer.constant_values[var]
+                gone.add(i)
+    if gone:
+        for held in writer.constvars, writer.consts:
+            held[:] = [item for i, item in enumerate(held) if i not in gone]
+
+
+def _constant_key(value: object) -> Hashable:
+    try:
+        return value_key(value)
+    except Keyless:
+        return "itself", id(value)

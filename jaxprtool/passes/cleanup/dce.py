@@ -1,0 +1,353 @@
+"""Dead-code elimination: remove every equation, at every depth, whose results nobody uses.
+
+Liveness flows backwards: an equation stays if one of its results is used or if it has an effect
+that something outside could see, and then the operands it needs are used. Where it passes into
+bodies it follows their edges (see `ir.regions`): what is dead inside goes, and with that operands
+and results that only the dead code needed; the used carries of a loop are found by fixed point.
+
+The contract of `dce_jaxpr` and of the rules is that of JAX's `jax.interpreters.partial_eval`; what
+is more here: while loops are entered on every JAX, constants that nobody reads go, and the bodies
+of primitives that no rule knows are cleaned too. Reads of a ref and named axes leave no trace and
+may go; prints, callbacks and every other effect stay, in order. A write to a ref stays if something
+may read the ref later: an equation that stays or, if the ref comes from outside, the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from operator import is_not
+from typing import ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import JaxprCache
+from jaxprtool.ir.basics.rules import RuleTable
+from jaxprtool.ir.core.equations import is_flat
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.ir.core.structured import holds_jaxpr, keep, views
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled, structure
+from jaxprtool.ir.rewriting.rewrite import with_bodies
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.passes.framework.base import Pass
+
+#: `rule(used_outputs, live_inputs, eqn) -> (used_inputs, new_eqn)`. It is asked only if a result is
+#: used or the equation has an effect that must stay. `live_inputs` says which operands may be read
+#: after the equation; it is False for refs alone. `new_eqn` takes the used inputs and gives the
+#: used outputs (more, if it must); None removes the equation after all.
+DceRule = Callable[[Sequence[bool], Sequence[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
+
+#: The open table: a plug-in adds its primitive's rule by name. A primitive whose regions are known
+#: needs none.
+dce_rules: RuleTable[DceRule] = RuleTable()
+
+
+@dataclass(frozen=True)
+class Dce(Pass):
+    """Remove every equation, at every depth, whose results nobody uses.
+
+    What is dead inside a loop, branch or call goes too, and with it the operands, carries and
+    results that only it needed. Equations with effects stay: prints, callbacks, writes to a ref
+    that is read later.
+
+    Args:
+        drop_inputs: Also remove the program's own unused arguments: each becomes None in its
+            pytree.
+
+    Example:
+        def f(x):
+            unused = jnp.exp(x)
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p dce
+        { lambda ; a:f32[3]. let b:f32[3] = sin a in (b,) }
+    """
+
+    name: ClassVar[str] = "dce"
+    group: ClassVar[str] = "clean up"
+
+    drop_inputs: bool = False
+
+    def __call__(self, program: Program) -> Program:
+        used_outputs = [True] * len(program.jaxpr.outvars)
+        jaxpr, used = dce_body(program.jaxpr, used_outputs, not self.drop_inputs)
+        if all(used):
+            return program.replace(jaxpr=jaxpr)
+        marks = [0 if flag else None for flag in used]
+        return program.replace(
+            jaxpr=jaxpr,
+            in_tree=structure(filled(program.in_tree, marks)),
+            arg_names=keep(program.arg_names, used),
+        )
+
+
+def dce_jaxpr(
+    jaxpr: AnyJaxpr,
+    used_outputs: bool | Sequence[bool],
+    instantiate: bool | Sequence[bool] = False,
+    live_inputs: bool | Sequence[bool] = True,
+) -> tuple[AnyJaxpr, list[bool]]:
+    """Remove dead code from a jaxpr, as JAX's internal function of the same name does.
+
+    A bool stands for a sequence of it.
+
+    Args:
+        jaxpr: A jaxpr, open or closed. Its constvars stay, used or not.
+        used_outputs: Which results are wanted.
+        instantiate: Which inputs stay even if they are unused.
+        live_inputs: Of each input that is a ref, whether it may be read after the jaxpr has run.
+            A write to one that may not goes if nothing in the jaxpr reads it. What is said of
+            other inputs is ignored.
+
+    Returns:
+        The jaxpr that takes the used inputs and gives the used outputs, which is `jaxpr` itself
+        if nothing is dead, and the flags of the used inputs.
+
+    Raises:
+        ValueError: If a sequence's length is not the jaxpr's.
+    """
+    outputs = _flags(used_outputs, len(jaxpr.outvars), "used_outputs", "results")
+    inputs = _flags(instantiate, len(jaxpr.invars), "instantiate", "inputs")
+    at_exit = _flags(live_inputs, len(jaxpr.invars), "live_inputs", "inputs")
+    return _dce(jaxpr, outputs, inputs, at_exit, constants=True)
+
+
+def _flags(flags: bool | Sequence[bool], count: int, argument: str, what: str) -> list[bool]:
+    if isinstance(flags, bool):
+        return [flags] * count
+    if len(flags) != count:
+        raise ValueError(f"{argument} has {len(flags)} flags for the jaxpr's {count} {what}")
+    return list(flags)
+
+
+# --- the pass over one jaxpr ------------------------------------------------------------------
+
+# Cleaned bodies by the body they came from, so that a body shared by many equations is cleaned
+# once for each pattern of used results and stays shared. None stands for "as it was": a strong
+# reference to the key would keep it alive for ever.
+_cleaned = JaxprCache()
+
+
+def dce_body(
+    body: AnyJaxpr,
+    used_outputs: Sequence[bool],
+    instantiate: bool | Sequence[bool] = False,
+    live_inputs: bool | Sequence[bool] = True,
+) -> tuple[AnyJaxpr, list[bool]]:
+    """`dce_jaxpr` for a closed jaxpr whose unused constants may go as well.
+
+    Gives the same object back if nothing is dead, and the same new one for the same request.
+    """
+    count = len(body.invars)
+    inputs = _flags(instantiate, count, "instantiate", "inputs")
+    at_exit = _flags(live_inputs, count, "live_inputs", "inputs")
+    known = _cleaned.of(body)
+    request = tuple(used_outputs), tuple(inputs), tuple(at_exit)
+    if request not in known:
+        new, used = _dce(body, used_outputs, inputs, at_exit, constants=False)
+        known[request] = (None if new is body else new, used)
+    new, used = known[request]
+    return (body if new is None else new), list(used)
+
+
+def _dce(
+    jaxpr: AnyJaxpr,
+    used_outputs: Sequence[bool],
+    instantiate: Sequence[bool],
+    live_inputs: Sequence[bool],
+    *,
+    constants: bool,
+) -> tuple[AnyJaxpr, list[bool]]:
+    """Remove dead code; `constants` says whether unused constants stay."""
+    live, eqns = _live_equations(jaxpr, used_outputs, live_inputs)
+    used = [flag or v in live for v, flag in zip(jaxpr.invars, instantiate, strict=True)]
+    used_consts = [constants or v in live for v in jaxpr.constvars]
+    same = len(eqns) == len(jaxpr.eqns) and not any(map(is_not, eqns, jaxpr.eqns))
+    if same and all((*used_outputs, *used, *used_consts)):
+        return jaxpr, used
+    new = jaxcompat.replace_jaxpr(
+        jaxpr,
+        constvars=keep(jaxpr.constvars, used_consts),
+        consts=tuple(compress(getattr(jaxpr, "consts", ()), used_consts)),
+        invars=keep(jaxpr.invars, used),
+        outvars=keep(jaxpr.outvars, used_outputs),
+        eqns=eqns,
+        debug_info=jaxcompat.filter_debug_info(jaxpr.debug_info, used, used_outputs),
+    )
+    return new, used
+
+
+def _live_equations(
+    jaxpr: AnyJaxpr, used_outputs: Iterable[bool], live_inputs: Sequence[bool]
+) -> tuple[set[Var], list[JaxprEqn]]:
+    """Return the variables that are read, and the equations that stay, in order."""
+    live = {
+        v
+        for v, flag in zip(jaxpr.outvars, used_outputs, strict=True)
+        if flag and type(v) is not Literal
+    }
+    refs = _Refs.of(jaxpr, live_inputs, live)
+    jax_rules, kept = jaxcompat.jax_dce_rules, []
+    is_nested = not is_flat(jaxcompat.open_jaxpr(jaxpr))
+    rules: dict[str, DceRule | None] = {}  # tables that load plug-ins are asked once for each name
+    for eqn in reversed(jaxpr.eqns):
+        outs = eqn.outvars
+        name = eqn.primitive.name
+        if name not in rules:
+            rules[name] = _rule_of(name)
+        rule = rules[name]
+        asks_jax = rule is None and eqn.primitive in jax_rules
+        # JAX's own rules decide themselves: that of `free_ref`, which has no effect, keeps it.
+        dead = () if asks_jax or not eqn.effects else refs.dead(eqn)
+        unused = not asks_jax and live.isdisjoint(outs)
+        if unused and not (eqn.effects and has_lasting_effect(eqn, dead)):
+            continue
+        read: Iterable[Atom] = eqn.invars
+        if rule is not None or asks_jax or (is_nested and holds_jaxpr(eqn.params.values())):
+            used, new = (rule or _fallback)([v in live for v in outs], refs.live(eqn), eqn)
+            if new is None or (unused and not has_lasting_effect(new, dead)):
+                continue
+            read, eqn = compress(eqn.invars, used), new
+        kept.append(eqn)
+        for v in read:
+            if type(v) is not Literal:
+                live.add(v)
+    kept.reverse()
+    return live, kept
+
+
+def _rule_of(primitive: str) -> DceRule | None:
+    """Return the rule of a primitive, or the rule of all whose regions are known."""
+    rule, structured = dce_rules.get(primitive), views.get(primitive)
+    known = structured is not None and structured.edges is not None
+    return dce_regions if rule is None and known else rule
+
+
+@dataclass(frozen=True)
+class _Refs:
+    """Which refs may be read after an equation of a jaxpr that is gone through backwards.
+
+    `at_exit` are those that may be read after the jaxpr, `read` those that equations read. With
+    `all_live`, the jaxpr makes no refs of its own, and all others are read after it.
+    """
+
+    at_exit: frozenset[Var]
+    read: set[Var]
+    all_live: bool
+
+    @classmethod
+    def of(cls, jaxpr: AnyJaxpr, live_inputs: Sequence[bool], read: set[Var]) -> _Refs:
+        if all(live_inputs) and not jaxcompat.allocates_refs(jaxpr):
+            return cls(frozenset(), read, True)
+        pairs = zip(jaxpr.invars, live_inputs, strict=True)
+        return cls(frozenset((*jaxpr.constvars, *(v for v, f in pairs if f))), read, False)
+
+    def live(self, eqn: JaxprEqn) -> list[bool]:
+        """Return which operands may be read after an equation; True for all that are no refs."""
+        if self.all_live:
+            return [True] * len(eqn.invars)
+        return [
+            type(v) is Literal
+            or v in self.read
+            or v in self.at_exit
+            or not isinstance(v.aval, jaxcompat.AbstractRef)
+            for v in eqn.invars
+        ]
+
+    def dead(self, eqn: JaxprEqn) -> tuple[Var, ...]:
+        """Return the refs among an equation's operands that nothing reads after it."""
+        if self.all_live:
+            return ()
+        return tuple(v for v, flag in zip(eqn.invars, self.live(eqn), strict=True) if not flag)
+
+
+def has_lasting_effect(eqn: JaxprEqn, dead_refs: Sequence[Var] = ()) -> bool:
+    """Return whether an equation must stay even if none of its results is used.
+
+    What happens to `dead_refs`, which nothing reads afterwards, does not count.
+    """
+    return not all(
+        jaxcompat.is_removable_effect(effect) or jaxcompat.ref_of(effect) in dead_refs
+        for effect in eqn.effects
+    )
+
+
+# --- rules ------------------------------------------------------------------------------------
+
+
+def dce_regions(
+    used_outputs: Sequence[bool], live_inputs: Sequence[bool], eqn: JaxprEqn
+) -> tuple[list[bool], JaxprEqn | None]:
+    """Return the rule of every equation whose regions are known.
+
+    An operand is used if a body reads it, a result of a body if what it becomes is used, or what
+    it replaces in the next round is. These facts grow until no body reads more.
+    """
+    inside = regions(eqn)
+    if inside is None:
+        return _fallback(used_outputs, live_inputs, eqn)
+    keeps_all = inside.edges.has_rule  # the user's rule may read what the body does not
+    used, kept, live = [keeps_all] * len(eqn.invars), list(used_outputs), live_inputs
+    for i in inside.deciding:
+        used[i] = True
+    several = inside.carried or len(inside.regions) > 1
+    grows = True
+    while grows:
+        for i, out in inside.carried:
+            used[i] = kept[out] = used[i] or kept[out]
+        new: list[ClosedJaxpr] = []
+        reads: list[tuple[int, bool]] = []
+        for body, region in zip(inside.bodies, inside.regions, strict=True):
+            wanted = [out is None or kept[out] for out in region.outs]
+            stay = [used[i] for i in region.ins]
+            alive = keeps_all or [live[i] for i in region.ins]
+            body, flags = dce_body(body, wanted, stay, alive)
+            new.append(body)
+            reads += zip(region.ins, flags, strict=True)
+        for i, flag in reads:
+            if flag:
+                used[i] = True
+        grows = bool(several) and (
+            any(used[i] and not kept[out] for i, out in inside.carried)
+            or any(used[i] and not flag for i, flag in reads)
+        )
+        if not all(live) and inside.repeats:
+            # A ref that any round reads may be read after each of them, in every body.
+            read = {id(v) for v, flag in zip(eqn.invars, used, strict=True) if flag}
+            still = [flag or id(v) in read for v, flag in zip(eqn.invars, live, strict=True)]
+            grows, live = grows or still != live, still
+    if not any(map(is_not, new, inside.bodies)) and all(used) and all(kept):
+        return used, eqn
+    return used, inside.rebuild(new, used, kept)
+
+
+def _fallback(
+    used_outputs: Sequence[bool], live_inputs: Sequence[bool], eqn: JaxprEqn
+) -> tuple[list[bool], JaxprEqn | None]:
+    """JAX's rule, if it has one; then the bodies are cleaned behind an unchanged signature."""
+    used, new = [True] * len(eqn.invars), eqn
+    if eqn.primitive in jaxcompat.jax_dce_rules:
+        used, new = jaxcompat.apply_jax_dce_rule(used_outputs, eqn, live_inputs)
+        if new is not None and _holds_the_same(new, eqn):  # JAX 0.11 makes an equation each time
+            new = eqn
+    return used, None if new is None else with_bodies(new, _clean)
+
+
+def _holds_the_same(new: JaxprEqn, old: JaxprEqn) -> bool:
+    """Return whether an equation has the operands, results and parameters of another one."""
+    values = [(each.invars, each.outvars, each.params.values()) for each in (new, old)]
+    return new.params.keys() == old.params.keys() and all(
+        len(a) == len(b) and not any(map(is_not, a, b)) for a, b in zip(*values, strict=True)
+    )
+
+
+def _clean(held: AnyJaxpr) -> AnyJaxpr:
+    if held.constvars and not isinstance(held, jaxcompat.ClosedJaxpr):
+        return held  # an open jaxpr whose constants its primitive passes in its own way
+    closed = jaxcompat.close_jaxpr(held)
+    new, _ = dce_body(closed, [True] * len(closed.outvars), instantiate=True)
+    # The equation's effects were computed from its bodies': a body that loses one stays as it is.
+    if new is closed or new.effects != closed.effects:
+        return held
+    return new if isinstance(held, jaxcompat.ClosedJaxpr) else jaxcompat.open_jaxpr(new)

@@ -1,0 +1,235 @@
+"""Dropping checks: what looks at a program's values and gives none, at every depth.
+
+*   Checks of `checkify`, and callbacks and prints for debugging: equations that give nothing and
+    whose effects are those of checks or of debugging alone.
+*   Equinox's `error_if`, which hands its operand on. In a jaxpr it is a branch that does nothing
+    but call a function which raises, beside one that gives the operand, in a `custom_jvp` whose
+    rule hands the tangent on. The function is known by its module and name, the branch by its
+    results, which need the call; so a `pure_callback` whose value is used is never taken for one.
+
+What nothing but checks needed goes too. Rules of custom derivatives are followed: where one holds
+a check, the call follows the rule's jaxpr without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.basics.dtypes import is_float0
+from jaxprtool.ir.core.equations import equations, needed_equations, substitute
+from jaxprtool.ir.core.structured import Cond, CustomJVP, CustomVJP, view
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.callbacks import callback_name, is_check
+from jaxprtool.ir.rewriting.custom_rules import (
+    CustomRule,
+    JVPRule,
+    custom_rule,
+    following,
+    has_rule,
+    map_rule,
+    rule_jaxprs,
+    rule_key,
+    rules_followed,
+)
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.passes.cleanup.dce import dce_body
+from jaxprtool.passes.cleanup.inline import has_reason
+from jaxprtool.passes.framework.base import Pass
+
+#: The functions with which Equinox's `error_if` raises, and opens a debugger.
+_RAISING = frozenset(
+    f"equinox._errors._error.<locals>.{name}" for name in ("raises", "display_msg")
+)
+
+#: The name of the jit that `error_if` is.
+_ERROR_IF = "branched_error_if_impl"
+
+#: How deep rules are followed that call functions with rules in turn.
+_DEEPEST_RULES = 8
+
+
+@dataclass(frozen=True)
+class DropChecks(Pass):
+    """Remove checks (Equinox's error_if, checkify's) and debugging prints and callbacks.
+
+    What only they needed goes with them. `pure_callback` and `io_callback`, whose values or
+    effects the program is there for, stay.
+
+    Example:
+        def f(x):
+            jax.debug.print("x is {}", x)
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p drop_checks
+        { lambda ; a:f32[]. let b:f32[] = sin a in (b,) }
+    """
+
+    name: ClassVar[str] = "drop_checks"
+    group: ClassVar[str] = "clean up"
+
+    keeps_checks: ClassVar[bool] = False
+
+    def __call__(self, program: Program) -> Program:
+        with rules_followed():
+            return program.replace(jaxpr=_Dropping().cleaned(program.jaxpr))
+
+
+class _Dropping:
+    """The checks of one program; what is known of the rules of its custom derivatives, by key."""
+
+    def __init__(self) -> None:
+        self._rules: dict[Hashable, CustomRule | None] = {}
+        self._checked: dict[Hashable, bool] = {}
+        self._forwarding: dict[Hashable, bool] = {}
+        self._unchecked: dict[Hashable, Callable[[], Any]] = {}
+
+    def cleaned(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        """The jaxpr without checks and what only they needed; the same object if it has none."""
+        left = rewrite(jaxpr, self._visitor)
+        return left if left is jaxpr else dce_body(left, [True] * len(left.outvars), True)[0]
+
+    def _visitor(self, writer: Writer) -> RewriteRule:
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            if is_check(eqn):
+                return []
+            structured = view(eqn)
+            if isinstance(structured, Cond):
+                return _without_failing(structured, writer)
+            if has_rule(eqn):
+                return self._custom(eqn, structured, writer)
+            named = eqn.primitive.name == "jit" and eqn.params["name"] == _ERROR_IF
+            if named and not has_reason(eqn):
+                return _forwarded(structured.body, eqn.invars)
+            return None
+
+        return rule
+
+    # --- custom derivatives -----------------------------------------------------------------------
+
+    def _custom(
+        self, eqn: JaxprEqn, call: CustomJVP | CustomVJP, writer: Writer
+    ) -> Sequence[Atom] | None:
+        if not self._has_checks(eqn):
+            return None
+        given = _forwarded(call.body, eqn.invars)
+        if given is not None and self._forwards(eqn, call):
+            return given
+        return writer.add(self._following(eqn))
+
+    def _rule(self, eqn: JaxprEqn) -> CustomRule | None:
+        """Return the rule of a custom call; None for one that cannot be traced."""
+        key = rule_key(eqn)
+        if key not in self._rules:
+            try:
+                self._rules[key] = custom_rule(eqn)
+            except UnsupportedError:
+                self._rules[key] = None
+        return self._rules[key]
+
+    def _has_checks(self, eqn: JaxprEqn) -> bool:
+        """Whether there is a check in the rule of a custom call, or in rules of calls in that."""
+        key = rule_key(eqn)
+        if key not in self._checked:
+            self._checked[key] = self._finds_check(eqn)
+        return self._checked[key]
+
+    def _finds_check(self, eqn: JaxprEqn) -> bool:
+        calls, seen = [eqn], {rule_key(eqn)}
+        for _ in range(_DEEPEST_RULES):
+            rules = [rule for call in calls if (rule := self._rule(call)) is not None]
+            found = (body for rule in rules for body in rule_jaxprs(rule).values())
+            inside = [eqn for body in found for eqn in equations(jaxcompat.open_jaxpr(body))]
+            if any(map(_is_dropped, inside)):
+                return True
+            by_key = {rule_key(call): call for call in inside if has_rule(call)}
+            calls = [call for key, call in by_key.items() if key not in seen]
+            seen.update(by_key)
+        return False
+
+    def _forwards(self, eqn: JaxprEqn, call: CustomJVP | CustomVJP) -> bool:
+        """Whether the rule of a call that hands its operands on does so with their tangents."""
+        key = rule_key(eqn)
+        if key not in self._forwarding:
+            known = dict(self._forwarding)
+            self._forwarding[key] = True  # for calls in the rule: it is what is to be shown
+            if not self._rule_forwards(eqn, call):
+                self._forwarding = {**known, key: False}
+        return self._forwarding[key]
+
+    def _rule_forwards(self, eqn: JaxprEqn, call: CustomJVP | CustomVJP) -> bool:
+        rule = self._rule(eqn)
+        if not isinstance(rule, JVPRule) or rule.jaxpr is None:
+            return False
+        if not all(rule.perturbed) or eqn.params["num_consts"]:
+            return False
+        body, outs = rewrite(rule.jaxpr, self._visitor), len(call.outs)
+        if body.effects or not all(isinstance(v, Var) for v in call.body.outvars):
+            return False
+        primals, tangents = body.invars[: len(call.operands)], body.invars[len(call.operands) :]
+        given = iter(body.outvars[outs:])
+        for i, (var, zero) in enumerate(zip(call.body.outvars, rule.out_zeros, strict=True)):
+            source = call.body.invars.index(var)
+            if body.outvars[i] is not primals[source]:
+                return False
+            # The tangent of an integer has the type float0, and says nothing.
+            if is_float0(var.aval.to_tangent_aval()):
+                zero or next(given)
+            elif zero or next(given) is not tangents[source]:
+                return False
+        return True
+
+    def _following(self, eqn: JaxprEqn) -> JaxprEqn:
+        """Return the call, following its rule without the checks in it."""
+        key, p, found = rule_key(eqn), eqn.params, self._rule(eqn)
+        assert found is not None
+        rule = self._unchecked.setdefault(key, cache(partial(map_rule, self.cleaned, found)))
+        rest = rule, p["num_consts"], p["symbolic_zeros"]
+        return eqn.replace(params=following(eqn, p["call_jaxpr"], *rest))
+
+
+def _is_dropped(eqn: JaxprEqn) -> bool:
+    structured = view(eqn)
+    branching = isinstance(structured, Cond) and _passing_branch(structured) is not None
+    return branching or is_check(eqn)
+
+
+def _without_failing(cond: Cond, writer: Writer) -> Sequence[Atom] | None:
+    """Return what a branching gives without a branch of Equinox's `error_if`; None for another."""
+    passing = _passing_branch(cond)
+    if passing is not None and writer.can_hold(passing):
+        return writer.splice(passing, cond.operands, cond.eqn)
+    if not any(map(jaxcompat.is_check_effect, cond.eqn.effects)):
+        return None
+    # JAX gives a branch the effects of all: those of checks in others are gone.
+    branches = tuple(jaxcompat.replace_jaxpr(b, eqns=b.eqns) for b in cond.branches)
+    return writer.add(cond.rebuild(branches=branches))
+
+
+def _passing_branch(cond: Cond) -> ClosedJaxpr | None:
+    """The branch of Equinox's `error_if` that is taken where the check passes; None for others."""
+    if len(cond.branches) != 2:
+        return None
+    failing = [_does_nothing_but_raise(branch) for branch in cond.branches]
+    return cond.branches[failing.index(False)] if sum(failing) == 1 else None
+
+
+def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
+    """Return whether a branch's results need a call of a function that always raises."""
+    return any(
+        eqn.primitive.name == "pure_callback" and callback_name(eqn.params["callback"]) in _RAISING
+        for eqn in needed_equations(branch.eqns, branch.outvars)
+    )
+
+
+def _forwarded(body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom] | None:
+    """Return what a call gives whose body hands on operands and literals, and does nothing else."""
+    given = dict(zip(body.invars, operands, strict=True))
+    if body.effects or any(not isinstance(v, Literal) and v not in given for v in body.outvars):
+        return None
+    return substitute(body.outvars, given)

@@ -1,0 +1,255 @@
+"""Constant folding: what does not depend on the program's arguments is computed once, here.
+
+A *known* value is a literal, a constant of the body it is in, or the result of a pure equation of
+known values. Where something else needs a known value, the value takes the place of the equations
+that lead to it:
+
+*   a scalar becomes a literal;
+*   an array whose elements are all the same bits becomes a broadcast literal, which costs no bytes
+    (if its equation has no other result);
+*   another array becomes a constant of the body, if the program's constants take no more than
+    `max_bytes` with it, or if it is no larger than the constants that only it had a use for, whose
+    place it takes. An array that is equal to another counts once in each body.
+
+An equation is left that only makes a big array of a small one (`iota`, and `broadcast_in_dim`): it
+is as good as the constant, and smaller. Then its own operands are what is needed. So is one with a
+value of more than 1 MiB on the way (or 16 times `max_bytes`), or with too much work in its loops.
+
+Values are what the default backend computes, one equation at a time, each as a kernel of its own;
+on another backend an `exp` may have another last bit. They become arrays of NumPy, at home on no
+device. Left are constants that are committed to a device, or are tracers (while JAX traces around
+the pass), and what runs under a mesh, has effects, or may not be folded by its traits. A call with
+custom derivatives goes if all its operands are constants: nothing differentiates it.
+
+Control flow whose course is known is opened: a cond with a constant index becomes its branch, a
+scan of no rounds its initial carry, a scan of one round its body (unless that takes more equations,
+for slicing and stacking), and a while whose condition fails at once its initial carry. One is left
+if an effect that it declares, such as a print, is in what would go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError
+from jaxprtool.ir.core.equations import is_flat, size_of
+from jaxprtool.ir.core.structured import holds_jaxpr, keep, sub_jaxprs
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.passes.cleanup.fold.constant_evaluation import Array, Number, Values, is_plain_type
+from jaxprtool.passes.cleanup.fold.opening import OPENERS
+from jaxprtool.passes.framework.base import Pass
+
+
+@dataclass(frozen=True)
+class Fold(Pass):
+    """Compute constant expressions once, and open control flow whose course is constant.
+
+    What does not depend on the program's arguments becomes a literal, a broadcast literal or a
+    constant. A cond of a known index becomes its branch, a scan of one round its body, a while
+    that fails at once its initial carry. Values are what the default backend computes, one
+    equation at a time.
+
+    Args:
+        max_bytes: The bytes up to which the program's constants may grow.
+
+    Note:
+        Equations that only make a large array of little, as `iota` does, stay: they are as good
+        as the constant, and smaller. So does what has effects, runs under a mesh or takes too
+        long.
+
+    Example:
+        def f(x):
+            return x + jnp.sqrt(jnp.float32(2.0)) * 3
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p fold
+        { lambda ; a:f32[3]. let b:f32[3] = add a 4.242640495300293:f32[] in (b,) }
+    """
+
+    name: ClassVar[str] = "fold"
+    group: ClassVar[str] = "clean up"
+
+    max_bytes: int = 65536
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 0:
+            raise PipelineError(f"option 'max_bytes' of pass 'fold' is negative: {self.max_bytes}")
+
+    def __call__(self, program: Program) -> Program:
+        jaxpr = fold_jaxpr(program.jaxpr, self.max_bytes)
+        return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
+
+
+def fold_jaxpr(jaxpr: ClosedJaxpr, max_bytes: int) -> ClosedJaxpr:
+    """Return a closed jaxpr with what is constant in it computed; itself if nothing is."""
+    folding = _Folding(jaxpr, max_bytes)
+    while True:
+        folding.opened = False
+        before, jaxpr = jaxpr, rewrite(jaxpr, folding.visit)
+        if jaxpr is before or not folding.opened:
+            return jaxpr
+
+
+# --- the pass ---------------------------------------------------------------------------------
+
+#: The largest value on the way to another, in bytes, unless `max_bytes` is large.
+_LARGEST = 1 << 20
+
+
+def _constant_bytes(jaxpr: AnyJaxpr, seen: set[AnyJaxpr]) -> int:
+    """Return the bytes of the constants of a jaxpr and of the distinct jaxprs in it."""
+    seen.add(jaxpr)
+    consts = getattr(jaxpr, "consts", ())
+    total = sum(size_of(value, 0) for value in consts if is_plain_type(jax.typeof(value)))
+    for eqn in () if is_flat(jaxcompat.open_jaxpr(jaxpr)) else jaxpr.eqns:
+        if holds_jaxpr(eqn.params.values()):
+            bodies = (body for _, body in sub_jaxprs(eqn))
+            total += sum(_constant_bytes(body, seen) for body in bodies if body not in seen)
+    return total
+
+
+class _Folding:
+    """One run of the pass: the known values of the program, and the bytes that are left."""
+
+    def __init__(self, jaxpr: ClosedJaxpr, max_bytes: int) -> None:
+        self._left = max_bytes - _constant_bytes(jaxpr, set())
+        self._values = Values(max(_LARGEST, 16 * max_bytes))
+        #: Whether control flow has been opened, whose equations have not been looked at.
+        self.opened = False
+
+    def visit(self, writer: Writer) -> RewriteRule:
+        jaxpr = jaxcompat.open_jaxpr(writer.body)
+        known: dict[Var, Number] = {}
+        for var, value in writer.constant_values.items():
+            number = self._values.of_constant(value) if is_plain_type(var.aval) else None
+            if number is not None:
+                known[var] = number
+        found = self._values.follow(jaxpr.eqns, known)
+        values: dict[Var, Array | None] = {}
+        if not all(traits(eqn).fills for eqn in found):
+            values = self._needed_values(writer, known, found)
+
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            if eqn.outvars and eqn.outvars[0] in values:
+                return [_atom(writer, eqn, var, values[var]) for var in eqn.outvars]
+            opener = OPENERS.get(eqn.primitive.name)
+            atoms = opener(writer, eqn, self._values) if opener is not None else None
+            self.opened |= atoms is not None
+            return atoms
+
+        return rule
+
+    def _needed_values(
+        self, writer: Writer, known: dict[Var, Number], found: Sequence[JaxprEqn]
+    ) -> dict[Var, Array | None]:
+        """The results of the equations that go: of each its value, or None if nothing needs it."""
+        jaxpr = jaxcompat.open_jaxpr(writer.body)
+        freed = _freed(writer, found) if writer.constvars else {}
+        folded, held = {id(eqn) for eqn in found}, set[Number]()
+        needed = {v for v in jaxpr.outvars if type(v) is not Literal}
+        values: dict[Var, Array | None] = {}
+        for eqn in reversed(jaxpr.eqns):
+            if id(eqn) in folded and writer.donated.isdisjoint(eqn.outvars):
+                wanted = {v: known[v] for v in eqn.outvars if v in needed}
+                taken = self._taken(writer, eqn, wanted, freed.get(id(eqn), 0), held)
+                if taken is not None:
+                    values.update(dict.fromkeys(eqn.outvars))
+                    values.update(taken)
+                    continue
+            needed.update(v for v in eqn.invars if type(v) is not Literal)
+        if values and len(writer.consts) == len(writer.constvars):
+            _drop_constants(writer, needed)
+        return values
+
+    def _taken(
+        self,
+        writer: Writer,
+        eqn: JaxprEqn,
+        wanted: dict[Var, Number],
+        freed: int,
+        held: set[Number],
+    ) -> dict[Var, Array] | None:
+        """Return the values of an equation's needed results; None if the equation is to stay."""
+        arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
+        cost = sum(size_of(v.aval, 0) for v, number in arrays.items() if number not in held)
+        if arrays and (_expands(eqn) or cost - freed > max(self._left, 0)):
+            return None
+        if any(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in wanted):
+            return None
+        values = {
+            v: value
+            for v, number in wanted.items()
+            if (value := self._values.value(number)) is not None
+        }
+        if len(values) < len(wanted):
+            return None
+        if arrays and len(eqn.outvars) == 1:
+            element = _element(values[eqn.outvars[0]])
+            if element is not None:
+                return {eqn.outvars[0]: element}
+        if arrays and not writer.holds_constants:
+            return None
+        held.update(arrays.values())
+        self._left -= cost - freed if cost else 0
+        return values
+
+
+def _drop_constants(writer: Writer, needed: set[Var]) -> None:
+    """Drop the constants of a body that nothing needs any more."""
+    flags = [v in needed for v in writer.constvars]
+    for v, flag in zip(writer.constvars, flags, strict=True):
+        if not flag:
+            del writer.constant_values[v]
+    writer.constvars[:] = keep(writer.constvars, flags)
+    writer.consts[:] = keep(writer.consts, flags)
+
+
+def _freed(writer: Writer, found: Sequence[JaxprEqn]) -> dict[int, int]:
+    """The bytes of constants that nothing reads when an equation is gone, by its identity."""
+    jaxpr = jaxcompat.open_jaxpr(writer.body)
+    uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if type(v) is not Literal)
+    uses.update(v for v in jaxpr.outvars if type(v) is not Literal)
+    free = {v: size_of(value, 0) for v, value in writer.constant_values.items() if v.aval.shape}
+    by_equation: dict[int, int] = {}
+    for eqn in found:
+        operands = (v for v in eqn.invars if type(v) is not Literal and uses[v] == 1)
+        by_equation[id(eqn)] = total = sum(free.get(v, 0) for v in operands)
+        if len(eqn.outvars) == 1:
+            free[eqn.outvars[0]] = total
+    return by_equation
+
+
+def _expands(eqn: JaxprEqn) -> bool:
+    """Whether an equation makes an array of something smaller, and is as good as the array."""
+    size = sum(size_of(v.aval, 0) for v in eqn.invars if type(v) is not Literal)
+    return traits(eqn).fills and size_of(eqn.outvars[0].aval, 0) > size
+
+
+def _element(value: Array) -> np.ndarray | None:
+    """Return the scalar that an array is filled with, if all its elements are the same bits."""
+    if value.size == 0:
+        return None
+    element = np.asarray(value[(0,) * value.ndim])
+    return element if value.tobytes() == element.tobytes() * value.size else None
+
+
+def _atom(writer: Writer, eqn: JaxprEqn, var: Var, value: Array | None) -> Atom:
+    """Return what takes the place of a result: of an array, one of this scalar, or its value."""
+    if value is None:
+        return var  # nothing reads it
+    if value.shape == var.aval.shape:
+        return writer.constant(value, var.aval)
+    scalar = jaxcompat.array_type((), var.aval.dtype, var.aval.weak_type)
+    operand = writer.constant(value, scalar)
+    params = {"shape": var.aval.shape, "broadcast_dimensions": (), "sharding": None}
+    return writer.emit(lax.broadcast_in_dim_p, [operand], params, eqn)[0]

@@ -1,0 +1,453 @@
+"""Forwarding: the borders of loops, branches and calls made as narrow as they can be.
+
+What a body merely hands on need not go through it:
+
+*   a result that is an operand, a scalar or a constant of the body is, outside, that very value;
+    results that are always equal become one;
+*   an operand that is given twice is given once, and scalars are put inside the body, where `fold`
+    and `simplify` can see them;
+*   a carry of a scan or while that never changes becomes a constant of the loop, and its result
+    the value that it started with; carries that start equal and stay equal become one. Which ones
+    do is found as the coarsest stable partition of the carries (they form the graph of a function,
+    so sequences are compared by doubling; compare J. E. Hopcroft, "An n log n algorithm for
+    minimizing states in a finite automaton", 1971);
+*   an operand that a scan slices and that only repeats one value becomes a constant of it.
+
+What nobody uses is left to `dce`. What stays as it is: operands that are donated, of a sharding or
+layout that was asked for, or refs; the results of `shard_map`, whose specifications are shardings,
+but for equal ones; the results of a differentiated `remat`, behind its optimization barrier. Past
+custom derivatives nothing is forwarded, since the user's rule may give it any derivative: only
+their bodies are rewritten. An array that a call in the same body donates gets no second name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.equations import free_variables, substitute, with_operands
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.structured import UNASKED, Call, ShardMap, keep
+from jaxprtool.ir.equality.value_keys import atom_key
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, rewrite
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
+from jaxprtool.passes.framework.base import Pass
+
+
+@dataclass(frozen=True)
+class Forward(Pass):
+    """Let no loop, branch or call take or give what it only hands on, or twice.
+
+    Results that are operands, operands that are given twice, and carries that never change go
+    around; what does not change in a loop becomes a constant of it, and scalars are put inside,
+    where `fold` and `simplify` see them. What nobody reads then is left to `dce`.
+
+    Note:
+        Operands that are donated, or of a sharding or layout that was asked for, stay as they
+        are, and so do the borders of custom derivatives and `shard_map`.
+
+    Example:
+        def f(x, y):
+            a, b = jax.jit(lambda x, y: (jnp.sin(x), y))(x, y)
+            return a * b
+
+        $ jaxprtool opt f.py:f --args "f32[], f32[]" -p "forward, dce"
+        { lambda ; a:f32[] b:f32[]. let
+            c:f32[] = jit[
+              name=<lambda>
+              jaxpr={ lambda ; a:f32[]. let c:f32[] = sin a in (c,) }
+            ] a
+            d:f32[] = mul c b
+          in (d,) }
+    """
+
+    name: ClassVar[str] = "forward"
+    group: ClassVar[str] = "clean up"
+
+    def __call__(self, program: Program) -> Program:
+        jaxpr, before = program.jaxpr, None
+        # What has come out of one body, or gone into it, may go on through the next.
+        while jaxpr is not before:
+            visitor = partial(_visitor, Memo())
+            jaxpr, before = rewrite(jaxpr, visitor, flat=False), jaxpr
+        return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program
+
+
+def _visitor(memo: Memo, writer: Writer) -> RewriteRule:
+    def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+        inside = regions(eqn)
+        return None if inside is None else _Forwarding(writer, inside, memo).written()
+
+    return rule
+
+
+@dataclass(frozen=True)
+class _Border:
+    """What is asked of operands and results besides their values.
+
+    Attributes:
+        operands: For each operand its kind: only those of one kind are taken for the same. Those of
+            kind `_STAYS` must stay.
+        results: The same for each result.
+        into: Whether scalars may be put inside.
+        out: Whether what a body hands on is the operand itself.
+    """
+
+    operands: Sequence[Hashable]
+    results: Sequence[Hashable]
+    into: bool = True
+    out: bool = True
+
+    @classmethod
+    def of(cls, inside: Regions) -> _Border:
+        """Return the border of an equation."""
+        structured = inside.view
+        if isinstance(structured, ShardMap):
+            return cls(structured.in_specs, structured.out_specs, into=False, out=False)
+        count = len(inside.eqn.invars), len(inside.eqn.outvars)
+        if not isinstance(structured, Call):
+            return cls([None] * count[0], [None] * count[1], out=not inside.edges.has_rule)
+        kinds = structured.operand_params.get("prevent_cse", (None,) * count[0])
+        asked, out_asked = map(_asked, (structured.operand_params, structured.out_params), count)
+        return cls(
+            [_STAYS if stays else kind for stays, kind in zip(asked, kinds, strict=True)],
+            [_STAYS if stays else None for stays in out_asked],
+            out=not inside.eqn.params.get("differentiated"),
+        )
+
+
+#: The kind of what must stay as it is.
+_STAYS = object()
+
+#: The arguments that an operand becomes, with the number of the region of each.
+_Inside = Sequence[tuple[int, Var]]
+
+
+class _Forwarding:
+    """What is done to one loop, branch or call."""
+
+    def __init__(self, writer: Writer, inside: Regions, memo: Memo):
+        self.writer, self.inside, self._memo = writer, inside, memo
+        self.eqn = inside.eqn
+        self.border = _Border.of(inside)
+        self.jaxprs = inside.jaxprs
+        #: What variables are from now on, in each region.
+        self.names: list[dict[Var, Atom]] = [{} for _ in self.jaxprs]
+        self.stay = [True] * len(self.eqn.invars)
+        self.wanted = [True] * len(self.eqn.outvars)
+        self.answer: list[Atom] = list(self.eqn.outvars)
+        #: New constants by field, outside and inside.
+        self.more: dict[str, list[Atom]] = {}
+        self.more_inside: dict[str, list[Var]] = {}
+        self._first: dict[Hashable, _Inside] = {}
+        self.carried = dict(inside.carried)
+        self.sliced = {i for field in inside.edges.sliced for i in inside.operands[field]}
+        self.stacked = {i for field in inside.edges.stacked for i in inside.results[field]}
+        self.arguments = inside.arguments_by_operand
+        #: The operand of each argument of each body.
+        self.operand_of: list[dict[Atom, int]] = [
+            dict(zip(jaxpr.invars, region.ins, strict=True))
+            for region, jaxpr in zip(inside.regions, self.jaxprs, strict=True)
+        ]
+
+    def written(self) -> Sequence[Atom] | None:
+        """Return what the results are from now on; None if nothing changes."""
+        inside = self.inside
+        for field, places in inside.operands.items():
+            for i in places:
+                if self.arguments[i] and i not in self.carried and i not in self.sliced:
+                    self.give(i, field, self.border.into)
+        if self.carried:
+            self.carry()
+        for field in inside.edges.sliced:
+            for i in inside.operands[field]:
+                self.give_rows(i, field)
+        if inside.edges.has_rule:
+            # The user's rule has all operands, and may give the results any derivative.
+            jaxpr = self.jaxprs[0]
+            read = free_variables(jaxpr.eqns, keep(jaxpr.outvars, self.wanted))
+            if self.names[0].keys().isdisjoint(read):
+                return None
+            self.stay = [True] * len(self.stay)
+        else:
+            self.results()
+        if all(self.stay) and all(self.wanted) and not any(self.names):
+            return None
+        bodies = [
+            self._narrowed(
+                body, number, inside.arguments(region, jaxpr.invars, self.more_inside, self.stay)
+            )
+            for number, (body, region, jaxpr) in enumerate(
+                zip(inside.bodies, inside.regions, self.jaxprs, strict=True)
+            )
+        ]
+        self.writer.add(inside.rebuild(bodies, self.stay, self.wanted, self.more))
+        return self.answer
+
+    # --- operands -------------------------------------------------------------------------------
+
+    def give(self, i: int, field: str, scalars: bool) -> None:
+        """Let an operand stay, unless it is a scalar, or given already."""
+        kind = self.border.operands[i]
+        if kind is not _STAYS:
+            self.stay[i] = self._is_new(self.eqn.invars[i], self.arguments[i], field, scalars, kind)
+
+    def give_rows(self, i: int, field: str) -> None:
+        """Let an operand stay of which each round gets a row, unless all rows are one value."""
+        repeated = self._repeated(i)
+        if repeated is None:
+            self.give(i, field, scalars=False)
+        else:
+            self.stay[i] = False
+            self.make_constant(repeated, self.arguments[i])
+
+    def make_constant(self, atom: Atom, arguments: _Inside) -> None:
+        """Let arguments be a value that is the same in every round, where they are read."""
+        for number, var in arguments:
+            field = self.inside.regions[number].constants
+            assert field is not None
+            if self._is_new(atom, [(number, var)], field):
+                self.more.setdefault(field, []).append(atom)
+                self.more_inside.setdefault(field, []).append(var)
+
+    def _is_new(
+        self,
+        atom: Atom,
+        arguments: _Inside,
+        field: str,
+        scalars: bool = True,
+        kind: Hashable = None,
+    ) -> bool:
+        """Whether bodies need be given an operand: one that is no scalar and was not given yet."""
+        if isinstance(atom.aval, jaxcompat.AbstractRef):
+            return True
+        if scalars:
+            literals = [_scalar(self.writer, atom, var.aval) for _, var in arguments]
+            if None not in literals:
+                return self._rename(arguments, literals)
+        if type(atom) is Literal:
+            return True
+        known = self._first.setdefault((field, atom, kind), arguments)
+        if known is arguments:
+            return True
+        pairs = zip(known, arguments, strict=True)
+        if any(a.aval != b.aval for (_, a), (_, b) in pairs):
+            return True
+        return self._rename(arguments, [var for _, var in known])
+
+    def _rename(self, arguments: _Inside, atoms: Sequence[Atom]) -> bool:
+        for (number, var), atom in zip(arguments, atoms, strict=True):
+            self.names[number][var] = atom
+        return False
+
+    def _can_add(self, arguments: _Inside) -> bool:
+        """Return whether the bodies of these arguments can be given new constants."""
+        return all(self.inside.regions[number].constants is not None for number, _ in arguments)
+
+    def _repeated(self, i: int) -> Atom | None:
+        """Return the value that every row of an operand is, if it was made by repeating one."""
+        value, arguments = self.writer.repeated_row(self.eqn.invars[i]), self.arguments[i]
+        if value is None or not self._can_add(arguments):
+            return None
+        return value if all(var.aval == value.aval for _, var in arguments) else None
+
+    # --- what loops carry -----------------------------------------------------------------------
+
+    def carry(self) -> None:
+        """Take out of a loop what it carries and never changes, or carries twice."""
+        carried, eqn = self.inside.carried, self.eqn
+        kinds = self._carries()
+        for number, kind in enumerate(kinds):
+            self.wanted[carried[number][1]] = kind == number
+        used: list[dict[Var, None]] = []
+        if None in kinds:
+            used = [
+                free_variables(jaxpr.eqns, keep(jaxpr.outvars, self._results_of(n)))
+                for n, jaxpr in enumerate(self.jaxprs)
+            ]
+        for (i, out), kind in zip(carried, kinds, strict=True):
+            if self.wanted[out]:
+                continue
+            self.stay[i] = False
+            if kind is None:
+                self.answer[out] = eqn.invars[i]
+                read = [(n, var) for n, var in self.arguments[i] if var in used[n]]
+                self.make_constant(eqn.invars[i], read)
+            else:
+                other, self.answer[out] = carried[kind][0], eqn.outvars[carried[kind][1]]
+                self._rename(self.arguments[i], [var for _, var in self.arguments[other]])
+
+    def _carries(self) -> list[int | None]:
+        """For each carry the one that always has its value; None if it is always what it starts as.
+
+        Of equal ones the first whose result is read is taken, or the first, and itself it has its
+        own number.
+        """
+        carried, eqn = self.inside.carried, self.eqn
+        rounds = [
+            n
+            for n, region in enumerate(self.inside.regions)
+            if any(b is not None for b in region.back)
+        ]
+        if len(rounds) != 1:
+            return list(range(len(carried)))
+        (number,) = rounds
+        region, jaxpr = self.inside.regions[number], self.jaxprs[number]
+        arguments = dict(zip(region.ins, jaxpr.invars, strict=True))
+        nexts = dict(zip(region.back, jaxpr.outvars, strict=True))
+        # What a value is known by at first: by what it starts as, or, computed inside, by itself.
+        labels: dict[Hashable, Hashable] = {}
+        step: dict[Hashable, Hashable] = {}  # which value it is in the next round
+        for i, var, fixed in zip(region.ins, jaxpr.invars, region.fixed, strict=True):
+            if fixed:
+                labels[var] = self._start(eqn.invars[i], var)
+        loose = []
+        for i, out in carried:
+            atom, var = eqn.invars[i], arguments[i]
+            same_types = var.aval == eqn.outvars[out].aval == atom.aval
+            same_types = same_types and not self._donates(atom, eqn.outvars[out])
+            labels[var] = self._start(atom, var) if same_types else var
+            loose.append(labels[var] is not var and self._can_add(self.arguments[i]))
+        for i, _ in carried:
+            after = nexts[i]
+            step[arguments[i]] = key = atom_key(after)
+            labels.setdefault(key, (key, after.aval) if type(after) is Literal else after)
+        numbers = {key: number for number, key in enumerate(labels)}
+        steps = [numbers[step.get(key, key)] for key in labels]
+        classes = _stable_classes(list(labels.values()), steps)
+        own = [numbers[arguments[i]] for i, _ in carried]
+        chosen: dict[int, int] = {}
+        kinds: list[int | None] = [None] * len(carried)
+        for number in sorted(
+            range(len(carried)), key=lambda n: isinstance(eqn.outvars[carried[n][1]], DropVar)
+        ):
+            at = own[number]
+            if not (loose[number] and classes[at] == classes[steps[at]]):
+                kinds[number] = chosen.setdefault(classes[at], number)
+        return kinds
+
+    def _start(self, atom: Atom, inside: Var) -> Hashable:
+        """What a loop's operand starts as; its own variable for what nothing else may stand for."""
+        if isinstance(atom.aval, jaxcompat.AbstractRef):
+            return inside
+        literal = _scalar(self.writer, atom, inside.aval)
+        return atom_key(atom if literal is None else literal), inside.aval
+
+    # --- results --------------------------------------------------------------------------------
+
+    def results(self) -> None:
+        """Leave out the results that are something else outside: an operand, or another result."""
+        outs, last = self.eqn.outvars, set(self.carried.values())
+        sources = self.inside.sources()
+        first: dict[Hashable, Atom] = {}
+        # A result that nobody reads cannot stand for one that somebody does.
+        for i in sorted(range(len(outs)), key=lambda i: isinstance(outs[i], DropVar)):
+            if i in last or self.border.results[i] is _STAYS:
+                continue
+            out, other = outs[i], self._outside(i, sources[i]) if self.border.out else None
+            if other is None:
+                same = tuple(atom_key(self._name(number, atom)) for number, atom in sources[i])
+                kind = self.border.results[i], i in self.stacked
+                other = first.setdefault((same, kind), out)
+            if other is out or isinstance(out.aval, jaxcompat.AbstractRef):
+                continue
+            if other.aval == out.aval and not self._donates(other, out):
+                self.answer[i], self.wanted[i] = other, False
+
+    def _name(self, number: int, atom: Atom) -> Atom:
+        """Return what an atom of a body is from now on."""
+        return atom if type(atom) is Literal else self.names[number].get(atom, atom)
+
+    def _outside(self, result: int, sources: Sequence[tuple[int, Atom]]) -> Atom | None:
+        """Return what a result is outside, if it is that whichever body runs."""
+        stacked = result in self.stacked
+        found = [self._source(number, atom, stacked) for number, atom in sources]
+        if None not in found and len({atom_key(atom) for atom in found if atom is not None}) == 1:
+            return found[0]
+        if stacked or len(sources) != 1:
+            return None
+        ((number, atom),) = sources
+        body, aval = self.inside.bodies[number], self.eqn.outvars[result].aval
+        for var, value in zip(body.constvars, body.consts, strict=True):
+            if var is atom and var.aval == aval:
+                literal = jaxcompat.as_literal(value, var.aval)
+                can_hold = literal is None and self.writer.holds_constants
+                return self.writer.constant(value, var.aval) if can_hold else literal
+        return None
+
+    def _source(self, number: int, atom: Atom, stacked: bool) -> Atom | None:
+        """Return the operand that a body hands on, row by row if `stacked`, or a scalar."""
+        if not stacked:
+            atom = self._name(number, atom)
+        if type(atom) is Literal:
+            return None if stacked else atom
+        i = self.operand_of[number].get(atom)
+        if i is None or i in self.carried or (i in self.sliced) != stacked:
+            return None
+        return None if self.border.operands[i] is _STAYS else self.eqn.invars[i]
+
+    def _donates(self, *atoms: Atom) -> bool:
+        """Whether a call in this body donates one of these, so that it may have no second name."""
+        return any(type(atom) is not Literal and atom in self.writer.donated for atom in atoms)
+
+    # --- bodies ---------------------------------------------------------------------------------
+
+    def _results_of(self, number: int) -> list[bool]:
+        """Return which results of a body are wanted."""
+        return [out is None or self.wanted[out] for out in self.inside.regions[number].outs]
+
+    def _narrowed(self, body: ClosedJaxpr, number: int, invars: Sequence[Var]) -> ClosedJaxpr:
+        """A closed body that takes `invars` and gives the wanted results, with variables renamed.
+
+        The same request gives the same object.
+        """
+        names, wanted = self.names[number], self._results_of(number)
+        renamed = tuple((var, atom_key(atom), atom.aval) for var, atom in names.items())
+        make = partial(_narrow, body, names, invars, wanted)
+        return self._memo(make, body, renamed, tuple(invars), tuple(wanted))
+
+
+def _asked(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
+    """Of which operands, or results, of a call something is asked."""
+    asked = [False] * count
+    for name, values in params.items():
+        if name != "prevent_cse" and values.count(UNASKED[name]) < count:
+            asked = [flag or v != UNASKED[name] for flag, v in zip(asked, values, strict=True)]
+    return asked
+
+
+def _scalar(writer: Writer, atom: Atom, aval: Aval) -> Literal | None:
+    """The literal that an operand is in a body, where its type is `aval`; None if it is none."""
+    if getattr(aval, "shape", None) != ():
+        return None
+    if type(atom) is Literal and atom.aval == aval:
+        return atom
+    if type(atom) is not Literal and atom not in writer.constant_values:
+        return None
+    return jaxcompat.as_literal(writer.value(atom), aval)
+
+
+def _stable_classes(labels: Sequence[Hashable], step: Sequence[int]) -> list[int]:
+    """Numbers that are equal where the labels seen by taking one step after the other all are."""
+    numbers: dict[Hashable, int] = {}
+    classes = [numbers.setdefault(label, len(numbers)) for label in labels]
+    while True:
+        count, numbers = len(numbers), {}
+        pairs = [(here, classes[there]) for here, there in zip(classes, step, strict=True)]
+        classes = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
+        if len(numbers) == count:
+            return classes
+        step = [step[there] for there in step]
+
+
+def _narrow(
+    body: ClosedJaxpr, names: dict[Var, Atom], invars: Sequence[Var], wanted: Sequence[bool]
+) -> ClosedJaxpr:
+    jaxpr = jaxcompat.open_jaxpr(body)
+    eqns = [with_operands(eqn, names) for eqn in jaxpr.eqns] if names else jaxpr.eqns
+    outvars = substitute(keep(jaxpr.outvars, wanted), names)
+    return jaxcompat.replace_jaxpr(body, invars=invars, outvars=outvars, eqns=eqns)

@@ -1,0 +1,176 @@
+"""Inlining: the equations of a call's body are written in the place of the call, at every depth.
+
+A call is opened from the outside in, so that each equation is written once however deep the calls
+are nested. What is written keeps its own source lines and settings, in the name scopes of the call.
+
+A call stays as it is
+
+*   if it has a reason to be one (`has_reason`): a jit with donated operands, shardings, layouts,
+    compiler options or `keep_unused`, one that is marked to be left to XLA to inline (`inline=` in
+    JAX 0.12), and every call under `compute_on` or `set_xla_metadata`, which mark the call as a
+    whole. `force=True` inlines these too;
+*   if opening it would be wrong: a `nest` call with a value sown inside, whose scope is part of the
+    name; and one with constants that the body around it cannot hold, such as that of a remat;
+*   if the program would grow out of bounds: n calls within one another, each made twice, are 2**n
+    when they are all written out. Where a program would have more than `MOST_EQUATIONS` equations
+    then, and more than twice those it has, bodies that several calls share stay shared if they
+    would be longer than `LONG`.
+
+`custom_jvp` and `custom_vjp` are inlined only if asked for, since that loses the user's rule of
+differentiation, and `custom_vmap`, since that loses the rule of batching; so is `remat`, since that
+loses what it is for: the body of one that JAX has differentiated (`differentiated=True`) computes a
+second time what the forward pass has computed, and once it is inlined, cse or XLA finds the two to
+be the same and keeps the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError, did_you_mean
+from jaxprtool.ir.core.equations import Contains, bodies, is_flat
+from jaxprtool.ir.core.structured import view
+from jaxprtool.ir.core.traits import primitives_with, traits
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.primitives import scope_of, sow_p
+
+#: How a jit may say that it is to be inlined without being kept from it here.
+_INLINEABLE = (False, True, "jax_late")
+
+#: A program of no more equations may come from one of any size.
+MOST_EQUATIONS = 10_000
+
+#: A body of more equations stays shared where the program would grow beyond that.
+LONG = 100
+
+
+@dataclass(frozen=True)
+class Inline(Pass):
+    """Write the bodies of calls in their places, at every depth.
+
+    So that other passes see through the borders of functions. Equations keep their source lines
+    and name scopes.
+
+    Args:
+        calls: Which calls: some of `jit`, `closed_call`, `custom_jvp`, `custom_vjp`,
+            `custom_vmap` and `remat`. The last four lose by it what they are for: a rule of the
+            user's, or that values are computed again.
+        force: Also calls that have a reason to be one: donation, shardings, layouts, compiler
+            options, `keep_unused`, and marks such as `compute_on`.
+
+    Note:
+        Calls of long shared bodies stay where the program would grow beyond 10,000 equations,
+        and more than twofold, without them; so does a call of `nest` with a value sown inside.
+
+    Example:
+        def f(x):
+            return jax.nn.silu(x)
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p inline
+        { lambda ; a:f32[3]. let b:f32[3] = logistic a; c:f32[3] = mul a b in (c,) }
+    """
+
+    name: ClassVar[str] = "inline"
+    group: ClassVar[str] = "clean up"
+
+    calls: tuple[str, ...] = ("jit", "closed_call")
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        calls = primitives_with(lambda found: bool(found.call))
+        kinds = list(dict.fromkeys(traits(name).call for name in calls))
+        for call in self.calls:
+            if call not in kinds:
+                raise PipelineError(
+                    f"pass 'inline' knows no calls '{call}'; it knows: {', '.join(kinds)}",
+                    did_you_mean(call, kinds),
+                )
+
+    def __call__(self, program: Program) -> Program:
+        sows = Contains(lambda eqn: eqn.primitive is sow_p)
+
+        def opened(eqn: JaxprEqn) -> ClosedJaxpr | None:
+            """Return the body of a call that may be inlined; None for every other equation."""
+            if traits(eqn).call not in self.calls or (not self.force and has_reason(eqn)):
+                return None
+            seen = view(eqn)  # of a `custom_vmap` there is none: its body is the function itself
+            body = jaxcompat.close_jaxpr(eqn.params["call"]) if seen is None else seen.body
+            if scope_of(eqn) is not None and sows(body):
+                return None
+            return body if len(body.constvars) == len(body.consts) else None
+
+        stay = _too_long(program.jaxpr, opened)
+
+        def visitor(writer: Writer) -> RewriteRule:
+            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                body = opened(eqn)
+                if body is None or jaxcompat.open_jaxpr(body) in stay or not writer.can_hold(body):
+                    return None
+                return writer.splice(body, eqn.invars, eqn, rule=rule)
+
+            return rule
+
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True, flat=False))
+
+
+def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None]) -> set[Jaxpr]:
+    """Return the open bodies whose calls have to stay for the program not to grow out of bounds."""
+    calls: dict[Jaxpr, list[Jaxpr]] = {}  # the bodies to inline, by the one that calls them
+    held = [jaxcompat.open_jaxpr(jaxpr)]  # those that an equation holds which is no such call
+
+    def explore(body: Jaxpr) -> None:
+        called, others = [], []
+        for eqn in () if is_flat(body) else body.eqns:
+            if (inner := opened(eqn)) is not None:
+                called.append(jaxcompat.open_jaxpr(inner))
+            else:
+                others += [inner for _, inner in bodies(eqn)]
+        for inner in (*called, *others):
+            if inner not in calls:
+                explore(inner)
+        calls[body] = called  # after those that are in it
+        held.extend(others)
+
+    explore(held[0])
+    mentions = Counter([*held, *chain.from_iterable(calls.values())])
+    stay: set[Jaxpr] = set()
+
+    def lengths(most: float) -> dict[Jaxpr, int]:
+        """Return how many equations each body is to have, if longer ones that are shared stay."""
+        found: dict[Jaxpr, int] = {}
+        for body, inner in calls.items():
+            found[body] = len(body.eqns) + sum(found[b] - 1 for b in inner if b not in stay)
+            if found[body] > most and mentions[body] > 1:
+                stay.add(body)
+        return found
+
+    inlined, now = lengths(math.inf), sum(len(body.eqns) for body in calls)
+    if sum(inlined[body] for body in set(held)) > max(MOST_EQUATIONS, 2 * now):
+        lengths(LONG)
+    return stay
+
+
+def has_reason(call: JaxprEqn) -> bool:
+    """Whether a call asks for something that holds for it as a whole, and is lost without it."""
+    if call.ctx.compute_type is not None or call.ctx.xla_metadata:
+        return True
+    if call.primitive.name != "jit":
+        return False
+    p = call.params
+    return (
+        any(p["donated_invars"])
+        or p["keep_unused"]
+        or bool(p["compiler_options_kvs"])
+        or not all(map(jaxcompat.is_unspecified, (*p["in_shardings"], *p["out_shardings"])))
+        or any(layout is not None for layout in (*p["in_layouts"], *p["out_layouts"]))
+        or jaxcompat.inline_as_word(p["inline"]) not in _INLINEABLE
+    )

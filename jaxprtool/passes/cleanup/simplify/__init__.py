@@ -1,0 +1,97 @@
+"""Simplify: algebraic rules, rows of data, applied at every depth until none applies.
+
+A rule is a `Row`: a pattern, what takes its place, and conditions, all readable:
+
+    Row("add(x, neg(y))", "sub(x, y)")
+
+A small letter stands for a value, a capital for a constant, a number for that constant (`0` is
+not `-0`; `~0` has all bits set), `*xs` for all other operands. `unary` and `elementwise2` are
+primitives that compute element by element, `resize` is a reshape or squeeze, `layout` that or a
+broadcast. What is exact on a condition alone is done by `fast` in all other cases.
+
+`simplify_rules` is the open list of rows; a plug-in appends its own, of primitives of its own if
+it likes (`row.py` says what a row may hold, `pattern.py` how patterns are written).
+`jaxprtool explain simplify` prints the list. By default only rules that are exact apply: they
+keep every bit of a result, NaN, infinities and the sign of zero included, by IEEE arithmetic (a
+backend that flushes subnormal numbers to zero may do so in fewer places), and its derivatives. So
+`x * 0` stays, since x may be NaN, and so does `x + 0`, since x may be -0.
+
+What has a purpose that is not its value stays: `copy`, `reduce_precision`, `optimization_barrier`,
+and whatever asks for a sharding of its result.
+
+Learnt from tinygrad's symbolic rules (patterns as data) and XLA's algebraic simplifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.cleanup.simplify import elementwise, layout, reductions, slicing, together
+from jaxprtool.passes.cleanup.simplify.engine import simplified
+from jaxprtool.passes.cleanup.simplify.pattern import RowMatch
+from jaxprtool.passes.cleanup.simplify.row import Condition, Row, emit, equation, full
+from jaxprtool.passes.framework.base import Pass
+
+__all__ = ["Condition", "Row", "RowMatch", "Simplify", "emit", "equation", "full", "simplify_rules"]
+
+_FAMILIES = {
+    "element by element": elementwise,
+    "shapes and types": layout,
+    "parts of arrays": slicing,
+    "reductions and products": reductions,
+    "both operands at once": together,
+}
+
+#: The open list: of the rules that apply to an equation the first is taken.
+simplify_rules: list[Row] = [row for module in _FAMILIES.values() for row in module.ROWS]
+
+
+@dataclass(frozen=True)
+class Simplify(Pass):
+    """Apply algebraic rules, exact ones unless told otherwise, until none applies.
+
+    By default each bit of a result stays, NaN, infinities and the sign of zero included: `x *
+    0` is not 0, since x may be NaN, and `x + 0` is not x, since x may be -0. Plug-ins add rules
+    of their own.
+
+    Args:
+        fast: Also apply rules that are right for real numbers, but not for every bit of
+            floating point.
+
+    Note:
+        What has a purpose that is not its value stays: `copy`, `reduce_precision`,
+        `optimization_barrier`, and whatever asks for a sharding of its result.
+
+    Example:
+        def f(x, y):
+            return x + -y
+
+        $ jaxprtool opt f.py:f --args "f32[3], f32[3]" -p "simplify, dce"
+        { lambda ; a:f32[3] b:f32[3]. let c:f32[3] = sub a b in (c,) }
+    """
+
+    name: ClassVar[str] = "simplify"
+    group: ClassVar[str] = "clean up"
+
+    fast: bool = False
+
+    @staticmethod
+    def rules() -> list[dict[str, str]]:
+        """Return the rules in words, for `jaxprtool explain`."""
+        families = {row: name for name, module in _FAMILIES.items() for row in module.ROWS}
+        return [
+            {
+                "pattern": row.pattern,
+                "replacement": row.replacement,
+                "condition": row.condition,
+                "exact": row.exactness,
+                "family": families.get(row, ""),
+            }
+            for row in simplify_rules
+        ]
+
+    def __call__(self, program: Program) -> Program:
+        jaxpr = simplified(program.jaxpr, simplify_rules, fast=self.fast)
+        return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program

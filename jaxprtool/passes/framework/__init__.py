@@ -1,0 +1,1 @@
+"""Passes and pipelines: their base class, registry, options and tracing."""

@@ -1,0 +1,278 @@
+"""Pipelines: passes run one after the other, read from text such as `unzip, apply.dce`.
+
+The text is a Python expression list that is parsed and never evaluated. Each item names a pass,
+with its options as literals: `dce`, `batch(axis_size=8)`. Where an earlier pass has made several
+programs, `apply.dce` runs on the one called `apply` alone, and a bare `dce` on each of them. `-O1`
+names a whole pipeline (see `levels`), whose passes are repeated until nothing changes.
+
+After every pass the result is type-checked, so that a program is never ill typed without the name
+of the pass that broke it.
+"""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from jaxprtool.errors import (
+    CheckError,
+    JaxprToolError,
+    PipelineError,
+    PluginError,
+    described,
+    did_you_mean,
+)
+from jaxprtool.ir.notation import expressions
+from jaxprtool.passes.framework import registry
+from jaxprtool.passes.framework.base import Pass, build
+from jaxprtool.passes.framework.levels import MOST_ROUNDS, levels
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.programs.program import Program, Programs
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass, or a named pipeline, and the one program that it is for; None means every program."""
+
+    transform: Pass | Pipeline
+    only: str | None = None
+
+    def __str__(self) -> str:
+        text = str(self.transform)
+        return f"{self.only}.{text.removeprefix('-')}" if self.only else text
+
+
+class Observer:
+    """What someone who watches a pipeline overrides: called around each pass on each program."""
+
+    def before(self, step: Step, program: Program) -> None:
+        """`step` is about to run on `program`."""
+
+    def after(
+        self, step: Step, program: Program, result: Program | Programs, seconds: float
+    ) -> None:
+        """`step` has made `result` of `program` in `seconds`, the type check not counted."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Passes in order; called with a Program it gives the rewritten one (or several, by name).
+
+    They are repeated, at most `rounds` times, as long as they change anything. A pipeline that has
+    a `name` is one of `levels`.
+    """
+
+    steps: tuple[Step, ...] = ()
+    rounds: int = 1
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Pipeline:
+        """Read a pipeline. Raises PipelineError for what is malformed, and names what is near."""
+        source = expressions.read(text, "the pipeline", PipelineError)
+        if source.keywords:
+            name, node = source.keywords[0]
+            raise source.fail(
+                node, f"option '{name}' belongs to no pass", "write PASS(option=value)"
+            )
+        return cls(tuple(_step(source, node) for node in source.args))
+
+    def __str__(self) -> str:
+        return f"-{self.name}" if self.name else ", ".join(map(str, self.steps))
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield its passes, those of the pipelines that it names included."""
+        for step in self.flat():
+            assert isinstance(step.transform, Pass)
+            yield step.transform
+
+    def flat(self) -> list[Step]:
+        """Return its steps, with those of the pipelines that it names in place of these."""
+        nested = (
+            step.transform.flat() if isinstance(step.transform, Pipeline) else [step]
+            for step in self.steps
+        )
+        return list(chain.from_iterable(nested))
+
+    @property
+    def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
+        """The named axes that its passes bind: a function is traced for them with these free."""
+        axes: dict[Hashable, int] = {}
+        for step in reversed(self.steps):  # of one name, the first to bind it has its say
+            axes.update(step.transform.bound_axes)
+        return tuple(axes.items())
+
+    def __call__(self, program: Program | Programs) -> Program | Programs:
+        """Return the program after every pass, each of which is type-checked; see `run`."""
+        return self.run(program)
+
+    def run(
+        self,
+        program: Program | Programs,
+        observer: Observer | None = None,
+        *,
+        check: bool = True,
+    ) -> Program | Programs:
+        """Run the passes, telling `observer` of each.
+
+        Raises CheckError if a pass gives an ill-typed program, and PipelineError if a step is for
+        a program that is not there. Unless `check`, only the types of results are looked at.
+        """
+        observer = observer or Observer()
+        result = program
+        # What each step was given last, if it left it as it was.
+        settled: dict[int, Program | Programs] = {}
+        for _ in range(self.rounds):
+            before = result
+            for i, step in enumerate(self.steps):
+                if settled.get(i) is not result:
+                    given, result = result, _run_step(step, result, observer, check)
+                    if result is given:
+                        settled[i] = result
+            if result is before:
+                break
+        return result
+
+
+def _run_step(
+    step: Step, state: Program | Programs, observer: Observer, check: bool
+) -> Program | Programs:
+    if not isinstance(state, Mapping):
+        if step.only is not None:
+            raise PipelineError(
+                f"there is no program '{step.only}' for '{step}': there is only one"
+            )
+        return _run_pass(step, state, observer, check)
+    if step.only is not None and step.only not in state:
+        names = ", ".join(state)
+        hint = did_you_mean(step.only, state)
+        raise PipelineError(
+            f"there is no program '{step.only}' for '{step}'; there are: {names}", hint
+        )
+    results: dict[str, Program] = {}
+    for name, program in state.items():
+        if step.only not in (None, name):
+            results[name] = program
+            continue
+        made = _run_pass(step, program, observer, check)
+        if isinstance(made, Mapping):
+            results.update({f"{name}.{part}": each for part, each in made.items()})
+        else:
+            results[name] = made
+    if len(results) == len(state) and all(results[name] is state[name] for name in state):
+        return state
+    return type(state)(results)
+
+
+def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> Program | Programs:
+    """Return what a pass makes of a program: the very same object if it changes nothing."""
+    # Imports JAX, which reading a pipeline does not.
+    from jaxprtool.ir.programs.program import Program, check_results, type_check
+
+    if isinstance(step.transform, Pipeline):
+        return step.transform.run(program, observer, check=check)
+    observer.before(step, program)
+    start = time.perf_counter()
+    result = _apply(step, program)
+    seconds = time.perf_counter() - start
+    if _unchanged(program, result):
+        observer.after(step, program, program, seconds)
+        return program
+    preserves = step.transform.preserves
+    try:
+        if check:
+            for each in result.values() if isinstance(result, Mapping) else [result]:
+                type_check(each, program, preserves=preserves)
+        elif preserves and not step.transform.symbolic and isinstance(result, Program):
+            check_results(result, program)
+    except CheckError as error:
+        raise CheckError(f"pass '{step}' broke the program: {error.message}") from error
+    observer.after(step, program, result, seconds)
+    return result
+
+
+def _unchanged(program: Program, result: Program | Programs) -> bool:
+    if result is program:
+        return True
+    if isinstance(result, Mapping) or result.jaxpr is not program.jaxpr:
+        return False
+    names = (field.name for field in fields(program) if field.name != "jaxpr")
+    return all(getattr(program, name) == getattr(result, name) for name in names)
+
+
+def _apply(step: Step, program: Program) -> Program | Programs:
+    """What a pass makes of a program. What a plug-in raises is its own fault, and says whose."""
+    from jaxprtool.ir.programs.program import Program, Programs
+
+    try:
+        result = step.transform(program)
+    except JaxprToolError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"pass '{step}' failed on {program.name}: {described(error)}", "--traceback shows where"
+        ) from error
+    if not isinstance(result, Program | Programs):
+        raise PluginError(f"pass '{step}' gave no Program, but {type(result).__name__}")
+    return result
+
+
+def _level(name: str) -> Pipeline:
+    """Return the pipeline that a row of `levels` describes."""
+    repeated, last = (
+        Pipeline.parse(text).steps for text in (levels[name].repeated, levels[name].last)
+    )
+    if not last:
+        return Pipeline(repeated, MOST_ROUNDS, name)
+    return Pipeline((Step(Pipeline(repeated, MOST_ROUNDS)), *last), name=name)
+
+
+def _step(source: expressions.Source, node: ast.expr) -> Step:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node = node.operand
+        if not isinstance(node, ast.Name) or node.id not in levels:
+            known = ", ".join(f"-{name}" for name in levels)
+            raise source.fail(
+                node, f"'-{source.segment(node)}' is no pipeline", f"there are: {known}"
+            )
+    call = node.func if isinstance(node, ast.Call) else node
+    only, _, name = _dotted(call).rpartition(".")
+    if not name:
+        raise source.fail(
+            node, f"'{source.segment(node)}' is no pass", "a pass is NAME or NAME(option=value)"
+        )
+    if name in levels and call is node:
+        return Step(_level(name), only or None)
+    cls = registry.find(name)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    if isinstance(node, ast.Call):
+        args = [source.literal(a) for a in node.args]
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise source.fail(node, "unpacking with '**' is not allowed in the pipeline")
+            if keyword.arg in kwargs:
+                raise source.fail(node, f"option '{keyword.arg}' is given twice")
+            kwargs[keyword.arg] = _option(source, keyword.arg in cls.expressions, keyword.value)
+    return Step(build(cls, args, kwargs), only or None)
+
+
+def _option(source: expressions.Source, is_expression: bool, node: ast.expr) -> Any:
+    """Return the value of an option: a literal, or the text of what the pass is to read."""
+    if is_expression and isinstance(node, ast.Name | ast.Attribute | ast.Call):
+        return ast.unparse(node)
+    return source.literal(node)
+
+
+def _dotted(node: ast.expr) -> str:
+    """`init.forward.dce` from its nodes; empty for anything but names joined by dots."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (prefix := _dotted(node.value)):
+        return f"{prefix}.{node.attr}"
+    return ""

@@ -1,0 +1,251 @@
+"""A program as the function that it came from, and the program that a function of it traces to.
+
+The function is evaluated equation by equation: JAX's transformations see the same operations, from
+the same lines of source, as if they ran the user's own function.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+from jax.tree_util import PyTreeDef
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import (
+    ArgumentsError,
+    JaxprToolError,
+    UnsupportedError,
+    UserFunctionError,
+    described,
+    user_frames,
+)
+from jaxprtool.ir.basics.paths import paths, unique
+from jaxprtool.ir.core.equations import equations, named
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.state import Changed
+from jaxprtool.ir.rewriting.closed_over import keeps_ended, refused, with_closed_over
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr
+from jaxprtool.passes.framework.base import Pass
+
+#: Characters of what JAX says of an error that are shown.
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class WithAux(Pass):
+    """A transformation of a function that may hand on a part of its result.
+
+    Args:
+        has_aux: The result is a pair, of what is differentiated and of what is only handed on.
+
+    Raises:
+        ArgumentsError: If the result is no pair, with `has_aux`.
+    """
+
+    preserves: ClassVar[bool] = False
+
+    has_aux: bool = False
+
+
+def function_of(program: Program, name: str | None = None) -> Callable[..., Any]:
+    """The function that a program is of, under its own name or another; for use under a trace."""
+    evaluate = jaxcompat.jaxpr_as_fun(program.jaxpr)
+
+    def fun(*args: object, **kwargs: object) -> object:
+        return jax.tree.unflatten(program.out_tree, evaluate(*jax.tree.leaves((args, kwargs))))
+
+    fun.__name__ = fun.__qualname__ = name or program.name
+    return fun
+
+
+def as_pair(program: Program) -> Program:
+    """A program that also gives the new state of objects, as one that gives a pair with it."""
+    node = program.out_tree.node_data()
+    if node is None or node[0] is not Changed:
+        return program
+    pair = PyTreeDef.from_node_data_and_children(
+        jax.tree_util.default_registry, (tuple, None), program.out_tree.children()
+    )
+    return program.replace(out_tree=pair)
+
+
+def retraced(
+    program: Program,
+    transform: str,
+    fun: Callable[..., Any],
+    *,
+    in_tree: PyTreeDef | None = None,
+    avals: Sequence[Aval] | None = None,
+    arg_names: Sequence[str] | None = None,
+    out_names: Sequence[str] | None = None,
+    hint: str | None = None,
+) -> Program:
+    """Return the program that `fun` traces to, on arguments like the program's, or of these types.
+
+    Its constants are the program's, and those that JAX adds. `transform` is what an error calls
+    the transformation. Raises UnsupportedError if JAX cannot transform the program, with the
+    source line of the equation at fault if it is known, and UserFunctionError if the rule of a
+    custom derivative raises.
+    """
+    in_tree = program.in_tree if in_tree is None else in_tree
+    arg_names = program.arg_names if arg_names is None else unique(arg_names)
+    results: list[Any] = []
+
+    def flat(*leaves: object) -> list[object]:
+        args, kwargs = jax.tree.unflatten(in_tree, leaves)
+        out = fun(*args, **kwargs)
+        flat_out, tree = jax.tree.flatten(out)
+        results[:] = tree, paths("result", out)
+        return flat_out
+
+    with reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
+        avals = program.in_avals if avals is None else avals
+        jaxpr = with_closed_over(jaxcompat.trace_flat(flat, program.name, avals))
+        if jaxcompat.some_ended() and keeps_ended(jaxpr):
+            raise refused(program.jaxpr, f"{transform} of {program.name}")
+    _check_forward(program, transform, jaxpr)
+    out_tree, default_names = results
+    out_names = default_names if out_names is None else unique(out_names)
+    return program.replace(
+        jaxpr=with_names(jaxpr, program.name, arg_names, out_names),
+        in_tree=in_tree,
+        out_tree=out_tree,
+        arg_names=tuple(arg_names),
+        out_names=tuple(out_names),
+    )
+
+
+def with_names(
+    jaxpr: ClosedJaxpr, name: str, arg_names: Sequence[str], out_names: Sequence[str]
+) -> ClosedJaxpr:
+    """Return a closed jaxpr that bears the names of a program, as JAX keeps them for debugging."""
+    names = {"arg_names": tuple(arg_names), "result_paths": tuple(out_names)}
+    debug = jaxpr.debug_info._replace(func_src_info=name, **names)
+    return jaxcompat.replace_jaxpr(jaxpr, debug_info=debug)
+
+
+def _check_forward(program: Program, transform: str, jaxpr: ClosedJaxpr) -> None:
+    """Refuse what JAX can trace, but neither run nor compile: custom_vjp functions forwards."""
+    for eqn in equations(jaxcompat.open_jaxpr(jaxpr)):
+        if eqn.primitive.name == "custom_lin":
+            raise UnsupportedError(
+                f"{transform} of {program.name}: the {named(eqn)} stands for a custom_vjp "
+                "function, which has no forward mode",
+                "`grad`, `jacrev` and `vjp` differentiate it in reverse",
+            )
+
+
+@contextmanager
+def reported(program: Program, transform: str, hint: str | None = None) -> Iterator[None]:
+    """Turn what JAX raises when it transforms a program into an error of ours, on one line."""
+    try:
+        yield
+    except JaxprToolError:
+        raise
+    except jax.errors.UnexpectedTracerError as error:
+        raise refused(program.jaxpr, f"{transform} of {program.name}") from error
+    except Exception as error:  # JAX's rules raise many types, and a user's rules any
+        if user_frames(error):
+            raise UserFunctionError(f"{transform} of {program.name}: {described(error)}") from error
+        message = f"{transform} of {program.name}{_place(error)}: {_reason(error)}"
+        raise UnsupportedError(message, hint) from error
+
+
+def _place(error: Exception) -> str:
+    """The source line of the equation at fault: JAX hangs its traceback on what it raises."""
+    frames = [] if error.__cause__ is None else user_frames(error.__cause__)  # type: ignore[arg-type]
+    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, AssertionError):  # of what a rule of JAX's takes for granted
+        return "JAX's rule does not hold here"
+    text = " ".join(str(error).partition("\n\n")[0].split())
+    text = text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
+    return text or type(error).__name__
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def positional(program: Program) -> list[list[int]]:
+    """For each positional argument of a program, its flat arguments."""
+    groups: list[list[int]] = []
+    start = 0
+    for tree in program.in_tree.children()[0].children():
+        groups.append(list(range(start, start + tree.num_leaves)))
+        start += tree.num_leaves
+    return groups
+
+
+def positional_roots(program: Program) -> list[str]:
+    """Return what each positional argument of a program is called; "" if it has no arrays."""
+    names = [program.arg_names[flat[0]] if flat else "" for flat in positional(program)]
+    return [_root(name) for name in names]
+
+
+def chosen(
+    program: Program, transform: str, option: str, numbers: int | Sequence[int]
+) -> tuple[int, ...]:
+    """The positions, counted from 0, of the arguments that an option such as `argnums` names.
+
+    Raises ArgumentsError if there is no such positional argument.
+    """
+    count = len(positional(program))
+    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    for number in numbers:
+        if not -count <= number < count:
+            has = f"it has {count}" if count else "it has none"
+            raise ArgumentsError(
+                f"{transform}: {program.name} has no positional argument {number} for {option}; "
+                f"{has}",
+                f"its arguments are: {_roots(program)}" if program.arg_names else None,
+            )
+    return tuple(number % count for number in numbers)
+
+
+def chosen_argnums(
+    program: Program, transform: str, argnums: int | Sequence[int]
+) -> tuple[int, ...]:
+    """Return the positions of the arguments in `argnums`, which must name some, each once.
+
+    Raises ArgumentsError as `chosen` does, and for what JAX has no clear words for.
+    """
+    positions = chosen(program, transform, "argnums", argnums)
+    if not positions:
+        raise ArgumentsError(f"{transform}: argnums names no argument of {program.name}")
+    if len(set(positions)) < len(positions):
+        raise ArgumentsError(f"{transform}: argnums has an argument of {program.name} twice")
+    return positions
+
+
+def _roots(program: Program) -> str:
+    """Return what the arguments of a program are called as wholes: of `params['w']`, `params`."""
+    return ", ".join(dict.fromkeys(map(_root, program.arg_names)))
+
+
+def _root(name: str) -> str:
+    return re.split(r"[\[.]", name)[0]
+
+
+def main_results(program: Program, transform: str, has_aux: bool) -> list[int]:
+    """The flat results that are differentiated: with `has_aux`, those of the first of a pair.
+
+    Raises ArgumentsError if the program does not give one.
+    """
+    if not has_aux:
+        return list(range(len(program.out_avals)))
+    parts = program.out_tree.children()
+    node = program.out_tree.node_data()
+    if node is None or node[0] is not tuple or len(parts) != 2:
+        raise ArgumentsError(
+            f"{transform}: with has_aux, {program.name} must give a pair (result, aux), not "
+            f"{program.out_tree}"
+        )
+    return list(range(parts[0].num_leaves))

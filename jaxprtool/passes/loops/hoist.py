@@ -1,0 +1,228 @@
+"""Hoisting: what each iteration of a scan or a while loop computes alike is computed before it.
+
+An equation of a loop's body, or of a while's condition, is *invariant* if it reads literals,
+constants of the loop and results of invariant equations alone. Bodies are taken from the inside
+out, so that an equation leaves as many loops as it is invariant in.
+
+Which of the invariant equations leave:
+
+*   One that computes leaves, together with the equations that it needs, if its result takes no more
+    bytes than the largest constant that it is computed from, or no more than `SMALL`; or if it
+    costs far more than to read its result does (`Traits.expensive`, and whatever holds jaxprs).
+*   One that only moves, repeats or makes up values (`Traits.moves`: broadcasts, iotas, ...),
+    and one whose result is larger than all it is computed from, leaves only for one that needs it.
+    By itself it would save little and be kept in memory for as long as the loop runs, where it is
+    now fused into what reads it.
+*   So does one that is computed from literals alone: in the loop it is known to be constant.
+
+These never leave: equations with effects and those that touch refs; collectives and whatever says
+where values lie or keeps computations apart (`Traits.may_hoist`); user code that runs outside of
+JAX. Where JAX cannot tell that a loop runs at all, it is taken that it does: what leaves is pure,
+and at worst computed in vain. But a while loop, which may never end, is not moved out of such a
+loop.
+
+Compare XLA's WhileLoopInvariantCodeMotion, which also leaves alone what is not worth its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+
+from jaxprtool.ir.core.equations import (
+    Contains,
+    free_variables,
+    is_array,
+    needed_equations,
+    size_in_bytes,
+    variables,
+)
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.structured import holds_jaxpr, keep
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, narrow, partition, rewrite
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.passes.framework.base import Pass
+
+#: Results of so many bytes may leave a loop whatever they are computed from.
+SMALL = 65536
+
+
+@dataclass(frozen=True)
+class Hoist(Pass):
+    """Compute once, before a loop, what each of its iterations computes alike.
+
+    An equation leaves a scan or a while loop if it reads nothing that changes from round to
+    round, and if that pays: its result is small, or costs far more to compute than to read.
+
+    Note:
+        Equations with effects, collectives and calls of Python functions stay in their loop; so
+        does what only repeats or makes up values, which is cheaper than to keep it in memory.
+
+    Example:
+        def f(x, c):
+            return jax.lax.fori_loop(0, 2, lambda i, x: x * jnp.exp(c), x)
+
+        $ jaxprtool opt f.py:f --args "f32[], f32[]" -p "hoist, unroll, dce"
+        { lambda ; a:f32[] b:f32[]. let
+            c:f32[] = exp b
+            d:f32[] = mul a c
+            e:f32[] = mul d c
+          in (e,) }
+    """
+
+    name: ClassVar[str] = "hoist"
+    group: ClassVar[str] = "schedule and compile"
+
+    def __call__(self, program: Program) -> Program:
+        return program.replace(jaxpr=rewrite(program.jaxpr, _Hoisting().visit, flat=False))
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A body in two: what has left, from the loop's constants, and the rest.
+
+    `used` says which arguments the rest still takes; it also takes the results of what has `left`.
+    """
+
+    left: ClosedJaxpr
+    used: list[bool]
+    rest: ClosedJaxpr
+
+
+class _Hoisting:
+    """What is known of the bodies met in one run: shared bodies are looked at once."""
+
+    def __init__(self) -> None:
+        self._taken = Memo()
+        #: What may not leave a loop, by whether the loop is known to run.
+        self._staying = {True: Contains(_must_stay), False: Contains(_must_stay_if_idle)}
+
+    def visit(self, writer: Writer) -> RewriteRule:
+        def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+            inside = regions(eqn)
+            return None if inside is None or not inside.repeats else self._loop(writer, inside)
+
+        return rule
+
+    def _loop(self, writer: Writer, inside: Regions) -> Sequence[Atom] | None:
+        eqn, trips = inside.eqn, inside.view.trips
+        if isinstance(trips, int) and trips == 0:
+            return None
+        bodies = list(inside.bodies)
+        stay = [True] * len(eqn.invars)
+        more: dict[str, list[Atom]] = {}
+        for number, region in enumerate(inside.regions):
+            if region.constants is None:
+                continue
+            # What decides is always evaluated once, whether another body runs or not.
+            runs = region.decides or isinstance(trips, int)
+            taken = self._take(inside, number, writer.holds_constants, runs)
+            if taken is None:
+                continue
+            bodies[number] = taken.rest
+            for i, used in zip(region.ins, taken.used, strict=True):
+                stay[i] &= used
+            operands = [
+                eqn.invars[i] for i, fixed in zip(region.ins, region.fixed, strict=True) if fixed
+            ]
+            more.setdefault(region.constants, []).extend(writer.splice(taken.left, operands, eqn))
+        if not more:
+            return None
+        writer.add(inside.rebuild(bodies, stay, more=more))
+        return eqn.outvars
+
+    def _take(
+        self, inside: Regions, number: int, holds_constants: bool, runs: bool
+    ) -> _Taken | None:
+        """Return a body in two; None if nothing leaves.
+
+        `holds_constants` says whether constants may be used outside, and `runs` that the body is
+        known to run at least once.
+        """
+        body, region = inside.bodies[number], inside.regions[number]
+
+        def take() -> _Taken | None:
+            constants = keep(body.invars, region.fixed)
+            if holds_constants:
+                constants = (*constants, *body.constvars)
+            leaving = self._leaving(body.eqns, constants, runs)
+            return _split(inside, number, leaving) if leaving else None
+
+        return self._taken(take, body, region, holds_constants, runs)
+
+    def _leaving(
+        self, eqns: Sequence[JaxprEqn], constants: Sequence[Var], runs: bool
+    ) -> list[JaxprEqn]:
+        """Return the equations that leave a body, in order."""
+        # The bytes of the largest value outside that a value is computed from, or its own.
+        origin = {v: size_in_bytes(v.aval) for v in constants if is_array(v.aval)}
+        invariant: list[JaxprEqn] = []
+        paying: set[int] = set()
+        for eqn in eqns:
+            if eqn.effects or not all(type(v) is Literal or v in origin for v in eqn.invars):
+                continue
+            if self._staying[runs].at(eqn) or not all(is_array(v.aval) for v in eqn.outvars):
+                continue
+            source = 0
+            for v in variables(eqn.invars):
+                if _at_most(source, origin[v]):
+                    source = origin[v]
+            result = sum(size_in_bytes(v.aval) for v in eqn.outvars)
+            pays = _pays(eqn, result, source)
+            grown = result if pays and _at_most(source, result) else source
+            origin.update((v, grown) for v in eqn.outvars)
+            invariant.append(eqn)
+            if pays:
+                paying.add(id(eqn))
+        return needed_equations(invariant, (), lambda eqn: id(eqn) in paying)
+
+
+def _must_stay(eqn: JaxprEqn) -> bool:
+    return not traits(eqn).may_hoist
+
+
+def _must_stay_if_idle(eqn: JaxprEqn) -> bool:
+    """Return whether an equation must stay in a loop that may run no round: one may never end."""
+    return _must_stay(eqn) or eqn.primitive.name == "while"
+
+
+def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
+    """Return whether a result of so many bytes, from constants of so many, pays for being kept."""
+    like = traits(eqn)
+    if like.moves:
+        return False
+    if source != 0 and (_at_most(result, SMALL) or _at_most(result, source)):
+        return True
+    return like.expensive or holds_jaxpr(eqn.params.values())
+
+
+def _at_most(size: Any, limit: Any) -> bool:
+    """Return whether one size is known to be no larger than another."""
+    try:
+        return bool(size <= limit)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
+
+
+# --- the loop without what has left --------------------------------------------------------------
+
+
+def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
+    """Return a body in what leaves and the rest."""
+    body, region = inside.bodies[number], inside.regions[number]
+    assert region.constants is not None
+    eqns, made = partition(body, leaving)
+    read = free_variables(eqns, body.outvars)
+    # A constant that other bodies are given too stays, read or not.
+    own = inside.operands[region.constants]
+    used = [i not in own or v in read for i, v in zip(region.ins, body.invars, strict=True)]
+    stay = dict(zip(region.ins, used, strict=True))
+    flags = [stay.get(i, True) for i in range(len(inside.eqn.invars))]
+    invars = inside.arguments(region, body.invars, {region.constants: made}, flags)
+    rest = narrow(body, invars, body.outvars, eqns)
+    return _Taken(narrow(body, keep(body.invars, region.fixed), made, leaving), used, rest)

@@ -1,0 +1,79 @@
+"""What shared bodies are called, and where they and their calls say that they come from.
+
+A body bears the name of the scope that most of its equations are in, less the number that tells
+copies apart (`layer` for `layer_3`); without one, that of the user's function that they were traced
+in, or of the class that is called. Backward equations decide where there are many of them, and the
+name says so. The part of the name stack that a whole copy shares is the call's, the rest is the
+body's, as of every call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.loops.outline.bodies import Item, Repeated, source_of_item
+from jaxprtool.passes.loops.outline.origin import calls, scopes
+
+#: Of longer bodies only so many equations are asked for their scope and source.
+_ASKED = 64
+
+#: The share of the equations with a scope, or function, that has to be in the one that names them.
+_MOST = 0.75
+
+#: The share of backward equations from which they decide.
+_SOME = 0.25
+
+
+class Names:
+    """The names that are taken in one program."""
+
+    def __init__(self, taken: Iterable[str]):
+        self._taken = set(taken)
+
+    def name(self, copies: Sequence[Sequence[Item]]) -> str:
+        """Return a name for the shared body of some copies which no other body has."""
+        like = [item.like if isinstance(item, Repeated) else item for item in copies[0]]
+        like = like[:: max(1, len(like) // _ASKED)]
+        backward = [eqn for eqn in like if "transpose(" in jaxcompat.name_stack(eqn)]
+        if is_backward := len(backward) > _SOME * len(like):
+            like = backward
+        name = _common(map(scopes, like)) or _common(map(_functions, like)) or ""
+        name = re.sub(r"\W+", "_", re.sub(r"[_\d]+$", "", name)).strip("_") or "repeated"
+        return self.unique(name + "_transpose" * is_backward)
+
+    def unique(self, name: str) -> str:
+        """Return a name that is not taken, which it is from now on."""
+        found, number = name, 1
+        while found in self._taken:
+            found, number = f"{name}_{number}", number + 1
+        self._taken.add(found)
+        return found
+
+    def sources(self, copies: Sequence[Sequence[Item]]) -> tuple[list[Any], list[Any]]:
+        """Return the source of each item of the body, and of the call of each copy."""
+        infos = [[source_of_item(item) for item in copy] for copy in copies]
+        depths = [jaxcompat.common_scope(copy) for copy in infos]
+        inside = [jaxcompat.in_scope(info, depths[0], None) for info in infos[0]]
+        calls = [
+            jaxcompat.in_scope(copy[0], 0, depth) for copy, depth in zip(infos, depths, strict=True)
+        ]
+        return inside, calls
+
+
+def _functions(eqn: JaxprEqn) -> list[str]:
+    """Return the names of the user's functions that an equation was traced in, outermost first."""
+    return [name for name, _ in calls(eqn)]
+
+
+def _common(paths: Iterable[Sequence[str]]) -> str | None:
+    """Return the end of the longest path that most paths begin with; None if there is none."""
+    known = [path for path in paths if path]
+    counts = Counter(tuple(path[:i]) for path in known for i in range(1, len(path) + 1))
+    most = [path for path, n in counts.items() if n >= _MOST * len(known)]
+    named = [path for path in most if re.match("[A-Za-z]", path[-1])]
+    return max(named, key=len)[-1] if named else None

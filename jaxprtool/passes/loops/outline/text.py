@@ -1,0 +1,272 @@
+"""A program as one sequence of tokens, in which repetition can be searched for.
+
+Each equation of each body is a position of the sequence, and equations that do the same to operands
+of the same types have the same token: which operands these are, the values of literals, whether an
+literal's type is weak, name scopes and source lines do not count. Tokens that occur once set bodies
+apart. Equations that may not be moved into a call have such a token too: those with effects, and
+those that would not be what they are in a call.
+
+Beside the tokens stand arrays that say where values come from and where they are read last, so that
+two segments are compared, and what crosses a boundary is counted, without a look at the equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.core.equations import Contains, fuses
+from jaxprtool.ir.core.structured import holds_jaxpr, sub_jaxprs
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.equality.structural_key import Keyless, parameters_key
+from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal
+from jaxprtool.passes.loops.outline.bodies import Item, OutlineBody, Repeated
+from jaxprtool.primitives import scope_of, sow_p
+
+#: Positions in a text, or numbers of its operands or values.
+Positions = NDArray[np.int64]
+
+#: The last use of a value that is a result of its body.
+NEVER_DEAD = np.iinfo(np.int64).max
+
+#: What an equation weighs that only moves elements: a compiler makes next to nothing of it.
+LITTLE = 0.25
+
+#: What a reduction weighs: XLA fuses it with all that is around it, in more than linear time.
+MUCH = 12.0
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The sequence, and what is known of each position, of each operand and of each value.
+
+    Attributes:
+        items: What stands at each position; None between two bodies.
+        starts: The position at which each body begins.
+        tokens: The token of each position.
+        weights: How much compiling each costs, in equations, summed up: of the first i positions.
+        sizes: How many equations each is, with those in its bodies, summed up likewise.
+        values: The number of the first value that each position defines.
+        slots: The number of the first operand of each position.
+        read: The value that each operand is, or -1 if it is none that the body's items define.
+        readers: The position of the item of each operand.
+        definitions: The position that defines each value.
+        last: The last position that reads each value; NEVER_DEAD if it is a result of the body.
+        fusible: Whether a compiler fuses what stands there with what reads it or is read by it.
+    """
+
+    items: Sequence[Item | None]
+    starts: Sequence[int]
+    tokens: Positions
+    weights: NDArray[np.float64]
+    sizes: Positions
+    values: Positions
+    slots: Positions
+    read: Positions
+    readers: Positions
+    definitions: Positions
+    last: Positions
+    fusible: NDArray[np.bool_]
+
+    def copy(self, start: int, length: int) -> list[Item]:
+        """Return the items of a segment."""
+        return [item for item in self.items[start : start + length] if item is not None]
+
+    def fuses(self, start: int, length: int) -> bool:
+        """Return True if a compiler fuses all of a segment."""
+        return bool(self.fusible[start : start + length].all())
+
+    def links(self, starts: Positions, length: int) -> Positions:
+        """Return for each operand of segments which of the segment's values it is, or -1.
+
+        The segments have the same tokens, and with them as many operands: there is a row for each.
+        """
+        first = int(starts[0])
+        operands = np.arange(int(self.slots[first + length] - self.slots[first]))
+        found = self.read[self.slots[starts][:, None] + operands] - self.values[starts][:, None]
+        return np.where(found >= 0, found, -1)
+
+    def results(self, starts: Positions, length: int) -> NDArray[np.bool_]:
+        """Return for each value that segments define whether it is read outside of the segment."""
+        first = int(starts[0])
+        values = np.arange(int(self.values[first + length] - self.values[first]))
+        read: NDArray[np.bool_] = (
+            self.last[self.values[starts][:, None] + values] >= starts[:, None] + length
+        )
+        return read
+
+    def weight(self, start: int, length: int) -> float:
+        """Return how much compiling a segment costs, in equations."""
+        return float(self.weights[start + length] - self.weights[start])
+
+
+class Token(NamedTuple):
+    """What an item is in the text, what it weighs, and how many equations it is in all."""
+
+    number: int
+    weight: float
+    size: int
+
+
+class Tokens:
+    """The tokens of one run of the pass: the same for items that do the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+        self._types: dict[int, tuple[Aval, int]] = {}
+        self._alone = count(-1, -1)
+        self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
+        #: By the identity of the item, which is kept here too.
+        self._items: dict[int, tuple[Item, Token]] = {}
+
+    def of(self, item: Item) -> Token:
+        """Return what the text says of an item."""
+        known = self._items.get(id(item))
+        if known is None:
+            known = self._items[id(item)] = item, self._new(item)
+        return known[1]
+
+    def alone(self) -> int:
+        """Return a token that no item has."""
+        return next(self._alone)
+
+    def _new(self, item: Item) -> Token:
+        if isinstance(item, Repeated):
+            return Token(self._known.setdefault((item.body,), len(self._known)), 1.0, 1)
+        stays = not traits(item).may_outline
+        if item.effects and not jaxcompat.only_names_axes(item.effects):
+            stays = True
+        if item.params and holds_jaxpr(item.params.values()):
+            weight, size = self._costs(item)
+            stays = stays or any(item.params.get("donated_invars", ())) or self._sows.at(item)
+        else:
+            weight, size = _weight(item), 1
+        return Token(self.alone() if stays else self._number(item), weight, size)
+
+    def _number(self, eqn: JaxprEqn) -> int:
+        try:
+            key, _ = parameters_key(eqn)
+        except Keyless:
+            return self.alone()
+        types = [self._type(v.aval) for v in eqn.invars]
+        # A gradient has the weak type of the variable that it is taken by; by literals none is.
+        weak = [
+            type(v) is not Literal and getattr(v.aval, "weak_type", False)
+            for v in (*eqn.invars, *eqn.outvars)
+        ]
+        results = [self._type(v.aval) for v in eqn.outvars]
+        whole = eqn.primitive, key, *types, None, *results, *weak, id(eqn.ctx)
+        return self._known.setdefault(whole, len(self._known))
+
+    def _type(self, aval: Aval) -> int:
+        """Return a number for a type, the same whether it is weak or not."""
+        known = self._types.get(id(aval))
+        if known is None:
+            strong = aval.strip_weak_type() if hasattr(aval, "strip_weak_type") else aval
+            known = aval, self._known.setdefault(strong, len(self._known))
+            self._types[id(aval)] = known
+        return known[1]
+
+    def _costs(self, eqn: JaxprEqn) -> tuple[float, int]:
+        """Return what an equation with bodies weighs, and how many equations it is in all."""
+        if jaxcompat.mark_of(eqn) != "plain":
+            return 1.0, 1  # its body is shared already
+        bodies = [self._costs_of(jaxcompat.open_jaxpr(body)) for _, body in sub_jaxprs(eqn)]
+        return 1 + sum(weight for weight, _ in bodies), 1 + sum(size for _, size in bodies)
+
+    @cached_method
+    def _costs_of(self, body: Jaxpr) -> tuple[float, int]:
+        found = [
+            self._costs(eqn) if holds_jaxpr(eqn.params.values()) else (_weight(eqn), 1)
+            for eqn in body.eqns
+        ]
+        return sum(weight for weight, _ in found), sum(size for _, size in found)
+
+
+def _weight(eqn: JaxprEqn) -> float:
+    """Return what an equation without bodies weighs."""
+    like = traits(eqn)
+    if like.reduces:
+        return MUCH
+    return LITTLE if like.moves else 1.0
+
+
+def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:
+    """Return tokens of jaxprs that are equal where those of `Tokens` are, found in less time."""
+    known: dict[Hashable, int] = {}
+    found: list[int] = []
+    for jaxpr in jaxprs:
+        for eqn in jaxpr.eqns:
+            outs = eqn.outvars
+            key = eqn.primitive, outs[0].aval if outs else None
+            found.append(known.setdefault(key, len(known)))
+        found.append(-1 - len(found))
+    return np.array(found)
+
+
+def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
+    """Return the sequence of all items of some bodies."""
+    items: list[Item | None] = []
+    starts: list[int] = []
+    found: list[int] = []
+    weights: list[float] = [0.0]
+    sizes: list[int] = [0]
+    values: list[int] = [0]
+    slots: list[int] = [0]
+    read: list[int] = []
+    last: list[int] = []
+    fusible: list[bool] = []
+    for body in bodies:
+        starts.append(len(items))
+        numbers: dict[Atom, int] = {}
+        for item in body.items:
+            position = len(items)
+            token = tokens.of(item)
+            items.append(item)
+            found.append(token.number)
+            weights.append(token.weight)
+            sizes.append(token.size)
+            fusible.append(not isinstance(item, Repeated) and fuses(item))
+            for atom in item.invars:
+                value = -1 if type(atom) is Literal else numbers.get(atom, -1)
+                read.append(value)
+                if value >= 0:
+                    last[value] = position
+            for var in item.outvars:
+                numbers[var] = len(last)
+                last.append(-1)
+            slots.append(len(read))
+            values.append(len(last))
+        for atom in body.outvars:
+            if type(atom) is not Literal and atom in numbers:
+                last[numbers[atom]] = NEVER_DEAD
+        items.append(None)
+        found.append(tokens.alone())
+        weights.append(0.0)
+        sizes.append(0)
+        fusible.append(False)
+        slots.append(len(read))
+        values.append(len(last))
+    starts.append(len(items))
+    positions = np.arange(len(items))
+    return Text(
+        items,
+        starts,
+        np.array(found),
+        np.cumsum(weights),
+        np.cumsum(sizes),
+        np.array(values),
+        np.array(slots),
+        np.array(read, np.int64),
+        np.repeat(positions, np.diff(slots)),
+        np.repeat(positions, np.diff(values)),
+        np.array(last, np.int64),
+        np.array(fusible),
+    )

@@ -1,0 +1,212 @@
+"""Rolling: what a Python loop has written out becomes a scan again.
+
+What repeats is found as `outline` finds it, and so through the boundaries of calls and at every
+depth. Copies in which each reads results of the one before are a *chain*, and three or more of a
+chain become a scan: what they hand on is carried, what all of them read is constant, and what each
+has for itself, the weights of a layer, its random key, or a literal that differs, is stacked. A
+result that is read after the loop is the last carry, or is stacked and unstacked again.
+
+Rows of an array are not stacked: the scan goes over the array itself. So the backward half of a
+gradient scans, in reverse, over what the forward half has stacked, with what each round begins with
+where JAX's own derivative of a scan has it. Copies on the rows of an array that another scan goes
+over, or gives, become a scan even if they hand nothing on: the update of the parameters of each
+layer, say.
+
+What stands between the copies goes before the scan, or after it if it depends on one of them. Where
+it would have to stay in between, the chain is cut: a copy reads what depends on another copy and is
+not handed on, or there are effects, the order of which stays. A chain is also cut where what is
+handed on changes, in type or place. Calls stay that sow a value, donate, or are marked to be called
+(`inline` says which).
+
+XLA's convolutions for the CPU are slow in a loop's body, and so a round that convolves is one call,
+marked as a unit that XLA compiles by itself (see `outline`). `inline(force=True)` opens it.
+
+Every value is the same to the bit, evaluated equation by equation. Only what is rolled is changed,
+but for dead code and plain calls, which are gone. `unroll`, with a `max_length` that is large
+enough, then `simplify` and `dce`, gives the equations back.
+
+`roll(stack="inside")` stacks in the program, which copies what it stacks: `jaxprtool opt` says
+how many bytes. `roll(stack="arguments")`
+leaves that to the caller: where all rows of a stack are arguments, the stack is an argument, and
+the pass returns three programs: `rolled`; `stack`, which makes its arguments of the original ones;
+and `unstack`, which makes these again. Both take the arguments that change, and give the same: as a
+tuple if there are several, and as `(args, kwargs)` if some are keyword arguments. So a checkpoint
+can be converted both ways:
+
+    parts = jaxprtool.trace(step, params, state, batch).apply("roll(stack='arguments')")
+    params, state = parts["stack"](params, state)
+    params, state, loss = parts["rolled"](params, state, batch)
+    params, state = parts["unstack"](params, state)
+
+The stacked array is in the place of the first of its rows; in the places of the others is None, as
+`arguments` says. An argument that is used outside of its stack as well is refused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError
+from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.ir.core.equations import Contains, all_jaxprs, equations, holders
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, rewrite, with_bodies
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
+from jaxprtool.passes.cleanup.dce import Dce
+from jaxprtool.passes.cleanup.inline import Inline, has_reason
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.loops.outline import with_calls
+from jaxprtool.passes.loops.outline.choice import Costs
+from jaxprtool.passes.loops.outline.names import Names
+from jaxprtool.passes.loops.roll.arguments import with_stacked_arguments
+from jaxprtool.passes.loops.roll.chains import FEWEST
+from jaxprtool.passes.loops.roll.stacking import stacking
+from jaxprtool.passes.loops.roll.writing import Rolling
+from jaxprtool.primitives import sow_p
+
+#: What follows itself comes first: whole layers, not what most layers have in common.
+_COSTS = [
+    Costs(FEWEST, 3, body=0.0, operand=0.05, value=0.3, fused=0.0, gaps=gaps)
+    for gaps in (False, True)
+]
+
+_STACKS = ("inside", "arguments")
+
+
+@dataclass(frozen=True)
+class Roll(Pass):
+    """Turn computations that repeat, each on what the one before gives, into scans.
+
+    Three or more copies in a chain become a scan: what one hands to the next is carried, what
+    all read is constant, and what each has for itself, the weights of a layer, its random key
+    or a literal that differs, is stacked. The backward half of a gradient scans in reverse over
+    what the forward half has stacked. Every value is the same to the bit, evaluated equation by
+    equation.
+
+    Args:
+        stack: Where what each round has for itself is stacked. `inside`: in the program, which
+            copies it; `opt` says how many bytes. `arguments`: by the caller. There are then
+            three programs, `rolled`, `stack`, which makes its arguments of the original ones,
+            and `unstack`, which makes these again, so that a checkpoint is converted both ways.
+
+    Raises:
+        UnsupportedError: If an argument is used outside of its stack as well, or has a sharding
+            or layout of its own, with `stack='arguments'`.
+
+    Note:
+        A chain is cut where a copy depends on another one that does not hand it on, at effects,
+        and where what is handed on changes its type. A round that convolves is one call, of a
+        unit that XLA compiles by itself, since its convolutions are slow in a loop's body on
+        the CPU; `inline(force=True)` opens it.
+
+    Example:
+        $ jaxprtool opt samples/layers.py:loss -p "value_and_grad, roll" --verify
+    """
+
+    name: ClassVar[str] = "roll"
+    group: ClassVar[str] = "schedule and compile"
+
+    stack: Literal["inside", "arguments"] = "inside"
+
+    def __post_init__(self) -> None:
+        if self.stack not in _STACKS:
+            raise PipelineError(
+                f"option 'stack' of pass 'roll' is {self.stack!r}: it is 'inside' or 'arguments'"
+            )
+
+    def __call__(self, program: Program) -> Program | Programs:
+        outlined = with_calls(program, _COSTS, "plain")
+        # What the user has made a function of may be too short to be outlined.
+        return self._rolled(outlined) or self._rolled(program) or program
+
+    def notes(self, before: Program, after: Program | Programs) -> Iterator[str]:
+        """Say what the scans cost in memory, or that nothing repeats."""
+        if after is before:
+            yield f"nothing repeats in {before.name}"
+            return
+        found = stacking(next(iter(after.values())) if isinstance(after, Programs) else after)
+        yield (
+            f"{before.name} has {plural(found.scans, 'scan')}; {in_bytes(found.copied)} are "
+            f"copied to be stacked, and {in_bytes(found.results)} of results are stacked"
+        )
+
+    def _rolled(self, program: Program) -> Program | Programs | None:
+        """Return a program with scans in the places of chains of calls; None if it has none."""
+        bodies = _Bodies(program.jaxpr)
+        rolling = bodies.rolling(bodies.opened(program.jaxpr))
+        jaxpr = rolling.run()
+        if not bodies.rolled and not rolling.rolled:
+            return None
+        new = Dce()(Inline()(program.replace(jaxpr=jaxpr)))
+        return new if self.stack == "inside" else with_stacked_arguments(new, rolling.stacks)
+
+
+class _Bodies:
+    """One run of the pass; a body that equations share is rolled once."""
+
+    def __init__(self, jaxpr: AnyJaxpr) -> None:
+        #: Whether there is a loop that was none.
+        self.rolled = False
+        self._memo = Memo()
+        self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
+        marked = map(jaxcompat.marked_name, equations(jaxcompat.open_jaxpr(jaxpr)))
+        self._names = Names(name for name in marked if name is not None)
+
+    def rolling(self, jaxpr: AnyJaxpr) -> Rolling:
+        """Return what rolls a body, in whose equations all bodies are rolled."""
+        eqns = jaxcompat.open_jaxpr(jaxpr).eqns
+        new = [with_bodies(eqn, self._inside) for eqn in eqns]
+        if any(a is not b for a, b in zip(new, eqns, strict=True)):
+            jaxpr = jaxcompat.replace_jaxpr(jaxpr, eqns=new)
+        return Rolling(jaxpr, self._sows, self._usable, self._names)
+
+    def _inside(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        def roll() -> AnyJaxpr:
+            rolling = self.rolling(jaxpr)
+            rolled = rolling.run()
+            self.rolled |= rolling.rolled
+            return rolled
+
+        return self._memo(roll, jaxpr)
+
+    def opened(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        """Write calls of what is little more than a call of another body as calls of that one.
+
+        If it is called elsewhere too, these may make a chain.
+        """
+        callers: dict[AnyJaxpr, set[AnyJaxpr]] = defaultdict(set)
+        for body in all_jaxprs(jaxcompat.open_jaxpr(jaxpr)):
+            for eqn, held in holders(body):
+                for _, each in held if self._usable(eqn) else ():
+                    callers[each].add(body)
+
+        def visitor(writer: Writer) -> RewriteRule:
+            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                if not self._usable(eqn):
+                    return None
+                body = jaxcompat.close_jaxpr(eqn.params["jaxpr"])
+                calls = list(filter(self._usable, body.eqns))
+                if len(calls) != 1:
+                    return None
+                called = jaxcompat.open_jaxpr(calls[0].params["jaxpr"])
+                if len(callers[called]) < 2 or len(body.eqns) > len(called.eqns):
+                    return None
+                return writer.splice(body, eqn.invars, eqn) if writer.can_hold(body) else None
+
+            return rule
+
+        return rewrite(jaxpr, visitor, flat=False)
+
+    def _usable(self, eqn: JaxprEqn) -> bool:
+        """Return True if an equation may become a round of a loop."""
+        return (
+            traits(eqn).call == "jit"
+            and not has_reason(eqn)
+            and jaxcompat.allowed_in_loops(eqn.effects)
+            and not self._sows.inside(eqn)
+        )

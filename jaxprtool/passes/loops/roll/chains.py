@@ -1,0 +1,204 @@
+"""Which calls of one body follow one another, and which of them one loop can take the place of.
+
+Facts only. A *chain* is a sequence of calls of the same body, in which each call may read results
+of the call before: these are *handed* on, from a position among the results to a position among
+the operands, the same from each call to the next.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.caches import anchor
+from jaxprtool.ir.basics.dtypes import is_float0
+from jaxprtool.ir.core.equations import is_array
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.equality.value_keys import atom_key
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
+
+#: A shorter chain stays as it is.
+FEWEST = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Calls of one body.
+
+    Attributes:
+        calls: The calls, first to last.
+        handed: For each position of an operand that is a result of the call before, the position
+            of the result. It is empty if the calls do not depend on one another.
+    """
+
+    calls: Sequence[JaxprEqn]
+    handed: Mapping[int, int]
+
+    @property
+    def body(self) -> ClosedJaxpr:
+        """The body that all of them call."""
+        return jaxcompat.close_jaxpr(self.calls[0].params["jaxpr"])
+
+    @cached_property
+    def consts(self) -> list[int]:
+        """The positions of the operands that are the same for all calls."""
+        first = self.calls[0].invars
+        return [
+            i
+            for i, atom in enumerate(first)
+            if i not in self.handed
+            and all(atom_key(atom) == atom_key(call.invars[i]) for call in self.calls)
+        ]
+
+    @cached_property
+    def carry(self) -> list[int]:
+        """The positions of the operands that are results of the call before."""
+        return sorted(self.handed)
+
+    @cached_property
+    def xs(self) -> list[int]:
+        """The positions of the operands that each call has for itself."""
+        taken = {*self.consts, *self.handed}
+        return [i for i in range(len(self.calls[0].invars)) if i not in taken]
+
+    def column(self, position: int) -> list[Atom]:
+        """Return the operands of all calls at a position."""
+        return [call.invars[position] for call in self.calls]
+
+    def first(self, count: int) -> Chain:
+        """Return the chain of the first so many calls."""
+        return self if count == len(self.calls) else Chain(self.calls[:count], self.handed)
+
+
+def calls_by_body(
+    eqns: Iterable[JaxprEqn], usable: Callable[[JaxprEqn], bool]
+) -> list[list[JaxprEqn]]:
+    """Return the calls among equations that `usable` accepts, by body and context, in order."""
+    groups: dict[object, list[JaxprEqn]] = defaultdict(list)
+    for eqn in eqns:
+        if usable(eqn):
+            groups[anchor(eqn.params["jaxpr"]), eqn.ctx].append(eqn)
+    return [calls for calls in groups.values() if len(calls) >= FEWEST]
+
+
+def chains(calls: Sequence[JaxprEqn]) -> list[Chain]:
+    """Return the chains among calls of one body that hand something on.
+
+    Each call follows at most one other, of those that it reads the one that hands most on to it.
+    """
+    definitions = DefUse(calls).definitions
+    body = jaxcompat.open_jaxpr(calls[0].params["jaxpr"])
+    followed: set[int] = set()
+    links: dict[int, tuple[int, dict[int, int]]] = {}
+    for j, call in enumerate(calls):
+        read: dict[int, dict[int, int]] = defaultdict(dict)
+        for position, atom in enumerate(call.invars):
+            if type(atom) is not Literal and atom in definitions:
+                i, out = definitions[atom]
+                read[i][position] = out
+        free = [i for i in read if i not in followed and _goes_round(body, read[i])]
+        if free:
+            best = max(free, key=lambda i: (len(read[i]), i))
+            followed.add(best)
+            links[j] = best, read[best]
+    found: list[Chain] = []
+    for last in range(len(calls)):
+        if last in followed:
+            continue
+        path = [last]
+        while path[-1] in links:
+            path.append(links[path[-1]][0])
+        path.reverse()
+        found += _alike([calls[i] for i in path], [links[i][1] for i in path[1:]])
+    return [chain for chain in found if len(chain.calls) >= FEWEST]
+
+
+def _alike(calls: Sequence[JaxprEqn], handed: Sequence[Mapping[int, int]]) -> list[Chain]:
+    """Cut a sequence of calls where what is handed on changes, or what cannot be stacked does."""
+    found: list[Chain] = []
+    start = 0
+    for i, call in enumerate(calls[1:], 1):
+        if handed[i - 1] != handed[start] or not fits(calls[start], call, handed[start]):
+            found.append(Chain(calls[start:i], handed[start]))
+            start = i
+    if start < len(handed):
+        found.append(Chain(calls[start:], handed[start]))
+    return found
+
+
+def fits(first: JaxprEqn, other: JaxprEqn, handed: Mapping[int, int]) -> bool:
+    """Return True if the operands in which two calls differ can be stacked."""
+    pairs = enumerate(zip(first.invars, other.invars, strict=True))
+    return all(
+        i in handed or _is_stackable(a.aval) or atom_key(a) == atom_key(b) for i, (a, b) in pairs
+    )
+
+
+def _is_stackable(aval: Aval) -> bool:
+    """Return True if values of a type can go round in a loop, and be stacked."""
+    return is_array(aval) and not is_float0(aval)
+
+
+def _goes_round(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
+    """Return whether results have the types of the operands that they become, up to weak types."""
+    return all(
+        _is_stackable(body.invars[i].aval)
+        and body.invars[i].aval.strip_weak_type() == body.outvars[out].aval.strip_weak_type()
+        for i, out in handed.items()
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """The equations around a loop that takes the place of calls.
+
+    Attributes:
+        calls: The calls that it takes the place of.
+        before: The equations that come before it.
+        after: Those that come after it, which are all that depend on one of the calls.
+    """
+
+    calls: list[JaxprEqn]
+    before: list[JaxprEqn]
+    after: list[JaxprEqn]
+
+
+def place(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) -> Place:
+    """Return which calls of a chain one loop can take the place of, from the first on.
+
+    A call cannot be in the loop if it reads what depends on another call of it and is not handed
+    on, or if an equation whose order counts would have to stand between the two. Of calls that
+    hand nothing on it stays behind; a chain ends before it.
+
+    Args:
+        chain: The chain.
+        window: All equations from the first call of the chain to the last.
+        pinned: For each of these, whether it keeps its order among those of which this is said.
+    """
+    number = {id(call): i for i, call in enumerate(chain.calls)}
+    found = Place([], [], [])
+    dependent: set[Var] = set()
+    called = behind = False  # whether a pinned call is in the loop, and a pinned equation after it
+    for eqn, keeps_order in zip(window, pinned, strict=True):
+        i = number.get(id(eqn))
+        handed = chain.handed if i else {}
+        reads = any(
+            type(v) is not Literal and v in dependent and position not in handed
+            for position, v in enumerate(eqn.invars)
+        )
+        if i is not None and not reads and not (keeps_order and behind):
+            found.calls.append(eqn)
+            called |= keeps_order
+        elif i is not None and chain.handed:
+            break
+        elif reads or (keeps_order and (behind or called)):
+            found.after.append(eqn)
+            behind |= keeps_order
+        else:
+            found.before.append(eqn)
+            continue
+        dependent.update(eqn.outvars)
+    return found

@@ -1,0 +1,383 @@
+"""Scheduling: equations in an order that keeps fewer bytes alive at once; values do not change.
+
+The model of what is alive is that of `ir.liveness`. Equations with effects, and sown values, keep
+their order among themselves, and so does whatever touches a ref; a value is read before it is
+donated; the last reader of a weakly typed value stays the last where rules of custom derivatives
+read it; for the rest only operands count. Bodies are scheduled from the inside out, so that a loop
+or call weighs what its own peak is. A body keeps its order, and stays the very same object, unless
+the new order's peak is strictly lower.
+
+`sink` moves equations towards their first readers, in one walk. `schedule` takes the best of
+several orders: the one found, the one of `sink`, list schedules that run from the front and from
+the back and greedily take what frees most (as XLA's list scheduler for memory does), and depth
+first from the results, the operands that need most first (R. Sethi and J. D. Ullman, "The
+generation of optimal code for arithmetic expressions", 1970). To find the best order is NP-hard
+(R. Sethi, "Complete register allocation problems", 1975); these take n log n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from operator import is_not
+from typing import ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.equations import Contains, donations, is_flat
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.core.weak_types import is_weak
+from jaxprtool.ir.dataflow.def_use import DefUse
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import Memo, with_bodies
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.loops.liveness import Lifetimes, Liveness
+from jaxprtool.primitives import sow_p
+
+#: The equations of a body in another order, as numbers.
+Order = list[int]
+
+
+@dataclass(frozen=True)
+class Sink(Pass):
+    """Move each equation to just before its first reader, where that lowers peak memory.
+
+    Values are made when they are needed, and so fewer are alive at once. A body keeps its order
+    unless its peak gets strictly lower.
+
+    Note:
+        `schedule` tries this order and others, and takes the best.
+
+    Example:
+        def f(x):
+            a, b = jnp.sin(x), jnp.exp(x)
+            return jnp.cos(b.sum()) + a.sum()
+
+        $ jaxprtool opt f.py:f --args "f32[9]" -p sink
+        { lambda ; a:f32[9]. let
+            b:f32[9] = exp a
+            c:f32[] = reduce_sum[axes=(0,) out_sharding=None] b
+            d:f32[9] = sin a
+            e:f32[] = reduce_sum[axes=(0,) out_sharding=None] d
+            f:f32[] = cos c
+            g:f32[] = add f e
+          in (g,) }
+    """
+
+    name: ClassVar[str] = "sink"
+    group: ClassVar[str] = "schedule and compile"
+
+    def __call__(self, program: Program) -> Program:
+        return program.replace(jaxpr=_Scheduler(lambda graph: [sunk(graph)])(program.jaxpr))
+
+
+@dataclass(frozen=True)
+class Schedule(Pass):
+    """Reorder equations, at every depth, to lower the peak of live bytes; it never rises.
+
+    Several orders are tried, and the best is taken. Effects keep their order, and values do not
+    change.
+
+    Args:
+        memory: Lower the peak. If not, put each equation close to its readers, whatever the
+            peak.
+
+    Note:
+        XLA schedules once more when it compiles: what is won is seen most where a program runs
+        equation by equation, and in what `show` prints.
+    """
+
+    name: ClassVar[str] = "schedule"
+    group: ClassVar[str] = "schedule and compile"
+
+    memory: bool = True
+
+    def __call__(self, program: Program) -> Program:
+        scheduler = _Scheduler(_orders if self.memory else _close, always=not self.memory)
+        return program.replace(jaxpr=scheduler(program.jaxpr))
+
+
+# --- the walk ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DependencyGraph:
+    """The equations of a body by number: their values, and which must run before and after each.
+
+    The numbers of `before` are in rising order. `pinned` are those that keep their order.
+    """
+
+    life: Lifetimes
+    before: list[list[int]]
+    after: list[list[int]]
+    pinned: list[bool]
+
+
+class _Scheduler:
+    """Reorders the bodies of a program, each by the best of the orders that `orders` gives for it.
+
+    With `always` the first is taken, be it better or not.
+    """
+
+    def __init__(self, orders: Callable[[DependencyGraph], Iterable[Order]], always: bool = False):
+        self._orders = orders
+        self._always = always
+        self._liveness = Liveness()
+        self._memo = Memo()
+        self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
+        self._has_rule = Contains(lambda eqn: traits(eqn).custom_derivative)
+
+    def __call__(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        """Return a jaxpr, closed or open, reordered at every depth; itself if that is no better."""
+        return self._memo(lambda: self._reordered(jaxpr), jaxpr)
+
+    def _reordered(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        body = jaxcompat.open_jaxpr(jaxpr)
+        eqns = body.eqns if is_flat(body) else [with_bodies(eqn, self) for eqn in body.eqns]
+        order = self._order(eqns, body.outvars)
+        if order is not None:
+            eqns = [eqns[i] for i in order]
+        elif not any(map(is_not, eqns, body.eqns)):
+            return jaxpr
+        return jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
+
+    def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Order | None:
+        """Return the best order; None if that is the one there is, or nothing is known."""
+        life = self._liveness.lifetimes(eqns, results)
+        if life is None:
+            return None
+        lowest = life.peak(range(len(eqns)))
+        bound = _bound(life)
+        best: Order | None = None
+        if not self._always and lowest <= bound:
+            return None
+        for order in self._orders(self._graph(eqns, life)):
+            peak = life.peak(order)
+            if peak < lowest or self._always:
+                best, lowest = order, peak
+                if peak <= bound:
+                    break
+        return None if best == list(range(len(eqns))) else best
+
+    def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> DependencyGraph:
+        pinned = keep_order(eqns, self._sows)
+        needs = [{life.maker[value] for value in reads} for reads in life.reads]
+        in_order = pairwise(i for i, flag in enumerate(pinned) if flag)
+        for i, j in (*in_order, *_donations(eqns), *_last_readers(eqns, self._has_rule)):
+            needs[j].add(i)
+        before = list(map(sorted, needs))
+        after: list[list[int]] = [[] for _ in eqns]
+        for i, earlier in enumerate(before):
+            for j in earlier:
+                after[j].append(i)
+        return DependencyGraph(life, before, after, pinned)
+
+
+def keep_order(eqns: Sequence[JaxprEqn], sows: Contains) -> list[bool]:
+    """Return which equations keep their order: those with effects, that sow, or that touch a ref.
+
+    Args:
+        eqns: The equations of a body.
+        sows: Whether an equation sows a value.
+    """
+    pinned = [bool(eqn.effects) or sows.at(eqn) for eqn in eqns]
+    if any(pinned):  # without, there is nothing that a ref's reader could be moved past
+        for i, eqn in enumerate(eqns):
+            atoms = *eqn.invars, *eqn.outvars
+            pinned[i] |= any(isinstance(v.aval, jaxcompat.AbstractRef) for v in atoms)
+    return pinned
+
+
+def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
+    """Calls that donate an operand and its other readers: pairs that must keep their order."""
+    variables = DefUse(eqns)
+    for v, i in donations(eqns):
+        yield from ((min(i, j), max(i, j)) for j in variables.readers(v) if j != i)
+
+
+def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tuple[int, int]]:
+    """Yield readers of a weakly typed value and the last of them, if one has a derivative rule.
+
+    Each pair must keep its order. JAX adds cotangents from the last reader on, and a sum is as
+    weakly typed as its first term; a user's rule may give a strongly typed one.
+    """
+    variables = DefUse(eqns)
+    for v in variables.uses:
+        if is_weak(v.aval):
+            *others, last = variables.readers(v)
+            if others and any(has_rule.at(eqns[i]) for i in (*others, last)):
+                yield from ((i, last) for i in others)
+
+
+def _bound(life: Lifetimes) -> int:
+    """Return bytes that are alive at once in every order: around some equation, or at the end."""
+    sizes = life.sizes
+    around = (
+        working + sum(sizes[value] for value in reads)
+        for working, reads in zip(life.working, life.reads, strict=True)
+    )
+    return max(max(around, default=0), sum(sizes[value] for value in life.kept))
+
+
+# --- orders -----------------------------------------------------------------------------------
+
+
+def _orders(graph: DependencyGraph) -> Iterator[Order]:
+    yield sunk(graph)
+    for greedy in (False, True):
+        yield from_the_front(graph, greedy)
+        yield from_the_back(graph, greedy)
+    yield depth_first(graph, by_need=True)
+
+
+def _close(graph: DependencyGraph) -> Iterator[Order]:
+    yield depth_first(graph, by_need=False)
+
+
+def sunk(graph: DependencyGraph) -> Order:
+    """Return every equation just before its first reader, unless it frees more than it makes."""
+    life = graph.life
+    staying = []
+    for i, makes in enumerate(life.makes):
+        made = sum(life.sizes[value] for value in makes)
+        freed = sum(
+            life.sizes[value]
+            for value in life.reads[i]
+            if life.readers[value][-1] == i and value not in life.kept
+        )
+        read = any(life.readers[value] or value in life.kept for value in makes)
+        staying.append(graph.pinned[i] or not read or freed > made)
+    roots = [i for i, stays in enumerate(staying) if stays]
+    return _from_roots(graph.before, (*roots, *range(len(staying))))
+
+
+def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
+    """Return each result with what it needs, one after the other.
+
+    `by_need` computes first what takes most bytes beyond those of its own results; otherwise the
+    operands keep the order in which they were.
+    """
+    before = graph.before
+    if by_need:
+        before = []
+        needs: list[int] = []
+        extra: list[int] = []
+        made = [sum(graph.life.sizes[v] for v in makes) for makes in graph.life.makes]
+        for i, earlier in enumerate(graph.before):
+            inner = sorted(earlier, key=extra.__getitem__, reverse=True)
+            before.append(inner)
+            held = need = 0
+            for j in inner:
+                need = max(need, held + needs[j])
+                held += made[j]
+            needs.append(max(need, held + graph.life.working[i]))
+            extra.append(needs[i] - made[i])
+    roots = [i for i, later in enumerate(graph.after) if not later]
+    return _from_roots(before, roots)
+
+
+def _from_roots(before: Sequence[Sequence[int]], roots: Sequence[int]) -> Order:
+    """The roots in order, each after those equations that it needs and that are not yet there."""
+    order: Order = []
+    state = [0] * len(before)  # 1 once it is waited for, 2 once it is there
+    stack: list[int] = []
+    for root in roots:
+        stack.append(root)
+        while stack:
+            i = stack[-1]
+            if state[i] == 0:
+                state[i] = 1
+                stack.extend(j for j in reversed(before[i]) if state[j] == 0)
+                continue
+            stack.pop()
+            if state[i] == 1:
+                state[i] = 2
+                order.append(i)
+    return order
+
+
+def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
+    """Return the equations whose operands are there: first what shrinks what is alive, and most.
+
+    Then what grows it least if `greedy`, else in the order in which they were.
+    """
+    life, sizes = graph.life, graph.life.sizes
+    left = [len(readers) for readers in life.readers]
+    # The numbers of the readers to come, added up: of the last one, its own.
+    rest = [sum(readers) for readers in life.readers]
+    change = [
+        sum(sizes[v] for v in makes if life.readers[v] or v in life.kept) for makes in life.makes
+    ]
+    for value, count in enumerate(left):
+        if count == 1 and value not in life.kept:
+            change[rest[value]] -= sizes[value]
+
+    def take(i: int) -> Iterator[int]:
+        for value in life.reads[i]:
+            left[value] -= 1
+            rest[value] -= i
+            if left[value] == 1 and value not in life.kept:
+                change[rest[value]] -= sizes[value]
+                yield rest[value]
+
+    return _by_change(change, take, graph.before, graph.after, greedy, sign=1)
+
+
+def from_the_back(graph: DependencyGraph, greedy: bool) -> Order:
+    """The same from the results: of the equations that nothing left needs, the last is chosen."""
+    life, sizes = graph.life, graph.life.sizes
+    alive = [value in life.kept for value in range(len(sizes))]
+    change = [
+        sum(sizes[v] for v in reads if not alive[v])
+        - sum(sizes[v] for v in makes if life.readers[v] or alive[v])
+        for reads, makes in zip(life.reads, life.makes, strict=True)
+    ]
+
+    def take(i: int) -> Iterator[int]:
+        for value in life.reads[i]:
+            if not alive[value]:
+                alive[value] = True
+                for j in life.readers[value]:
+                    change[j] -= sizes[value]
+                    yield j
+
+    return _by_change(change, take, graph.after, graph.before, greedy, sign=-1)[::-1]
+
+
+def _by_change(
+    change: Sequence[int],
+    take: Callable[[int], Iterator[int]],
+    waits_for: Sequence[Sequence[int]],
+    nexts: Sequence[Sequence[int]],
+    greedy: bool,
+    sign: int,
+) -> Order:
+    """Take the equations one by one, of those that wait for none what changes what is alive least.
+
+    `take` lowers the changes of others once an equation is taken, and yields which. Of equals the
+    first is taken, or with the sign -1 the last; what is no gain is equal unless `greedy`.
+    """
+    waiting, done = [len(others) for others in waits_for], [False] * len(change)
+    order: Order = []
+    heap: list[tuple[int, int]] = []
+
+    def push(i: int) -> None:
+        if not (waiting[i] or done[i]):
+            heappush(heap, (change[i] if greedy else min(change[i], 0), sign * i))
+
+    for i in range(len(change)):
+        push(i)
+    while heap:
+        i = sign * heappop(heap)[1]
+        if done[i]:
+            continue
+        done[i] = True
+        order.append(i)
+        for j in take(i):
+            push(j)
+        for j in nexts[i]:
+            waiting[j] -= 1
+            push(j)
+    return order

@@ -1,0 +1,169 @@
+"""Unrolling: a scan of few iterations becomes the equations of one iteration after the other.
+
+An iteration's elements of `xs` are sliced out of these, as JAX does for `scan(unroll=...)`, unless
+they have been stacked just before, and what the iterations give is concatenated; what is unstacked
+after that is what has been concatenated. Loops are taken from the inside out, so that scans in
+scans become straight-line code too, and the program grows by the product of their lengths.
+
+A scan stays a loop if its length is symbolic, if a value is sown in it (which would be sown again
+in each iteration, under one name), if it goes over refs or makes an empty array of keys, and if its
+body has constants that the body around it cannot hold. So does one with loops inside that are
+written out already, if it would have more than `MOST_EQUATIONS` equations: n loops of two
+iterations within one another are 2**n iterations. While loops stay: of one whose number of
+iterations is known, as in `fori_loop` between constants, JAX has made a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import PipelineError
+from jaxprtool.ir.core.equations import Contains, equations
+from jaxprtool.ir.core.structured import Scan
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.primitives import sow_p
+
+#: What becomes of one loop, unless the program itself is as long in so many iterations.
+MOST_EQUATIONS = 10_000
+
+
+@dataclass(frozen=True)
+class Unroll(Pass):
+    """Write scans of few iterations as straight-line code, at every depth.
+
+    Scans within scans are written out from the inside, so that a program grows by the product
+    of their lengths.
+
+    Args:
+        max_length: Scans of more iterations stay loops.
+
+    Note:
+        While loops stay, and so do scans of symbolic length, those in which values are sown,
+        those over refs, and nests that would come to more than 10,000 equations.
+
+    Example:
+        def f(x):
+            return jax.lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x)
+
+        $ jaxprtool opt f.py:f --args "f32[]" -p "unroll, dce"
+        { lambda ; a:f32[]. let
+            b:f32[] = sin a
+            c:f32[] = sin b
+            d:f32[] = sin c
+          in (d,) }
+    """
+
+    name: ClassVar[str] = "unroll"
+    group: ClassVar[str] = "schedule and compile"
+
+    max_length: int = 8
+
+    def __post_init__(self) -> None:
+        if self.max_length < 0:
+            raise PipelineError(
+                f"option 'max_length' of pass 'unroll' is {self.max_length}: "
+                "no scan is shorter than 0 iterations"
+            )
+
+    def __call__(self, program: Program) -> Program:
+        sows = Contains(lambda eqn: eqn.primitive is sow_p)
+        given = sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
+        most = max(MOST_EQUATIONS, self.max_length * given)
+
+        def visitor(writer: Writer) -> RewriteRule:
+            rows = _Rows()
+
+            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                if eqn.primitive.name == "unstack" and eqn.params["axis"] == 0:
+                    return rows.get(eqn.invars[0])
+                if eqn.primitive.name == "stack" and eqn.params["axis"] == 0:
+                    rows[eqn.outvars[0]] = eqn.invars
+                if eqn.primitive.name == "squeeze" and eqn.params["dimensions"] == (0,):
+                    return rows.get(eqn.invars[0])
+                if eqn.primitive.name == "slice" and (taken := _taken_rows(eqn, rows)):
+                    rows[eqn.outvars[0]] = taken
+                if eqn.primitive.name != "scan":
+                    return None
+                scan = Scan.of(eqn)
+                if not isinstance(scan.length, int) or scan.length > self.max_length:
+                    return None
+                if scan.length * len(scan.body.eqns) > most:
+                    return None
+                if not writer.can_hold(scan.body) or sows(scan.body):
+                    return None
+                if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in scan.xs):
+                    return None
+                return _unrolled(writer, scan, rows) if scan.length else _not_run(writer, scan)
+
+            return rule
+
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor, flat=False))
+
+
+#: The rows of arrays that are known, by array: what is stacked need not be sliced again.
+_Rows = dict[Atom, Sequence[Atom]]
+
+
+def _taken_rows(eqn: JaxprEqn, known: _Rows) -> Sequence[Atom]:
+    """The rows that a slice takes of an array whose rows are known, if it takes whole ones."""
+    (array,), shape = eqn.invars, eqn.outvars[0].aval.shape
+    if type(array) is Literal or array not in known or shape[1:] != array.aval.shape[1:]:
+        return ()
+    step = (eqn.params["strides"] or (1,))[0]
+    return known[array][eqn.params["start_indices"][0] : eqn.params["limit_indices"][0] : step]
+
+
+def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:
+    """Return the results of a scan, whose iterations are written one after the other."""
+    length = scan.length
+    columns = _columns(writer, scan, known)
+
+    def stacked(*values: jax.Array) -> list[jax.Array]:
+        rows = (values[i::count] for i in range(count))
+        return [lax.concatenate([lax.expand_dims(v, [0]) for v in r], 0) for r in rows]
+
+    carry: Sequence[Atom] = scan.carry
+    ys: list[Sequence[Atom]] = [()] * length
+    for i in reversed(range(length)) if scan.reverse else range(length):
+        row = [column[i] for column in columns]
+        outs = writer.splice(scan.body, [*scan.consts, *carry, *row], scan.eqn)
+        carry, ys[i] = outs[: len(carry)], outs[len(carry) :]
+    count = len(scan.ys)
+    arrays = writer.trace(stacked, [y for row in ys for y in row], scan.eqn)
+    known.update(zip(arrays, map(list, zip(*ys, strict=True)), strict=True))
+    return [*carry, *arrays]
+
+
+def _columns(writer: Writer, scan: Scan, known: _Rows) -> list[Sequence[Atom]]:
+    """Return the elements of each of the `xs`, which are sliced out if they are not known."""
+    sliced = [x for x in scan.xs if type(x) is Literal or x not in known]
+
+    def elements(*xs: jax.Array) -> list[jax.Array]:
+        return [lax.index_in_dim(x, i, keepdims=False) for i in range(scan.length) for x in xs]
+
+    rows = writer.trace(elements, sliced, scan.eqn)
+    found = iter([rows[i :: len(sliced)] for i in range(len(sliced))])
+    return [next(found) if type(x) is Literal or x not in known else known[x] for x in scan.xs]
+
+
+def _not_run(writer: Writer, scan: Scan) -> list[Atom] | None:
+    """Return the results of a scan of no iterations: what it was given, and empty arrays."""
+    avals = [v.aval for v in scan.ys]
+    if any(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) for aval in avals):
+        return None
+
+    def empty(*zeros: jax.Array) -> list[jax.Array]:
+        pairs = zip(zeros, avals, strict=True)
+        return [lax.broadcast_in_dim(zero, aval.shape, ()) for zero, aval in pairs]
+
+    zeros = [writer.constant(0, jaxcompat.array_type((), a.dtype, a.weak_type)) for a in avals]
+    return [*scan.carry, *writer.trace(empty, zeros, scan.eqn)]

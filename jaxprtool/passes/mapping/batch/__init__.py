@@ -1,0 +1,143 @@
+"""batch: the jaxpr of vmap(f) from the jaxpr of f; no code of the user's is run.
+
+    batched = trace(loss, w, x).apply("batch(in_axes=(None, 0), axis_size=32)")
+    batched(w, xs)                      # jax.vmap(loss, in_axes=(None, 0))(w, xs)
+
+`in_axes` and `out_axes` are those of `jax.vmap`: an int, None, or a prefix of the tree of arguments
+or results. An axis of an argument is its position in the argument as it will be, with the mapped
+axis. A program's arguments have none yet, so that the size must be given.
+
+Every primitive that JAX can batch is batched: by a rule in `batch_rules`, or by JAX's own. A rule
+is traced once for all equations that are alike (see `templates`); bodies of loops, branches and
+calls are batched once for each pattern of mapped arguments (see `body`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.mapping.batch import (  # noqa: F401  (they fill the tables)
+    branches,
+    calls,
+    corrections,
+    custom_derivatives,
+    loops,
+    sharding,
+)
+from jaxprtool.passes.mapping.batch.axes import (
+    BatchError,
+    BatchTypeError,
+    check_axes,
+    check_unmapped,
+    flat_out_axes,
+    free_axes,
+    program_axes,
+    result_dims,
+)
+from jaxprtool.passes.mapping.batch.axis import Axis
+from jaxprtool.passes.mapping.batch.body import BatchDomain, BatchWriting, batch_body
+from jaxprtool.passes.mapping.batch.chunks import chunked_body
+from jaxprtool.passes.mapping.batch.table import (
+    BatchUnsupported,
+    batch_rules,
+    jaxs_rule,
+    structured_rules,
+)
+
+__all__ = [
+    "Axis",
+    "Batch",
+    "BatchDomain",
+    "BatchError",
+    "BatchTypeError",
+    "BatchUnsupported",
+    "BatchWriting",
+    "batch_body",
+    "batch_rules",
+    "jaxs_rule",
+    "structured_rules",
+]
+
+
+@dataclass(frozen=True)
+class Batch(Pass):
+    """Add a mapped axis: the jaxpr of vmap(f) from the jaxpr of f.
+
+    With the contract of `jax.vmap`, and without running the function again. Axes of an argument
+    are counted with the mapped axis in it. Equations that are alike are batched once.
+
+    Args:
+        in_axes: Where arguments are mapped: an int, None, or a prefix of the tree of positional
+            arguments.
+        out_axes: Where results are to be mapped; None for those that are the same in all lanes.
+        axis_size: The number of lanes. It must be given: the program's arguments have no mapped
+            axis that would tell.
+        axis_name: The name by which collectives call the axis.
+        spmd_axis_name: The mesh axis, or axes, that the lanes are spread over.
+        chunk: Map so many lanes at a time, in a scan, so that memory is bounded.
+
+    Raises:
+        UnsupportedError: If a primitive has no batching rule, in JAX or in `batch_rules`, or a
+            result is mapped that `out_axes` says is not.
+
+    Note:
+        `jaxprtool vmap TARGET` does the same, and says what is mapped.
+
+    Example:
+        def f(x):
+            return jnp.sin(x).sum()
+
+        $ jaxprtool opt f.py:f --args "f32[3]" -p "batch(axis_size=8)"
+        { lambda ; a:f32[8,3]. let
+            b:f32[8,3] = sin a
+            c:f32[8] = reduce_sum[axes=(1,) out_sharding=None] b
+          in (c,) }
+    """
+
+    name: ClassVar[str] = "batch"
+    group: ClassVar[str] = "transform"
+    preserves: ClassVar[bool] = False
+
+    in_axes: Any = 0
+    out_axes: Any = 0
+    axis_size: int | None = None
+    axis_name: Hashable = None
+    spmd_axis_name: str | tuple[str, ...] | None = None
+    chunk: int | None = None
+
+    @property
+    def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
+        if self.axis_name is None or self.axis_size is None:
+            return ()
+        return ((self.axis_name, self.axis_size),)
+
+    def __call__(self, program: Program) -> Program:
+        """Return the batched program.
+
+        Raises:
+            BatchError: If the axes do not fit the program, as `jax.vmap` does.
+            BatchTypeError: If the axes have the wrong type, as `jax.vmap` does.
+            BatchUnsupported: If an equation, which it names, cannot be batched.
+        """
+        check_axes(self.in_axes, self.out_axes)
+        dims, size = program_axes(program, self.in_axes, self.axis_size)
+        out_axes = flat_out_axes(program.out_tree, self.out_axes)
+        ranks = [len(aval.shape) for aval in program.out_avals]
+        outs = result_dims(out_axes, ranks, partial(list, program.out_names))
+        spmd = self.spmd_axis_name
+        axis = Axis(self.axis_name, size, (spmd,) if isinstance(spmd, str) else spmd)
+        # The axis is bound here; a name of the program's that is the same is the mapped one.
+        free = free_axes(program, self.axis_name, size)
+        with jaxcompat.axes_bound(free):
+            if self.chunk is None:
+                jaxpr, out_dims = batch_body(program.jaxpr, dims, axis, outs, outermost=True)
+            else:
+                jaxpr, out_dims = chunked_body(program.jaxpr, dims, axis, outs, self.chunk)
+        check_unmapped(out_axes, out_dims, program.out_tree, self.axis_name)
+        return program.replace(jaxpr=jaxpr, axis_env=free)

@@ -1,0 +1,286 @@
+"""What `in_axes`, `out_axes` and `axis_size` say, as for `jax.vmap`, and what is wrong with them.
+
+An axes tree is an int, None, or a prefix of the tree of arguments or results with ints and None at
+its leaves. `Batch` reads it against a `Program`, whose arguments have no mapped axis yet, and
+`jaxprtool.vmap` against arguments that have one. Both check alike, and say it in JAX's words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from operator import index
+from typing import Any
+
+import jax
+from jax.tree_util import PyTreeDef
+
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled
+from jaxprtool.jaxcompat import Aval, is_symbolic_dimension
+from jaxprtool.passes.mapping.batch.axis import Dim
+
+
+class BatchError(JaxprToolError, ValueError):
+    """Axes that do not fit the arguments, the results or each other."""
+
+
+class BatchTypeError(JaxprToolError, TypeError):
+    """Axes or a size of a type that none can have, or a value that JAX does not know."""
+
+
+def result_type(value: object) -> Aval:
+    """Return the type of a result of a mapped function. Raises BatchTypeError if it has none."""
+    try:
+        return jax.typeof(value)
+    except TypeError as error:
+        raise BatchTypeError(
+            f"Output from batched function {value!r} with type {type(value)} is not a valid JAX "
+            "type"
+        ) from error
+
+
+#: One readable name per flat value, for an error; made only when there is one.
+Names = Callable[[], Sequence[str]]
+
+
+def check_axes(in_axes: object, out_axes: object, specs: tuple[type, ...] = ()) -> None:
+    """Check that axes trees are made of ints, None and `specs`, types that are registered.
+
+    Raises BatchTypeError.
+    """
+    if not (in_axes is None or type(in_axes) in {int, tuple, list, *specs}):
+        raise BatchTypeError(
+            "vmap in_axes must be an int, None, or a tuple of entries corresponding to the "
+            f"positional arguments passed to the function, but got {in_axes}."
+        )
+    for option, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+        if not all(type(axis) in {int, *specs} for axis in jax.tree.leaves(axes)):
+            raise BatchTypeError(
+                f"vmap {option} must be an int, None, or (nested) container with those types as "
+                f"leaves, but got {axes}."
+            )
+
+
+def flat_in_axes(in_tree: PyTreeDef, in_axes: object) -> list[Any]:
+    """Return the axis of each flat argument; `in_tree` is the tree of `(args, kwargs)`.
+
+    Keyword arguments are mapped along their first axis, as `jax.vmap` has it. Raises BatchError.
+    """
+    args, kwargs = in_tree.children()
+    count = len(args.children())
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+    if isinstance(in_axes, tuple) and len(in_axes) != count:
+        names = ", ".join(kwargs.node_data()[1])
+        raise BatchError(
+            "vmap in_axes must be an int, None, or a tuple of entries corresponding to the "
+            "positional arguments passed to the function, but got "
+            f"len(in_axes)={len(in_axes)}, len(args)={count}",
+            f"in_axes has no entry for keyword arguments, here {names}: these are mapped along "
+            "axis 0; functools.partial binds what is not to be mapped"
+            if names
+            else "give in_axes one entry for each positional argument",
+        )
+    return [*_spread(in_axes, args, "in_axes"), *[0] * kwargs.num_leaves]
+
+
+def flat_out_axes(out_tree: PyTreeDef, out_axes: object) -> list[Any]:
+    """The axis of each flat result. Raises BatchError if `out_axes` is no prefix of the tree."""
+    return _spread(out_axes, out_tree, "out_axes")
+
+
+def axis_size_of(axis_size: Any, axes: Sequence[Any], avals: Sequence[Any], names: Names) -> Any:
+    """The size of the mapped axis, from the arguments that have it and from what is asked for.
+
+    `axes` are those of the arguments, `avals` their types with the mapped axis; None for what has
+    no type. Raises BatchError if sizes differ, there is none, or a rank is too low.
+    """
+    sizes = [
+        None if aval is None or type(axis) is not int else _size_along(axis, aval, names, i)
+        for i, (axis, aval) in enumerate(zip(axes, avals, strict=True))
+    ]
+    counts = Counter(size for size in sizes if size is not None).most_common()
+    asked = [] if axis_size is None else [axis_size]
+    traced = isinstance(axis_size, jax.core.Tracer)  # which has no hash, and is like no size
+    if traced and not counts:
+        raise BatchTypeError(f"axis_size must be an integer, but got {axis_size}")
+    distinct = asked if traced else list(dict.fromkeys([*asked, *(size for size, _ in counts)]))
+    if len(distinct) == 1 and not traced:
+        return distinct[0]
+    if not distinct:
+        raise BatchError(
+            "vmap must have at least one non-None value in in_axes or axis_size must be specified"
+            if axes
+            else "vmap wrapped function must be passed at least one argument containing an array "
+            "or axis_size must be specified, got empty arguments"
+        )
+    parts = [f"the `axis_size` argument was {size}" for size in asked]
+    for size, count in counts:
+        place = sizes.index(size)
+        most = "most" if size == counts[0][0] else "some"
+        many = f"{most} axes ({count} of them) had size {size}, e.g."
+        parts.append(
+            f"{f'one axis had size {size}:' if count == 1 else many} axis {axes[place]} of "
+            f"{names()[place]} of type {avals[place].str_short()}"
+        )
+    listing = "; ".join(f"* {part}" for part in parts)
+    raise BatchError(f"vmap got inconsistent sizes for array axes to be mapped: {listing}")
+
+
+def _size_along(axis: int, aval: Aval, names: Names, place: int) -> Any:
+    _check_rank(axis, len(aval.shape), f"its shape is {aval.shape}", names, place)
+    return aval.shape[axis]
+
+
+def _check_rank(axis: int, rank: int, shape: str, names: Names, place: int) -> None:
+    if not -rank <= axis < rank:
+        raise BatchError(
+            f"vmap was requested to map its argument along axis {axis}, which implies that its "
+            f"rank should be at least {axis + 1 if axis >= 0 else -axis}, but is only {rank} "
+            f"({shape})",
+            f"the argument is {names()[place]}",
+        )
+
+
+def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[list[Dim], Any]:
+    """Where each flat argument of a program is to be mapped, and the axis size, both checked.
+
+    An axis is a position in the argument as it will be, with the mapped axis: for one that has n
+    dimensions now, from -(n+1) to n. Raises BatchError and BatchTypeError.
+    """
+    axes = flat_in_axes(program.in_tree, in_axes)
+    if axis_size is None:
+        raise BatchError(
+            "axis_size must be specified: no argument of a program has the mapped axis yet",
+            "axis_size is the number of lanes, the size of the mapped axis",
+        )
+    names: Names = partial(list, program.arg_names)
+    dims: list[Dim] = []
+    for i, (axis, aval) in enumerate(zip(axes, program.in_avals, strict=True)):
+        if axis is None:
+            dims.append(None)
+            continue
+        shape = getattr(aval, "shape", None)
+        if shape is None:
+            raise BatchTypeError(
+                f"{names()[i]} has type {aval}, which cannot be mapped",
+                "say so with None in in_axes",
+            )
+        rank = len(shape) + 1
+        _check_rank(axis, rank, f"its shape is {shape}, and the axis", names, i)
+        dims.append(axis % rank)
+    return dims, _lanes(axis_size)
+
+
+def _lanes(axis_size: Any) -> Any:
+    """Return an axis size that is asked for, checked: a number, or a symbolic dimension."""
+    if is_symbolic_dimension(axis_size):
+        return axis_size
+    try:
+        size = index(axis_size)
+    except TypeError:
+        raise BatchTypeError(f"axis_size must be an integer, but got {axis_size!r}") from None
+    if isinstance(axis_size, bool) or size < 0:
+        raise BatchError(f"axis_size must be an integer that is not negative, but got {axis_size}")
+    return size
+
+
+def result_dims(out_axes: Sequence[Any], ranks: Sequence[int], names: Names) -> list[Dim]:
+    """Return where each flat result is to be mapped, counted from 0; None: not at all.
+
+    `out_axes` are flat, `ranks` those of the results without the mapped axis. Raises BatchError
+    if one is out of bounds.
+    """
+    dims: list[Dim] = []
+    for i, (axis, rank) in enumerate(zip(out_axes, ranks, strict=True)):
+        if axis is not None and not -(rank + 1) <= axis <= rank:
+            raise BatchError(
+                f"axis {axis} is out of bounds for array of dimension {rank + 1}",
+                f"out_axes says so for {names()[i]}",
+            )
+        dims.append(None if axis is None else axis % (rank + 1))
+    return dims
+
+
+def check_unmapped(
+    out_axes: Sequence[Any],
+    out_dims: Sequence[Dim],
+    out_tree: PyTreeDef,
+    axis_name: Hashable | None,
+) -> None:
+    """Check that what `out_axes` (flat) says is unmapped is so. Raises BatchError."""
+    for i, (axis, dim) in enumerate(zip(out_axes, out_dims, strict=True)):
+        if axis is not None or dim is None:
+            continue
+        paths = jax.tree.leaves_with_path(filled(out_tree, range(out_tree.num_leaves)))
+        path = jax.tree_util.keystr(paths[i][0])
+        if axis_name is not None:
+            raise BatchError(
+                f"vmap has mapped output (axis_name={axis_name}) but out_axes is None",
+                f"out_axes{path} has to be the position of the mapped axis",
+            )
+        raise BatchError(
+            f"at vmap out_axes{path}, got axis spec None but output was batched on axis {dim}"
+        )
+
+
+def free_axes(
+    program: Program, axis_name: Hashable | None, size: Any
+) -> tuple[tuple[Hashable, int], ...]:
+    """Return the named axes that stay free in a program when one is bound.
+
+    Raises BatchError if the program was traced for another size of that one: the size is in it.
+    """
+    for name, traced in program.axis_env:
+        if name == axis_name and traced != size:
+            raise BatchError(
+                f"{program.name} was traced with an axis '{name}' of size {traced}, and {size} "
+                "lanes are asked for"
+            )
+    return tuple(entry for entry in program.axis_env if entry[0] != axis_name)
+
+
+# --- prefix trees -------------------------------------------------------------------------------
+
+
+def _spread(axes: object, tree: PyTreeDef, option: str) -> list[Any]:
+    """The leaves of a prefix, None among them, each for all the leaves of `tree` that it covers."""
+    if axes is None or type(axes) is int:
+        return [axes] * tree.num_leaves
+    leaves, prefix = jax.tree.flatten(axes, is_leaf=lambda node: node is None)
+    return list(_covered(iter(leaves), prefix, tree, f"vmap {option}"))
+
+
+def _covered(
+    leaves: Iterator[Any], prefix: PyTreeDef, tree: PyTreeDef, place: str
+) -> Iterator[Any]:
+    """As `_spread`, for structures; `place` is the way to them, for an error."""
+    node = prefix.node_data()
+    if node is None:
+        yield from [next(leaves)] * tree.num_leaves
+        return
+    parts, children = prefix.children(), tree.children()
+    if node != tree.node_data() or len(parts) != len(children):
+        option = place.partition("[")[0]
+        raise BatchError(
+            f"{option} specification must be a tree prefix of the corresponding "
+            f"value; at {place} it is {_kind(prefix)}, but the value is {_kind(tree)}"
+        )
+    keys = node[1] if node[0] is dict else range(len(parts))
+    for key, part, child in zip(keys, parts, children, strict=True):
+        yield from _covered(leaves, part, child, f"{place}[{key!r}]")
+
+
+def _kind(tree: PyTreeDef) -> str:
+    """Return a node of a tree structure in words."""
+    node = tree.node_data()
+    if node is None:
+        return "a leaf"
+    kind, data = node
+    if kind is type(None):
+        return "None"
+    name = f"a {kind.__name__}"
+    return f"{name} with keys {data}" if kind is dict else f"{name} of {len(tree.children())}"

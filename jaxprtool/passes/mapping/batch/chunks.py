@@ -1,0 +1,358 @@
+"""`chunk=k`: k lanes at a time, so that memory is bounded by k and not by the number of lanes.
+
+A scan maps the program over n // k chunks of k lanes each, and what is left over, n % k lanes, is
+mapped once more after it. What is the same in all lanes is computed once, before the scan; that is
+so in the bodies of jits too, each of which becomes two.
+
+Arguments are cut before the scan, by a reshape and, where the mapped axis is not the leading one,
+one transpose. Slices taken in the scan would move fewer bytes, but not in reverse: the gradient of
+each slice is as large as the whole argument, and n // k of these would be added up.
+
+Lanes of different chunks never meet. So collectives over the mapped axis are refused, and the axis
+bears no name in a chunk: what is only traced later, such as the rule of a custom derivative, then
+fails loudly instead of summing over one chunk. Random bits that lanes draw together, as JAX has the
+lanes of `rbg` keys do, depend on the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import or_
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.core.equations import bodies, equations, free_variables, named
+from jaxprtool.ir.core.regions import Regions, regions
+from jaxprtool.ir.core.structured import Call, keep
+from jaxprtool.ir.rewriting.rewrite import Memo, map_equations, narrow
+from jaxprtool.jaxcompat import (
+    AbstractRef,
+    Atom,
+    ClosedJaxpr,
+    Effect,
+    JaxprEqn,
+    Literal,
+    Var,
+    jaxpr_as_fun,
+)
+from jaxprtool.passes.mapping.batch.axes import BatchError, BatchTypeError
+from jaxprtool.passes.mapping.batch.axis import Axis, Dim
+from jaxprtool.passes.mapping.batch.body import batch_body
+from jaxprtool.passes.mapping.batch.table import BatchUnsupported
+
+#: A value, and where it is mapped.
+Batched = tuple[jax.Array, Dim]
+
+
+def chunked_body(
+    body: ClosedJaxpr, dims: Sequence[Dim], axis: Axis, outs: Sequence[Dim], chunk: int
+) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
+    """Map a closed jaxpr over an axis, `chunk` lanes at a time; see `batch_body`.
+
+    A mapped result that is not asked for anywhere is mapped at its leading dimension.
+
+    Raises:
+        BatchTypeError: If the chunk is not an integer.
+        BatchError: If the chunk or the axis is one that cannot be.
+        BatchUnsupported: If there is a collective over the axis, a ref that chunks would share, or
+            an effect that would happen once for each chunk. The equation is named.
+    """
+    _check_chunk(chunk, axis)
+    _check_lanes_apart(body, axis.name, chunk)
+    if axis.size <= chunk:
+        return batch_body(body, dims, axis, outs, outermost=True)
+    # An argument that is a result need not be cut and put together again.
+    made = [v for v in _variables(body.outvars) if v not in body.invars]
+    wanted = jaxcompat.replace_jaxpr(body, outvars=made)
+    halves = _split(wanted, [dim is not None for dim in dims], Memo())
+    lanes = halves.second
+    _check_no_ref_enters([*lanes.constvars, *lanes.invars], lanes.eqns)
+    dim_of = dict(zip(body.invars, dims, strict=True))
+    _check_effects(lanes, [dim_of.get(v) is not None for v in lanes.invars], chunk)
+    out_of = {v: out for v, out in zip(body.outvars, outs, strict=True) if type(v) is not Literal}
+    out_dims: list[Dim] = []
+
+    def whole(*args: jax.Array) -> list[jax.Array]:
+        env: dict[Atom, Batched] = dict(zip(body.invars, zip(args, dims, strict=True), strict=True))
+        once = jaxpr_as_fun(halves.first)(*(x for x, dim in env.values() if dim is None))
+        env.update((v, (x, None)) for v, x in zip(halves.first.outvars, once, strict=True))
+        if lanes.eqns:
+            asked = [out_of[v] or 0 for v in lanes.outvars]
+            results = _in_chunks(lanes, [env[v] for v in lanes.invars], asked, axis, chunk)
+            env.update(zip(lanes.outvars, results, strict=True))
+        values = []
+        for v, out in zip(body.outvars, outs, strict=True):
+            x, dim = (v.val, None) if type(v) is Literal else env[v]
+            if out is not None and out != dim:
+                x, dim = jaxcompat.match_axis(axis.data, dim, out, x), out
+            values.append(x)
+            out_dims.append(dim)
+        return values
+
+    avals = [axis.aval(v.aval, dim) for v, dim in dim_of.items()]
+    try:
+        new = _without_our_source(jaxcompat.trace_flat(whole, "chunks", avals), body)
+    except JaxprToolError:
+        raise
+    except NotImplementedError as error:  # an effect that JAX does not allow in a scan
+        raise BatchUnsupported(f"chunk={chunk}: {error}", "leave chunk out") from error
+    return jaxcompat.replace_jaxpr(new, debug_info=body.debug_info), tuple(out_dims)
+
+
+def _in_chunks(
+    body: ClosedJaxpr, operands: Sequence[Batched], outs: Sequence[int], axis: Axis, chunk: int
+) -> list[Batched]:
+    """Return the results of a body of one lane, those that are mapped at the dimensions `outs`."""
+    dims = [dim for _, dim in operands]
+
+    def batched(size: int) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
+        return batch_body(body, dims, replace(axis, name=None, size=size), outermost=True)
+
+    mapped, places = batched(chunk)
+    count, rest = divmod(axis.size, chunk)
+    if not rest and None in places:  # what is the same in all lanes, the last chunk gives
+        count, rest = count - 1, chunk
+
+    def scanned(_: None, rows: Sequence[jax.Array]) -> tuple[None, Sequence[jax.Array]]:
+        lanes = iter(rows)
+        args = [x if dim is None else next(lanes) for x, dim in operands]
+        return None, keep(jaxpr_as_fun(mapped)(*args), [place is not None for place in places])
+
+    rows = [_chunks_of(x, dim, count, chunk) for x, dim in operands if dim is not None]
+    _, given = lax.scan(scanned, None, rows, length=count)
+    stacks, lasts, last_places = iter(given), [], places
+    if rest:
+        last, last_places = batched(rest)
+        lasts = jaxpr_as_fun(last)(
+            *(
+                x if dim is None else lax.slice_in_dim(x, count * chunk, None, axis=dim)
+                for x, dim in operands
+            )
+        )
+    results: list[Batched] = []
+    for i, (place, out) in enumerate(zip(places, outs, strict=True)):
+        if place is None:
+            results.append((lasts[i], None))
+            continue
+        # Chunks, [count, ..., chunk, ...], and the lanes after them.
+        stack = jnp.moveaxis(next(stacks), (0, place + 1), (out, out + 1))
+        pieces = [_reshaped(stack, out, 2, (count * chunk,))]
+        if rest:
+            pieces.append(jaxcompat.match_axis(axis.data, last_places[i], out, lasts[i]))
+        results.append((lax.concatenate(pieces, out), out))
+    return results
+
+
+def _chunks_of(x: jax.Array, dim: int, count: int, chunk: int) -> jax.Array:
+    """Return the first chunks along a dimension: [..., n, ...] to [count, ..., chunk, ...]."""
+    if count * chunk < x.shape[dim]:
+        x = lax.slice_in_dim(x, 0, count * chunk, axis=dim)
+    return jnp.moveaxis(_reshaped(x, dim, 1, (count, chunk)), dim, 0)
+
+
+def _reshaped(x: jax.Array, start: int, many: int, sizes: tuple[int, ...]) -> jax.Array:
+    """Return an array with other sizes for some of its dimensions, which keep their product."""
+    return lax.reshape(x, (*x.shape[:start], *sizes, *x.shape[start + many :]))
+
+
+def _without_our_source(jaxpr: ClosedJaxpr, body: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a jaxpr in which only the equations of `body` say where they come from."""
+    known = {id(eqn.source_info.traceback) for eqn in equations(jaxcompat.open_jaxpr(body))}
+
+    def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
+        source = eqn.source_info
+        if id(source.traceback) in known:
+            return None
+        return [eqn.replace(source_info=jaxcompat.source_info(None, source.name_stack))]
+
+    return map_equations(jaxpr, rule)
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def _check_chunk(chunk: object, axis: Axis) -> None:
+    if type(chunk) is not int:
+        raise BatchTypeError(f"chunk must be an integer, but got {chunk!r}")
+    if chunk < 1:
+        raise BatchError(f"chunk is the number of lanes at a time, at least 1, but got {chunk}")
+    if not isinstance(axis.size, int):
+        raise BatchError(f"chunk needs the axis size as a number, but it is {axis.size}")
+    if axis.spmd_name is not None:
+        raise BatchError(
+            "chunk and spmd_axis_name do not go together: lanes that are spread over a mesh are "
+            "computed all at once",
+            "leave one of them out",
+        )
+    if axis.mesh_axes is not None:
+        over = ", ".join(map(str, axis.mesh_axes))
+        raise BatchError(f"chunk cannot cut an axis that is sharded over the mesh axes {over}")
+
+
+def _check_lanes_apart(body: ClosedJaxpr, name: Hashable, chunk: int) -> None:
+    """Refuse equations over the axis of this name, at any depth: they need all lanes at once."""
+    if name is None:
+        return
+    for eqn in equations(jaxcompat.open_jaxpr(body)):
+        inner = (each for _, held in bodies(eqn) for each in held.eqns)
+        if _is_over(eqn, name) and not any(_is_over(each, name) for each in inner):
+            raise BatchUnsupported(
+                f"{named(eqn)} needs all lanes of the mapped axis '{name}', and chunk={chunk} has "
+                f"{chunk} at a time",
+                "leave chunk out",
+            )
+
+
+def _is_over(eqn: JaxprEqn, name: Hashable) -> bool:
+    """Whether an equation is over a named axis. Not all have an effect that tells: ppermute."""
+    over = eqn.params.get("axis_name", eqn.params.get("axes"))
+    if over == name or (isinstance(over, tuple | list) and name in over):
+        return True
+    return jaxcompat.without_named_axes(eqn.effects, [name]) != set(eqn.effects)
+
+
+def _check_no_ref_enters(values: Iterable[Var], eqns: Sequence[JaxprEqn]) -> None:
+    """Refuse refs from outside of the scan that equations in it use."""
+    refs = {v for v in values if isinstance(v.aval, AbstractRef)}
+    for eqn in eqns:
+        if not refs.isdisjoint(_variables(eqn.invars)):
+            raise BatchUnsupported(
+                f"{named(eqn)} uses a ref that all chunks of lanes would share", "leave chunk out"
+            )
+
+
+def _check_effects(body: ClosedJaxpr, mapped: Sequence[bool], chunk: int) -> None:
+    """Refuse effects of unmapped values in a body that each chunk runs.
+
+    With all lanes at once such an effect happens once; in chunks it would happen for each of them.
+    """
+    if not any(map(_leaves_the_program, body.effects)):
+        return
+    eqn = _repeated_effect(body, mapped, Memo())[1]
+    if eqn is not None:
+        raise BatchUnsupported(
+            f"{named(eqn)} happens once for all lanes, and would for each chunk of {chunk}",
+            "leave chunk out",
+        )
+
+
+def _repeated_effect(
+    body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo
+) -> tuple[list[bool], JaxprEqn | None]:
+    """Return which results are mapped, and the first equation with an effect of unmapped values."""
+
+    def inside(bodies: Sequence[ClosedJaxpr], number: int, mapped: Sequence[bool]) -> Any:
+        each = bodies[number]
+        return memo(partial(_repeated_effect, each, mapped, memo), each, tuple(mapped))
+
+    env, found = set(keep(body.invars, mapped)), None
+    for eqn in body.eqns:
+        facts = [type(v) is not Literal and v in env for v in eqn.invars]
+        outs = [any(facts)] * len(eqn.outvars)
+        held = regions(eqn)
+        if held is not None:
+            look = partial(inside, held.bodies)
+            facts, outs = held.forward(facts, lambda *at, f=look: f(*at)[0], or_, decided=True)
+            # All branches of a mapped index are computed, of operands that are mapped too.
+            chosen = any(facts[i] for i in held.deciding)
+            for number, region in enumerate(held.regions):
+                found = found or look(number, [chosen or facts[i] for i in region.ins])[1]
+        elif not any(facts) and any(map(_leaves_the_program, eqn.effects)):
+            found = found or eqn
+        env.update(keep(eqn.outvars, outs))
+    return [type(v) is not Literal and v in env for v in body.outvars], found
+
+
+def _leaves_the_program(effect: Effect) -> bool:
+    """Return True if an effect is seen from outside. Each chunk has refs of its own."""
+    return not jaxcompat.is_removable_effect(effect) and jaxcompat.ref_of(effect) is None
+
+
+# --- what is the same in all lanes ------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Halves:
+    """A body in two: what is the same in all lanes, and the rest.
+
+    `first` takes the unmapped arguments. It returns the results marked in `same`, and then what
+    `second` takes before the arguments marked in `taken`; `second` returns the other results.
+    """
+
+    first: ClosedJaxpr
+    second: ClosedJaxpr
+    same: list[bool]
+    taken: list[bool]
+
+
+def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
+    """Split a body, and those of the jits in it, by which of its arguments are mapped."""
+    once: list[JaxprEqn] = []
+    lanes: list[JaxprEqn] = []
+    inside = set(keep(body.invars, mapped))
+    for eqn in body.eqns:
+        # A ref has room for all lanes, each of which may write to it: each chunk has its own.
+        makes_ref = any(isinstance(v.aval, AbstractRef) for v in eqn.outvars) or any(
+            jaxcompat.allocates_refs(held) for _, held in bodies(eqn)
+        )
+        if inside.isdisjoint(_variables(eqn.invars)) and not makes_ref:
+            once.append(eqn)
+            continue
+        if eqn.primitive.name == "jit":
+            first, eqn = _split_call(Call.of(eqn), inside, memo)
+            once += first
+        lanes.append(eqn)
+        inside.update(eqn.outvars)
+    same = [type(v) is Literal or v not in inside for v in body.outvars]
+    differing = keep(body.outvars, _not(same))
+    read = free_variables(lanes, differing)
+    passed = [v for eqn in once for v in eqn.outvars if v in read]
+    _check_no_ref_enters(passed, lanes)
+    taken = [v in read for v in body.invars]
+    results = [*keep(body.outvars, same), *passed]
+    return _Halves(
+        narrow(body, keep(body.invars, _not(mapped)), results, once),
+        narrow(body, [*passed, *keep(body.invars, taken)], differing, lanes),
+        same,
+        taken,
+    )
+
+
+def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn], JaxprEqn]:
+    """Return what a jit computes once, a call or nothing, and the call that computes the rest."""
+    mapped = tuple(type(v) is not Literal and v in inside for v in call.operands)
+    halves = memo(partial(_split, call.body, mapped, memo), call.body, mapped)
+    first, same = halves.first, halves.same
+    # Nothing is gained by a call that only makes constants for the other.
+    given = {
+        v for v, x in zip(call.body.invars, call.operands, strict=True) if type(x) is not Literal
+    }
+    if not any(same) and not any(
+        eqn.effects or not given.isdisjoint(_variables(eqn.invars)) for eqn in first.eqns
+    ):
+        return [], call.eqn
+    # What both calls take can be donated to neither.
+    kept = {**call.operand_params, "donated_invars": (False,) * len(call.operands)}
+    called = Regions.of(replace(call, operand_params=kept))
+    passed = [Var(v.aval) for v in first.outvars[sum(same) :]]
+    return (
+        [called.rebuild([first], _not(mapped), same, more_results={"outs": passed})],
+        called.rebuild(
+            [halves.second], halves.taken, _not(same), more={"operands": passed}, first=True
+        ),
+    )
+
+
+def _not(flags: Iterable[bool]) -> list[bool]:
+    return [not flag for flag in flags]
+
+
+def _variables(atoms: Iterable[Atom]) -> list[Var]:
+    return [atom for atom in atoms if type(atom) is not Literal]

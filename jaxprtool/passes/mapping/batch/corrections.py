@@ -1,0 +1,230 @@
+"""Rules that replace JAX's where JAX's fail, give wrong types, or make slower programs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.ir.core.weak_types import as_weak_as, is_weak, strongly_typed
+from jaxprtool.jaxcompat import JaxprEqn, Params, Primitive
+from jaxprtool.passes.mapping.batch.axis import Axis, Dim
+from jaxprtool.passes.mapping.batch.table import (
+    Operands,
+    batch_rules,
+    jaxs_rule,
+    structured_rules,
+)
+from jaxprtool.passes.mapping.domains import Writing
+
+#: A result, and where it is mapped.
+Lanes = tuple[jax.Array, Dim]
+
+
+def _at_bdim(axis: Axis, x: jax.Array, bdim: Dim, target: int) -> jax.Array:
+    """Return a value moved, or broadcast, to have the batch dimension at `target`."""
+    return jaxcompat.match_axis(axis.data, bdim, target, x)
+
+
+def _lane_shape(x: jax.Array, bdim: Dim) -> tuple[int, ...]:
+    """Return the shape of one lane of a value."""
+    return x.shape if bdim is None else x.shape[:bdim] + x.shape[bdim + 1 :]
+
+
+# --- wrong in JAX -------------------------------------------------------------------------------
+
+
+@rule(batch_rules, "clamp")
+def _clamp(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Clamp a scalar of each lane. JAX's rule fails if only the upper bound is mapped."""
+    if _lane_shape(operands[1], dims[1]):
+        return None
+    lanes = _at_bdim(axis, operands[1], dims[1], 0)
+    return primitive.bind(operands[0], lanes, operands[2], **params), 0
+
+
+@rule(batch_rules, "tie")
+def _tie(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Return the second operand, wherever that is mapped; the first may be anything."""
+    return primitive.bind(*operands, **params), dims[1]
+
+
+@rule(batch_rules, "bitcast_convert_type")
+def _bitcast_convert_type(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Keep the batch dimension from being last where a wider type consumes the last dimension.
+
+    JAX's rule lets the elements of the new type be made of the lanes.
+    """
+    (x,), (bdim,) = operands, dims
+    lane = jax.ShapeDtypeStruct(_lane_shape(x, bdim), x.dtype)
+    result = jax.eval_shape(lambda x: lax.bitcast_convert_type(x, params["new_dtype"]), lane)
+    if not result.ndim < lane.ndim == bdim:
+        return None
+    return primitive.bind(_at_bdim(axis, x, bdim, 0), **params), 0
+
+
+# --- refs ---------------------------------------------------------------------------------------
+
+
+# A function that returns a ref cannot be traced: JAX's rule makes no template.
+@rule(structured_rules, "new_ref")
+def _new_ref(writing: Writing[Dim], eqn: JaxprEqn) -> bool:
+    """Make room for all lanes, since any of them may write to the ref."""
+    dims = [writing.kind(atom) or 0 for atom in eqn.invars]
+    operands = [*map(writing.held, eqn.invars, dims)]
+    outs = writing.outs(eqn.outvars, dims)
+    writing.add(eqn.replace(invars=operands, outvars=outs), eqn, dims)
+    return True
+
+
+@rule(batch_rules, "swap", "addupdate")
+def _written(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> tuple[list[jax.Array], list[Dim]]:
+    """Map what is written to a whole ref as the ref is; JAX's own rule relies on it."""
+    ref, value, *others = operands
+    dim = dims[0]
+    if not others and dim is not None and dims[1] is not None:
+        value = _at_bdim(axis, value, dims[1], dim)
+        dims = (dim, dim)
+    return jaxs_rule(axis, primitive, (ref, value, *others), dims, params)
+
+
+# --- collectives over the mapped axis, wrong in JAX -----------------------------------------------
+
+
+_REDUCTIONS = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
+
+
+@rule(batch_rules, "psum", "pmax", "pmin")
+def _reduce(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Reduce over the lanes as over any dimension, if no other axis is left.
+
+    JAX's rule keeps a collective over numbered dimensions, of which some have no derivative.
+    """
+    ((x,), (bdim,)), names = (operands, dims), params["axes"]
+    if bdim is None or axis.name not in names or params["axis_index_groups"] is not None:
+        return None
+    others = [name for name in names if name != axis.name]
+    if not all(isinstance(name, int) for name in others) or not jnp.issubdtype(x.dtype, jnp.number):
+        return None
+    axes = (bdim, *(name + (name >= bdim) for name in others))
+    return _REDUCTIONS[primitive.name](x, axes), None
+
+
+@rule(batch_rules, "ppermute")
+def _ppermute(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Permute lanes by one gather. A lane that is sent nothing has zeros, as on devices.
+
+    JAX's rule has no zeros for such permutations.
+    """
+    (x,), (bdim,) = operands, dims
+    if params["axis_name"] not in (axis.name, (axis.name,)):
+        return None
+    sources = np.full(axis.size, axis.size, np.int32)
+    for source, target in params["perm"]:
+        sources[target] = source
+    is_whole = len(params["perm"]) == axis.size
+    if bdim is None:
+        if is_whole:
+            return x, None
+        x, bdim = _at_bdim(axis, x, None, 0), 0
+    mode = lax.GatherScatterMode
+    lanes = lax.gather(
+        x,
+        sources[:, None],
+        lax.GatherDimensionNumbers(tuple(d for d in range(x.ndim) if d != bdim), (bdim,), (bdim,)),
+        (*x.shape[:bdim], 1, *x.shape[bdim + 1 :]),
+        unique_indices=is_whole,
+        mode=mode.PROMISE_IN_BOUNDS if is_whole else mode.FILL_OR_DROP,
+        fill_value=None if is_whole else 0,
+    )
+    return lanes, bdim
+
+
+@rule(batch_rules, "all_to_all")
+def _all_to_all(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Send the same parts from all lanes; JAX's rule misreads the shape of an unmapped operand."""
+    (x,), (bdim,), names = operands, dims, params["axis_name"]
+    names = names if isinstance(names, (tuple, list)) else (names,)
+    if bdim is not None or axis.name not in names or params["axis_index_groups"] is not None:
+        return None
+    return jaxs_rule(axis, primitive, [_at_bdim(axis, x, None, 0)], [0], params)
+
+
+@rule(batch_rules, "reduce_scatter")
+def _reduce_scatter(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Scatter over another axis. Untiled it removes a dimension, and JAX's rule adds one."""
+    (x,), (bdim,), names = operands, dims, params["axis_name"]
+    names = names if isinstance(names, (tuple, list)) else (names,)
+    if bdim is None or axis.name in names or params["tiled"] or bdim <= params["scatter_dimension"]:
+        return None
+    return primitive.bind(x, **params), bdim - 1
+
+
+# --- slow in JAX --------------------------------------------------------------------------------
+# JAX makes a gather of every dynamic slice and a scatter of every dynamic update. Where the start
+# is the same in all lanes XLA makes twice the instructions of that scatter, and reads the array
+# twice. Lanes are in front, as with JAX's rules.
+
+
+@rule(batch_rules, "dynamic_slice")
+def _dynamic_slice(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Slice all lanes at the same start."""
+    (x, *starts), (bdim, *start_dims) = operands, dims
+    if _is_left_to_jax(axis, starts, start_dims) or bdim is None or len(starts) != x.ndim - 1:
+        return None
+    sizes = (axis.size, *params["slice_sizes"])
+    values = jaxcompat.varying_alike(_at_bdim(axis, x, bdim, 0), *_with_zero(starts))
+    return primitive.bind(*values, slice_sizes=sizes), 0
+
+
+@rule(batch_rules, "dynamic_update_slice")
+def _dynamic_update_slice(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> Lanes | None:
+    """Update all lanes at the same start."""
+    (x, update, *starts), (bdim, update_bdim, *start_dims) = operands, dims
+    if _is_left_to_jax(axis, starts, start_dims) or bdim is update_bdim is None:
+        return None
+    like = jax.typeof(x)
+    if is_weak(like):
+        # JAX's scatter is weakly typed if the array is, and so are gradients. An update is if the
+        # starts are, too.
+        x, update = strongly_typed(x), strongly_typed(update)
+    lanes = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
+    made = primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts)))
+    return as_weak_as(made, like), 0
+
+
+def _is_left_to_jax(axis: Axis, starts: Operands, start_dims: Sequence[Dim]) -> bool:
+    """Return True if the start differs by lane, or if lanes are spread over a mesh."""
+    spread = axis.spmd_name is not None or axis.mesh_axes is not None
+    return spread or any(bdim is not None for bdim in start_dims)
+
+
+def _with_zero(starts: Operands) -> list[jax.Array | np.generic]:
+    """Return the starts of all lanes, from those of one."""
+    dtype = starts[0].dtype if starts else np.dtype(np.int32)
+    return [dtype.type(0), *starts]

@@ -1,0 +1,82 @@
+"""Batching of custom_jvp and custom_vjp calls: the function, and its rules when they are asked.
+
+A result that is the same in all lanes may have a derivative that is not, by the user's rule. So
+that the call has a derivative then, such a result is mapped too, as in `grad` of `jax.vmap`. To
+find out, the rule is traced; only where a mapped call gives an unmapped result. A rule may hold
+such a call in turn, and so on without end: few are traced, and calls further in are left unmapped.
+So they are where the program is to give what would then be mapped unmapped. Such a call is refused
+if it is differentiated after all, and its derivative is mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.ir.core.structured import CustomJVP, CustomVJP
+from jaxprtool.ir.rewriting.custom_rules import rule_key
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
+from jaxprtool.passes.mapping.batch.axis import Axis, Dim
+from jaxprtool.passes.mapping.batch.body import BatchWriting, batch_body
+from jaxprtool.passes.mapping.batch.table import structured_rules
+from jaxprtool.passes.mapping.domains import lifted
+
+
+@rule(structured_rules, *CustomJVP.primitives, *CustomVJP.primitives)
+def _custom_derivative(writing: BatchWriting, eqn: JaxprEqn) -> bool:
+    axis, dims = writing.domain.axis, [*map(writing.kind, eqn.invars)]
+    jvp = eqn.primitive.name in CustomJVP.primitives
+    call = (CustomJVP if jvp else CustomVJP).of(eqn)
+    own_dims = tuple(dims[eqn.params["num_consts"] :])
+
+    def batch(
+        rule: ClosedJaxpr, dims: Sequence[Dim], outs: Sequence[Dim]
+    ) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
+        return batch_body(rule, dims, axis, outs)
+
+    body, out_dims = batch_body(call.body, dims, axis)
+    if axis.derivatives and None in out_dims and own_dims != (None,) * len(own_dims):
+        more = _rule_dims(eqn, axis, batch, own_dims) or out_dims
+        wanted = [b if a is None else a for a, b in zip(out_dims, more, strict=True)]
+        body, out_dims = batch_body(call.body, dims, axis, wanted)
+    mapped = jaxcompat.mapped_jvp_params if jvp else jaxcompat.mapped_vjp_params
+    rules = mapped(eqn.params, axis.data, batch, own_dims, out_dims)
+    body, consts = lifted(body)
+    if consts:
+        rules |= jaxcompat.more_consts(eqn.params, len(consts))
+    operands = [*map(writing.constant, consts), *map(writing.held, eqn.invars, dims)]
+    new = call.rebuild(operands=operands, outs=writing.outs(eqn.outvars, out_dims), body=body)
+    writing.add(new.replace(params={**new.params, **rules}), eqn, out_dims)
+    return True
+
+
+#: How many rules are traced within one another, and within one altogether.
+_MOST_WITHIN, _MOST_TRACED = 3, 16
+
+#: Where the rules that have been traced within one give mapped results; None while one is traced.
+_known: ContextVar[dict[Hashable, Sequence[Dim] | None] | None] = ContextVar("known", default=None)
+
+
+def _rule_dims(
+    eqn: JaxprEqn, axis: Axis, batch: Callable[..., Any], dims: Sequence[Dim]
+) -> Sequence[Dim] | None:
+    """Where the rules of a call give results, or their tangents, mapped; None if not known."""
+    outer = _known.get()
+    known = {} if outer is None else outer
+    request = rule_key(eqn), tuple(dims)
+    within = sum(found is None for found in known.values())
+    if request in known or within == _MOST_WITHIN or len(known) == _MOST_TRACED:
+        return known.get(request)
+    jvp = eqn.primitive.name in CustomJVP.primitives
+    asked = jaxcompat.jvp_result_dims if jvp else jaxcompat.vjp_result_dims
+    token, known[request] = _known.set(known), None
+    try:
+        known[request] = asked(eqn, axis.data, batch, dims)
+    except Exception:  # the rule is the user's, and may not be one for all of its operands
+        known[request] = ()
+    finally:
+        _known.reset(token)
+    return known[request]

@@ -1,0 +1,71 @@
+"""The open tables of batching rules, and JAX's own rules, for every primitive without one here.
+
+A rule of `batch_rules` is a Python function that computes with JAX on operands of which some have a
+batch dimension. It is traced once per signature (see `templates`). A rule of `structured_rules` is
+for an equation that holds jaxprs (see `passes.domains`); if it returns False, the equation is one
+for `batch_rules` after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError, UnsupportedError
+from jaxprtool.ir.basics.rules import RuleTable
+from jaxprtool.ir.core.equations import named
+from jaxprtool.jaxcompat import JaxprEqn, Params, Primitive
+from jaxprtool.passes.mapping.batch.axes import BatchError, BatchTypeError
+from jaxprtool.passes.mapping.batch.axis import Axis, Dim
+from jaxprtool.passes.mapping.domains.domain import StructuredRule
+
+
+class BatchUnsupported(UnsupportedError, NotImplementedError):
+    """An equation that cannot be mapped over an axis; names it and its source line."""
+
+
+#: The operands of a rule.
+Operands = Sequence[jax.Array]
+
+#: `rule(axis, primitive, operands, dims, params) -> (results, dims)`. Results and their dimensions
+#: are lists if the primitive has multiple results, as in JAX's own table. At least one operand is
+#: mapped, unless the equation has an effect. None leaves the case to JAX's own rule.
+BatchRule = Callable[[Axis, Primitive, Operands, Sequence[Dim], Params], tuple[Any, Any] | None]
+
+#: The open table: a plug-in adds its primitive's rule by name.
+batch_rules: RuleTable[BatchRule] = RuleTable()
+
+
+#: The open table of rules for equations that hold jaxprs.
+structured_rules: RuleTable[StructuredRule] = RuleTable()
+
+
+def jaxs_rule(
+    axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
+) -> tuple[Any, Any]:
+    """Apply JAX's own rule for a primitive, from the table that other packages use too."""
+    rule = jaxcompat.jaxs_batching_rules.get(primitive)
+    if rule is None and not any(dim is not None for dim in dims):
+        results = primitive.bind(*operands, **params)
+        return results, [None] * len(results) if primitive.multiple_results else None
+    if rule is None:
+        raise NotImplementedError(f"Batching rule for '{primitive}' not implemented")
+    return rule(axis.data, tuple(operands), tuple(dims), **params)
+
+
+def refusal(
+    eqn: JaxprEqn, reason: str, kind: type[JaxprToolError] = BatchUnsupported
+) -> JaxprToolError:
+    """Return the error for an equation that cannot be batched, which it names."""
+    return kind(f"{named(eqn)} cannot be batched: {reason}")
+
+
+def failed(eqn: JaxprEqn, error: Exception) -> JaxprToolError:
+    """Return the error for an equation whose rule raised one, of its kind and in its words."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    kinds = {ValueError: BatchError, TypeError: BatchTypeError}
+    kind = next((kinds[k] for k in kinds if isinstance(error, k)), BatchUnsupported)
+    return refusal(eqn, reason, kind)

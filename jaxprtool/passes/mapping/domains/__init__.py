@@ -1,0 +1,26 @@
+"""One engine for passes that rewrite a program by a *kind* of each value.
+
+`batch` (the batch dimension of a value), `mask` (its logical shape and known padding) and `ragged`
+(its layout) are such passes. A `Domain` says what the kind of a value is, how two kinds join, and
+what arguments a body needs in addition. Its `Writing` rewrites one body, equation by equation.
+Loops, branches and calls (`regions`) and custom derivatives (`custom_derivatives`) are rewritten
+here for all domains, on the edges of their bodies (`ir.regions`).
+"""
+
+from jaxprtool.passes.mapping.domains.body import Writing
+from jaxprtool.passes.mapping.domains.custom_derivatives import custom_derivative
+from jaxprtool.passes.mapping.domains.domain import Domain, Rewritten, Role
+from jaxprtool.passes.mapping.domains.regions import Solution, by_edges, lifted, solve, write
+
+__all__ = [
+    "Domain",
+    "Rewritten",
+    "Role",
+    "Solution",
+    "Writing",
+    "by_edges",
+    "custom_derivative",
+    "lifted",
+    "solve",
+    "write",
+]

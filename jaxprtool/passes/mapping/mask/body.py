@@ -1,0 +1,279 @@
+"""Mask a jaxpr: the domain of masked programs (`passes.domains`).
+
+Variables whose types mention a masked symbol become padded variables. The kind of a value is what
+is known of it, its `Facts`.
+
+- An equation that mentions no masked symbol stays as it is.
+- An equation that holds jaxprs has a structured rule, which masks these in turn.
+- Any other equation is replaced by the equations of its rule. Equations that are alike share a
+  template, for which the rule is traced once (`ir.templates`).
+
+A masked body takes the symbols that it needs as its first arguments. It computes each size and each
+mask from these once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.basics.rules import RuleTable, rule
+from jaxprtool.ir.core.regions import Regions
+from jaxprtool.ir.core.structured import CALLS, CustomJVP, CustomVJP
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.passes.mapping.domains import (
+    Domain,
+    Rewritten,
+    Role,
+    Writing,
+    by_edges,
+    custom_derivative,
+)
+from jaxprtool.passes.mapping.domains.domain import StructuredRule
+from jaxprtool.passes.mapping.mask.guards import guarded, mixes_rounds
+from jaxprtool.passes.mapping.mask.sizes import Bounds, UnboundedSize
+from jaxprtool.passes.mapping.mask.table import FACTS, Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.values import Facts, Padded, is_float, result_facts
+
+#: The type of a symbol.
+SCALAR = jax.core.ShapedArray((), np.dtype(np.int32))
+#: The name and the type of the flag that says if an iteration of a scan is real, and not padding.
+ITERATION = "iteration"
+_FLAG = jax.core.ShapedArray((), np.dtype(np.bool_))
+
+#: The open table of rules for equations that hold jaxprs.
+structured_mask_rules: RuleTable[StructuredRule] = RuleTable()
+rule(structured_mask_rules, *CALLS, "cond", "while")(by_edges)
+rule(structured_mask_rules, *CustomJVP.primitives, *CustomVJP.primitives)(custom_derivative)
+
+
+class Place(NamedTuple):
+    """Where a body is.
+
+    Attributes:
+        iterations: Whether it is, or is called by, the body of a scan of masked length. It may then
+            take a flag that says if the current iteration is real, `ITERATION`.
+        in_scan: Whether it is the body of a scan, or inside one.
+    """
+
+    iterations: bool = False
+    in_scan: bool = False
+
+
+class MaskWriting(Writing[Facts]):
+    """One masked body while it is written."""
+
+    # The operands of the current equation are to be guarded.
+    _guarding = False
+
+    def held(self, atom: Atom, kind: Facts) -> Atom:
+        found = super().held(atom, kind)
+        if not self._guarding or not kind.active or kind.varies:
+            return found
+        return self.fact(("guarded", found))
+
+    def rewrite(self, eqn: JaxprEqn) -> None:
+        facts = [*map(self.kind, eqn.invars)]
+        # In a scan, the derivative of a value that is the same in all iterations is a sum over
+        # these, to which those of the padding must add zero. Rules of bilinear primitives, and
+        # bodies of calls, ensure that themselves.
+        mixed = self.context.iterations and mixes_rounds(facts)
+        sums_itself = traits(eqn).bilinear or eqn.primitive.name in CALLS
+        self._guarding = mixed and not sums_itself
+        if not (self.domain.bounds.mentions(eqn) or (mixed and sums_itself)):
+            self.unchanged(eqn, [*map(self.held, eqn.invars, facts)])
+            active, varies = _active_varies(eqn, facts)
+            for var in eqn.outvars:
+                self.bind(var, replace(Facts.of(var, active=active), varies=varies), var)
+        elif not self.structured(eqn):
+            if eqn.effects:
+                raise refusal(eqn, "it has an effect on a value that is padded")
+            self.by_rule(eqn, rule_of(eqn), facts, tuple(v.aval.shape for v in eqn.outvars))
+        self._guarding = False
+
+    def rule_context(self, name: str, known: dict[Any, Any]) -> Masking:
+        symbols = {fact: known.pop(("extra", fact)) for fact in self.domain.extras}
+        flag = known.pop(("extra", ITERATION))
+        flag = flag if self.context.iterations else None
+        return Masking(name, self.domain.bounds, symbols, known, flag, self.context.in_scan)
+
+    def uses(self, sizes: Iterable[Any], facts: Sequence[str] | None = None) -> list[Any]:
+        return [("extra", ITERATION), *super().uses(sizes, facts)]
+
+    def operand(self, array: Any, kind: Facts, shape: tuple[Any, ...]) -> Padded:
+        return Padded(array, kind)
+
+    def result(
+        self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Facts]
+    ) -> tuple[Any, Facts]:
+        return result_facts(made, var.aval.shape, *_active_varies(eqn, kinds))
+
+    # --- sizes and masks ------------------------------------------------------------------------
+
+    def size(self, size: Any) -> Atom:
+        """Return the atom of the value of a logical size."""
+        if isinstance(size, int):
+            return jaxcompat.as_literal(size, SCALAR)
+        return self.fact(("size", size))
+
+    def valid(self, size: Any) -> Atom:
+        """Return the atom of the mask of an axis of a logical size."""
+        return self.fact(("valid", size))
+
+    def made_fact(self, fact: tuple[str, Any]) -> Atom:
+        what, value = fact
+        if what != "guarded":
+            return super().made_fact(fact)
+        # A value whose derivative is zero in iterations of the padding.
+        operands = [self.extra(ITERATION), value]
+        return self.computed((what, value.aval), lambda _, *each: guarded(*each), operands)
+
+    def apart(self, atom: Atom, facts: Facts) -> Atom:
+        """Return an argument of the program whose derivative is zero in its padding.
+
+        The caller may have computed the padding from something that is differentiated.
+        """
+        shape, axes = facts.shape, self.domain.bounds.axes(facts.shape)
+
+        def compute(masking: Masking, array: Any) -> Any:
+            return masking.apart(array, shape, axes, active=True)
+
+        sizes = (shape[axis] for axis in axes)
+        return self.computed(("apart", atom.aval, facts), compute, [atom], sizes)
+
+
+@dataclass(eq=False)
+class Outermost(MaskWriting):
+    """The body of the whole program.
+
+    Attributes:
+        sizes: Logical sizes to return after its results.
+    """
+
+    sizes: Sequence[Any] = field(default_factory=tuple)
+
+    def arguments(self, variables: Sequence[Var], kinds: Sequence[Facts]) -> list[Var]:
+        invars = super().arguments(variables, kinds)
+        for var, kind, new in zip(variables, kinds, invars, strict=True):
+            if kind.active and new is not var:
+                self.bind(var, kind, self.apart(new, kind))
+        return invars
+
+    def results(
+        self, atoms: Sequence[Atom], wanted: Sequence[Facts | None]
+    ) -> tuple[list[Atom], list[Facts]]:
+        outvars, facts = super().results(atoms, wanted)
+        return [*outvars, *map(self.size, self.sizes)], facts
+
+
+class MaskDomain(Domain[Facts]):
+    """The domain of masked programs.
+
+    Args:
+        bounds: The masked symbols and their bounds.
+    """
+
+    writing = MaskWriting
+    rules = mask_rules
+    structured_rules = structured_mask_rules
+    facts = FACTS
+    refusal = staticmethod(refusal)
+
+    def __init__(self, bounds: Bounds) -> None:
+        super().__init__()
+        self.bounds = bounds
+        self.extras = tuple(bounds)
+
+    def masked(
+        self, body: ClosedJaxpr, facts: Sequence[Facts], *, in_scan: bool = False
+    ) -> Rewritten[Facts]:
+        """Return the masked form of a closed jaxpr, from the facts about its arguments."""
+        return self.body(body, facts, None, Place(in_scan=in_scan))
+
+    def kind_of(self, atom: Atom) -> Facts:
+        return Facts.of(atom, active=False)
+
+    def join(self, first: Facts, second: Facts) -> Facts:
+        return first.joined(second)
+
+    def aval(self, kind: Facts, aval: Aval) -> Aval:
+        shape = getattr(aval, "shape", ())
+        return aval.update(shape=self.bounds.shape(shape)) if self.bounds.axes(shape) else aval
+
+    def settled(self, kind: Facts, aval: Aval, role: Role, found: Regions) -> Facts:
+        if role == "row":
+            return replace(kind, shape=kind.shape[1:], fills=kind.fills[1:])
+        agrees = role != "operand" and found.kind != "call"
+        return replace(kind, literal=None) if agrees else kind
+
+    def stacked(self, kind: Facts, length: Any) -> Facts:
+        return replace(kind, shape=(length, *kind.shape), fills=(None, *kind.fills), literal=None)
+
+    def fits(self, kind: Facts, wanted: Facts | None) -> bool:
+        return True
+
+    def differentiated(self, kind: Facts, aval: Aval) -> Facts:
+        # The derivative rule may leave other padding in the results than the function does.
+        return replace(kind, fills=(None,) * len(kind.fills))
+
+    def tangent(self, kind: Facts, aval: Aval) -> Facts:
+        return Facts.unknown(getattr(aval, "shape", ()), active=is_float(aval))
+
+    def extra_aval(self, name: str) -> Aval:
+        return _FLAG if name == ITERATION else SCALAR
+
+    def fact_aval(self, fact: tuple[str, Any]) -> Aval:
+        what, value = fact
+        if what == "valid":
+            return jax.core.ShapedArray((self.bounds.padded(value),), jnp.bool_)
+        return self.extra_aval(value) if what == "extra" else SCALAR
+
+    def context(self, context: Place, found: Regions) -> Place:
+        if found.kind == "call" and not found.edges.has_rule:
+            return context
+        # JAX differentiates a loop in reverse if the number of its iterations is known.
+        in_scan = context.in_scan or (found.repeats and found.view.trips is not None)
+        return Place(in_scan=in_scan)
+
+    def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
+        return self.bounds.sizes_of(eqn)
+
+    def in_params(self, eqn: JaxprEqn) -> bool:
+        return self.bounds.in_params(eqn)
+
+    def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
+        if isinstance(error, UnboundedSize):
+            return refusal(eqn, error.message, error.hint)
+        return super().failed(eqn, error)
+
+
+def _active_varies(eqn: JaxprEqn, facts: Sequence[Facts]) -> tuple[bool, bool]:
+    """Return whether the results of an equation are active, and whether they vary."""
+    active = any(each.active for each in facts) and not traits(eqn).stops_derivative
+    return active, any(each.varies for each in facts)
+
+
+def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
+    """Return the masking rule of an equation.
+
+    Raises:
+        UnsupportedError: If its primitive has none.
+    """
+    found = mask_rules.get(eqn.primitive.name)
+    if found is None and traits(eqn).elementwise:
+        found = mask_rules["elementwise"]
+    if found is None:
+        raise refusal(
+            eqn,
+            f"there is no masking rule for '{eqn.primitive.name}'",
+            '@rule("mask", …) of jaxprtool.extend adds one',
+        )
+    return found

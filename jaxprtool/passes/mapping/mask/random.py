@@ -1,0 +1,42 @@
+"""Masking of random bits: each element has the bits of its logical position.
+
+With `jax_threefry_partitionable`, the default, JAX computes the bits of Threefry from the position
+of each element alone. So they do not depend on the size of the array.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.mapping.mask.reshaping import reshaped
+from jaxprtool.passes.mapping.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.values import Facts, Padded
+
+
+@rule(mask_rules, "random_bits", "random_split")
+def _by_position(masking: Masking, eqn: JaxprEqn, keys: Padded) -> Any:
+    shape = eqn.params["shape"]
+    if not any(map(masking.bounds.is_masked, shape)):
+        return masking.bind(eqn, keys)
+    if jax.random.key_impl(keys.array) != "threefry2x32":
+        raise refusal(eqn, "random bits of keys that are not Threefry's depend on the size")
+    if not eqn.ctx.threefry_partitionable:
+        raise refusal(
+            eqn,
+            "its random bits depend on the size",
+            "they do not with jax.config.update('jax_threefry_partitionable', True)",
+        )
+    number = prod(shape)
+    array = masking.bind(eqn, keys, shape=(masking.bounds.padded(number),))
+    flat = Padded(array, Facts.unknown((*keys.shape, number)))
+    return reshaped(masking, flat, (*keys.shape, *shape))
+
+
+@rule(mask_rules, "random_clone", "random_fold_in", "random_seed", "random_unwrap", "random_wrap")
+def _by_key(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+    return masking.bind(eqn, *operands)

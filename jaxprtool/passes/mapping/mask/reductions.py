@@ -1,0 +1,158 @@
+"""Masking of reductions: the padding is filled with the identity of the reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+from jaxprtool.passes.mapping.mask.table import Masking, MaskRule, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.values import Facts, Padded, number
+
+
+def least(dtype: Any) -> Any:
+    """Return the identity of a maximum: the least number of a dtype."""
+    if dtype == np.bool_:
+        return False
+    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+
+
+def largest(dtype: Any) -> Any:
+    """Return the identity of a minimum: the largest number of a dtype."""
+    if dtype == np.bool_:
+        return True
+    return np.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+
+
+def reduction(identity: Callable[[Any], Any]) -> MaskRule:
+    """Return the rule of a reduction with this identity, a function of the dtype."""
+
+    def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+        fills = dict.fromkeys(eqn.params["axes"], identity(x.dtype))
+        return masking.bind(eqn, masking.filled(x, fills))
+
+    return apply
+
+
+def _all_bits(dtype: Any) -> Any:
+    return True if dtype == np.bool_ else np.asarray(-1).astype(dtype)
+
+
+rule(mask_rules, "reduce_sum", "reduce_or", "reduce_xor")(reduction(lambda dtype: 0))
+rule(mask_rules, "reduce_prod")(reduction(lambda dtype: 1))
+rule(mask_rules, "reduce_and")(reduction(_all_bits))
+
+
+def _extreme(identity: Callable[[Any], Any]) -> MaskRule:
+    """Return the rule of a maximum or a minimum with this identity, a function of the dtype.
+
+    The derivative is shared by all elements equal to the result. Padding must not be among them,
+    though it is equal if all elements are infinite. So the derivative has its own mask.
+    """
+
+    def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+        axes = eqn.params["axes"]
+        padded = [axis for axis in axes if masking.bounds.is_masked(x.shape[axis])]
+
+        def filled(array: Any) -> Any:
+            return masking.filled(Padded(array, x.facts), dict.fromkeys(axes, identity(x.dtype)))
+
+        if not (x.active and padded):
+            return masking.bind(eqn, filled(x.array))
+        masks = [masking.valid(x.shape[axis]) for axis in padded]
+        pairs = zip(padded, masks, strict=True)
+        parts = [lax.broadcast_in_dim(mask, x.array.shape, (i,)) for i, mask in pairs]
+        within = reduce(lax.bitwise_and, parts)
+
+        @jax.custom_jvp
+        def extreme(array: Any, within: Any) -> Any:
+            full = lax.full_like(array, identity(array.dtype))
+            return masking.bind(eqn, lax.select(within, array, full))
+
+        @extreme.defjvp
+        def masked_derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
+            array, within = primals
+            found = extreme(array, within)
+            kept = [i for i in range(array.ndim) if i not in axes]
+            chosen = (array == lax.broadcast_in_dim(found, array.shape, kept)) & within
+            tangent = lax.select(chosen, tangents[0], lax.full_like(array, 0))
+            counts = lax.convert_element_type(chosen, array.dtype).sum(axes)
+            return found, tangent.sum(axes) / counts
+
+        return extreme(x.array, within)
+
+    return apply
+
+
+rule(mask_rules, "reduce_max")(_extreme(least))
+rule(mask_rules, "reduce_min")(_extreme(largest))
+
+
+# --- the user's own reductions --------------------------------------------------------------------
+
+#: The identity of each primitive that the jaxpr of a `reduce` may consist of, by dtype.
+_IDENTITIES: dict[str, Callable[[Any], Any]] = {
+    "add": lambda dtype: 0,
+    "mul": lambda dtype: 1,
+    "max": least,
+    "min": largest,
+    "or": lambda dtype: 0,
+    "xor": lambda dtype: 0,
+    "and": _all_bits,
+}
+
+
+def identity_of(jaxpr: AnyJaxpr) -> Callable[[Any], Any] | None:
+    """Return the identity, a function of the dtype, of a jaxpr of two numbers; None if unknown."""
+    body = jaxcompat.open_jaxpr(jaxpr)
+    if len(body.eqns) != 1 or list(body.outvars) != list(body.eqns[0].outvars):
+        return None
+    (eqn,) = body.eqns
+    if {*eqn.invars} != {*body.invars} or len(body.invars) != 2:
+        return None
+    return _IDENTITIES.get(eqn.primitive.name)
+
+
+@rule(mask_rules, "reduce")
+def _reduce(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+    axes, jaxpr = eqn.params["dimensions"], eqn.params["jaxpr"]
+    xs, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
+    identity = identity_of(jaxpr)
+    if identity is not None:
+        (x,), start = xs, inits[0].facts.literal
+        if start is not None and number(start, x.dtype) != identity(x.dtype):
+            raise refusal(eqn, "its initial value is not neutral, so that its result is undefined")
+        fills = dict.fromkeys(axes, identity(x.dtype))
+        return masking.bind(eqn, masking.filled(x, fills), *inits)
+    return _reduced_with_flags(masking, eqn, xs, inits)
+
+
+def _reduced_with_flags(
+    masking: Masking, eqn: JaxprEqn, xs: Sequence[Padded], inits: Sequence[Padded]
+) -> Any:
+    """Return a reduction whose operands carry a flag, False in the padding."""
+    axes = eqn.params["dimensions"]
+    combine = jaxcompat.jaxpr_as_fun(jaxcompat.close_jaxpr(eqn.params["jaxpr"]))
+    within = masking.filled(
+        Padded(jnp.ones(xs[0].array.shape, np.bool_), Facts.unknown(xs[0].shape)),
+        dict.fromkeys(axes, False),
+    )
+
+    def combined(first: Any, second: Any) -> Any:
+        (*a, a_valid), (*b, b_valid) = first, second
+        either = [lax.select(a_valid, x, y) for x, y in zip(a, b, strict=True)]
+        both = a_valid & b_valid
+        pairs = zip(combine(*a, *b), either, strict=True)
+        return (*(lax.select(both, x, y) for x, y in pairs), a_valid | b_valid)
+
+    arrays = (*(x.array for x in xs), within)
+    starts = (*(x.array for x in inits), np.True_)
+    return lax.reduce(arrays, starts, combined, axes)[:-1]

@@ -1,0 +1,206 @@
+"""ragged: one program for examples of different length, none of which is padded.
+
+    program.apply("ragged(axis='n', lanes=32)")
+
+An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and
+there is one more argument, the lengths of the examples. Rules for primitives are in an open table,
+`@rule("ragged", …)`. A primitive without a rule is computed on padded examples, by its `mask` rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.export
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import ArgumentsError, PipelineError
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.shapes.bounds import MOST, LengthsBound
+from jaxprtool.ir.shapes.symbols import check_symbols, known_range
+from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.mapping.batch.axes import flat_in_axes
+from jaxprtool.passes.mapping.domains.arguments import with_arguments
+from jaxprtool.passes.mapping.mask.sizes import check_constraints, with_own_constraints
+from jaxprtool.passes.mapping.ragged import (  # noqa: F401  # their rules
+    by_lanes,
+    indexing,
+    layout,
+    pair_products,
+    pairs,
+    products,
+    reductions,
+    scans,
+)
+from jaxprtool.passes.mapping.ragged.body import structured_ragged_rules
+from jaxprtool.passes.mapping.ragged.lanes import AllLanes, all_lanes
+from jaxprtool.passes.mapping.ragged.table import Ragging, ragged_rules, refusal
+from jaxprtool.passes.mapping.ragged.values import (
+    Kind,
+    Lanes,
+    Layout,
+    Packed,
+    Pairs,
+    Shared,
+    Sizes,
+    Stacked,
+    Value,
+)
+
+__all__ = [
+    "AllLanes",
+    "Kind",
+    "Lanes",
+    "Layout",
+    "Packed",
+    "Pairs",
+    "Ragged",
+    "Ragging",
+    "Shared",
+    "Sizes",
+    "Value",
+    "all_lanes",
+    "ragged_rules",
+    "refusal",
+    "structured_ragged_rules",
+]
+
+
+@dataclass(frozen=True)
+class Ragged(Pass):
+    """Compute for many examples of different length what the program computes for one.
+
+    An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and
+    the lengths of the examples, `i32[lanes]`, are an argument after the other positional ones.
+    Results with a row for each row of an example are packed in the same way. Other results have
+    the examples along axis 0.
+
+    Values stay packed where possible: a computation row by row costs as much as for one example
+    with all the rows, and a sum over n is a segment sum. An equation without a rule for packed
+    rows, such as a convolution, is computed on padded examples, and masked. For a scan over rows,
+    see `ragged.scans`.
+
+    A value with two ragged axes, such as the scores of attention, has one of two layouts: pairs of
+    rows less than `longest` apart, about `N * 2.5 * longest` elements, of which pairs of two
+    examples are masked; or padded examples, `lanes * longest * longest` elements. The layout with
+    fewer elements is chosen. If the two numbers cannot be compared, since one of them is symbolic,
+    examples are padded.
+
+    Args:
+        axis: The symbol that is the length of an example. Or several symbols, for arguments whose
+            lengths are independent; then each has an argument of lengths, in this order.
+        lanes: The number of examples.
+        layout: "packed" always uses pairs of rows, and raises an error for what can only be padded;
+            "padded" pads all intermediate values; None chooses, as above.
+        longest: The most rows that an example has, and the size it is padded to. By default this
+            is the bound in the type, as in `f32[n<=512,d]`, or else N.
+        in_axes: The arguments without the symbol that have a value for each example, along axis 0:
+            a prefix of the tree of positional arguments, of 0 and None. The others are shared.
+
+    Raises:
+        ArgumentsError: If a name is no symbol of the program, or an argument has two ragged axes.
+        UnsupportedError: If an equation cannot be computed for examples of different lengths, or a
+            result has two ragged axes.
+
+    Example:
+        def f(x):
+            return jnp.sin(x)
+
+        $ jaxprtool opt f.py:f --args "f32[n,3]" -p "ragged(axis='n', lanes=2)"
+        { lambda ; a:f32[N,3] b:i32[2]. let c:f32[N,3] = sin a in (c,) }
+    """
+
+    name: ClassVar[str] = "ragged"
+    group: ClassVar[str] = "transform"
+    symbolic: ClassVar[bool] = True
+    preserves: ClassVar[bool] = False
+
+    axis: str | tuple[str, ...]
+    lanes: int
+    layout: Layout | None = None
+    longest: int | None = None
+    in_axes: Any = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= MOST:
+            raise PipelineError(f"ragged: lanes must be from 1 to {MOST}, not {self.lanes}")
+        if self.longest is not None and not 1 <= self.longest <= MOST:
+            raise PipelineError(f"ragged: longest must be from 1 to {MOST}, not {self.longest}")
+        if not self.axes:
+            raise PipelineError("ragged: axis=() names no symbol")
+        if len(set(self.axes)) < len(self.axes):
+            raise PipelineError(f"ragged: axis={self.axis} names a symbol twice")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The ragged symbols."""
+        return (self.axis,) if isinstance(self.axis, str) else self.axis
+
+    def __call__(self, program: Program) -> Program:
+        what = f"ragged: {program.name}"
+        check_symbols(what, self.axes, program.symbols)
+        known = {name: self.longest or _longest(program.symbols[name]) for name in self.axes}
+        shortest = {name: _shortest(program.symbols[name]) for name in self.axes}
+        for name, least in shortest.items():
+            if self.longest is not None and self.longest < least:
+                raise ArgumentsError(
+                    f"{what}: longest={self.longest}, but {name} is at least {least}"
+                )
+        check_constraints(
+            what, program.symbols, {name: most or MOST for name, most in known.items()}, shortest
+        )
+        rows = {name: self._rows(program, name) for name in self.axes}
+        longest = {name: known[name] or rows[name] for name in self.axes}
+        sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes), self.layout)
+        made = all_lanes(
+            jaxcompat.close_jaxpr(program.jaxpr),
+            self._kinds(program, sizes),
+            sizes,
+            lambda: program.out_names,
+        )
+        lengths = {
+            "lengths" if len(self.axes) == 1 else f"{name}_lengths": LengthsBound(
+                rows[name], known[name], shortest=shortest[name]
+            )
+            for name in self.axes
+        }
+        return with_own_constraints(with_arguments(program, made.jaxpr, lengths, jit=None))
+
+    def _rows(self, program: Program, name: str) -> Any:
+        """Return a new symbol for the number of all rows."""
+        taken = set(program.symbols)
+        new = next(each for each in (name.upper(), f"{name}_rows") if each not in taken)
+        return jax.export.symbolic_shape(new, scope=program.symbols[name].scope)[0]
+
+    def _kinds(self, program: Program, sizes: Sizes) -> list[Kind]:
+        """Return the layouts of the arguments."""
+        args, _ = program.in_tree.children()
+        axes = [None] * program.in_tree.num_leaves
+        if self.in_axes is not None:
+            axes[: args.num_leaves] = flat_in_axes(program.in_tree, self.in_axes)[: args.num_leaves]
+        if not set(axes) <= {None, 0}:
+            raise PipelineError(f"ragged: in_axes={self.in_axes} has axes other than 0 and None")
+        kinds: list[Kind] = []
+        for (name, aval), axis in zip(program.arguments, axes, strict=True):
+            kind = sizes.canonical(aval, shared=axis is None)
+            if isinstance(kind, Pairs | Stacked):
+                raise ArgumentsError(
+                    f"ragged: argument {name} is {type_of(aval)}: it can have one ragged axis, of "
+                    "a size such as n, 2*n or n + 1"
+                )
+            kinds.append(kind)
+        return kinds
+
+
+def _shortest(symbol: Any) -> int:
+    """Return the lower bound that the constraints give a symbol, or 0."""
+    return known_range(symbol)[0]
+
+
+def _longest(symbol: Any) -> int | None:
+    """Return the upper bound that the constraints give a symbol, or None."""
+    most = known_range(symbol)[1]
+    return None if most is None or most >= MOST else most

@@ -1,0 +1,331 @@
+"""Rewrite the jaxpr of one example into the jaxpr of all: the domain of ragged programs.
+
+- An equation whose operands are all shared stays as it is.
+- An equation of packed operands is replaced by the equations of its rule. Equations that are alike
+  share a template, for which the rule is traced once (`ir.templates`).
+- An equation that holds jaxprs has a structured rule, which rewrites these jaxprs in turn. Branches
+  and loops are rewritten if all lanes take them together.
+- Any other equation is computed lane by lane, padded and masked (`by_lanes`).
+
+A value is packed where possible. One that comes stacked out of a masking rule stays stacked while
+only cheap equations use it. When an equation needs another layout, the value is converted, once.
+The kind of a value (`passes.domains`) is its layout.
+
+A rewritten body takes the lengths of the ragged symbols that it needs as its first arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.basics.rules import RuleTable, rule
+from jaxprtool.ir.core.regions import Regions
+from jaxprtool.ir.core.structured import CALLS, CustomJVP, CustomVJP
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.core.weak_types import as_weak_as, strongly_typed
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.passes.mapping.domains import Domain, Role, Writing, by_edges, custom_derivative
+from jaxprtool.passes.mapping.domains.domain import StructuredRule
+from jaxprtool.passes.mapping.mask.body import MaskDomain
+from jaxprtool.passes.mapping.mask.table import mask_rules
+from jaxprtool.passes.mapping.ragged.pairs import (
+    lanes_of_pairs,
+    pair_rules,
+    pairs_of_lanes,
+    without_others,
+)
+from jaxprtool.passes.mapping.ragged.stacked import packed_rows, stacked_lanes, to_lanes
+from jaxprtool.passes.mapping.ragged.table import FACTS, Ragging, ragged_rules, refusal, select
+from jaxprtool.passes.mapping.ragged.values import (
+    Kind,
+    Lanes,
+    Packed,
+    Pairs,
+    RowsFirst,
+    Shared,
+    Sizes,
+    Stacked,
+    Value,
+)
+
+#: The conversion to each kind. Pairs are converted by `lanes_of_pairs` instead.
+_CONVERSIONS = {
+    Lanes: to_lanes,
+    Packed: packed_rows,
+    Pairs: pairs_of_lanes,
+    Stacked: stacked_lanes,
+}
+
+#: The open table of rules for equations that hold jaxprs.
+structured_ragged_rules: RuleTable[StructuredRule] = RuleTable()
+rule(structured_ragged_rules, *CALLS, "cond", "while")(by_edges)
+rule(structured_ragged_rules, *CustomJVP.primitives, *CustomVJP.primitives)(custom_derivative)
+
+#: The name of the fallback rule in this table, which writes any equation lane by lane.
+BY_LANES = "by lanes"
+
+
+@rule(structured_ragged_rules, "scan")
+def _scan(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
+    """Write a scan over the rows of an example by its packed rule (`scans`)."""
+    if writing.domain.sizes.axes([eqn.params["length"]]):
+        return writing.packed_rule(eqn)
+    return by_edges(writing, eqn)
+
+
+@dataclass(eq=False)
+class RaggedWriting(Writing[Kind]):
+    """One new body while it is written.
+
+    Attributes:
+        forms: For each variable of the old body, the atoms of the new body that hold it, by kind.
+    """
+
+    forms: dict[Var, dict[Kind, Atom]] = field(default_factory=dict)
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def kind(self, atom: Atom) -> Kind:
+        """Return the layout of an atom of the old body; if there are several, the packed one."""
+        forms = {} if type(atom) is Literal else self.forms.get(atom, {})
+        return next(
+            (kind for kind in forms if isinstance(kind, Packed | Pairs)),
+            next(iter(forms), Shared()),
+        )
+
+    def is_shared(self, atom: Atom) -> bool:
+        """Return True for an atom that is the same in all lanes."""
+        return isinstance(self.kind(atom), Shared)
+
+    def bind(self, var: Var, kind: Kind, atom: Atom) -> None:
+        if isinstance(kind, RowsFirst):
+            kind, atom = kind.kind, self._swapped(atom)
+        self.forms.setdefault(var, {})[kind] = atom
+
+    def held(self, atom: Atom, kind: Kind) -> Atom:
+        if isinstance(kind, RowsFirst):
+            return self._swapped(self.held(atom, kind.kind))
+        if type(atom) is Literal and isinstance(kind, Shared):
+            return atom
+        forms = {} if type(atom) is Literal else self.forms.setdefault(atom, {})
+        if isinstance(kind, Shared):
+            return forms.get(kind, atom)
+        for each, held in forms.items():
+            if isinstance(each, type(kind)):  # there is at most one of each class
+                return held
+        made = self._converted(atom, self.kind(atom), kind)
+        if type(atom) is not Literal:
+            forms[kind] = made
+        return made
+
+    def _converted(self, atom: Atom, source: Kind, kind: Kind) -> Atom:
+        shape = tuple(atom.aval.shape)
+        array = self.held(atom, source)
+        convert = lanes_of_pairs if isinstance(source, Pairs) else _CONVERSIONS[type(kind)]
+
+        def compute(ragging: Ragging, value: Any) -> Any:
+            # JAX's transpose of a look-up of rows gives a strongly typed gradient.
+            made = convert(ragging, Value(strongly_typed(value), source, shape))
+            return as_weak_as(made, array.aval)
+
+        sizes = (shape[axis] for axis in self.domain.sizes.axes(shape))
+        return self.computed((convert, source, kind, array.aval), compute, [array], sizes)
+
+    def _swapped(self, atom: Atom) -> Atom:
+        """Exchange the axes of lanes and rows."""
+        key = RowsFirst, atom.aval
+        return self.computed(key, lambda _, array: jnp.swapaxes(array, 0, 1), [atom])
+
+    # --- rules ----------------------------------------------------------------------------------
+
+    def rule_context(self, name: str, known: dict[Any, Any]) -> Ragging:
+        symbols = {fact: known.pop(("extra", fact)) for fact in self.domain.extras}
+        return Ragging(self.domain.sizes, symbols, known)
+
+    def operand(self, array: Any, kind: Kind, shape: tuple[Any, ...]) -> Value:
+        return Value(array, kind, shape)
+
+    def result(self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Kind]) -> tuple[Any, Kind]:
+        return made, self.domain.sizes.canonical(var.aval)
+
+    # --- equations ------------------------------------------------------------------------------
+
+    def rewrite(self, eqn: JaxprEqn) -> None:
+        sizes = self.domain.sizes
+        mentions = sizes.bounds.mentions(eqn)
+        if not mentions and all(map(self.is_shared, eqn.invars)):
+            self.unchanged(eqn, [self.held(atom, Shared()) for atom in eqn.invars])
+            return
+        refs = any(isinstance(v.aval, jaxcompat.AbstractRef) for v in (*eqn.invars, *eqn.outvars))
+        if eqn.effects and (mentions or refs):
+            on = "a ref" if refs else "the rows of lanes"
+            raise refusal(eqn, f"it has an effect on {on}")
+        if mentions and sizes.layout != "padded" and self._packed(eqn):
+            return
+        shapes = [tuple(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
+        if sizes.layout == "packed" and mentions and any(map(sizes.axes, shapes)):
+            reason = "it needs padding, but the layout is 'packed'"
+            raise refusal(eqn, reason, "layout=None pads what cannot be packed")
+        structured_ragged_rules[BY_LANES](self, eqn)
+
+    def _packed(self, eqn: JaxprEqn) -> bool:
+        """Write an equation by its structured or packed rule; return False if it has none."""
+        return self.structured(eqn) or (
+            eqn.primitive.name not in structured_ragged_rules and self.packed_rule(eqn)
+        )
+
+    def _prefers_packed(self, eqn: JaxprEqn) -> bool:
+        """Return True if a packed rule is preferred for an equation.
+
+        It is not if a value can only be padded. Nor is it for a cheap equation with a masking rule
+        whose ragged operands are all padded already.
+        """
+        atoms = [*eqn.invars, *eqn.outvars]
+        sizes = self.domain.sizes
+        if any(isinstance(sizes.canonical(atom.aval), Stacked) for atom in atoms):
+            return False
+        ragged = [atom for atom in eqn.invars if sizes.axes(getattr(atom.aval, "shape", ()))]
+        stacked = ragged and all(isinstance(self.kind(atom), Stacked) for atom in ragged)
+        return not stacked or traits(eqn).expensive or eqn.primitive.name not in mask_rules
+
+    def packed_rule(self, eqn: JaxprEqn) -> bool:
+        """Write an equation by its packed rule; return False if it has none, or it returns None."""
+        if not self._prefers_packed(eqn):
+            return False
+        sizes = self.domain.sizes
+        avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+        pairs = any(isinstance(sizes.canonical(aval), Pairs) for aval in avals)
+        rules = pair_rules if pairs else ragged_rules
+        apply = rules.get(eqn.primitive.name)
+        if apply is None and traits(eqn).elementwise:
+            apply = rules["elementwise"]
+        if apply is None:
+            return False
+        kinds = [sizes.canonical(atom.aval, shared=self.is_shared(atom)) for atom in eqn.invars]
+        shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
+        return self.by_rule(eqn, apply, kinds, tuple(shapes), tuple(v.aval for v in eqn.outvars))
+
+
+class RaggedDomain(Domain[Kind]):
+    """The domain of ragged programs.
+
+    Args:
+        sizes: The sizes of the program, and the layout of its values.
+    """
+
+    writing = RaggedWriting
+    rules = ragged_rules
+    structured_rules = structured_ragged_rules
+    facts = FACTS
+    refusal = staticmethod(refusal)
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.extras = tuple(sizes.bounds)
+        self.masks = MaskDomain(sizes.bounds)
+        #: What `by_lanes` has made for equations without a packed rule.
+        self.by_lanes: dict[Hashable, Any] = {}
+
+    def kind_of(self, atom: Atom) -> Kind:
+        return Shared()
+
+    def join(self, first: Kind, second: Kind) -> Kind:
+        return second if isinstance(first, Shared) else first
+
+    def aval(self, kind: Kind, aval: Aval) -> Aval:
+        return self.sizes.aval(kind, aval)
+
+    def settled(self, kind: Kind, aval: Aval, role: Role, found: Regions) -> Kind:
+        if role == "operand" or found.kind == "call":
+            return kind
+        return self.sizes.canonical(aval, shared=isinstance(kind, Shared))
+
+    def stacked(self, kind: Kind, length: Any) -> Kind:
+        if isinstance(kind, Packed):
+            return Packed(kind.axis + 1, kind.size)
+        if isinstance(kind, Pairs):
+            first, second = kind.axes
+            return Pairs((first + 1, second + 1), kind.size)
+        if isinstance(kind, Stacked):
+            facts = kind.facts
+            shape, fills = (length, *facts.shape), (None, *facts.fills)
+            return RowsFirst(Stacked(type(facts)(shape, fills, facts.active)))
+        return RowsFirst(kind) if isinstance(kind, Lanes) else kind
+
+    def uniform(self, kind: Kind) -> bool:
+        return isinstance(kind, Shared)
+
+    def differentiated(self, kind: Kind, aval: Aval) -> Kind:
+        return self.sizes.canonical(aval)
+
+    def tangent(self, kind: Kind, aval: Aval) -> Kind:
+        return _unknown(kind)
+
+    def backward(
+        self, bwd: ClosedJaxpr, kinds: Sequence[Kind], primals: Sequence[Kind], context: Any
+    ) -> ClosedJaxpr:
+        """Return the rewritten backward rule.
+
+        The cotangent of a shared primal is summed over the lanes. In spare rows and invalid pairs
+        it is zero.
+        """
+        sizes = self.sizes
+        wanted = [
+            sizes.canonical(var.aval) if isinstance(kind, Shared) else _unknown(kind)
+            for var, kind in zip(bwd.outvars, primals, strict=True)
+        ]
+        body = self.body(bwd, kinds, wanted, context).taking(self, self.extras)
+        evaluate = jaxcompat.jaxpr_as_fun(body)
+
+        def fun(*args: Any) -> list[Any]:
+            ragging = Ragging(sizes, dict(zip(self.extras, args, strict=False)), {})
+            results = []
+            for kind, cotangent in zip(primals, evaluate(*args), strict=True):
+                if isinstance(kind, Shared):
+                    cotangent = cotangent.sum(0)
+                elif isinstance(kind, Packed) and not sizes.is_exact(kind.size):
+                    cotangent = select(ragging.real(kind.size), kind.axis, cotangent, 0)
+                elif isinstance(kind, Pairs):
+                    cotangent = without_others(ragging, cotangent, kind, kind.axes[1])
+                results.append(cotangent)
+            return results
+
+        return jaxcompat.trace_in_setting(fun, [v.aval for v in body.invars], None)
+
+    def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
+        return self.sizes.bounds.sizes_of(eqn)
+
+    def in_params(self, eqn: JaxprEqn) -> bool:
+        return self.sizes.bounds.in_params(eqn)
+
+    def extra_aval(self, name: str) -> Aval:
+        return self.sizes.lengths_aval
+
+    def fact_aval(self, fact: tuple[str, Any]) -> Aval:
+        what, size = fact
+        # Of a size that cannot be packed, no rule uses the facts about rows: any type will do.
+        count = self.sizes.count(size) if what in ("examples", "lanes", "positions") else None
+        lengths = self.sizes.lengths_aval
+        return lengths if count is None else jax.core.ShapedArray((count,), jnp.int32)
+
+    def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
+        if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
+            reason = "the largest number of rows of an example is not known"
+            return refusal(eqn, reason, "longest=512 gives it")
+        return super().failed(eqn, error)
+
+
+def _unknown(kind: Kind) -> Kind:
+    """Return a kind with unknown padding."""
+    if not isinstance(kind, Stacked):
+        return kind
+    facts = kind.facts
+    return Stacked(replace(facts, fills=(None,) * len(facts.shape), active=True))

@@ -1,0 +1,121 @@
+"""Packed rules for `gather` and `dynamic_slice`, of rows and within rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from jaxprtool.ir.basics.rules import rule
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.mapping.ragged.layout import first_rows, shifted
+from jaxprtool.passes.mapping.ragged.table import Ragging, ragged_rules, taken
+from jaxprtool.passes.mapping.ragged.values import Lanes, Shared, Value
+
+
+@rule(ragged_rules, "gather")
+def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+    numbers = eqn.params["dimension_numbers"]
+    if isinstance(x.kind, Lanes):
+        return None
+    if indices.is_packed and indices.axis == len(indices.shape) - 1:
+        return None  # the ragged axis is that of the components of an index
+    if not x.is_packed:
+        cut = ragging.sizes.axes(eqn.params["slice_sizes"])
+        return _shared_window(ragging, eqn, x, indices) if cut else ragging.bind(eqn, x, indices)
+    axis = x.axis
+    if axis in numbers.operand_batching_dims:
+        at = numbers.operand_batching_dims.index(axis)
+        same = indices.is_packed and numbers.start_indices_batching_dims[at] == indices.axis
+        return ragging.bind(eqn, x, indices) if same else None
+    if axis not in numbers.start_index_map:  # the same elements of every row
+        by_lane = isinstance(indices.kind, Lanes) or indices.is_packed
+        return None if by_lane else ragging.bind(eqn, x, indices)
+    if eqn.params["slice_sizes"][axis] == 1:
+        return _rows(ragging, eqn, x, indices)
+    return _window(ragging, eqn, x, indices)
+
+
+def _rows(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+    """Look up single rows: turn positions in a lane into indices of packed rows."""
+    numbers, size = eqn.params["dimension_numbers"], x.size
+    if numbers.operand_batching_dims:
+        return None
+    array = indices.array
+    if indices.is_packed:
+        axis = indices.axis
+        lanes = lax.broadcast_in_dim(ragging.lanes(indices.size), array.shape[:-1], (axis,))
+    else:
+        if not isinstance(indices.kind, Lanes):
+            array = lax.broadcast(array, (ragging.sizes.lanes,))
+        lanes = lax.broadcasted_iota(jnp.int32, array.shape[:-1], 0)
+        offsets = tuple(dim + 1 for dim in numbers.offset_dims)
+        numbers = numbers._replace(offset_dims=offsets)
+    part = numbers.start_index_map.index(x.axis)
+    positions = array[..., part].astype(jnp.int32)
+    lengths = ragging.lengths(size)[lanes]
+    rows = ragging.starts(size)[lanes] + jnp.clip(positions, 0, lengths - 1)
+    if eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
+        rows = jnp.where((positions >= 0) & (positions < lengths), rows, -1)
+    is_part = lax.broadcasted_iota(jnp.int32, array.shape, array.ndim - 1) == part
+    found = jnp.where(is_part, rows[..., None].astype(array.dtype), array)
+    changes = {"indices_are_sorted": False, "unique_indices": False}
+    return ragging.bind(eqn, x, found, dimension_numbers=numbers, **changes)
+
+
+def _window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+    """Read one window of rows, as in `x[1:]`."""
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    axis = x.axis
+    simple = numbers.start_index_map == (axis,) and not numbers.collapsed_slice_dims
+    if not (_is_whole(x, sizes, axis) and simple) or indices.shape != (1,):
+        return None
+    if eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
+        return None
+    start = indices.array[..., 0].astype(jnp.int32)
+    if not ragging.sizes.axes([sizes[axis]]):
+        start = jnp.clip(start, 0, ragging.lengths(x.size) - sizes[axis])
+        return first_rows(ragging, x, start, sizes[axis])
+    if isinstance(indices.kind, Lanes):
+        start = ragging.at_rows(start, sizes[axis])
+    return shifted(ragging, x, start, sizes[axis])
+
+
+def _shared_window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+    """Read a window of a shared value that is as long as the lane, as in `table[:n]`."""
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    (axis, *others) = ragging.sizes.axes(sizes)
+    simple = numbers.start_index_map == (axis,) and not numbers.collapsed_slice_dims
+    shared = isinstance(indices.kind, Shared) and indices.shape == (1,)
+    if others or not (_is_whole(x, sizes, axis) and simple and shared):
+        return None
+    if eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
+        return None
+    size = sizes[axis]
+    last = x.shape[axis] - ragging.lengths(size)
+    starts = jnp.clip(indices.array[0].astype(jnp.int32), 0, last)
+    rows = ragging.at_rows(starts, size) + ragging.positions(size)
+    return taken(x.array, rows, axis)
+
+
+def _is_whole(x: Value, sizes: Sequence[Any], axis: int) -> bool:
+    """Return True if a slice of these sizes is the whole of `x` along all axes but one."""
+    pairs = zip(sizes, x.shape, strict=True)
+    return all(size == n for i, (size, n) in enumerate(pairs) if i != axis)
+
+
+@rule(ragged_rules, "dynamic_slice")
+def _dynamic_slice(ragging: Ragging, eqn: JaxprEqn, x: Value, *starts: Value) -> Any:
+    if not x.is_packed or len(starts) != len(x.shape):
+        return None
+    axis, sizes = x.axis, eqn.params["slice_sizes"]
+    if not _is_whole(x, sizes, axis):
+        return None
+    if ragging.sizes.axes([sizes[axis]]):
+        return x.array if sizes[axis] == x.size else None
+    most = ragging.lengths(x.size) - sizes[axis]
+    start = jnp.clip(starts[axis].array.astype(jnp.int32), 0, most)
+    return first_rows(ragging, x, start, sizes[axis])

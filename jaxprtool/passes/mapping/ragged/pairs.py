@@ -1,0 +1,315 @@
+"""Rules for pairs of rows, `[..., N, ..., width]`: attention within a band, masked by example.
+
+A pair is *valid* if both its rows are of one lane. Other pairs are computed like valid ones, and so
+are the places of a window before the first row and after the last. An invalid pair holds a copy of
+the pair of its first row with itself, so it produces no NaN that a valid pair does not produce,
+neither in a value nor in a derivative. Reductions over one of the two axes leave it out.
+
+These rules apply to equations with pairs among their operands or results. Like the rules of
+`table.ragged_rules`, they may return None; then lanes are padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxprtool.ir.basics.rules import RuleTable, rule
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.mapping.mask.reductions import largest, least
+from jaxprtool.passes.mapping.mask.values import is_number
+from jaxprtool.passes.mapping.ragged.reductions import segment_sum
+from jaxprtool.passes.mapping.ragged.stacked import with_a_row
+from jaxprtool.passes.mapping.ragged.table import RaggedRule, Ragging, broadcast_unsorted, taken
+from jaxprtool.passes.mapping.ragged.values import Lanes, Pairs, Shared, Value
+
+#: Rules by primitive.
+pair_rules: RuleTable[RaggedRule] = RuleTable()
+
+
+def of_one_lane(
+    ragging: Ragging, shape: tuple[Any, ...], kind: Pairs, over: int | None = None
+) -> Any:
+    """Return the mask of valid pairs, those of two rows of one lane.
+
+    A spare row is taken for a copy of the first row, except along the axis of a reduction, where it
+    is left out. The first row is always kept, so that no reduction is over nothing.
+
+    Args:
+        ragging: The context of the rule.
+        shape: The shape of the mask.
+        kind: The layout of the mask.
+        over: The axis of the reduction, one of `kind.axes`; by default the second.
+    """
+    kept, summed = ragging.lanes(kind.size), ragging.examples(kind.size)
+    if not ragging.sizes.is_exact(kind.size):
+        is_first = lax.iota(jnp.int32, summed.shape[0]) == 0
+        summed = lax.select(is_first, kept, summed)
+    first, second = (summed, kept) if over == kind.axes[0] else (kept, summed)
+    columns = ragging.sizes.band(kind.size).at_second(second[None], (0, 1), fill=-1)
+    return lax.broadcast_in_dim(first[:, None] == columns, shape, kind.axes)
+
+
+def without_others(ragging: Ragging, array: Any, kind: Pairs, over: int, other: Any = 0) -> Any:
+    """Return pairs with `other` in those that a reduction over an axis leaves out."""
+    counted = of_one_lane(ragging, array.shape, kind, over)
+    return lax.select(counted, array, lax.full_like(array, other))
+
+
+def paired(ragging: Ragging, array: Any, kind: Pairs) -> Any:
+    """Return pairs with a copy of the pair of a row with itself in each invalid one."""
+    own = ragging.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
+    dims = [i for i in range(array.ndim) if i != kind.axes[1]]
+    others = lax.broadcast_in_dim(own, array.shape, dims)
+    return lax.select(of_one_lane(ragging, array.shape, kind), array, others)
+
+
+def pairs_of(x: Value) -> Pairs:
+    """Return the layout of a value that is known to hold pairs."""
+    assert isinstance(x.kind, Pairs)
+    return x.kind
+
+
+def result_kind(ragging: Ragging, eqn: JaxprEqn) -> Any:
+    """Return the layout of the result of an equation."""
+    return ragging.sizes.canonical(eqn.outvars[0].aval)
+
+
+# --- elements -----------------------------------------------------------------------------------
+
+
+@rule(pair_rules, "elementwise")
+def _elementwise(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+    shape, kind = tuple(eqn.outvars[0].aval.shape), result_kind(ragging, eqn)
+    whole, (first, second) = ragging.sizes.shape(kind, shape), kind.axes
+    arrays = []
+    for x in operands:
+        array = ragging.along(x, shape, first)
+        if x.is_packed and x.axis == second:  # of size 1 along the first
+            array = ragging.sizes.band(kind.size).at_second(array, kind.axes)
+            array = paired(ragging, jnp.broadcast_to(array, whole), kind)
+        arrays.append(array)
+    return ragging.bind(eqn, *arrays)
+
+
+@rule(pair_rules, "iota")
+def _iota(ragging: Ragging, eqn: JaxprEqn) -> Any:
+    kind, dimension = result_kind(ragging, eqn), eqn.params["dimension"]
+    whole = ragging.sizes.shape(kind, eqn.params["shape"])
+    if dimension not in kind.axes:
+        return ragging.bind(eqn, shape=whole)
+    numbers = ragging.positions(kind.size).astype(eqn.params["dtype"])
+    if dimension == kind.axes[0]:
+        return lax.broadcast_in_dim(numbers, whole, (dimension,))
+    columns = ragging.sizes.band(kind.size).at_second(numbers[None], (0, 1))
+    return paired(ragging, lax.broadcast_in_dim(columns, whole, kind.axes), kind)
+
+
+@rule(pair_rules, "broadcast_in_dim")
+def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    kind = result_kind(ragging, eqn)
+    whole = ragging.sizes.shape(kind, shape)
+    if isinstance(x.kind, Lanes):
+        # Drop axes of size 1 that become ragged; each row gets the value of its lane.
+        kept = [i for i, dim in enumerate(dims) if dim not in kind.axes]
+        array = x.array.reshape(x.array.shape[0], *(x.shape[i] for i in kept))
+        places = [kind.axes[0], *(dims[i] for i in kept)]
+        return broadcast_unsorted(ragging.at_rows(array, kind.size), whole, places)
+    if x.is_packed and dims[x.axis] == kind.axes[1]:
+        sizes = dict(zip(dims, x.array.shape, strict=True))
+        rows = lax.broadcast_in_dim(x.array, [sizes.get(i, 1) for i in range(len(shape))], dims)
+        columns = ragging.sizes.band(kind.size).at_second(rows, kind.axes)
+        return paired(ragging, jnp.broadcast_to(columns, whole), kind)
+    return ragging.bind(eqn, x, shape=whole)
+
+
+@rule(pair_rules, "transpose")
+def _transpose(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    kind, order = pairs_of(x), eqn.params["permutation"]
+    if order.index(kind.axes[0]) < order.index(kind.axes[1]):
+        return ragging.bind(eqn, x)
+    other = dict(zip(kind.axes, reversed(kind.axes), strict=True))
+    array = ragging.sizes.band(kind.size).exchanged(x.array, kind.axes)
+    moved = ragging.bind(eqn, array, permutation=tuple(other.get(axis, axis) for axis in order))
+    return paired(ragging, moved, result_kind(ragging, eqn))
+
+
+@rule(pair_rules, "squeeze")
+def _squeeze(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    return ragging.bind(eqn, x)
+
+
+@rule(pair_rules, "reshape")
+def _reshape(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    """Reshape pairs if the sizes before, between and after the two ragged axes are unchanged."""
+    kind = result_kind(ragging, eqn)
+    if not (isinstance(x.kind, Pairs) and isinstance(kind, Pairs)) or eqn.params["dimensions"]:
+        return None
+    old, new = (
+        [_product(shape[: axes[0]]), _product(shape[axes[0] + 1 : axes[1]])]
+        for shape, axes in ((x.shape, x.kind.axes), (eqn.outvars[0].aval.shape, kind.axes))
+    )
+    if old != new or x.kind.size != kind.size:
+        return None
+    return ragging.bind(eqn, x, new_sizes=ragging.sizes.shape(kind, eqn.params["new_sizes"]))
+
+
+def _product(sizes: Any) -> Any:
+    result = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+@rule(pair_rules, "gather")
+def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+    """Look up elements of a shared table at pairs, such as a bias for each distance."""
+    if not isinstance(x.kind, Shared) or not isinstance(indices.kind, Pairs):
+        return None
+    return ragging.bind(eqn, x, indices)
+
+
+# --- reductions ---------------------------------------------------------------------------------
+
+
+@rule(pair_rules, "reduce_sum")
+def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    axes, kind = eqn.params["axes"], pairs_of(x)
+    over = [axis for axis in kind.axes if axis in axes]
+    if not over:
+        return ragging.bind(eqn, x)
+    summed = without_others(ragging, x.array, kind, over[-1])
+    if over == [kind.axes[0]]:
+        band, second = ragging.sizes.band(kind.size), kind.axes[1]
+        blocks = jnp.moveaxis(band.blocks(summed, over[0]), over[0], second)
+        each = ragging.bind(eqn, blocks, axes=tuple(axis + (axis > second) for axis in axes))
+        found = band.summed(each, _kept(second, axes))
+        return of_rows(ragging, found, eqn)
+    if len(over) == 1:
+        return of_rows(ragging, ragging.bind(eqn, summed), eqn)
+    rows = jnp.moveaxis(summed, kind.axes[0], 0)
+    others = tuple(axis + (axis < kind.axes[0]) for axis in axes if axis != kind.axes[0])
+    return segment_sum(ragging, ragging.bind(eqn, rows, axes=others), 0, kind.size)
+
+
+@rule(pair_rules, "reduce_max", "reduce_min")
+def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
+        return _extreme(eqn.primitive.name == "reduce_max", axes, array, valid)
+
+    return _over_one(ragging, eqn, x, reduce)
+
+
+@rule(pair_rules, "reduce_or", "reduce_and")
+def _logical(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+    def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
+        # On integers the reduction is bitwise, and -1 has all bits set.
+        is_and, is_bool = eqn.primitive.name == "reduce_and", array.dtype == bool
+        identity = is_and if is_bool else -int(is_and)
+        filled = lax.select(valid, array, lax.full_like(array, identity))
+        return ragging.bind(eqn, filled, axes=axes)
+
+    return _over_one(ragging, eqn, x, reduce)
+
+
+def _over_one(ragging: Ragging, eqn: JaxprEqn, x: Value, reduce: Callable[..., Any]) -> Any:
+    """Reduce valid pairs over one of the two ragged axes; return None for a reduction over both.
+
+    A reduction over the first axis exchanges the two axes, and reduces over the second.
+
+    Args:
+        ragging: The context of the rule.
+        eqn: The reduction.
+        x: The pairs.
+        reduce: `reduce(array, axes, valid)` reduces an array over axes, where a mask is True.
+    """
+    axes, kind, array = tuple(eqn.params["axes"]), pairs_of(x), x.array
+    over = [axis for axis in kind.axes if axis in axes]
+    if not over:
+        return ragging.bind(eqn, x)
+    if len(over) == 2:
+        return None
+    first, second = kind.axes
+    reduced = axes
+    if over == [first]:
+        array = ragging.sizes.band(kind.size).exchanged(array, kind.axes)
+        reduced = tuple(second if axis == first else axis for axis in axes)
+    found = reduce(array, reduced, of_one_lane(ragging, array.shape, kind, second))
+    if over == [first]:
+        found = jnp.moveaxis(found, _kept(first, reduced), _kept(second, axes))
+    return of_rows(ragging, found, eqn)
+
+
+def _kept(axis: int, axes: tuple[int, ...]) -> int:
+    """Return the index of an axis after a reduction over others."""
+    return axis - sum(each < axis for each in axes)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _extreme(is_max: bool, axes: tuple[int, ...], array: Any, valid: Any) -> Any:
+    """Return the largest, or least, valid pair.
+
+    The derivative is shared by the valid pairs that are equal to it, as in JAX.
+    """
+    number = (least if is_max else largest)(array.dtype)
+    filled = lax.select(valid, array, lax.full_like(array, number))
+    return (lax.reduce_max if is_max else lax.reduce_min)(filled, axes)
+
+
+@_extreme.defjvp
+def _extreme_jvp(is_max: bool, axes: tuple[int, ...], primals: Any, tangents: Any) -> Any:
+    array, valid = primals
+    best = _extreme(is_max, axes, array, valid)
+    is_best = ((array == jnp.expand_dims(best, axes)) & valid).astype(array.dtype)
+    return best, (tangents[0] * is_best).sum(axes) / is_best.sum(axes)
+
+
+def of_rows(ragging: Ragging, found: Any, eqn: JaxprEqn) -> Any:
+    """Return the packed result of a reduction over one ragged axis, with its spare rows set."""
+    kind = result_kind(ragging, eqn)
+    return ragging.spared(found, kind.axis, kind.size)
+
+
+# --- conversions --------------------------------------------------------------------------------
+
+
+def lanes_of_pairs(ragging: Ragging, x: Value) -> Any:
+    """Return pairs of rows as padded lanes, with zeros in the padding."""
+    first, second = ragging.sizes.axes(x.shape)
+    size = x.shape[first]
+    numbers = jnp.arange(ragging.sizes.bounds.padded(size), dtype=jnp.int32)
+    rows = ragging.starts(size)[:, None] + numbers
+    pairs = jnp.moveaxis(x.array, (first, second), (0, 1))
+    starts = taken(ragging.sizes.band(size).starts(), rows)
+    found = pairs.at[rows[:, :, None], rows[:, None] - starts[:, :, None]].get(mode="clip")
+    lanes = jnp.moveaxis(found, (1, 2), (first + 1, second + 1))
+    if not is_number(x.array):
+        return lanes
+    valid = numbers < ragging.lengths(size)[:, None]
+    both = valid[:, :, None] & valid[:, None]
+    within = lax.broadcast_in_dim(both, lanes.shape, (0, first + 1, second + 1))
+    return lax.select(within, lanes, lax.full_like(lanes, 0))
+
+
+def pairs_of_lanes(ragging: Ragging, x: Value) -> Any:
+    """Return padded lanes as pairs of rows, with copies in the invalid ones (see `paired`)."""
+    first, second = ragging.sizes.axes(x.shape)
+    size = x.shape[first]
+    lanes = jnp.moveaxis(x.array, (first + 1, second + 1), (1, 2))
+    lanes = with_a_row(ragging, lanes, 0, 1, 2)
+    of, at = ragging.lanes(size)[:, None], ragging.positions(size)
+    kind = Pairs((0, 1), size)
+    shape = ragging.sizes.shape(kind, (size, size))
+    others = lax.select(
+        of_one_lane(ragging, shape, kind),
+        ragging.sizes.band(size).at_second(at[None], (0, 1)),
+        jnp.broadcast_to(at[:, None], shape),
+    )
+    found = lanes.at[of, at[:, None], others].get(mode="clip")
+    return jnp.moveaxis(found, (0, 1), (first, second))

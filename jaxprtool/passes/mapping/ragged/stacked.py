@@ -1,0 +1,59 @@
+"""Conversions between packed rows and padded lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxprtool.jaxcompat import is_symbolic_dimension
+from jaxprtool.passes.mapping.mask.values import is_number
+from jaxprtool.passes.mapping.ragged.table import Ragging, taken
+from jaxprtool.passes.mapping.ragged.values import Value
+
+
+def to_lanes(ragging: Ragging, x: Value) -> Any:
+    """Return a shared value repeated for each lane: `[...]` to `[B, ...]`."""
+    return lax.broadcast(x.array, (ragging.sizes.lanes,))
+
+
+def stacked_lanes(ragging: Ragging, x: Value, padding: Any = 0) -> Any:
+    """Return packed rows as padded lanes, with the number `padding` in the padding."""
+    axis, size = x.axis, x.size
+    bound = ragging.sizes.bounds.padded(size)
+    numbers = jnp.arange(bound, dtype=jnp.int32)
+    rows = ragging.starts(size)[:, None] + numbers
+    found = taken(x.array, rows, axis)
+    lanes = jnp.moveaxis(found, axis, 0)
+    if not is_number(x.array):
+        return lanes
+    valid = numbers < ragging.lengths(size)[:, None]
+    within = lax.broadcast_in_dim(valid, lanes.shape, (0, axis + 1))
+    return lax.select(within, lanes, lax.full_like(lanes, padding))
+
+
+def packed_rows(ragging: Ragging, x: Value) -> Any:
+    """Return padded lanes as packed rows."""
+    (axis,) = ragging.sizes.axes(x.shape)
+    size = x.shape[axis]
+    lanes = with_a_row(ragging, jnp.moveaxis(x.array, axis + 1, 1), 0, 1)
+    rows = lanes.at[ragging.lanes(size), ragging.positions(size)].get(mode="clip")
+    return jnp.moveaxis(rows, 0, axis)
+
+
+def with_a_row(ragging: Ragging, lanes: Any, *axes: int) -> Any:
+    """Return padded lanes with one element along each of `axes` that may be empty.
+
+    A look-up with clipped indices needs at least one element.
+    """
+    known = (*ragging.sizes.rows.values(), ragging.sizes.lanes)
+
+    def may_be_empty(size: Any) -> bool:
+        return bool(size == 0) or (is_symbolic_dimension(size) and size not in known)
+
+    empty = [axis for axis in axes if may_be_empty(lanes.shape[axis])]
+    if not empty:
+        return lanes
+    none = [(0, int(i in empty), 0) for i in range(lanes.ndim)]
+    return lax.pad(lanes, lax.full_like(lanes, 0, shape=()), none)

@@ -1,0 +1,1 @@
+"""Results of analyses and runs as tables, pictures and JSON."""

@@ -1,0 +1,111 @@
+"""Variants beside the first of them, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.render.reports.measures import cells, errors_table, types
+from jaxprtool.render.reports.parting import parting
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from jaxprtool.execute.compare.comparison import Comparison
+    from jaxprtool.execute.compare.measures import Measure
+    from jaxprtool.execute.compare.variants import Compared
+
+#: Of more results than this those are shown that differ most.
+MOST_RESULTS = 16
+
+#: Types stand beside names where there are so many columns.
+_WIDE = 110
+
+
+def comparison(found: Comparison, width: int) -> Rendering:
+    """Return a table for each variant, with a row for each result."""
+    parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
+    parts += [Text(f"{name}: {what}") for name, what in found.smallest]
+    for each in found.variants:
+        parts += [Text(), _variant(each, width)]
+    for where in found.partings:
+        parts += [Text(), parting(where)]
+    return Rendering(Group(*parts), width)
+
+
+def heading(found: Comparison) -> str:
+    """Return what is run, on which inputs, and which variant is the reference."""
+    if found.error:
+        return f"{found.name}: nothing to compare with: {found.reference}: {found.error}"
+    return f"{found.name} on {found.inputs}; reference: {found.reference}"
+
+
+def verdict(variant: Compared) -> str:
+    """Return how a variant's results are, on one line."""
+    if variant.error:
+        return f"{variant.name}: {variant.error}"
+    count = len(variant.results)
+    what = plural(count, "result")
+    unproven = len(variant.unproven)
+    if unproven:
+        beyond = sum(not each.within for each in variant.results)
+        text = (
+            f"{variant.name}: {what}, {unproven} not finite in most elements, which proves nothing"
+        )
+        return f"{text}, {beyond} beyond tolerance" if beyond else text
+    if variant.equal:
+        return f"{variant.name}: {what}, equal to the bit{_nonfinite(variant)}"
+    same = sum(each.equal for each in variant.results)
+    bits = f"{same} equal to the bit" if same else "none equal to the bit"
+    beyond = sum(not each.within for each in variant.results)
+    if not beyond:
+        return f"{variant.name}: {what}, {bits}, all within tolerance"
+    return f"{variant.name}: {what}, {bits}, {beyond} beyond tolerance"
+
+
+def _nonfinite(variant: Compared) -> str:
+    """Return how many elements are NaNs or infinities, which the table of a variant has else."""
+    count = sum(each.nonfinite[1] for each in variant.results)
+    size = sum(each.size for each in variant.results)
+    return f", {count:,} of {size:,} elements not finite" if count else ""
+
+
+def _variant(variant: Compared, width: int) -> RenderableType:
+    rows = worst(variant.results)
+    said = Text(verdict(variant), style=theme.HEADING)
+    if variant.error or (variant.equal and not variant.unproven) or not rows:
+        return said
+    table = errors_table("result")
+    for each in rows:
+        name = Text(each.name, style=theme.BINDER)
+        if width >= _WIDE or each.type != each.reference_type:
+            name.append(f" {types(each)}", style=theme.TYPE)
+        table.add_row(name, *cells(each))
+    return Group(said, _with_rest(table, len(variant.results) - len(rows)))
+
+
+def _with_rest(table: Table, left: int) -> RenderableType:
+    if not left:
+        return table
+    more = f"{plural(left, 'more result')}, which differ less: --json has all"
+    return Group(table, Text(more, style=theme.COMMENT))
+
+
+def worst(results: Sequence[Measure]) -> list[Measure]:
+    """Return the results that differ most, in their order: those beyond tolerance before others."""
+    if len(results) <= MOST_RESULTS:
+        return list(results)
+    by_error = sorted(results, key=lambda each: (each.within, each.equal, -_error(each)))
+    chosen = {id(each) for each in by_error[:MOST_RESULTS]}
+    return [each for each in results if id(each) in chosen]
+
+
+def _error(each: Measure) -> float:
+    """Return the largest error in units of what is tolerated."""
+    return (each.absolute or 0.0) / (each.atol or each.rtol or 1.0)

@@ -1,0 +1,198 @@
+"""What a program costs, as a table."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group as Parts
+from rich.console import RenderableType
+from rich.table import Column
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
+from jaxprtool.ir.source.frames import BEHIND
+from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.cost import Cost, Group
+    from jaxprtool.analysis.cost.devices import Device
+    from jaxprtool.analysis.source_lines import Source
+
+#: What stands for groups without a name.
+_UNNAMED = {
+    "line": "no line known",
+    "scope": "outside of all scopes",
+    "primitive": "",
+    "dtype": "",
+    "argument": "none of the arguments itself",
+}
+
+#: The name of a group has at least so many columns of characters.
+_LEAST = 20
+
+#: The number of a group that has a range, and of one that is counted for one round.
+RANGE, _PER_ROUND = " to ", "*"
+
+
+def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rendering:
+    """Return what a program costs, with a row for each of the `top` dearest groups.
+
+    Args:
+        found: What it costs.
+        width: How many columns of characters there are.
+        top: So many groups are shown.
+        device: The device that times are for, if the groups have any.
+    """
+    shown = found.groups[:top]
+    if found.by == "scope":
+        shown = tuple(sorted(shown, key=_in_tree(shown)))
+    times = number("at least"), Column("limit", style=theme.COMMENT)
+    table = new_table(
+        f"{found.name}: {total_text(found.total)}",
+        number("share"),
+        *(times if found.total.seconds is not None else ()),
+        *map(number, ("FLOPs", "bytes", "FLOPs/B")),
+        text(found.by, theme.BINDER),
+    )
+    whole = weight_of(found.total)
+    rows = [[*_cells(group, whole)] for group in shown]
+    headings = [str(column.header) for column in table.columns[:-1]]
+    taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
+    for group, cells in zip(shown, rows, strict=True):
+        table.add_row(*cells, _name(found, group, max(width - taken, _LEAST)))
+    add_more(table, len(found.groups) - top, *[""] * (len(table.columns) - 1))
+    parts: list[RenderableType] = [table]
+    lines = list(notes(found, device))
+    if lines:
+        parts += [Text(), *map(Text, lines)]
+    return Rendering(Parts(*parts), width)
+
+
+def total_text(total: Group) -> str:
+    """Return what a program costs in all: `108.6 MFLOP, 9.5 MiB`."""
+    flops = number_text(total, "flops") or "0"
+    unit = "FLOP" if re.search(r" [a-zA-Z]$", flops) else " FLOP"
+    return f"{flops}{unit}, {bytes_text(total.work.bytes)}"
+
+
+def _cells(group: Group, whole: float | None) -> Iterator[str]:
+    yield share_text(weight_of(group), whole)
+    if group.seconds is not None:
+        yield from (duration(group.seconds), group.limit)
+    work = group.work
+    yield number_text(group, "flops") or "·"
+    yield bytes_text(work.bytes) if type(work.bytes) is not int or work.bytes else "·"
+    known = type(work.flops) is int and type(work.bytes) is int and work.bytes
+    yield f"{work.flops / work.bytes:.1f}" if known else ""
+
+
+def weight_of(group: Group) -> float | None:
+    """Return what the share of a group is of: its time, or FLOPs; None if these are symbolic."""
+    if group.seconds is not None:
+        return group.seconds
+    work = group.work
+    number = work.flops + work.transcendentals
+    return number if type(number) is int else None
+
+
+def number_text(group: Group, field: str) -> str:
+    """Return a number of a group's work as text, or its range; nothing of 0."""
+    least, most = getattr(group.least, field), getattr(group.work, field)
+    if type(most) is int and most == 0:
+        return ""
+    mark = _PER_ROUND if group.per_round else ""
+    if type(least) is int and type(most) is int and least != most:
+        return f"{with_prefix(least)}{RANGE}{with_prefix(most)}{mark}"
+    return f"{with_prefix(most) if type(most) is int else most}{mark}"
+
+
+def bytes_text(number: Any) -> str:
+    """Return a number of bytes as text, which may be symbolic."""
+    return in_bytes(number) if type(number) is int else f"{number} bytes"
+
+
+def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
+    """Return a key that sorts scopes as a tree, in each the dearest first."""
+    places = {group.path: i for i, group in enumerate(groups)}
+
+    def key(group: Group) -> list[int]:
+        ends = range(1, len(group.path) + 1)
+        return [places.get(group.path[:end], len(groups)) for end in ends]
+
+    return key
+
+
+def _name(found: Cost, group: Group, width: int) -> Text:
+    called, behind = name_texts(found, group)
+    if not group.name:
+        return Text(called, style=theme.COMMENT)
+    name = Text("  " * (len(group.path) - 1) + called).append(behind, style=theme.COMMENT)
+    line = group.line
+    places = [] if line is None else [(line.file, line.line), *line.behind]
+    if places and (code := linecache.getline(*places[-1]).strip()):
+        innermost = Text("\n" + code, style=theme.COMMENT)
+        innermost.truncate(width, overflow="ellipsis")
+        name.append(innermost)
+    return name
+
+
+def name_texts(found: Cost, group: Group) -> tuple[str, str]:
+    """Return what a group is called, and what is behind it: `model.py:9`, ` ← flax/core.py:3`.
+
+    A scope is called by its last part.
+    """
+    if not group.name:
+        return _UNNAMED[found.by], ""
+    behind = f"{BEHIND}{group.behind}" if group.behind else ""
+    return (group.path[-1] if group.path else group.name), behind
+
+
+def notes(found: Cost, device: Device | None) -> Iterator[str]:
+    """Yield what there is to say beside the table."""
+    for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
+        if number := number_text(found.total, field):
+            yield f"{number} {noun}s"
+    if found.per_device is not None:
+        yield f"on each device: {total_text(found.per_device)}"
+    for each in found.collectives:
+        yield f"{each.name}: {bytes_text(each.work.bytes_communicated)}"
+    if device is not None:
+        yield bound_note(found.total, device)
+    if found.seconds is not None and type(flops := found.total.work.flops) is int:
+        rate = f"in {duration(found.seconds)}: {with_prefix(round(flops / found.seconds))}FLOP/s"
+        if device is not None:
+            rate += f", {found.utilisation:.1%} of the FLOPs of {device.name}"
+        yield rate
+    yield from unknown_notes(found)
+
+
+def bound_note(total: Group, device: Device) -> str:
+    """Return how long a program takes on a device at least, and what limits it."""
+    assert total.seconds is not None
+    return f"on {device.name}: at least {duration(total.seconds)}, limited by {total.limit}"
+
+
+def unknown_notes(found: Cost | Source) -> Iterator[str]:
+    """Yield what is not known of a cost: the iterations of loops, and what primitives cost."""
+    if found.total.per_round:
+        yield f"{_PER_ROUND} with one round of each loop whose rounds are not known"
+    if found.unknown:
+        names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())
+        yield f"without what is not known: {', '.join(names)}"
+
+
+def symbols_in(found: Cost) -> bool:
+    """Return True if a number of a program's cost is symbolic."""
+    return is_symbolic(found.total)
+
+
+def is_symbolic(group: Group) -> bool:
+    """Return True if a number of what a group costs is symbolic."""
+    numbers: Sequence[Any] = group.work
+    return any(type(number) is not int for number in numbers)

@@ -1,0 +1,411 @@
+"""Render a diff of two programs as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
+from jaxprtool.ir.core.equations import bodies, type_of, weak_marks
+from jaxprtool.ir.notation.selection import Selection, equations
+from jaxprtool.ir.notation.tokens import (
+    AddedToken,
+    BinderToken,
+    ChangedToken,
+    Comment,
+    Heading,
+    ParameterToken,
+    PrimitiveName,
+    RemovedToken,
+    SourceLine,
+)
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.render.documents.found import DiffDocument, DiffLine
+from jaxprtool.render.terminal.grid import columns
+from jaxprtool.render.terminal.lines import Cell, joined, printable, wrapped
+from jaxprtool.render.terminal.listing import Listing
+from jaxprtool.render.terminal.rendering import ShowOptions
+from jaxprtool.render.terminal.rows import Reader
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line
+    from jaxprtool.ir.graphs.differences import Difference
+
+_MARKS = {
+    "removed": RemovedToken("- "),
+    "added": AddedToken("+ "),
+    "changed": ChangedToken("~ "),
+}
+
+#: The most arrays of a removed or added pytree that are listed one by one.
+_LISTED = 3
+
+#: The indent of the continuation of a long line.
+_INDENT = "      "
+
+
+def diff_text(found: Diff, width: int) -> Listing:
+    """Render the verdict, the sizes of both programs, and the hunks.
+
+    Args:
+        found: The diff.
+        width: The width of the terminal, in characters.
+    """
+    lines = [*_summary(found), *_sizes(found, width)]
+    lines += _border(found, width)
+    lines += _hunks(found, width)
+    if found.retyped:
+        lines += [[], [Comment(_retyped(found))]]
+    return Listing(printable(joined(lines)))
+
+
+def diff_stat(found: Diff, width: int) -> Listing:
+    """Render the verdict, the sizes, and the number of equations that differ by source line.
+
+    Args:
+        found: The diff.
+        width: The width of the terminal, in characters.
+    """
+    lines = [*_summary(found), *_sizes(found, width), *_border(found, width)]
+    counts: dict[str, Counter[str]] = {}
+    for line in found.lines:
+        counts.setdefault(line.source or "an unknown line", Counter())[line.kind] += 1
+    rows: list[Sequence[Cell]] = []
+    for source, kinds in counts.items():
+        marks = [
+            [type(mark)(f"{mark.strip()}{kinds[kind]:,}")] if kinds[kind] else []
+            for kind, mark in _MARKS.items()
+        ]
+        rows.append([[SourceLine(source)], *marks])
+    if rows:
+        lines += [[], [*columns(rows, width)]]
+    if found.retyped:
+        lines += [[], [Comment(_retyped(found))]]
+    return Listing(printable(joined(lines)))
+
+
+def _summary(found: Diff) -> Iterator[list[str]]:
+    names = dict.fromkeys((found.before.name, found.after.name))
+    counts = [
+        f"{len(each):,} {what}"
+        for what, each in (
+            ("removed", found.removed),
+            ("added", found.added),
+            ("changed", found.changed),
+        )
+        if each
+    ]
+    rest = f": {', '.join(counts)}" if counts else ""
+    yield [Heading(f"{' → '.join(names)}: {found.verdict}{rest}")]
+
+
+def _sizes(found: Diff, width: int) -> Iterator[list[str]]:
+    """Yield a table of the sizes of both programs; equal ones are shown once."""
+    rows: list[Sequence[Cell]] = []
+    for what, text in _QUANTITIES:
+        old, new = text(found.before), text(found.after)
+        same = old == new
+        rows.append(
+            [[Comment(what)], [old] if same else [RemovedToken(old), " → ", AddedToken(new)]]
+        )
+    yield []
+    yield [*columns(rows, width)]
+
+
+def _number(number: Any) -> str:
+    return with_prefix(number) if isinstance(number, int | float) else str(number)
+
+
+def _bytes(number: Any) -> str:
+    return in_bytes(number) if isinstance(number, int | float) else str(number)
+
+
+_QUANTITIES: tuple[tuple[str, Any], ...] = (
+    ("equations", lambda size: f"{size.equations:,}"),
+    ("FLOPs", lambda size: _number(size.work.flops)),
+    ("bytes", lambda size: _bytes(size.work.bytes)),
+)
+
+
+def _border(found: Diff, width: int) -> Iterator[list[str]]:
+    if found.border:
+        yield []
+    by_tree = groupby(found.border, lambda each: (each.what, each.within, not each.before))
+    for (what, within, _), group in by_tree:
+        changes = list(group)
+        if within and len(changes) > _LISTED:
+            mark = _MARKS["removed" if changes[0].before else "added"]
+            named = _named(f"{what}s", within)
+            yield [mark, *named, f"{len(changes):,} arrays"]
+        else:
+            yield from map(_border_line, changes)
+
+
+def _border_line(change: BorderChange) -> list[str]:
+    named = _named(change.what, change.name)
+    if change.before and change.after:
+        types = [RemovedToken(change.before), " → ", AddedToken(change.after)]
+        return [_MARKS["changed"], *named, *types]
+    kind = "removed" if change.before else "added"
+    return [_MARKS[kind], *named, change.before or change.after]
+
+
+def _named(what: str, name: str) -> list[str]:
+    """Return the tokens `argument x: `, or `argument[0]: ` if the name already says what it is."""
+    return ["" if name.startswith(what.removesuffix("s")) else f"{what} ", BinderToken(name), ": "]
+
+
+def _retyped(found: Diff) -> str:
+    has, their = ("has", "its") if len(found.retyped) == 1 else ("have", "their")
+    count = plural(len(found.retyped), "more equation")
+    return f"{count} {has} other types because {their} operands do"
+
+
+# --- hunks ------------------------------------------------------------------------------------
+
+
+def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
+    """Yield the lines of all hunks. Hunks that differ only in names are shown once, and counted."""
+    if not found.hunks:
+        return
+    texts = _Texts(found)
+    alike: dict[Hashable, list[Hunk]] = {}
+    for hunk in found.hunks:
+        alike.setdefault(texts.key(hunk), []).append(hunk)
+    path: tuple[str, ...] = ()
+    for hunks in alike.values():
+        hunk = hunks[0]
+        yield []
+        is_new = hunk.path != path
+        path = hunk.path
+        places = [[Comment(f"in {', in '.join(reversed(path))}")]] if path and is_new else []
+        times = [[Comment(f"{len(hunks):,} times")]] if len(hunks) > 1 else []
+        for tokens in (*places, *times):
+            yield from map(list, wrapped(tokens, width))
+        source = None
+        for _, together in groupby(hunk.lines, texts.call):
+            line, *more = together
+            if line.source != source and line.equation is not None:
+                source = line.source
+                yield from map(list, wrapped(_source(line), width))
+            yield from _broken(line, texts.line(hunk, line, 1 + len(more)), width)
+
+
+def _source(line: Line) -> list[str]:
+    first, arrow, behind = line.source.partition(" ← ")
+    if not first:
+        return [Comment("an unknown line")]
+    return [SourceLine(first), *([Comment(arrow + behind)] if behind else [])]
+
+
+def _broken(line: Line, tokens: list[str], width: int) -> Iterator[list[str]]:
+    """Wrap the tokens of an equation, and yield its lines. The first begins with the mark."""
+    room = width - len(_INDENT)
+    for number, rest in enumerate(wrapped(tokens, room)):
+        yield ["  ", _MARKS[line.kind], *rest] if number == 0 else [_INDENT, *rest]
+
+
+class _Texts:
+    """The texts of equations. A variable of the first program is named as its counterpart."""
+
+    def __init__(self, found: Diff):
+        options = ShowOptions(names=True, terse=True)
+        self._readers = tuple(Reader(about, options) for about in found.borders)
+        self._count = Selection().count
+        self._name_alike(found)
+
+    def _name_alike(self, found: Diff) -> None:
+        old, new = self._readers
+        taken = new.names()
+        known = set()
+        for v, w in (pair for body in found.bodies for pair in body.values):
+            # A result that is dropped in the second program may be read in the first.
+            if id(v) not in known and (name := new.name(w)) != "_":
+                old.rename(v, name)
+                known.add(id(v))
+        befores = dict.fromkeys(body.bodies[0] for body in found.bodies)
+        for var in (var for body in befores for eqn in body.eqns for var in eqn.outvars):
+            if id(var) not in known and (name := old.name(var)) in taken:
+                old.rename(var, f"{name}'" if name != "_" else name)
+
+    def key(self, hunk: Hunk) -> Hashable:
+        """Return a key, equal for hunks that differ only in names."""
+        numbers = hunk.body.keys.equation
+        lines = [
+            (
+                line.kind,
+                line.source,
+                *(eqn and numbers(eqn, 0) for eqn in (line.before, line.after)),  # type: ignore[arg-type]
+                len(line.differences),
+            )
+            for line in hunk.lines
+        ]
+        alone = id(hunk) if any(line.equation is None for line in hunk.lines) else None
+        return hunk.path, tuple(lines), alone
+
+    def call(self, line: Line) -> Hashable:
+        """Return a key, equal for inlined or outlined calls that are shown as one line.
+
+        Other lines have unique keys.
+        """
+        if not _is_opened(line):
+            return id(line)
+        return line.source, *self._opened(line, 1)
+
+    def line(self, hunk: Hunk, line: Line, times: int = 1) -> list[str]:
+        """Return the tokens of a line. `times` is the number of calls that it stands for."""
+        if _is_opened(line):
+            return self._opened(line, times)
+        if line.before is not None and line.after is not None:
+            return self._changed(line.before, line.after, line.differences)
+        if line.equation is None:
+            return [token for each in line.differences for token in self._of_body(hunk, each)][1:]
+        reader = self._readers[line.before is None]
+        tokens = reader.line(line.equation, types=True)
+        return [*(tokens if line.equation.invars else tokens[:-1]), *self._inside(line.equation)]
+
+    def _opened(self, line: Line, times: int) -> list[str]:
+        """Return the tokens of a call that was inlined or outlined."""
+        eqn = line.equation
+        assert eqn is not None
+        count = times * sum(self._count(body) for _, body in bodies(eqn))
+        how = line.differences[0].name + (f", {times:,} times" if times > 1 else "")
+        said = f" was {how}: {plural(count, 'equation')} moved"
+        return [*self._readers[line.before is None].head(eqn), Comment(said)]
+
+    def _inside(self, eqn: JaxprEqn) -> list[str]:
+        """Return the number of equations in the bodies of an equation, as a comment."""
+        held = bodies(eqn)
+        if not held:
+            return []
+        return [Comment(f" {{{equations(sum(self._count(body) for _, body in held))}}}")]
+
+    def _of_body(self, hunk: Hunk, difference: Difference) -> list[str]:
+        what = difference.part
+        if what == "constant":
+            old, new = difference.before, difference.after
+            var = old if new is None else new
+            reader = self._readers[new is not None]
+            said = "is gone" if new is None else "is new" if old is None else "has another value"
+            name = BinderToken(reader.name(var))
+            return [", ", "constant ", name, reader.type_of(var), f" {said}"]
+        before, after = self._readers
+        arrow = _arrow(before.operand(difference.before), after.operand(difference.after))
+        return [", ", f"result {difference.place} of the body: ", *arrow]
+
+    def _changed(
+        self, old: JaxprEqn, new: JaxprEqn, differences: Sequence[Difference]
+    ) -> list[str]:
+        """Return the tokens of a changed equation, with each change as `old → new`."""
+        after = self._readers[1]
+        at = {(each.part, each.name or each.place): each for each in differences if _is_new(each)}
+        tokens: list[str] = []
+        for j, var in enumerate(new.outvars):
+            tokens += " ", BinderToken(after.name(var))
+            found = at.get(("result", j))
+            if found is None or found.before is None:
+                tokens.append(after.type_of(var))
+            else:
+                was_weak, is_weak = weak_marks(found.before, found.after)
+                types = was_weak + type_of(found.before), is_weak + type_of(found.after)
+                tokens += [":", *_arrow(*types)]
+        tokens += [" = "] if tokens else []
+        was = at.get(("primitive", 0))
+        tokens += [RemovedToken(was.before), " → "] if was else []
+        tokens += [PrimitiveName(new.primitive.name), *self._parameters(old, new, differences)]
+        tokens += self._operands(new, differences)
+        said = {"rules": "with other rules of derivatives", "order": "in another order"}
+        more = [Comment(f"  {said[d.part]}") for d in differences if d.part in said]
+        counts = len(old.outvars), len(new.outvars)
+        if counts[0] != counts[1]:
+            count, how = abs(counts[0] - counts[1]), "fewer" if counts[1] < counts[0] else "more"
+            more.append(Comment(f"  {plural(count, 'result')} {how}"))
+        return [*tokens[1 if new.outvars else 0 :], *self._inside(new), *more]
+
+    def _parameters(
+        self, old: JaxprEqn, new: JaxprEqn, differences: Sequence[Difference]
+    ) -> list[str]:
+        """Return the tokens of a changed equation's parameters: `[axes=(0,) → (1,)]`."""
+        changed = {each.name: each for each in differences if each.part == "parameter"}
+        shown = [
+            reader.parameters(eqn) for reader, eqn in zip(self._readers, (old, new), strict=True)
+        ]
+        tokens: list[str] = []
+        for name in sorted({*shown[1], *changed} - {""}):
+            tokens += " ", ParameterToken(f"{name}=")
+            if name not in changed:
+                tokens.append(shown[1][name])
+                continue
+            values = changed[name].before, changed[name].after
+            texts = [
+                texts.get(name)
+                or (reader.value_text(eqn, name) if name in eqn.params else str(value))
+                for texts, reader, eqn, value in zip(
+                    shown, self._readers, (old, new), values, strict=True
+                )
+            ]
+            tokens += _arrow(*texts)
+        return ["[", *tokens[1:], "]"] if tokens else []
+
+    def _operands(self, new: JaxprEqn, differences: Sequence[Difference]) -> Iterator[str]:
+        """Yield the operands of a changed equation, with removed ones at their old places."""
+        before, after = self._readers
+        differing = [each for each in differences if each.part == "operand"]
+        gone = {each.place: each.before for each in differing if each.after is None}
+        others = {each.place: each.before for each in differing if each.after is not None}
+        place = 0  # in the first equation
+        for j in range(len(new.invars) + 1):
+            while place in gone:
+                yield from (" (", *_arrow(before.operand(gone[place]), "nothing"), ")")
+                place += 1
+            if j == len(new.invars):
+                break
+            if j not in others:
+                yield from (" ", after.operand(new.invars[j]))
+            else:
+                old = "nothing" if others[j] is None else before.operand(others[j])
+                yield from (" (", *_arrow(old, after.operand(new.invars[j])), ")")
+            place += j not in others or others[j] is not None
+
+
+def _is_opened(line: Line) -> bool:
+    """Return True for the line of a call that was inlined or outlined."""
+    return bool(line.differences) and line.differences[0].part == "call"
+
+
+def _is_new(difference: Difference) -> bool:
+    """Return True unless the difference is an operand or result that was removed."""
+    return difference.part not in ("operand", "result") or difference.after is not None
+
+
+def _arrow(old: str, new: str) -> list[str]:
+    return [RemovedToken(old), " → ", AddedToken(new)]
+
+
+# --- as JSON ----------------------------------------------------------------------------------
+
+
+def diff_document(found: Diff) -> DiffDocument:
+    """Return the document of a diff."""
+    texts = _Texts(found) if found.hunks else None
+    lines: dict[str, list[DiffLine]] = {"removed": [], "added": [], "changed": []}
+    for number, hunk in enumerate(found.hunks):
+        for line in hunk.lines:
+            assert texts is not None
+            primitive = "" if line.equation is None else line.equation.primitive.name
+            text, kinds = "".join(texts.line(hunk, line)), {each.kind for each in line.differences}
+            lines[line.kind].append(
+                DiffLine(number, primitive, text, line.source, hunk.path, sorted(kinds))
+            )
+    return DiffDocument(
+        found.verdict,
+        lines["removed"],
+        lines["added"],
+        lines["changed"],
+        len(found.retyped),
+        found.border,
+        found.before,
+        found.after,
+    )

@@ -1,0 +1,167 @@
+"""What `jaxprtool explain` says of a pass, a named pipeline or a primitive, in sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.ir.notation.tokens import PrimitiveName
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.grid import columns
+from jaxprtool.render.terminal.listing import Listing
+from jaxprtool.render.terminal.prose import Code, Prose
+from jaxprtool.render.terminal.rendering import Rendering
+
+if TYPE_CHECKING:
+    from jaxprtool.render.documents.passes import (
+        Option,
+        PassDocument,
+        PipelineDocument,
+        PrimitiveDocument,
+        RewriteRule,
+    )
+
+#: So many rules of each family are shown where not all are.
+_FEW = 3
+
+#: Longer names of primitives stand by themselves.
+_SHORT = 8
+
+_LEGEND = (
+    "An equation, what it becomes, and when. A small letter is any value, a capital a constant, "
+    "`*xs` all other operands; of `a|b` either, the same one on both sides. "
+    "`~0` has all bits set. `unary` and `elementwise2` compute element by element, of one operand "
+    "and of two, `ordered2` those that are not symmetric; `resize` is a reshape or a squeeze, "
+    "`layout` that or a broadcast."
+)
+
+
+def pass_explanation(document: PassDocument, width: int, full: bool) -> Rendering:
+    """Return what a pass does, its options, an example, what it refuses, and its rules.
+
+    Args:
+        document: What is known of the pass.
+        width: How many columns there are.
+        full: Whether all of its rules are shown, or the first of each family.
+    """
+    about = [document.group, f"from {document.origin}"]
+    if document.pipelines:
+        about.append(f"part of {', '.join(document.pipelines)}")
+    parts = [*_head(document.name, about), Text(), Prose(document.text)]
+    if document.options:
+        parts += _section("Options", *map(_option, document.options))
+    for section in document.sections:
+        example = section.title.startswith("Example")
+        parts += _section(section.title, (Code if example else Prose)(section.text))
+    if document.refuses:
+        parts += _section("Refuses", *map(_bullet, document.refuses))
+    if rules := document.rules:
+        parts += _section("Rules", Prose(_LEGEND), *_rules(rules, width - 2, full))
+    return Rendering(Group(*parts), width)
+
+
+def pipeline_explanation(document: PipelineDocument, width: int) -> Rendering:
+    """Return what a named pipeline does, and its passes."""
+    parts = [*_head(document.name, ["a named pipeline"]), Text(), Prose(document.text)]
+    for when, steps in groupby(document.passes, key=lambda step: step.when):
+        rows = [([PrimitiveName(step.name)], [step.help]) for step in steps]
+        title = "Until nothing changes" if when == "repeated" else "Once, at the end"
+        parts += _section(title, Listing(columns(rows, width - 2)))
+    return Rendering(Group(*parts), width)
+
+
+def primitive_explanation(document: PrimitiveDocument, width: int, full: bool) -> Rendering:
+    """Return what a primitive is like to passes, and the rules that are about it."""
+    parts = _head(document.name, ["a primitive"])
+    if not (document.traits or document.tables or document.rules):
+        parts += Text(), Prose("To passes it is a pure function of its operands.")
+    if document.traits:
+        traits = [_trait(*trait) for trait in document.traits]
+        parts += _section("What passes know of it", *traits)
+    if document.tables:
+        parts += _section("Tables with a rule for it", Prose(", ".join(document.tables)))
+    if document.rules:
+        parts += _section("Rules of simplify", *_rules(document.rules, width - 2, full))
+    return Rendering(Group(*parts), width)
+
+
+def _head(name: str, about: Iterable[str]) -> list[RenderableType]:
+    said = Text(f"   {'; '.join(filter(None, about))}", theme.COMMENT)
+    return [Text.assemble((name, theme.HEADING), said)]
+
+
+def _section(title: str, *parts: RenderableType) -> list[RenderableType]:
+    return [Text(), Text(title, theme.HEADING), *(Padding(each, (0, 0, 0, 2)) for each in parts)]
+
+
+def _bullet(text: str) -> RenderableType:
+    table = Table.grid(padding=(0, 1))
+    table.add_row("•", Prose(text))
+    return table
+
+
+def _option(option: Option) -> RenderableType:
+    """Return `argnums: int = 0`, as Python spells it, and what it means below."""
+    default = option.default
+    head = Text.assemble(
+        (option.name, theme.PARAMETER),
+        f": {option.type}",
+        ("  (must be given)", theme.COMMENT) if default is None else f" = {default}",
+        overflow="fold",
+    )
+    return Group(head, Padding(Prose(option.help), (0, 0, 0, 4))) if option.help else head
+
+
+def _trait(name: str, value: str, text: str) -> RenderableType:
+    said = f"Not so: {text}" if value == "False" else text
+    shown = "" if value in ("True", "False") else f" = {value}"
+    head = Text.assemble((name, theme.PARAMETER), shown)
+    return Group(head, Padding(Prose(said), (0, 0, 0, 4)))
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+def _rules(rules: Sequence[RewriteRule], width: int, full: bool) -> Iterator[RenderableType]:
+    """Yield a table for each family of rules."""
+    for family, each in groupby(rules, key=lambda rule: rule.family):
+        merged = list(_merged(each))
+        shown = merged if full or len(merged) <= _FEW + 1 else merged[:_FEW]
+        yield Text()
+        if family or len(rules) > len(merged):
+            yield Text(f"{family or 'others'}", theme.KEYWORD)
+        yield Listing(columns([_row(rule) for rule in shown], width))
+        if len(shown) < len(merged):
+            more = f"… {len(merged) - len(shown)} more: --full shows them"
+            yield Text(more, theme.COMMENT)
+
+
+def _row(rule: RewriteRule) -> tuple[list[str], ...]:
+    exact = rule.exact.removeprefix("exact").strip()
+    limit = "only with fast" if exact == "fast" else exact and f"{exact}, or with fast"
+    when = "; ".join(filter(None, [rule.condition, limit]))
+    return [rule.pattern], ["→"], [rule.replacement], [when]
+
+
+def _merged(rules: Iterable[RewriteRule]) -> Iterator[RewriteRule]:
+    """Yield rules, those in one that differ by a short name of a primitive only."""
+    kept: dict[Any, list[RewriteRule]] = {}
+    for rule in rules:
+        name = rule.pattern.partition("(")[0]
+        mark = "?" if len(name) <= _SHORT else name
+        shape = (part.replace(name, mark) for part in (rule.pattern, rule.replacement))
+        kept.setdefault((*shape, rule.condition, rule.exact), []).append(rule)
+    for alike in kept.values():
+        first = alike[0]
+        name, *others = (rule.pattern.partition("(")[0] for rule in alike)
+        names = "|".join([name, *others])
+        yield first._replace(
+            pattern=first.pattern.replace(name, names),
+            replacement=first.replacement.replace(name, names),
+        )

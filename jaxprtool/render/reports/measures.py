@@ -1,0 +1,73 @@
+"""How values differ, as cells of a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Column, Table
+
+from jaxprtool.ir.basics.quantities import with_prefix
+from jaxprtool.render.terminal.tables import new_table, text
+
+if TYPE_CHECKING:
+    from jaxprtool.execute.compare.measures import Measure
+
+#: What is said of a result: errors, and how many elements are beyond tolerance.
+COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
+
+
+def errors_table(*headings: str) -> Table:
+    """Return an empty table of errors; a title longer than it is wide would be broken."""
+    errors = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
+    return new_table("", *map(text, headings), *errors)
+
+
+def cells(each: Measure) -> list[str]:
+    """Return what is said of a result, as `COLUMNS` has it."""
+    if each.equal:
+        return ["same bits", "", "", "", _nonfinite(each)]
+    return [
+        _number(each.absolute),
+        _number(each.relative),
+        "" if each.ulps is None else with_prefix(each.ulps),
+        _cosine(each.cosine),
+        _beyond(each),
+    ]
+
+
+def _number(error: float | None) -> str:
+    return "" if error is None else f"{error:.2g}"
+
+
+def _cosine(cosine: float | None) -> str:
+    """Return a cosine as text, near 1 how far it is from there."""
+    if cosine is None:
+        return ""
+    below = 1 - cosine
+    return "1" if below < 1e-12 else f"1-{below:.0e}" if below < 1e-3 else f"{cosine:.3f}"
+
+
+def _nonfinite(each: Measure) -> str:
+    """Return how many NaNs and infinities there are, if as many as in the reference."""
+    counts = [(each.own_nans, "NaN"), (each.infinities, "inf")]
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+
+
+def _beyond(each: Measure) -> str:
+    """Return how many elements are beyond tolerance, and the NaNs and infinities."""
+    a, b = each.nans
+    alike = each.nans[0] == each.nans[1] and each.nonfinite[0] == each.nonfinite[1]
+    nans = f", {b:,} NaN, not {a:,}" if a != b else ""
+    if alike and (said := _nonfinite(each)):
+        nans = f", {said}"
+    if not each.beyond:
+        return "none" + nans
+    if each.size < 1000:
+        return f"{each.beyond} of {each.size}{nans}"
+    return f"{100 * each.beyond / each.size:.2g}%{nans}"
+
+
+def types(each: Measure) -> str:
+    """Return the type of a result, and that of the reference if it has another."""
+    same = each.type == each.reference_type
+    return each.type if same else f"{each.type}, not {each.reference_type}"

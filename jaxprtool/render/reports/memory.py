@@ -1,0 +1,153 @@
+"""The memory that a program needs, as a curve and a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import in_bytes, times
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import (
+    add_more,
+    described,
+    new_table,
+    number,
+    share_text,
+    text,
+)
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.memory import Live, Memory, Point
+
+#: The lines of a curve, and the most columns of it.
+_HEIGHT, _WIDEST = 12, 120
+
+#: The most marks of the curve's axis.
+_MARKS = 4
+
+
+def memory_table(found: Memory, width: int, top: int) -> Rendering:
+    """Return a program's curve, and a row for each of the `top` largest groups at its peak.
+
+    Args:
+        found: The memory that the program needs.
+        width: How many columns of characters there are.
+        top: So many groups are shown.
+    """
+    parts: list[RenderableType] = [Text(peak_text(found), style=theme.HEADING)]
+    if kinds := kinds_text(found):
+        parts.append(Text(kinds))
+    if found.temporary_bytes:
+        parts += [Text(), _curve(found, min(width, _WIDEST))]
+    if found.live:
+        columns = number("share"), number("bytes"), text("values", theme.TYPE)
+        table = new_table("", *columns, text("what it is, and what reads it last"))
+        for each in found.live[:top]:
+            share = share_text(each.bytes, found.peak_bytes)
+            what = described(*what_texts(each), how_long_text(each))
+            table.add_row(share, in_bytes(each.bytes), times(each.count, each.type), what)
+        rest = sum(each.bytes for each in found.live[top:])
+        cells = share_text(rest, found.peak_bytes), in_bytes(rest), ""
+        add_more(table, len(found.live) - top, *cells)
+        parts += [Text(), table]
+    return Rendering(Group(*parts), width)
+
+
+# --- texts ------------------------------------------------------------------------------------
+
+
+def peak_text(found: Memory) -> str:
+    """Return what a program needs, and where: `loss: 1.5 MiB, most at model.py:9 dot_general`."""
+    where = place_text(found.at)
+    return f"{found.name}: {in_bytes(found.peak_bytes)}{f', most at {where}' if where else ''}"
+
+
+def kinds_text(found: Memory) -> str:
+    """Return what the peak is made of: `arguments 1.0 MiB, temporaries 512 bytes`."""
+    kinds = {
+        "arguments": found.argument_bytes,
+        "results": found.result_bytes,
+        "constants": found.constant_bytes,
+        "temporaries": found.temporary_bytes,
+    }
+    text = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
+    if found.donated_bytes:
+        text += f"; {in_bytes(found.donated_bytes)} of the results lie in donated arguments"
+    return text
+
+
+def place_text(point: Point) -> str:
+    """Return the line and the primitive that a program is at; empty before the first equation."""
+    return " ".join(filter(None, (point.source, point.primitive)))
+
+
+def what_texts(live: Live) -> tuple[str, str]:
+    """Return what values are called, or their line, and what makes them."""
+    if live.kind in ("argument", "constant", "result"):
+        return live.name, ""
+    if live.kind == "room":
+        return f"room for {live.name}", ""
+    if live.kind == "row" and live.name:
+        return f"a row of {live.name}", ""
+    if live.name:
+        return f"{live.name}, broadcast", ""
+    note = {"row": ", a row of it", "broadcast": ", broadcast"}.get(live.kind, "")
+    return live.source or "no line known", live.primitive + note
+
+
+def how_long_text(live: Live) -> str:
+    """Return until when values live, or from when on: `until add at model.py:9`."""
+    if live.kind == "room":
+        return f"made later by {live.primitive}{_at(live.source)}"
+    where = _at("" if live.reader_source == live.source else live.reader_source)
+    return f"until {live.reader}{where}" if live.reader else ""
+
+
+def _at(source: str) -> str:
+    return f" at {source}" if source else ""
+
+
+# --- the curve --------------------------------------------------------------------------------
+
+
+def _curve(found: Memory, width: int) -> Text:
+    """Return the curve as text: dots of Braille, from no byte to a little more than the peak."""
+    import plotext
+
+    plotext.terminal.limit(False, False)  # the width is ours, whatever the terminal's
+    figure = plotext.figure
+    figure.clear()
+    figure.plot_size(width, _HEIGHT)
+    signal = figure.signal(*zip(*_steps(found, width), strict=True), marker="braille")
+    figure.draw(signal.fillx())
+    ticks = marks(found.peak_bytes, _MARKS)
+    figure.ruler("y").lim(0, found.peak_bytes).ticks(ticks, list(map(in_bytes, ticks)))
+    figure.ruler("x").ticks([found.at.position], ["peak"])
+    figure.label("equations as they run", "x")
+    text = figure.build().string(colorless=True)
+    return Text("\n".join(line.rstrip() for line in text.splitlines()), no_wrap=True)
+
+
+def marks(peak: int, most: int) -> list[int]:
+    """Return the multiples of a power of two up to a number of bytes, so many at most."""
+    step = 1
+    while peak > most * step:
+        step *= 2
+    return list(range(0, peak + 1, step))
+
+
+def _steps(found: Memory, width: int) -> Iterator[tuple[float, int]]:
+    """Yield points so close that the area below them is filled: two for each column of dots."""
+    last, curve, number = found.curve[-1].position, iter(found.curve), 4 * width
+    point = next(curve)
+    following = next(curve, None)
+    for i in range(number + 1):
+        position, highest = i * last / number, 0
+        while following is not None and following.position <= position:
+            point, following = following, next(curve, None)
+            highest = max(highest, point.bytes)
+        yield position, max(highest, point.bytes)

@@ -1,0 +1,125 @@
+"""NaNs and infinities that were found, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import plural, some
+from jaxprtool.render.documents.found import NansDocument
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, number, text
+
+if TYPE_CHECKING:
+    from jaxprtool.execute.nans import BadValue, NanSearch, Operand
+
+#: So many results, equations or devices are named.
+_FEW = 4
+
+
+def first_found(found: NanSearch, width: int) -> Rendering:
+    """Return all that is known of the first that was found, and how many others there are."""
+    first = found.first
+    if first is None:
+        return Rendering(Text(f"{found.name}: no equation makes a NaN or an infinity"), width)
+    parts: list[RenderableType] = [Text(_heading(found, first), style=theme.HEADING), Text()]
+    if first.source:
+        parts.append(line_text(first.source, first.code))
+    parts.append(facts_table(_facts(first)))
+    if first.operands:
+        parts += [Text(), _values("what it was given", first.operands)]
+        if first.way and first.way != first.operands:
+            parts += [Text(), _values("what led to it, the nearest first", first.way)]
+    others = len(found.found) - 1
+    if others:
+        verb = "makes" if others == 1 else "make"
+        parts += [Text(), Text(f"{plural(others, 'other')} {verb} one: --all", style=theme.COMMENT)]
+    return Rendering(Group(*parts), width)
+
+
+def all_found(found: NanSearch, width: int) -> Rendering:
+    """Return a row for each that was found; those that reach a result first."""
+    if not found.found:
+        return first_found(found, width)
+    maker, line = Column("made by", style=theme.PRIMITIVE), text("line", theme.BINDER)
+    columns = "what", maker, line, "round", text("reaches")
+    table = new_table(f"{found.name}: {len(found.found):,} found", *columns)
+    for each in found.found:
+        rounds = ", ".join(map(str, each.iteration))
+        made_by = each.primitive or each.argument or "the program"
+        table.add_row(each.kind, made_by, each.source, rounds, _reached(each))
+    return Rendering(table, width)
+
+
+def _heading(found: NanSearch, first: BadValue) -> str:
+    a = "a NaN" if first.kind == "NaN" else "an infinity"
+    reached = f"reaches {_reached(first)}"
+    if first.argument:
+        return f"{found.name}: {a} comes with the argument {first.argument} and {reached}"
+    if not first.primitive:
+        verb = "is" if len(first.reaches) == 1 else "are"
+        return f"{found.name}: {_reached(first)} {verb} NaN (held by the program)"
+    return f"{found.name}: {first.primitive} makes {a}, which {reached}"
+
+
+def _reached(found: BadValue) -> str:
+    if found.reaches:
+        return some(found.reaches, _FEW)
+    return f"no result: {found.dropped} drops it" if found.dropped else "no result"
+
+
+def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
+    kinds = "infinite" if first.kind == "infinity" else "NaN"
+    if not first.count:
+        yield "gives", f"{first.type}, some {kinds}"
+    elif first.size == 1:
+        yield "gives", f"{first.type}, {kinds}"
+    else:
+        which = "all" if first.count == first.size else f"{first.count:,} of {first.size:,}"
+        place = ", ".join(map(str, first.position))
+        yield "gives", f"{first.type}, {which} {kinds}, the first at [{place}]"
+    if first.devices:
+        yield "on", some(first.devices, _FEW)
+    if first.path:
+        yield "in", ", ".join(first.path)
+    if first.iteration:
+        yield "round", ", ".join(map(str, first.iteration)) + " (counted from 0)"
+    if first.times > 1:
+        yield "times", f"{first.times:,}"
+    if first.scope:
+        yield "scope", first.scope
+    if first.forward:
+        yield "derivative of", first.forward
+    if first.leads_to:
+        yield "leads to", some([f"another by {each}" for each in first.leads_to], _FEW)
+
+
+def _values(heading: str, values: Sequence[Operand]) -> Table:
+    numbers = map(number, ("least", "greatest", "there"))
+    table = new_table(heading, text("value"), text("type", theme.TYPE), *numbers)
+    for value in values:
+        what = Text(value.argument or value.primitive or "a constant", style=theme.PRIMITIVE)
+        what.append(f" {value.source}" if value.source else "", style=theme.BINDER)
+        wrong = [(value.nans, "NaN"), (value.infs, "infinite")]
+        bad = ", ".join(f"{count:,} {kind}" for count, kind in wrong if count)
+        what.append(f" ({bad})" if bad else "", style=theme.COMMENT)
+        table.add_row(what, value.type, *map(_number, (value.low, value.high, value.element)))
+    return table
+
+
+def _number(number: object) -> str:
+    return "" if number is None else f"{number:.6g}" if isinstance(number, float) else str(number)
+
+
+def nans_document(found: NanSearch) -> NansDocument:
+    """Return the document of what was found: the first, and all others."""
+    first = found.first
+    if first is None:
+        return NansDocument(found.name, False)
+    of_first = first.primitive, first.source, first.path, first.iteration, first.operands
+    return NansDocument(found.name, True, *of_first, found.found)

@@ -1,0 +1,179 @@
+"""A program at first sight: its size, its border, what it is made of, and as much as fits of it."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from jaxprtool.ir.basics.quantities import in_bytes, listed, plural
+from jaxprtool.ir.notation.layout import Layout
+from jaxprtool.ir.notation.tokens import (
+    BinderToken,
+    Comment,
+    Heading,
+    PrimitiveName,
+    SharedName,
+    Type,
+)
+from jaxprtool.ir.programs.border import ValueGroup, border, grouped, size_of_values
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import Frames, frames_now
+from jaxprtool.jaxcompat import AnyJaxpr
+from jaxprtool.render.terminal.grid import GAP, columns
+from jaxprtool.render.terminal.lines import Cell, cut, lines_of, printable
+from jaxprtool.render.terminal.listing import Listing
+from jaxprtool.render.terminal.rendering import MOST_IN_A_ROW, ShowOptions
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.overview import HeldBody, Overview
+    from jaxprtool.analysis.stats import Stats
+
+#: So many primitives are named, and so many of all else.
+_MOST_PRIMITIVES, _MOST = 12, 5
+
+#: The least number of lines of the listing.
+_LEAST = 10
+
+_some = partial(listed, most=_MOST)
+
+
+def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, height: int) -> Listing:
+    """Return what a program is at first sight, as a page.
+
+    Args:
+        program: The program.
+        found: What it is at first sight.
+        width: The columns of the terminal.
+        height: The lines that the page has, or more if these are very few.
+    """
+    heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
+    tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
+    tokens += "\n", *columns(_facts(found, width, frames_now(border(program).roots)), width), "\n\n"
+    used = "".join(tokens).count("\n")
+    listed = _listing(program, found, width, max(height - used, _LEAST))
+    return Listing(printable([*tokens, *listed]))
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def summary(program: Program, equations: int) -> str:
+    """Return a program of so many equations in a line: its name, its signature, its size."""
+    about = border(program)
+    arguments = [f"{each.name}: {_size(each)}" for each in grouped(about.arguments)]
+    results = [_size(each) for each in grouped(about.outputs)]
+    signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
+    return "".join(printable([f"Program {signature}, {plural(equations, 'equation')}"]))
+
+
+def facts(counted: Stats) -> list[str]:
+    """Return the size of a program in a few words: its equations, arguments and results."""
+    depth = len(counted.by_depth) - 1
+    parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
+    border = ("argument", counted.arguments), ("result", counted.outputs)
+    for what, values in (*border, ("constant", counted.constants)):
+        parts += [size_of_values(what, values)] if values else []
+    return parts
+
+
+def _primitives(found: Overview) -> list[list[Cell]]:
+    """Return a row of the primitives that there are most of."""
+    shown = found.stats.primitives[:_MOST_PRIMITIVES]
+    cell: list[str] = []
+    for primitive in shown:
+        cell += PrimitiveName(primitive.name), f"\N{NO-BREAK SPACE}{primitive.total:,}, "
+    if rest := found.stats.primitives[_MOST_PRIMITIVES:]:
+        cell.append(Comment(f"…\N{NO-BREAK SPACE}{len(rest)}\N{NO-BREAK SPACE}more"))
+    elif cell:
+        cell[-1] = cell[-1].removesuffix(", ")
+    return [[_label("primitives"), cell]] if shown else []
+
+
+def _facts(found: Overview, width: int, frames: Frames) -> list[list[Cell]]:
+    """Return rows of a label, a name, and what is to be said of it, each on a line."""
+    rows = [
+        *_rows("arguments", [(BinderToken(each.name), [_size(each)]) for each in found.arguments]),
+        *_rows("results", [(BinderToken(each.name), [_size(each)]) for each in found.outputs]),
+        *_rows("bodies", [(SharedName(each.name), [_held(each)]) for each in found.bodies]),
+        *_rows("lines", _lines(found, frames)),
+    ]
+    names = max((len("".join(name)) for _, name, _ in rows), default=0)
+    room = max(width - len(_label("")[0]) - names - 2 * len(GAP), _LEAST)
+    return [[label, name, cut(text, room)] for label, name, text in rows]
+
+
+def _rows(label: str, found: Sequence[tuple[str, Cell]]) -> list[tuple[Cell, Cell, Cell]]:
+    rows: list[tuple[Cell, Cell, Cell]] = [
+        (_label("" if i else label), [name], text) for i, (name, text) in enumerate(found)
+    ]
+    if len(rows) > _MOST:
+        rows[_MOST:] = [(_label(""), [Comment(f"… {len(found) - _MOST:,} more")], [])]
+    return rows
+
+
+def _lines(found: Overview, frames: Frames) -> list[tuple[str, Cell]]:
+    """Return places in the source, how many equations come from each, and what is written there."""
+    most = max((len(f"{number:,}") for _, number in found.lines), default=0)
+    lines: list[tuple[str, Cell]] = []
+    for frame, number in found.lines:
+        code = Comment(" ".join(linecache.getline(frame.file, frame.line).split()))
+        lines.append((Comment(frames.text(frame)), [f"{number:{most},} equations  ", code]))
+    return lines
+
+
+def _label(text: str) -> Cell:
+    return [Comment(f"{text:10}")]
+
+
+def _size(group: ValueGroup) -> str:
+    if group.type is not None:
+        return Type(group.type)
+    size = "" if group.bytes is None else f" of {in_bytes(group.bytes)}"
+    return plural(group.values, "array") + size
+
+
+def _held(body: HeldBody) -> str:
+    times = "" if body.calls == 1 else f", {body.calls:,} times"
+    return f"{plural(body.equations, 'equation')}{times}, of {body.kind}"
+
+
+def _listing(
+    program: Program | AnyJaxpr, found: Overview, width: int, height: int
+) -> Sequence[str]:
+    """Return the listing folded to what fits, and how to see the rest."""
+    about = border(program)
+    options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
+    notation = options.notation(about)
+    many = len(about.arguments) > MOST_IN_A_ROW
+    layout = Layout(
+        about.jaxpr,
+        width,
+        True,
+        options.selection(),
+        None,
+        notation,
+        cut=4,
+        arguments=size_of_values("argument", about.arguments) if many else "",
+    )
+    lines = list(islice(lines_of(layout.tokens(height + 1)), height + 1))
+    fits = len(lines) <= height
+    shown = [["\n", *cut(line, width)] for line in (lines if fits else lines[: height - 1])]
+    tokens = list(chain.from_iterable(shown))[1:]
+    if not fits:
+        more = f"… --full or --pager shows all {found.stats.equations:,} equations"
+        tokens += "\n", *cut([Comment(more)], width)
+    return tokens
+
+
+def _depth(found: Overview, height: int) -> int:
+    """Return the depth at which a listing of a program about fills so many lines."""
+    total = 0
+    for depth, number in enumerate(found.stats.by_depth):
+        if depth and total + number > height and total > height // 3:
+            return depth - 1
+        total += number
+    return len(found.stats.by_depth)

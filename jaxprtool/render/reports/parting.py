@@ -1,0 +1,79 @@
+"""Where a variant parts from the reference, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import some
+from jaxprtool.render.reports.measures import cells, errors_table, types
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.tables import facts_table, line_text
+
+if TYPE_CHECKING:
+    from jaxprtool.execute.compare.bisection import Parting
+    from jaxprtool.execute.compare.measures import Measure
+
+#: So many equations are named.
+_FEW = 4
+
+
+def parting(found: Parting) -> RenderableType:
+    """Return all that is known of where a variant parts from the reference."""
+    parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
+    if not found.found:
+        return Group(*parts, Text(found.why))
+    if found.source:
+        parts.append(line_text(found.source, found.code))
+    facts = facts_table(known(found))
+    if facts.row_count:
+        parts.append(facts)
+    parts += [Text(), errors(found)]
+    return Group(*parts)
+
+
+def heading(found: Parting) -> str:
+    """Return where a variant parts, on one line."""
+    what = f"{found.variant} parts from {found.reference}"
+    if found.step:
+        what += f" by {found.step} (pass {found.place} of {found.passes})"
+    return f"{what} at {found.primitive or 'a result'}" if found.found else what
+
+
+def known(found: Parting) -> Iterator[tuple[str, str]]:
+    """Yield what is known of the equation, each with a label."""
+    if found.path:
+        yield "in", ", ".join(found.path)
+    if found.iteration:
+        yield "round", ", ".join(map(str, found.iteration)) + " (counted from 0)"
+    if found.scope:
+        yield "scope", found.scope
+    if found.counterpart:
+        yield "counterpart", found.counterpart
+    for each in found.parameters:
+        yield "parameter", each
+    if found.removed:
+        yield "removed", some(dict.fromkeys(found.removed), _FEW)
+    if found.added:
+        yield "added", some(dict.fromkeys(found.added), _FEW)
+    if found.strict:
+        yield "note", "found by the tolerance of each element: a rounding error, or little more"
+
+
+def rows(found: Parting) -> Iterator[tuple[str, Measure]]:
+    """Yield the values that the equation is given and gives, each with which it is."""
+    yield from (("given", each) for each in found.operands)
+    yield from (("gives", each) for each in found.results)
+
+
+def errors(found: Parting) -> Table:
+    """Return a table of the errors of what the equation is given, and of what it gives."""
+    table = errors_table("", "value")
+    for which, each in rows(found):
+        name = Text(each.name, style=theme.PRIMITIVE).append(f" {types(each)}", style=theme.TYPE)
+        table.add_row(Text(which, style=theme.COMMENT), name, *cells(each))
+    return table

@@ -1,0 +1,167 @@
+"""What a program repeats, and what it takes as traced and outlined, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.ir.source.frames import frames_now, short_paths
+from jaxprtool.render.documents.found import Measurements
+from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import add_more, new_table, number, text
+
+if TYPE_CHECKING:
+    from jaxprtool.execute.running.run import RunReport
+    from jaxprtool.ir.programs.repetition import (
+        RepeatedBody,
+        Repetition,
+        SourceRange,
+        TemporaryMemory,
+    )
+
+
+#: Of bodies that gain too little so many are shown.
+_MOST_SMALL = 5
+
+
+def repetition_table(found: Repetition, width: int) -> Rendering:
+    """Return a row for each repeated body, those that it calls below it, and what is left."""
+    path = frames_now(found.roots).path
+    shown = _rendering(found, width, path)
+    if max(map(len, replace(shown, width=1000).plain().splitlines())) > width:
+        bodies = (body for _, body in _nested([*found.bodies, *found.small]))
+        files = [*dict.fromkeys(path(body.source.file) for body in bodies if body.source)]
+        short = dict(zip(files, short_paths(files), strict=True))
+        return _rendering(found, width, lambda file: short[path(file)])
+    return shown
+
+
+def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Rendering:
+    size = plural(found.equations, "equation")
+    heading = f"{found.name}: {size}"
+    if found.bodies:
+        table = _table(heading, _nested(found.bodies), path)
+        rest = f"{found.rest:,}", f"{found.rest / found.equations:.1%}"
+        table.add_row(Text("the rest", style=theme.COMMENT), "", *rest, "")
+        total = f"{size} as traced, {found.compiled:,} once outlined"
+        if saved := _change(found.equations, found.compiled, less="fewer"):
+            total += f": {saved} equations"
+        if found.memory is not None:
+            total += f"\ntemporary memory: {memory_line(found.memory)}"
+    elif found.small:
+        small = [(0, body) for body in found.small]
+        table = _table(f"{heading}, too little repeats to gain", small[:_MOST_SMALL], path)
+        add_more(table, len(small) - _MOST_SMALL)
+        total = "--equations N outlines bodies of N equations or more all the same"
+    else:
+        return Rendering(Text(f"{heading}, nothing repeats"), width)
+    return Rendering(Group(table, Text(), Text(total)), width)
+
+
+def _table(
+    heading: str, rows: Iterable[tuple[int, RepeatedBody]], path: Callable[[str], str]
+) -> Table:
+    counts = map(number, ("copies", "equations", "share"))
+    columns = text("repeated body", theme.SHARED_NAME), *counts, text("source", theme.COMMENT)
+    table = new_table(heading, *columns)
+    for depth, body in rows:
+        name, source = Text("  " * depth + body.name), Text(_lines(body.source, path))
+        table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
+    return table
+
+
+def memory_line(memory: TemporaryMemory) -> str:
+    """Return the estimate of what an outlined program needs, and how often what it did as traced.
+
+    It ends with a word of warning if that is much.
+    """
+    line = f"about {in_bytes(memory.outlined)}"
+    if memory.as_traced:
+        line += f", {_times(memory.outlined / memory.as_traced)} times that as traced"
+    return line + (": much more" if memory.is_much else "")
+
+
+def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[int, RepeatedBody]]:
+    for body in bodies:
+        yield depth, body
+        yield from _nested(body.bodies, depth + 1)
+
+
+def _lines(source: SourceRange | None, path: Callable[[str], str]) -> str:
+    if source is None:
+        return ""
+    last = f"-{source.last}" if source.last > source.first else ""
+    return f"{path(source.file)}:{source.first}{last}"
+
+
+_Number = Callable[["RunReport"], float | None]
+
+_TEMPORARY = "temporary memory"
+
+#: What is measured: its name, its number, and how that is shown.
+_MEASURED: tuple[tuple[str, _Number, Callable[[float], str]], ...] = (
+    ("lower", lambda ran: ran.times.lower, duration),
+    ("compile", lambda ran: ran.times.compile, duration),
+    ("compile, CPU time", lambda ran: ran.times.compile_cpu, duration),
+    ("first call", lambda ran: ran.times.first_call, duration),
+    ("later calls", lambda ran: ran.times.repeat, duration),
+    (_TEMPORARY, lambda ran: ran.memory.temporary if ran.memory else None, in_bytes),
+    ("arguments", lambda ran: ran.memory.arguments if ran.memory else None, in_bytes),
+    ("results", lambda ran: ran.memory.outputs if ran.memory else None, in_bytes),
+)
+
+
+def measured_rows(
+    reports: Sequence[RunReport],
+    trace_time: float,
+    outline_time: float,
+    estimated: TemporaryMemory | None,
+) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each thing measured: its name, as traced, outlined, and what has changed.
+
+    Args:
+        reports: The run of a program as traced, and of the program outlined if that is another.
+        trace_time: How many seconds tracing took.
+        outline_time: How many seconds outlining took.
+        estimated: The estimate of what stands in the row of temporary memory.
+    """
+    several = len(reports) > 1
+    yield "trace", *[duration(trace_time)] * len(reports), *[""] * several
+    if several:
+        yield "outline", "", duration(outline_time), ""
+    for name, of, shown in _MEASURED:
+        numbers = [number for ran in reports if (number := of(ran)) is not None]
+        if numbers:
+            yield name, *map(shown, numbers), *([_change(*numbers)] if several else [])
+        if name == _TEMPORARY and several and estimated is not None:
+            sizes = estimated.as_traced, estimated.outlined
+            yield "  as estimated", *map(in_bytes, sizes), _change(*sizes)
+
+
+def _change(old: float, new: float, *, less: str = "less") -> str:
+    if not old or not new:
+        return ""
+    times = max(old / new, new / old)
+    if times < 1.05:
+        return ""
+    return f"{_times(times)} times {less if new < old else 'more'}"
+
+
+def _times(number: float) -> str:
+    return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
+
+
+def measured_document(
+    reports: Sequence[RunReport], random: Sequence[str], trace_time: float, outline_time: float
+) -> Measurements:
+    """Return the document of what `measured_rows` shows; `random` arguments had random values."""
+    devices, outlined = list(map(str, reports[0].devices)), reports[1] if reports[1:] else None
+    return Measurements(devices, random, trace_time, outline_time, reports[0], outlined)

@@ -1,0 +1,164 @@
+"""What a backward pass keeps, as tables."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.paths import common_path, without_numbers
+from jaxprtool.ir.basics.quantities import in_bytes, plural, times, with_prefix
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import (
+    add_more,
+    described,
+    new_table,
+    number,
+    share_text,
+    text,
+)
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.residuals import Proposal, Residual, Residuals, SavedValue
+
+
+def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
+    """Return a row for each of the `top` largest groups, and the bytes under each policy."""
+    heading = total_text(found)
+    columns = number("share"), number("bytes"), text("type", theme.TYPE), number("again")
+    table = new_table(heading, *columns, text("what it is, and what reads it"))
+    groups = grouped(found.residuals)
+    for count, residual in groups[:top]:
+        table.add_row(*_cells(count, residual, found.total_bytes))
+    add_more(table, len(groups) - top, "", "", "", "")
+    parts: list[RenderableType] = [table, Text()] if found.residuals else [Text(heading), Text()]
+    parts.append(_policies(found))
+    if found.proposal is not None:
+        parts += [Text(), *_proposal(found.name, found.proposal, width)]
+    return Rendering(Group(*parts), width)
+
+
+def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text]:
+    share = share_text(residual.bytes, total)
+    what = described(*what_texts(residual), readers_text(residual))
+    type_ = times(count, residual.type)
+    return [share, size_text(residual.bytes), type_, recompute_text(residual), what]
+
+
+def _policies(found: Residuals) -> Table:
+    columns = text("policy"), number("bytes"), text("largest that it drops", theme.COMMENT)
+    table = new_table("under each policy of jax.checkpoint", *columns)
+    for name, size in found.policies.items():
+        table.add_row(name, size_text(size), dropped_text(found, name))
+    return table
+
+
+def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType]:
+    """Yield what to save within a budget: what is named where, the policy, and what it costs."""
+    heading = f"within {in_bytes(found.budget)}"
+    if not found.policy:
+        yield Text(f"{heading}: all that {name} keeps fits, without a policy")
+        return
+    if found.values:
+        columns = number("bytes"), text("line", theme.BINDER), text("what is saved")
+        table = new_table(f"{heading}, save {plural(len(found.values), 'name')}", *columns)
+        for value in found.values:
+            table.add_row(in_bytes(value.bytes), value.source, _to_write(value))
+        yield from (table, Text())
+    else:
+        yield Text(f"{heading}, save nothing")
+    policy = f"jax.checkpoint({name}, policy=jax.checkpoint_policies.{found.policy})"
+    # It is broken between names alone, so that it can be pasted.
+    lines = textwrap.TextWrapper(
+        width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    yield Text(lines.fill(policy))
+    if found.values and not any(value.code for value in found.values):
+        yield Text(f"as a pass: checkpoint(policy={found.policy!r})")
+    more = found.flops / found.flops_before - 1 if found.flops_before else 0
+    took, takes = (with_prefix(flops) for flops in (found.flops_before, found.flops))
+    kept = in_bytes(found.total_bytes)
+    yield Text(f"keeps {kept}, for {more:.1%} more FLOPs: {takes} instead of {took}")
+
+
+def _to_write(value: SavedValue) -> Text:
+    if not value.code:
+        return Text(value.name)
+    return Text(f'checkpoint_name({value.code}, "{value.name}")')
+
+
+# --- texts ------------------------------------------------------------------------------------
+
+
+def grouped(residuals: Sequence[Residual]) -> list[tuple[int, Residual]]:
+    """Return residuals that the layers of a model have in common as one, and how many they are.
+
+    The one has the bytes of all, and what computing all of them again takes. The largest is first.
+    """
+    groups: defaultdict[tuple[object, ...], list[Residual]] = defaultdict(list)
+    for each in residuals:
+        what, *made = what_texts(each)
+        alike = without_numbers(what) if each.argument else what, *made, readers_text(each)
+        groups[each.type, each.policies, *alike].append(each)
+    merged = [(len(group), _merged(group)) for group in groups.values()]
+    return sorted(merged, key=lambda pair: -(pair[1].bytes or 0))
+
+
+def _merged(group: Sequence[Residual]) -> Residual:
+    sizes = [each.bytes for each in group if each.bytes is not None]
+    return replace(
+        group[0],
+        argument=common_path([each.argument for each in group]),
+        bytes=sum(sizes) if len(sizes) == len(group) else None,
+        recompute=sum(each.recompute for each in group),
+    )
+
+
+def total_text(found: Residuals) -> str:
+    """Return how much is kept in all: `loss keeps 3 residuals, 1.5 MiB`."""
+    kept = plural(len(found.residuals), "residual")
+    size = "" if found.total_bytes is None else f", {in_bytes(found.total_bytes)}"
+    return f"{found.name} keeps {kept}{size}"
+
+
+def size_text(number: int | None) -> str:
+    """Return a number of bytes as text; "?" where it is unknown."""
+    return "?" if number is None else in_bytes(number)
+
+
+def recompute_text(residual: Residual) -> str:
+    """Return the operations that compute a residual again; empty of an argument."""
+    number = residual.recompute
+    if residual.argument:
+        return ""
+    return with_prefix(number) if type(number) is int else str(number)
+
+
+def what_texts(residual: Residual) -> tuple[str, str]:
+    """Return the argument that a residual is, or its line and what computes it."""
+    if residual.argument:
+        return residual.argument, ""
+    return residual.source or "no line known", residual.name or residual.primitive
+
+
+def readers_text(residual: Residual) -> str:
+    """Return what reads a residual: `for dot_general at model.py:9 and 2 more`."""
+    if not residual.readers:
+        return ""
+    reader, *others = residual.readers
+    where = f" at {reader.source}" if reader.source not in ("", residual.source) else ""
+    more = f" and {len(others)} more" if others else ""
+    return f"for {reader.primitive}{where}{more}"
+
+
+def dropped_text(found: Residuals, policy: str) -> str:
+    """Return the largest residual that a policy drops: `f32[8] tanh`; empty if it drops none."""
+    dropped = next((each for each in found.residuals if policy in each.policies), None)
+    return "" if dropped is None else f"{dropped.type} {dropped.name or dropped.primitive}"

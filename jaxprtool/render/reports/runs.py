@@ -1,0 +1,153 @@
+"""A run as text and as JSON: its results, and how long each step took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from textwrap import indent
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
+from jaxprtool.render.documents import programs as documents
+from jaxprtool.render.terminal.grid import grid
+from jaxprtool.render.terminal.lines import Cell, printable
+from jaxprtool.render.terminal.listing import Listing
+
+if TYPE_CHECKING:
+    from jaxprtool.errors import Details
+    from jaxprtool.execute.checked import Finding
+    from jaxprtool.execute.running.run import Output, RunReport
+
+
+def outputs(report: RunReport, width: int) -> str:
+    """Return the results of a run as text: small ones whole, others as statistics."""
+    return "\n".join(_result(out, width) for out in report.outputs) or "no results"
+
+
+def _result(out: Output, width: int) -> str:
+    head, text = f"{out.name}: {out.type}", _described(out, width - 2)
+    fits = "\n" not in text and len(head) + 1 + len(text) <= width
+    return f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}"
+
+
+#: So many results are shown in a table.
+MOST_RESULTS = 20
+
+
+def results_table(report: RunReport, width: int) -> Listing:
+    """Return a row for each of the first results, and how many others there are."""
+    rows: list[list[Cell]] = [
+        [[BinderToken(out.name)], [Type(out.type)], [_in_short(out)]]
+        for out in report.outputs[:MOST_RESULTS]
+    ]
+    tokens = grid(("result", "type", "value"), rows, width)
+    if rest := report.outputs[MOST_RESULTS:]:
+        bad = sum(1 for out in rest if not out.summary.is_finite)
+        said = f", {bad:,} of them with NaN or inf" if bad else ""
+        tokens += "\n", Comment(f"… {len(rest):,} more{said}: --json and pipes have all")
+    return Listing(printable(tokens))
+
+
+def _in_short(out: Output) -> str:
+    """Return a small result's value, or a large one's range and mean, and what is not finite."""
+    known = out.summary.statistics
+    if out.summary.value is not None or "true" in known:
+        return " ".join(_described(out, 1000).split())
+    parts = []
+    if known.get("min") is not None:
+        parts.append(f"{known['min']:.4g} to {known['max']:.4g}")
+    if known.get("mean") is not None:
+        parts.append(f"mean {known['mean']:.3g}")
+    parts += [f"{known[name]:,} {name}" for name in ("nan", "inf") if known.get(name)]
+    return ", ".join(parts)
+
+
+def steps(
+    report: RunReport, trace_time: float | None = None, pass_time: float | None = None
+) -> dict[str, str]:
+    """Return where a program ran, and how long each step took, by the name of the step."""
+    times, devices = report.times, report.devices
+    where = ", ".join(map(str, devices))
+    if len(devices) > 4:
+        where = f"{len(devices)} devices, {devices[0]} to {devices[-1]}"
+    rows = {"device": where}
+    rows |= {} if trace_time is None else {"trace": duration(trace_time)}
+    rows |= {} if pass_time is None else {"passes": duration(pass_time)}
+    if times.lower is not None and times.compile is not None:
+        cached = " (from the cache)" if times.cached else ""
+        rows |= {"lower": duration(times.lower), "compile": duration(times.compile) + cached}
+    rows["first call"] = duration(times.first_call)
+    if times.repeat is not None:
+        rows["later calls"] = f"{duration(times.repeat)} (median of {times.repeats})"
+    return rows
+
+
+def _described(out: Output, width: int) -> str:
+    """Return a result's value if it is small, else its statistics."""
+    summary = out.summary
+    if summary.value is not None:
+        return np.array2string(summary.value, separator=", ", max_line_width=width)
+    # Where nothing is finite, or there is nothing, there is no least, greatest or mean.
+    known = {k: v for k, v in summary.statistics.items() if v is not None}
+    return ", ".join(f"{k} {_number(v)}" for k, v in known.items())
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as text: `26.5 s`, `1.2 ms`."""
+    unit, size = "µs", 1e-6
+    for larger, least in (("ms", 1e-3), ("s", 1.0)):
+        if seconds >= 0.9995 * least:  # which three digits round up to it
+            unit, size = larger, least
+    number = seconds / size
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+
+
+def document(
+    report: RunReport, trace_time: float, random: Sequence[str], pass_time: float | None = None
+) -> documents.RunDocument:
+    """Return the document of a run, of a program whose arguments `random` had random values."""
+    times = documents.StepTimes(trace_time, pass_time, report.times)
+    devices, outputs = map(str, report.devices), map(_output_document, report.outputs)
+    return documents.RunDocument(report.name, list(devices), random, times, list(outputs))
+
+
+#: So many findings of a check are named.
+_FEW = 4
+
+
+def finding_lines(findings: Sequence[Finding]) -> Details:
+    """Return what checks have found, a line for each of the first of each check."""
+    lines = []
+    for check, of_check in groupby(findings, key=lambda each: each.check):
+        several = list(of_check)
+        lines += [(check, _finding(each)) for each in several[:_FEW]]
+        if len(several) > _FEW:
+            lines.append((check, f"and in {len(several) - _FEW:,} more places"))
+    return lines
+
+
+def _finding(finding: Finding) -> str:
+    place = finding.source + (" backward" if finding.backward else "")
+    made = ", ".join(finding.primitives[:_FEW]) + (", …" if finding.primitives[_FEW:] else "")
+    parts = [" ".join(filter(None, (place, made)))]
+    if finding.iteration:
+        parts.append(f"round {', '.join(map(str, finding.iteration))}")
+    if finding.count:
+        parts.append(f"{finding.count:,} of {plural(finding.size, 'element')}")
+    if finding.reaches:
+        parts.append(f"reaches {', '.join(finding.reaches[:_FEW])}")
+    return ": ".join((parts[0], ", ".join(parts[1:])))
+
+
+def _output_document(out: Output) -> documents.Output:
+    summary = out.summary
+    if summary.value is None:
+        return documents.Output(out.name, out.type, statistics=summary.statistics)
+    return documents.Output(out.name, out.type, summary.value.tolist())

@@ -1,0 +1,258 @@
+"""The user's files with what each line costs beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group as Parts
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.render.reports.cost import (
+    RANGE,
+    bound_note,
+    bytes_text,
+    number_text,
+    total_text,
+    unknown_notes,
+    weight_of,
+)
+from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.grid import GAP
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.source_text import Sources, is_of_session
+from jaxprtool.render.terminal.tables import share_text
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.cost import Group
+    from jaxprtool.analysis.cost.devices import Device
+    from jaxprtool.analysis.source_lines import Source, SourceFile, SourceLine
+
+#: A line matters that has this share of the work, of the bytes or of the residuals.
+_SHARE = 0.01
+
+#: So many lines around it are shown, too.
+_AROUND = 1
+
+#: The source has at least so many columns, and for these a column of numbers gives way.
+_LEAST, _WANTED = 20, 36
+
+#: Symbolic numbers are cut there.
+_LONGEST = 24
+
+_ELLIPSIS = "…"
+
+
+def source_text(found: Source, width: int, full: bool, device: Device | None) -> Rendering:
+    """Return the lines that matter of a user's files, each with what it costs before it.
+
+    Args:
+        found: What the lines cost.
+        width: How many columns of characters there are.
+        full: Whether whole files are shown.
+        device: The device that times are for, if the lines have any.
+    """
+    total = total_text(found.total)
+    if found.kept is not None:
+        total += f", keeps {in_bytes(found.kept.total)}"
+    parts = [Text(f"{found.name}: {total}", style=theme.HEADING)]
+    matter = _Matter(found)
+    sources = Sources()
+    hidden = 0
+    for file in found.files:
+        wanted = [line.number for line in file.lines if full or matter(line)]
+        each = _File(found, file, sources)
+        numbers = each.numbers(wanted, full)
+        hidden += sum(line.number not in numbers for line in file.lines)
+        if wanted:
+            parts += [Text(), *each.text(numbers, width)]
+    notes = list(_notes(found, hidden, device))
+    parts += [Text(), *(Text(note, style=theme.COMMENT) for note in notes)] if notes else []
+    return Rendering(Parts(*parts), width)
+
+
+class _Matter:
+    """Whether a line has some share of what is counted; all have, where nothing can be compared."""
+
+    def __init__(self, found: Source):
+        work = found.total.work
+        self._work = weight_of(found.total)
+        self._bytes = work.bytes if type(work.bytes) is int else None
+        self._kept = 0 if found.kept is None else found.kept.total
+
+    def __call__(self, line: SourceLine) -> bool:
+        if self._work is None or self._bytes is None:
+            return True
+        return (
+            _is_part(weight_of(line.total), self._work)
+            or _is_part(line.total.work.bytes, self._bytes)
+            or _is_part(line.kept or 0, self._kept)
+            or not (self._work or self._bytes)
+        )
+
+
+def _is_part(number: Any, whole: float) -> bool:
+    return bool(whole) and number >= _SHARE * whole
+
+
+# --- columns ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of numbers: what stands above it, and how a line's number is written."""
+
+    heading: str
+    cell: Callable[[SourceLine], str]
+
+
+def _columns(found: Source) -> list[_Column]:
+    whole = weight_of(found.total)
+    columns = [_Column("share", lambda e: share_text(weight_of(e.total) or None, whole))]
+    if found.total.seconds is not None:
+        columns.append(_Column("at least", lambda e: duration(e.total.seconds or 0.0)))
+    if found.has_backward:
+        columns.append(_Column("forward", lambda e: _flops(e.forward)))
+        columns.append(_Column("backward", lambda e: _flops(e.backward)))
+    else:
+        columns.append(_Column("FLOPs", lambda e: _flops(e.total)))
+    columns.append(_Column("bytes", lambda e: _cut(_bytes(e.total.work.bytes))))
+    if found.kept is not None:
+        columns.append(_Column("kept", lambda e: _bytes(e.kept or 0)))
+    return [*columns, _Column("equations", lambda e: f"{e.equations:,}")]
+
+
+def _flops(group: Group) -> str:
+    """Return the FLOPs of a group, of branches the most: `≤ 1.5 M`."""
+    text = number_text(group, "flops")
+    return _cut(f"≤ {text.partition(RANGE)[2]}" if RANGE in text else text)
+
+
+def _bytes(number: Any) -> str:
+    return "" if type(number) is int and not number else bytes_text(number)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + _ELLIPSIS
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+class _File:
+    """A file, and the numbers before its lines."""
+
+    def __init__(self, found: Source, file: SourceFile, sources: Sources):
+        self._file = file
+        self._columns = _columns(found)
+        # What a program's file says of others may have changed since it was written.
+        known = os.path.isabs(file.file) or is_of_session(file.file)
+        self._code = sources.lines(file.file) if known else []
+
+    def text(self, numbers: Collection[int], width: int) -> Iterator[Text]:
+        """Yield the path, the headings, and some lines of the file."""
+        shown = [line for line in self._file.lines if line.number in numbers]
+        cells = {line.number: [each.cell(line) for each in self._columns] for line in shown}
+        headings = [column.heading for column in self._columns]
+        widths = [max(map(len, column)) for column in zip(headings, *cells.values(), strict=True)]
+        digits = len(str(max(len(self._code), shown[-1].number)))
+        while len(widths) > 2 and self._room(width, widths, digits) < _WANTED:
+            widths.pop()  # the equations first
+        room = max(self._room(width, widths, digits), _LEAST)
+        yield Text(f"{self._file.path}{self._fault(shown)}", style=theme.BINDER)
+        yield Text(_row(headings, widths), style=theme.COMMENT)
+        last = 0
+        for number in sorted(numbers):
+            if number != last + 1 and last:
+                yield Text(f"{_row((), widths)}{GAP}{_ELLIPSIS:>{digits}}", style=theme.COMMENT)
+            last = number
+            row = Text(_row(cells.get(number, ()), widths))
+            row.append(f"{GAP}{number:>{digits}}{GAP}", style=theme.COMMENT)
+            if number <= len(self._code):
+                code = self._code[number - 1].copy()
+                code.truncate(room, overflow="ellipsis")
+                if number not in cells:
+                    code.stylize(theme.COMMENT)
+                row.append_text(code)
+            row.rstrip()
+            yield row
+
+    def _room(self, width: int, widths: Sequence[int], digits: int) -> int:
+        return width - sum(widths) - digits - len(GAP) * (len(widths) + 1)
+
+    def _fault(self, shown: Sequence[SourceLine]) -> str:
+        """Return what is wrong with the text of the file, if something is."""
+        if not self._code:
+            return " (its text is not at hand)"
+        for line in shown:
+            code = self._code[line.number - 1].plain if line.number <= len(self._code) else ""
+            if not code.strip() or code.lstrip().startswith("#"):
+                return f" (changed since: there is nothing on line {line.number} now)"
+        return ""
+
+    def numbers(self, wanted: Sequence[int], full: bool) -> set[int]:
+        """Return which lines are shown: some, those around them, and where they are."""
+        end = len(self._code)
+        if full and end:
+            return set(range(1, max(end, *wanted, 1) + 1))
+        shown = set(wanted)
+        for number in wanted if end else ():
+            near = range(max(number - _AROUND, 1), min(number + _AROUND, end) + 1)
+            shown.update(each for each in near if self._belongs(each, number))
+            shown.update(self._around(number))
+        shown.update([n for n in range(2, end) if {n - 1, n + 1} <= shown])
+        return shown
+
+    def _belongs(self, near: int, number: int) -> bool:
+        """Return whether a line near another is of the same block."""
+        depth = self._depth(near)
+        is_inside = number <= len(self._code) and depth >= self._depth(number)
+        return (
+            depth > 0 and bool(self._code[near - 1].plain.strip()) and (near < number or is_inside)
+        )
+
+    def _around(self, number: int) -> Iterator[int]:
+        """Yield the lines where the functions and classes begin that a line is in."""
+        depth = self._depth(min(number, len(self._code)))
+        for outer in range(min(number, len(self._code)) - 1, 0, -1):
+            code = self._code[outer - 1].plain.strip()
+            if depth and code and self._depth(outer) < depth:
+                depth = self._depth(outer)
+                if code.startswith(("def ", "async def ", "class ")):
+                    yield outer
+
+    def _depth(self, number: int) -> int:
+        code = self._code[number - 1].plain
+        return len(code) - len(code.lstrip())
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return cells in columns of numbers; blanks if there are none."""
+    cells = [*cells, *[""] * len(widths)]
+    return GAP.join(f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=False))
+
+
+# --- what else there is to say ----------------------------------------------------------------
+
+
+def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
+    if found.package:
+        yield f"no line is of your own files: these are of {found.package}"
+    if hidden:
+        yield f"… {plural(hidden, 'line')} of less than {_SHARE:.0%}: --full shows them"
+    if found.elsewhere:
+        yield f"{plural(found.elsewhere, 'equation')} from no line of yours"
+    kept = found.kept
+    if kept is not None and kept.arguments:
+        yield f"{in_bytes(kept.arguments)} of what is kept are arguments"
+    if kept is not None and kept.elsewhere:
+        yield f"{in_bytes(kept.elsewhere)} of what is kept come from no line of yours"
+    if found.why_not_kept:
+        yield f"what is kept is not known: {found.why_not_kept}"
+    if device is not None:
+        yield bound_note(found.total, device)
+    yield from unknown_notes(found)

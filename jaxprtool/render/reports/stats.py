@@ -1,0 +1,87 @@
+"""The stats of a program as tables: equations by primitive and depth, and its values by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.programs.border import NamedValue, size_of_values
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import add_more, new_table, number, text
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.stats import Stats
+
+#: Depths beyond this share one column, so that a deep program still fits a narrow terminal.
+MOST_DEPTHS = 6
+
+#: More values than this are counted and not named.
+MOST_VALUES = 40
+
+
+def stats(counted: Stats, *, width: int = 80) -> Rendering:
+    """Return the tables of a program's `Stats`."""
+    parts: list[RenderableType] = [_equations(counted)]
+    values = {
+        "argument": counted.arguments,
+        "output": counted.outputs,
+        "constant": counted.constants,
+    }
+    for what, named in values.items():
+        if named:
+            parts += [Text(), values_table(what, named, most=MOST_VALUES)]
+    return Rendering(Group(*parts), width)
+
+
+def _equations(counted: Stats) -> Table:
+    depths = len(counted.by_depth)
+    columns = min(depths, MOST_DEPTHS)
+    heading = f"{counted.name}: {plural(counted.equations, 'equation')}"
+    grid = new_table(heading, text("primitive", theme.PRIMITIVE), number("in all"))
+    if depths > 1:
+        for depth in range(columns):
+            more = depth == columns - 1 and depths > columns
+            label = (
+                f"depth {depth}{'+' if more else ''}" if depth in (0, columns - 1) else str(depth)
+            )
+            grid.add_column(label, justify="right", style=theme.COMMENT)
+    for primitive in counted.primitives:
+        grid.add_row(primitive.name, *_counts(primitive.total, primitive.by_depth))
+    grid.add_section()
+    grid.add_row("in all", *_counts(counted.equations, counted.by_depth))
+    return grid
+
+
+def _counts(total: int, by_depth: Sequence[int]) -> list[str]:
+    shown = [*by_depth[: MOST_DEPTHS - 1], sum(by_depth[MOST_DEPTHS - 1 :])]
+    depths = shown[: len(by_depth)] if len(by_depth) > 1 else []
+    return [f"{total:,}", *(f"{count:,}" if count else "·" for count in depths)]
+
+
+def values_table(
+    what: str,
+    values: Sequence[NamedValue],
+    sources: Sequence[str] | None = None,
+    most: int | None = None,
+) -> Table:
+    """Return a row for each value: what it is called, its type, its bytes, and where it comes from.
+
+    `most` is how many of them are shown, where more are only counted.
+    """
+    columns = text(what, theme.BINDER), text("type", theme.TYPE), number("bytes")
+    grid = new_table(size_of_values(what, values), *columns)
+    if sources is not None:
+        grid.add_column("source", style=theme.COMMENT, overflow="fold")
+    for i, value in enumerate(values[:most]):
+        size = "?" if value.bytes is None else f"{value.bytes:,}"
+        source = [] if sources is None else [Text(sources[i])]
+        grid.add_row(Text(value.name), Text(value.described), size, *source)
+    if most is not None:
+        add_more(grid, len(values) - most)
+    return grid

@@ -1,0 +1,58 @@
+"""The variables between init and apply, as a table and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxprtool.ir.core.equations import size_of, type_of
+from jaxprtool.ir.programs.border import NamedValue
+from jaxprtool.ir.source.frames import BEHIND, short_paths
+from jaxprtool.render.documents.programs import Variable
+from jaxprtool.render.reports.stats import values_table
+from jaxprtool.render.terminal.comments import SourceComments, source_line
+from jaxprtool.render.terminal.rendering import Rendering, ShowOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxprtool.ir.source.frames import Frames, Root
+    from jaxprtool.passes.unzip.programs import VariableLeaf
+
+
+def variables_table(
+    variables: Sequence[VariableLeaf], width: int, roots: Sequence[Root]
+) -> Rendering:
+    """Return a table of variables, with the lines that declare them."""
+    named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
+    comments = SourceComments(ShowOptions(source=True), roots)
+    sources = ["".join(comments.place(v.eqn)) for v in variables]
+    if not any(sources):  # variables that are arguments come from no line
+        return Rendering(values_table("variable", named, None), width)
+    table = values_table("variable", named, sources)
+    if max(map(len, Rendering(table, 1000).plain().splitlines())) > width:
+        table = values_table("variable", named, _shorter(sources))
+    return Rendering(table, width)
+
+
+def _shorter(sources: Sequence[str]) -> list[str]:
+    """Return places with as many folders as tell the files apart."""
+    chains = [source.split(BEHIND) for source in sources]
+    places = list(dict.fromkeys(place for chain in chains for place in chain))
+    short = dict(zip(places, short_paths(places), strict=True))
+    return [BEHIND.join(short[place] for place in chain) for chain in chains]
+
+
+def variable_document(variable: VariableLeaf, frames: Frames) -> Variable:
+    """Return the document of a variable."""
+    aval = variable.aval
+    place = frames.place(variable.eqn)
+    library = place.library if place else None
+    return Variable(
+        variable.path,
+        type_of(aval),
+        aval.shape,
+        str(aval.dtype),
+        size_of(aval),
+        source_line(frames, place.frame) if place else None,
+        source_line(frames, library) if library else None,
+    )

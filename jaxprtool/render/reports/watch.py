@@ -1,0 +1,140 @@
+"""Watched values, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from jaxprtool.ir.source.frames import BEHIND
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+
+if TYPE_CHECKING:
+    from jaxprtool.execute.watch import Numbers, Watched, WatchedRow
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+#: What a format loses of fewer elements is not shown, nor are powers of two of fewer told apart.
+_LEAST = 0.001
+
+#: The columns of characters of a number, and those of the histogram at least and at most.
+_NUMBER, _NARROW, _WIDE = 10, 16, 40
+
+_INDENT = "  "
+
+
+def watched_text(found: Watched, width: int) -> Rendering:
+    """Return the values of each line, scope or equation: where they come from, then numbers."""
+    if not found.rows:
+        return Rendering(Text(f"{found.name}: no value that is asked for is computed"), width)
+    low, high = _range(found.rows)
+    bars = max(_NARROW, min(_WIDE, width // 5))
+    numbered = max(len(_round(row)) for row in found.rows)
+    lines = [
+        Text(f"{found.name}: values by {found.by}", style=theme.HEADING),
+        Text(
+            _INDENT
+            + "".join([" " * numbered, *(f"{name:>{_NUMBER}}" for name in _NUMBERS)])
+            + (f"  2^{low} … 2^{high}" if low <= high else ""),
+            style=theme.COMMENT,
+        ),
+    ]
+    before: tuple[str, bool] | None = None
+    for row in found.rows:
+        if (row.name, row.backward) != before:
+            lines.append(_name(found, row, width))
+        before = row.name, row.backward
+        numbers = Text(_INDENT + f"{_round(row):<{numbered}}", style=theme.COMMENT)
+        numbers.append("".join(f"{_number(x):>{_NUMBER}}" for x in _four(row.numbers)), "default")
+        histogram = f"  {_histogram(row.numbers, low, high, bars)}".rstrip()
+        numbers.append(histogram, style=theme.PARAMETER)
+        remarks = ", ".join(_remarks(row.numbers))
+        room = width - len(numbers) - 2
+        if remarks and len(remarks) <= room:
+            numbers.append(f"  {remarks}", style=theme.LITERAL)
+            remarks = ""
+        lines.append(numbers)
+        indent = _INDENT + " " * numbered
+        for line in wrap(remarks, width, initial_indent=indent, subsequent_indent=indent):
+            lines.append(Text(line, style=theme.LITERAL))
+    return Rendering(Group(*lines), width)
+
+
+_NUMBERS = "least", "greatest", "mean", "std"
+
+
+def _four(numbers: Numbers) -> Iterator[float | None]:
+    yield from (numbers.low, numbers.high, numbers.mean, numbers.deviation)
+
+
+def _range(rows: Sequence[WatchedRow]) -> tuple[int, int]:
+    """Return the least and the greatest power of two of a histogram; of few, the least is cut."""
+    counts: Counter[int] = Counter()
+    for row in rows:
+        counts.update(row.numbers.exponents)
+    powers, below, total = sorted(counts), 0, counts.total()
+    for low in powers:
+        below += counts[low]
+        if below >= _LEAST * total:
+            return low, powers[-1]
+    return 0, -1
+
+
+def _round(row: WatchedRow) -> str:
+    return f"round {', '.join(map(str, row.iteration))} " if row.iteration else ""
+
+
+def _name(found: Watched, row: WatchedRow, width: int) -> Text:
+    name, behind, library = row.name.partition(BEHIND)
+    text = Text(name, style=theme.BINDER).append(behind + library, style=theme.COMMENT)
+    if found.by == "equation":
+        (primitive,), (kind,) = row.primitives, row.types
+        if primitive != row.name:
+            text.append(f" {primitive}", style=theme.PRIMITIVE)
+        text.append(f" {kind}", style=theme.TYPE)
+        text.append(f" {row.source.partition(BEHIND)[0]}", style=theme.COMMENT)
+    if row.backward and found.by != "scope":
+        text.append(" backward", style=theme.KEYWORD)
+    if row.code:
+        text.append(f"  {row.code}", style="default")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _remarks(numbers: Numbers) -> Iterator[str]:
+    for count, what in ((numbers.nans, "NaN"), (numbers.infs, "infinite"), (numbers.zeros, "zero")):
+        if count:
+            yield f"{_share(count / numbers.size)} {what}"
+    for name, lost in numbers.lost.items():
+        over = f"{_share(lost.overflow)} over" if lost.overflow >= _LEAST else ""
+        under = f"{_share(lost.underflow)} under" if lost.underflow >= _LEAST else ""
+        if over or under:
+            yield f"{name} {' '.join(filter(None, (over, under)))}"
+
+
+def _share(part: float) -> str:
+    return "all" if part == 1 else f"{part:.1%}" if part >= _LEAST else "< 0.1%"
+
+
+def _histogram(numbers: Numbers, low: int, high: int, bars: int) -> str:
+    """Return a histogram of the powers of two from `low` to `high` in so many bars, or fewer."""
+    if not numbers.exponents:
+        return ""
+    step = -(-(high - low + 1) // bars)
+    counts = [0] * -(-(high - low + 1) // step)
+    for power, count in numbers.exponents.items():
+        counts[max(power - low, 0) // step] += count
+    most = max(counts)
+    return "".join(_BARS[(len(_BARS) * n - 1) // most] if n else " " for n in counts)
+
+
+def _number(number: float | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:.3g}" if abs(number) < 1e5 or not isfinite(number) else f"{number:.2e}"

@@ -1,0 +1,184 @@
+"""Slices and paths, by the user's lines."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jaxprtool.ir.basics.quantities import listed, plural
+from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
+from jaxprtool.ir.programs.border import covering
+from jaxprtool.ir.source.frames import BEHIND, short_paths
+from jaxprtool.render.terminal.grid import GAP
+from jaxprtool.render.terminal.lines import Cell, cut, joined, printable, wrapped
+from jaxprtool.render.terminal.listing import Listing
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.flow_paths import Path
+    from jaxprtool.analysis.gradient_flow import GradientFlow
+    from jaxprtool.analysis.slices import Slice, SlicedLine, Why
+
+#: So many arguments or results are named, and the source of a line has at least so many columns.
+_MOST_NAMED, _LEAST_CODE = 8, 12
+
+#: Where places take more than this part of a line, they are without their folders.
+_WIDE = 0.35
+
+#: So many of those that are not among them are named.
+_FEW = 3
+
+_some = partial(listed, most=_MOST_NAMED)
+
+
+def slices_by_line(found: Why, width: int) -> Listing:
+    """Return what a point touches and depends on, with a row for each of the user's lines."""
+    tokens: list[str] = []
+    for each, told, untold in told_of(found):
+        tokens += ["\n\n"] if tokens else []
+        for line in wrapped([Heading(told)], width):
+            tokens += [*line, "\n"]
+        tokens += joined(_rows(each, untold, width))
+    if found.gradient is not None and (said := gradient_sentence(found.gradient, found.what)):
+        tokens += ["\n\n", *joined(wrapped([said], width))]
+    return Listing(printable(tokens))
+
+
+def told_of(found: Why) -> list[tuple[Slice, str, str]]:
+    """Return each slice with a sentence of it, and what is to be said of what is not in it."""
+    slices: list[tuple[Slice, str, str]] = []
+    name = found.what
+    several = len(found.ends) > 1
+    if several:
+        name += f" ({plural(len(found.ends), found.kind)})"
+    if (ahead := found.forward) is not None:
+        verb = "reach" if several else "reaches"
+        ends = _named("result", ahead.results, found.all_results)
+        told = f"{name} {verb} {_part(ahead)} and {ends}"
+        slices.append((ahead, told, f"that {'they do' if several else 'it does'} not touch"))
+    if (behind := found.back) is not None:
+        verb = "depend on" if several else "depends on"
+        ends = _named("argument", behind.arguments, found.all_arguments)
+        told = f"{name} {verb} {_part(behind)} and {ends}"
+        slices.append((behind, told, f"that {'they do' if several else 'it does'} not depend on"))
+    return slices
+
+
+def gradient_sentence(flow: GradientFlow, name: str) -> str:
+    """Return what stops the gradient by an argument; "" if nothing does."""
+    if flow.type:
+        return f"{name} is {flow.type}, by which there is no gradient."
+    stops = _some([f"{each.primitive} ({each.source or 'no line known'})" for each in flow.stops])
+    verb = "stops" if len(flow.stops) == 1 else "stop"
+    if flow.zero:
+        why = f": {stops} {verb} every path" if stops else ""
+        return f"The gradient of {_some(flow.zero)} by {name} is zero{why}."
+    if stops:
+        paths = plural(len(flow.stops), "path")
+        return f"Of the gradient by {name}, {paths} {verb} at {stops}; others go on."
+    return ""
+
+
+def _part(found: Slice) -> str:
+    if not found.equations:
+        return f"none of {plural(found.of, 'equation')}" if found.of > 1 else "no equation"
+    if found.equations == found.of:
+        return f"all {plural(found.of, 'equation')}" if found.of != 1 else "the one equation"
+    return f"{found.equations:,} of {plural(found.of, 'equation')}"
+
+
+def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
+    """Return `2 of 3 results: loss, aux; not step`."""
+    if not names:
+        return f"no {noun}"
+    if len(names) == 1:
+        own = f" {names[0]}" if names[0] != noun else ""
+        return f"{'' if chosen else 'not '}the {noun}{own}"
+    if not chosen:
+        return f"none of {plural(len(names), noun)}"
+    if len(chosen) == len(names):
+        return f"all {plural(len(names), noun)}"
+    wanted = set(chosen)
+    flags = [name in wanted for name in names]
+    told = f"{len(chosen):,} of {plural(len(names), noun)}: {_some([*covering(names, flags)])}"
+    others = [*covering(names, [not flag for flag in flags])]
+    return f"{told}; not {_some(others)}" if len(others) <= _FEW else told
+
+
+# --- lines ------------------------------------------------------------------------------------
+
+
+def _rows(found: Slice, untold: str, width: int) -> list[Cell]:
+    """Return a row for each line of a slice, and what to say of the others."""
+    counts, places = _counts(found.lines), [line.name or "no line known" for line in found.lines]
+    taken = max(map(len, counts), default=0) + 2 * len(GAP)
+    places, room = _fitting(places, width - taken)
+    rows: list[Cell] = []
+    indent = " " * (taken - len(GAP))
+    for line, count, place in zip(found.lines, counts, places, strict=True):
+        own = line.line is not None and line.line.own
+        shown = (SourceLine if own else Comment)(place)
+        rows.append([count, GAP, shown, GAP, *_source(line, room)])
+        if line.behind:
+            rows.append(cut([Comment(f"{indent}{BEHIND.lstrip()}{line.behind}")], width))
+    left = found.of - found.equations
+    if left:
+        others = f" on {plural(found.other_lines, 'line')}" if found.other_lines else ""
+        rows.append([Comment(f"… {plural(left, 'equation')}{others} {untold}")])
+    return rows
+
+
+def _fitting(places: list[str], width: int) -> tuple[list[str], int]:
+    """Return places filled up to a column, without folders if that is wide, and the room left."""
+    longest = max(map(len, places), default=0)
+    if longest > _WIDE * width:
+        places = short_paths(places)
+        longest = max(map(len, places), default=0)
+    return [f"{place:{longest}}" for place in places], max(width - longest, _LEAST_CODE)
+
+
+def _counts(lines: Sequence[SlicedLine]) -> list[str]:
+    """Return `3 of 4` for each line, or `4` if these are all, one below the other."""
+    numbers = [f"{line.equations:,}" for line in lines]
+    wholes = [f" of {line.of:,}" if line.of != line.equations else "" for line in lines]
+    left, right = (max(map(len, each), default=0) for each in (numbers, wholes))
+    return [f"{n:>{left}}{of:{right}}" for n, of in zip(numbers, wholes, strict=True)]
+
+
+def _source(line: SlicedLine, room: int) -> Cell:
+    """Return what is written in a line, and the primitives of its equations."""
+    first = next(iter(line.primitives))
+    more = line.equations - line.primitives[first]
+    primitives = f"({first}, {more:,} more)" if more else f"({first})"
+    code = "" if line.line is None else linecache.getline(line.line.file, line.line.line)
+    text = " ".join(code.split())
+    if not text:
+        return cut([Comment(primitives)], room)
+    left = room - len(GAP) - len(primitives)
+    if left < _LEAST_CODE:
+        return cut([text], room)
+    return [*cut([text], left), GAP, Comment(primitives)]
+
+
+# --- paths ------------------------------------------------------------------------------------
+
+
+def path_text(found: Path, width: int) -> Listing:
+    """Return a path with a row for each equation; those in bodies are further to the right."""
+    if found.steps is None:
+        return Listing(printable([f"{found.start} does not reach {found.end}"]))
+    told = f"{found.start} reaches {found.end} through {plural(len(found.steps), 'equation')}"
+    tokens: list[str] = [Heading(told)]
+    names = [f"{'  ' * step.depth}{step.primitive}" for step in found.steps]
+    longest = max(map(len, names), default=0)
+    types = max((len(step.type) for step in found.steps), default=0)
+    places = [step.source for step in found.steps]
+    places, room = _fitting(places, width - longest - types - 3 * len(GAP))
+    for step, name, place in zip(found.steps, names, places, strict=True):
+        row = [PrimitiveName(f"{name:{longest}}"), GAP, Type(f"{step.type:{types}}"), GAP]
+        code = "" if step.frame is None else linecache.getline(step.frame.file, step.frame.line)
+        if step.frame is not None:
+            row += [SourceLine(place), GAP, *cut([" ".join(code.split())], room)]
+        tokens += "\n", *row
+    return Listing(printable(tokens))

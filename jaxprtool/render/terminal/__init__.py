@@ -1,0 +1,1 @@
+"""Programs as text: listings, trees and tables, and their parts."""

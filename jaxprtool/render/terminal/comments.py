@@ -1,0 +1,68 @@
+"""Where an equation comes from, in a few words: its line in the user's code, its name scope."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.notation.tokens import Comment, SourceLine
+from jaxprtool.ir.source.frames import BEHIND, Frames, Root, frames_now
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.identity import identity
+from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.render.documents import programs as documents
+from jaxprtool.render.terminal.rendering import ShowOptions
+
+
+class SourceComments:
+    """Where equations come from, each looked up once; the equations must outlive it.
+
+    Args:
+        options: What is shown.
+        roots: The folders of the user's files, as a `Program` has them.
+    """
+
+    def __init__(self, options: ShowOptions, roots: Sequence[Root]):
+        self._options = options
+        self._frames = frames_now(roots)
+        self._comments: dict[tuple[int, int], Sequence[str]] = {}
+        self._places: dict[object, Sequence[str]] = {}
+
+    def comment(self, eqn: JaxprEqn) -> Sequence[str]:
+        """Return the tokens of `# file.py:3 ← library/file.py:8, scope: outer/inner`.
+
+        It has what is asked for and known, and is empty without any.
+        """
+        info = eqn.source_info
+        key = identity(info.traceback), identity(info.name_stack)
+        tokens = self._comments.get(key)
+        if tokens is None:
+            place = self.place(eqn) if self._options.source else ()
+            scope = jaxcompat.name_stack(eqn) if self._options.scopes else ""
+            scoped = [Comment(f"{', ' if place else ''}scope: {scope}")] if scope else []
+            tokens = [Comment("# "), *place, *scoped] if place or scoped else ()
+            self._comments[key] = tokens
+        return tokens
+
+    def place(self, eqn: JaxprEqn) -> Sequence[str]:
+        """Return the tokens of `file.py:3 ← library/file.py:8`; none if it is unknown."""
+        traceback = eqn.source_info.traceback
+        tokens = self._places.get(traceback)
+        if tokens is None:
+            tokens = self._places[traceback] = self._tokens(eqn)
+        return tokens
+
+    def _tokens(self, eqn: JaxprEqn) -> Sequence[str]:
+        place = self._frames.place(eqn)
+        if place is None:
+            return ()
+        place = place.chosen(self._options.frames or self._frames.choice)
+        first, *behind = map(self._frames.text, (place.frame, *place.behind))
+        own = self._frames.is_users(place.frame.file)
+        tokens = [SourceLine(first) if own else Comment(first)]
+        return [*tokens, Comment("".join(BEHIND + each for each in behind))] if behind else tokens
+
+
+def source_line(frames: Frames, frame: UserFrame) -> documents.Place:
+    """Return the document of a frame."""
+    return {"file": frames.path(frame.file), "line": frame.line}

@@ -1,0 +1,67 @@
+"""Docstrings and other prose as Rich lays Markdown out: paragraphs, lists, code as it stands.
+
+Of colours it has only what the theme has, and code keeps its backticks where there are none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Markdown
+from rich.padding import Padding
+from rich.text import Text
+from rich.theme import Theme
+
+from jaxprtool.render.terminal import theme
+
+#: Lines longer than that are hard to read.
+MOST_COLUMNS = 100
+
+_STYLES = Theme(
+    {
+        "markdown.code": theme.HEADING,
+        "markdown.item.bullet": theme.COMMENT,
+        "markdown.item.number": theme.COMMENT,
+        "markdown.link": theme.BINDER,
+        "markdown.link_url": theme.BINDER,
+        "markdown.block_quote": theme.COMMENT,
+        **{f"markdown.h{level}": theme.HEADING for level in range(1, 7)},
+    }
+)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text that stays as it is, line by line; what does not fit is broken between words."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Padding(Text(self.text.strip("\n"), overflow="fold"), (0, 0, 0, 2))
+
+
+class _CodeBlock(CodeBlock):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Code(str(self.text))
+
+
+class _Markdown(Markdown):
+    elements = {**Markdown.elements, "fence": _CodeBlock, "code_block": _CodeBlock}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Text in Markdown, or as docstrings in reStructuredText have it."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = re.sub(r":[\w:]+:(?=`)", "", self.text)  # a role: :func:`vmap`
+        text = re.sub(r"::$", ":", text, flags=re.MULTILINE)
+        if console.color_system is None:
+            text = re.sub(r"(?<!`)`((?:[^`\n]|\n(?!\s*\n))+)`(?!`)", r"`` `\1` ``", text)
+        options = options.update(width=min(options.max_width, MOST_COLUMNS))
+        with console.use_theme(_STYLES):
+            yield from console.render(_Markdown(text, hyperlinks=False), options)

@@ -1,0 +1,71 @@
+"""The parts that tables of the terminal have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.style import StyleType
+from rich.table import Column, Table
+from rich.text import Text
+
+from jaxprtool.render.terminal import theme
+
+
+def new_table(heading: str, *columns: Column | str) -> Table:
+    """Return an empty table, with a heading if it has any."""
+    return Table(
+        *columns,
+        title=Text(heading, style=theme.HEADING) if heading else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+
+
+def number(name: str) -> Column:
+    """Return a column of numbers."""
+    return Column(name, justify="right")
+
+
+def text(name: str, style: StyleType = "") -> Column:
+    """Return a column of texts, which are folded if they are too long."""
+    return Column(name, style=style, overflow="fold")
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of labels and what stands behind them."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style=theme.COMMENT, no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, fact in facts:
+        table.add_row(label, fact)
+    return table
+
+
+def add_more(table: Table, count: int, *cells: str) -> None:
+    """Add a row that says how many more there are, behind its first cells, if there are any."""
+    if count > 0:
+        table.add_row(*cells, Text(f"… {count:,} more", style=theme.COMMENT))
+
+
+def share_text(part: float | None, whole: float | None) -> str:
+    """Return a part of a whole in percent; nothing if one of them is not known."""
+    return f"{part / whole:.1%}" if whole and part is not None else ""
+
+
+def described(name: str, made: str, below: str) -> Text:
+    """Return a cell that says what a value is, what makes it, and below that what becomes of it."""
+    cell = Text(name, style=theme.BINDER)
+    if made:
+        cell.append(f" {made}", style=theme.PRIMITIVE)
+    if below:
+        cell.append(f"\n{below}", style=theme.COMMENT)
+    return cell
+
+
+def line_text(source: str, code: str) -> Text:
+    """Return a line of source with what is written there, if that is known."""
+    line = Text(source, style=theme.BINDER)
+    return line.append(f"  {code}", style="default") if code else line

@@ -1,0 +1,108 @@
+"""A program's structure as a tree: calls, loops and branches with what is inside them.
+
+Each equation is one line. One that holds jaxprs bears its types from and to and its count of
+equations; a jaxpr that several share is unfolded where it comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from jaxprtool.ir.core.equations import bodies
+from jaxprtool.ir.notation.selection import equations
+from jaxprtool.ir.notation.tokens import Comment, ParameterToken, SharedName, Type
+from jaxprtool.ir.programs.border import Border, border, size_of_values
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
+from jaxprtool.render.terminal.comments import SourceComments
+from jaxprtool.render.terminal.lines import cut, printable
+from jaxprtool.render.terminal.listing import Listing
+from jaxprtool.render.terminal.rendering import DEFAULTS, MOST_IN_A_ROW, ShowOptions
+from jaxprtool.render.terminal.rows import Reader
+
+T = TypeVar("T")
+
+
+def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
+    """Return the tree of a program; lines longer than the width are cut there."""
+    about = border(program)
+    maker = _Lines(about, options)
+    tokens = cut([SharedName(about.name), " ", *maker.first(about)], options.width)
+    for line in maker.equations(about.jaxpr, 0, ""):
+        tokens += "\n", *cut(line, options.width)
+    return Listing(printable(tokens))
+
+
+class _Lines:
+    """The lines of a program's tree, each in tokens."""
+
+    def __init__(self, about: Border, options: ShowOptions):
+        self._reader = Reader(about, options)
+        self._comments = SourceComments(options, about.roots)
+        self._types = options.types
+        self._selection = options.selection()
+        self._unfolded: set[Jaxpr] = set()
+
+    def equations(self, jaxpr: Jaxpr, depth: int, guides: str) -> Iterator[list[str]]:
+        """Yield the lines of the equations of `jaxpr`, with the guides that lead to them."""
+        if self._selection.folds(depth) or jaxpr in self._unfolded:
+            return
+        self._unfolded.add(jaxpr)
+        for row, mark, below in _branches(list(self._selection.rows(jaxpr)), guides):
+            if isinstance(row, int):
+                yield [mark, Comment(self._selection.left_out(row))]
+                continue
+            _, eqn = row
+            inside = bodies(eqn)
+            if not inside:
+                yield [mark, *self._reader.line(eqn, self._types), *self._comment(eqn)]
+            elif len(inside) == 1:
+                _, body = inside[0]
+                types = self.signature(body)
+                yield [mark, *self._reader.head(eqn), " ", *types, *self._comment(eqn)]
+                yield from self.equations(body, depth + 1, below)
+            else:
+                yield [mark, *self._reader.head(eqn), *self._comment(eqn)]
+                for (path, body), inner, deeper in _branches(inside, below):
+                    yield [inner, ParameterToken(path), " ", *self.signature(body)]
+                    yield from self.equations(body, depth + 1, deeper)
+
+    def first(self, about: Border) -> list[str]:
+        """Return the signature of the program, of many values their sizes."""
+        types = self.signature(about.jaxpr)
+        if self._types and max(len(about.arguments), len(about.outputs)) > MOST_IN_A_ROW:
+            sizes = (
+                size_of_values("argument", about.arguments),
+                size_of_values("result", about.outputs),
+            )
+            types[0] = Type("({}) → {}".format(*sizes))
+        return types
+
+    def signature(self, jaxpr: Jaxpr) -> list[str]:
+        """Return `(f32[3]) → f32[3]  12 equations`, and whether they stand above."""
+        count = equations(self._selection.count(jaxpr)).removeprefix("… ")
+        shown = Comment(f"{count}, shown above" if jaxpr in self._unfolded else count)
+        if not self._types:
+            return [shown]
+        ins, outs = map(self._some_types, (jaxpr.invars, jaxpr.outvars))
+        return [Type(f"({ins}) → {outs}"), "  ", shown]
+
+    def _some_types(self, atoms: Sequence[Atom], most: int = 4) -> str:
+        shown = [self._reader.type_of(atom)[1:] for atom in atoms[:most]]
+        if len(atoms) > most:
+            shown.append(f"… {len(atoms) - most} more")
+        return " ".join(shown) or "()"
+
+    def _comment(self, eqn: JaxprEqn) -> list[str]:
+        comment = self._comments.comment(eqn)
+        return ["  ", *comment] if comment else []
+
+
+def _branches(items: Sequence[T], guides: str) -> Iterator[tuple[T, str, str]]:
+    """Yield each item of a branch with the guides before it, and those before what is below it."""
+    for number, item in enumerate(items):
+        if number < len(items) - 1:
+            yield item, Comment(guides + "├── "), guides + "│   "
+        else:
+            yield item, Comment(guides + "└── "), guides + "    "

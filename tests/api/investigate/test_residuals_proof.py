@@ -1,0 +1,77 @@
+"""The bytes under each policy are those of applying it: `checkpoint(policy=…), vjp`.
+
+On random programs, samples, and JAX's own test programs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis
+import pytest
+from hypothesis import given, settings
+
+from jaxprtool.analysis.residuals import total_bytes
+from jaxprtool.api.investigate.residuals import bytes_by_policy
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.passes.transforms.calls import Checkpoint
+from jaxprtool.passes.transforms.linear import Vjp
+from tests.programs import harness_programs, random_programs, sample_programs
+from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
+from tests.sweep.parts import Part
+
+NAMED = MAKERS["save_only_these_names"]("hidden", "loss", "attention")
+NAMES = ("everything_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable")
+CHOSEN = {**{name: POLICIES[name] for name in NAMES}, "names": NAMED}
+
+
+def prove_bytes(number: int, case) -> Counter[str]:
+    """Compare the bytes under each policy; says of how many policies JAX can apply them."""
+    outcomes: Counter[str] = Counter()
+    with case.setting():
+        program = case.program()
+        try:
+            Vjp()(program)
+            found = bytes_by_policy(program, CHOSEN)
+        except JaxprToolError:
+            return Counter(["refused"])
+        for name, policy in CHOSEN.items():
+            try:
+                backward = Vjp()(Checkpoint(policy)(program))["backward"]
+            except JaxprToolError:
+                outcomes["not applied by JAX"] += 1  # complex residuals, for one
+                continue
+            assert found[name] == total_bytes(backward), name
+            outcomes["same"] += 1
+    return outcomes
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+@given(random_programs())
+def test_random_programs(program):
+    prove_bytes(0, program.case())
+
+
+@pytest.mark.parametrize("file", ["branches.py", "custom_gradients.py", "layers.py"])
+def test_samples(file):
+    outcomes = [prove_bytes(0, case) for case in sample_programs(file)]
+    assert sum(outcomes, Counter())["same"] >= 4
+
+
+def test_some_of_jaxs_test_programs():
+    outcomes = [prove_bytes(0, case) for case in harness_programs(1)[7::400]]
+    assert sum(outcomes, Counter())["same"] > 20
+
+
+SWEEP = [
+    Part("residuals: harnesses", Harnesses(), prove_bytes, expected=lambda n: n["same"] > 4000),
+    Part("residuals: random programs", RandomPrograms(200), prove_bytes),
+    Part("residuals: samples", Samples(), prove_bytes),
+]

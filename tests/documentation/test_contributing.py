@@ -1,0 +1,155 @@
+"""What CONTRIBUTING.md says of adding a command, a pass, a rule and a loop is enough, in a copy."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+
+COMMAND = '''
+"""`jaxprtool greet`."""
+
+from jaxprtool.cli import output
+from jaxprtool.cli.session import Session, command, only_program
+
+
+@command
+def greet(session: Session) -> None:
+    """Greet a function.
+
+    [bold]Example[/]
+
+      jaxprtool greet samples/mlp.py:loss
+    """
+    session.start()
+    program = only_program("greet is of", session.programs(session.traced()))
+    output.write(f"hello {program.name}")
+'''
+
+PASS = '''
+"""A pass that does nothing."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.base import Pass
+
+
+@dataclass(frozen=True)
+class Nothing(Pass):
+    """Do nothing."""
+
+    name: ClassVar[str] = "nothing"
+
+    def __call__(self, program: Program) -> Program:
+        return program
+'''
+
+#: The same as the row of a plug-in, in the table itself.
+TRAITS = '\nadd_traits("shrug", commutative="f", commutative_bits="f", elementwise=True)\n'
+
+#: A program with the new primitive and the new loop, which what is in the copy has to know.
+PROGRAM = """
+import jax, jax.numpy as jnp
+import jaxprtool
+from jax.extend.core import Primitive
+from jaxprtool.ir.core.regions import regions
+from jaxprtool.passes.cleanup import dce
+from repeat import repeat
+
+shrug_p = Primitive("shrug")
+shrug_p.def_impl(jnp.add)
+shrug_p.def_abstract_eval(lambda x, y: x)
+both = jaxprtool.trace(lambda x, y: shrug_p.bind(x, y) * shrug_p.bind(y, x), 1.0, 2.0)
+assert [e.primitive.name for e in both.apply("cse").jaxpr.eqns] == ["shrug", "mul"]
+
+both.apply("dce")
+assert dce.ASKED == ["shrug", "shrug"]
+
+loop = jaxprtool.trace(
+    lambda x, h: repeat(lambda rows, carry, w: ([carry[0] + rows[0]], []), [h], [], [x])[0],
+    jnp.ones((4, 3)), jnp.ones(3),
+)
+eqn = next(e for e in loop.jaxpr.eqns if e.primitive.name == "repeat")
+assert regions(eqn).kind == "loop"
+jaxprtool.verify(loop, loop.apply("-O2, nothing"), (jnp.ones((4, 3)), jnp.ones(3)))
+"""
+
+RULE = """
+
+from jaxprtool.ir.basics.rules import rule
+
+ASKED = []
+
+
+@rule("dce", "shrug")
+def _shrug(used_outputs, live_inputs, eqn):
+    ASKED.append(eqn.primitive.name)
+    return [True, True], eqn
+"""
+
+
+def append(path, text):
+    path.write_text(path.read_text() + text)
+
+
+def install(copy):
+    """Write what `pip install -e .` makes of pyproject.toml."""
+    project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    folder = copy / "jaxprtool-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxprtool\nVersion: 0.1.0\n")
+    (folder / "entry_points.txt").write_text("\n".join(lines))
+
+
+def test_every_place_that_is_named_is_there():
+    named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", TEXT)
+    places = [place for place in named if "NAME" not in place and "*" not in place]
+    assert len(places) > 15
+    for place in places:
+        assert any((ROOT / base / place).exists() for base in ("", "jaxprtool")), place
+
+
+def test_what_is_added_at_the_places_that_are_named_is_known(tmp_path):
+    shutil.copytree(ROOT / "jaxprtool", tmp_path / "jaxprtool")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    loop = (ROOT / "tests" / "programs" / "repeat.py").read_text()
+    module, view = loop.split("# --- the one registration")
+    (tmp_path / "repeat.py").write_text(module)
+
+    package, project = tmp_path / "jaxprtool", tmp_path / "pyproject.toml"
+    (package / "cli/greet.py").write_text(COMMAND)
+    app = package / "cli/app.py"
+    app.write_text(app.read_text().replace('_LISTED = """\\\n', '_LISTED = """\\\ngreet: Hi.\n'))
+    (package / "passes/cleanup/nothing.py").write_text(PASS)
+    header = '[project.entry-points."jaxprtool.passes"]\n'
+    line = 'nothing = "jaxprtool.passes.cleanup.nothing:Nothing"\n'
+    project.write_text(project.read_text().replace(header, header + line))
+    install(tmp_path)
+    append(package / "ir/core/traits.py", TRAITS)
+    view = view[view.index("@rule") :].replace("ClassVar[Edges | None]", "ClassVar[Any]")
+    append(package / "ir/core/structured.py", f"\n\n{view}")
+    append(package / "passes/cleanup/dce.py", RULE)
+
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def run(*arguments):
+        command = [sys.executable, *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    done = run("program.py")
+    assert done.returncode == 0, done.stderr
+    done = run("-m", "jaxprtool", "greet", "jax.numpy:sin", "--args", "f32[]")
+    assert done.stdout == "hello sin\n", done.stderr

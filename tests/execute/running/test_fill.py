@@ -1,0 +1,102 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.running.fill import fill, random_array, refitted
+from tests.execute.programs import program
+
+S = jax.ShapeDtypeStruct
+ALL_DTYPES = """
+    bool int2 int4 int8 int16 int32 uint2 uint4 uint8 uint16 uint32 complex64 bfloat16 float16
+    float32 float8_e4m3fn float8_e5m2 float8_e8m0fnu float4_e2m1fn
+"""
+
+
+def filled(fun, *args, given=None, seed=0):
+    traced = program(fun, *args)
+    values = dict(zip(traced.arg_names, jax.tree.leaves(args), strict=True))
+    return fill(traced, {**values, **(given or {})}, seed)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES.split())
+def test_every_dtype_is_filled_with_usable_values(dtype):
+    aval = S((50,), jnp.dtype(dtype))
+    values = random_array(jax.typeof(jnp.zeros(aval.shape, aval.dtype)), (0, 0))
+    assert values.shape == (50,) and values.dtype == aval.dtype
+    wide = np.asarray(values).astype(complex)
+    assert np.isfinite(wide).all()
+    assert len(np.unique(wide)) > 1
+    if jnp.issubdtype(aval.dtype, jnp.integer):
+        assert wide.real.min() >= 0 and wide.real.max() < 8
+
+
+def test_the_same_seed_gives_the_same_values_and_positions_differ():
+    arg = S((4,), jnp.float32)
+    first = filled(lambda x, y: x + y, arg, arg, seed=3).arguments
+    again = filled(lambda x, y: x + y, arg, arg, seed=3).arguments
+    other = filled(lambda x, y: x + y, arg, arg, seed=4).arguments
+    assert (first[0] == again[0]).all() and (first[1] == again[1]).all()
+    assert (first[0] != first[1]).any() and (first[0] != other[0]).any()
+
+
+def test_given_values_stay_and_the_random_ones_are_named():
+    x = np.ones(3, np.float32)
+    result = filled(lambda x, y: x + y, x, S((3,), jnp.float32))
+    assert result.arguments[0] is x
+    assert result.random == ("a1",)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_booleans_come_both_ways_even_in_pairs(seed):
+    values = random_array(jax.typeof(np.zeros(2, bool)), (seed, 0))
+    assert values.any() and not values.all()
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
+def test_keys_are_split_in_their_own_implementation(impl, shape):
+    dtype = jax.random.key(0, impl=impl).dtype
+    keys = random_array(jax.typeof(jax.random.key(0, impl=impl)).update(shape=shape), (0, 0))
+    assert keys.dtype == dtype and keys.shape == shape
+    data = np.asarray(jax.random.key_data(keys))
+    assert len(np.unique(data.reshape(keys.size, data.shape[-1]), axis=0)) == keys.size
+
+
+def test_zero_size_and_scalar_arrays():
+    assert random_array(jax.typeof(np.zeros((0, 3), np.int32)), (0, 0)).shape == (0, 3)
+    assert random_array(jax.typeof(np.float32(0)), (0, 0)).shape == ()
+
+
+def test_a_symbolic_dimension_is_refused_by_name():
+    (n,) = export.symbolic_shape("n")
+    with pytest.raises(ArgumentsError, match=r"argument 'a0' is f32\[n,2\]: n needs a number"):
+        filled(lambda x: x * 2, S((n, 2), jnp.float32))
+
+
+def test_values_that_no_longer_fit_after_a_pass_are_refused():
+    batched = program(lambda x: x, np.ones((8, 3), np.float32))
+    with pytest.raises(ArgumentsError, match=r"'a0' has shape \(3,\), and after the passes"):
+        fill(batched, {"a0": np.ones(3, np.float32)})
+    assert fill(batched, {"a0": S((3,), jnp.float32)}).arguments[0].shape == (8, 3)
+    with pytest.raises(ArgumentsError, match="an argument 'a0' that has no value"):
+        fill(batched, {})
+
+
+def test_what_a_pass_has_added_has_its_type_alone_and_float0_one_value():
+    types = S((3,), jnp.float32), S((2,), jax.dtypes.float0)
+    values, aside = refitted(program(lambda x, y: (x, y), *types), {})
+    assert values == {"a0": types[0], "a1": types[1]} and aside == ()
+    filled = fill(program(lambda x, y: (x, y), *types), values)
+    assert filled.random == ("a0",) and filled.arguments[1].dtype == jax.dtypes.float0
+
+
+def test_values_that_no_longer_fit_after_a_pass_give_way_to_their_types():
+    batched = program(lambda w, x, y: x + y + w, np.ones(3), np.ones((8, 3)), np.ones((8, 3)))
+    w, x, y = np.ones(3, np.float32), np.ones(3, np.float32), S((3,), jnp.float32)
+    values, aside = refitted(batched, {"a0": w, "a1": x, "a2": y})
+    assert values["a0"] is w and values["a2"] is y and aside == ("a1",)
+    filled = fill(batched, values)
+    assert filled.random == ("a1", "a2") and filled.arguments[1].shape == (8, 3)

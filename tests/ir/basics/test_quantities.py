@@ -1,0 +1,29 @@
+"""Counts and sizes read as a person would write them."""
+
+import pytest
+
+from jaxprtool.ir.basics.quantities import in_bytes, with_prefix
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1,023 bytes"),
+        (1536, "1.5 KiB"),
+        (3 * 2**20, "3.0 MiB"),
+        (5 * 2**30, "5.0 GiB"),
+        (7 * 2**40, "7.0 TiB"),
+    ],
+)
+def test_bytes_have_the_largest_unit_that_they_fill(count, text):
+    assert in_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (1500, "1.5 k"), (2.5e9, "2.5 G"), (4e21, "4,000.0 E")],
+)
+def test_numbers_have_a_prefix_of_the_si(number, text):
+    assert with_prefix(number) == text

@@ -1,0 +1,72 @@
+"""What the table of traits says of primitives holds of JAX's own, and plug-ins can add to it."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.basics.dtypes import kind
+from jaxprtool.ir.core.traits import Traits, add_traits, primitives_with, traits
+
+#: Zeros of both signs, a subnormal number, and what rounds when it is multiplied or added.
+REALS = [0.0, -0.0, 1e-40, np.inf, -np.inf, np.nan, 0.1, 1 / 3, -7.7e5]
+DTYPES = [bool, np.int8, np.uint32, jnp.bfloat16, np.float16, np.float32, np.complex64]
+COMMUTATIVE = sorted(primitives_with(lambda found: bool(found.commutative)))
+
+
+def pairs(dtype):
+    """Each pair of some special values."""
+    reals = REALS if kind(np.dtype(dtype)) in "fcV" else [0, 1, 2, 7]
+    with np.errstate(over="ignore"):
+        values = np.array(reals).astype(dtype)
+    if kind(values.dtype) == "c":
+        values = np.array([complex(a, b) for a, b in itertools.product(reals, reals)], dtype)
+    return (x.ravel() for x in np.meshgrid(values, values))
+
+
+def both_orders(name, dtype):
+    """The results of a primitive on pairs of values, and on these exchanged; of NaNs one."""
+    primitive = jaxcompat.registered_primitives()[name]
+    x, y = pairs(dtype)
+    fun = jax.jit(primitive.bind)
+    return [np.where(np.isnan(z), np.nan, z).astype(z.dtype) for z in (fun(x, y), fun(y, x))]
+
+
+@pytest.mark.parametrize("name", COMMUTATIVE)
+def test_operands_of_commutative_primitives_may_be_exchanged(name):
+    for dtype in map(np.dtype, DTYPES):
+        if not traits(name).commutes(dtype):
+            continue
+        first, second = both_orders(name, dtype)
+        if traits(name).commutes(dtype, to_the_bit=True):
+            assert first.tobytes() == second.tobytes(), dtype
+        elif kind(dtype) == "V":
+            # Which of two subnormal numbers is the larger depends on their order on some backends.
+            np.testing.assert_allclose(first.astype(float), second.astype(float), atol=1e-39)
+        else:
+            np.testing.assert_allclose(first, second, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_the_larger_of_two_complex_numbers_depends_on_their_order(name):
+    # The comparison of NaN and 0 fails, whichever of them is the first.
+    nan, zero = np.complex64(np.nan), np.complex64(0)
+    fun = jax.jit(jaxcompat.registered_primitives()[name].bind)
+    assert np.isnan(fun(nan, zero)) != np.isnan(fun(zero, nan))
+    assert not traits(name).commutes(np.dtype(np.complex64))
+
+
+def test_what_may_not_be_merged_may_be_neither_hoisted_nor_folded():
+    for name in primitives_with(lambda found: not found.may_merge):
+        assert not traits(name).may_hoist and not traits(name).may_fold, name
+
+
+def test_traits_are_added_beside_those_that_are_there():
+    assert traits("test_traits") == Traits()
+    add_traits("test_traits", gives="layout")
+    add_traits("test_traits", may_merge=False)
+    expected = Traits(gives="layout", may_merge=False, may_hoist=False, may_fold=False)
+    assert traits("test_traits") == expected

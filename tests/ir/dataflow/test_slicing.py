@@ -1,0 +1,170 @@
+"""What a value is computed by, and what it reaches, through calls, loops, branches and refs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.dataflow.slicing import Start, backward_slice, everything, forward_slice
+from tests.ir.bodies import X, called, looped, top_of, value
+
+
+def names(top, run):
+    members = run.members()
+    return sorted(eqn.primitive.name for eqn in equations(top) if id(eqn) in members)
+
+
+def both(top, primitive):
+    start = Start([value(top, primitive)])
+    return names(top, backward_slice(top, start)), names(top, forward_slice(top, start))
+
+
+def reached(top, argument):
+    return forward_slice(top, Start([(top, top.invars[argument])])).results
+
+
+def needed(top, result):
+    return backward_slice(top, Start([(top, top.outvars[result])])).arguments
+
+
+def straight(a):
+    b = jnp.sin(a)
+    return jnp.cos(b) + jnp.tan(a), jnp.exp(b)
+
+
+def test_along_straight_code():
+    top = top_of(straight)
+    assert both(top, "sin") == (["sin"], ["add", "cos", "exp"])
+    assert both(top, "add")[0] == ["add", "cos", "sin", "tan"]
+
+
+def test_into_a_call_and_out_of_it_each_result_has_its_own_operands():
+    top = top_of(called)
+    assert both(top, "exp") == (["exp"], ["jit", "log", "tan"])
+    assert both(top, "tanh") == (["cos", "jit", "sin", "tanh"], [])
+    assert both(top, "cos") == (["cos", "jit", "sin"], ["jit", "tanh"])
+
+
+def test_round_a_loop():
+    top = top_of(looped)
+    before, after = both(top, "sin")
+    assert {"add", "cos", "scan"} <= set(before) and "mul" not in before
+    assert after == ["log", "scan"]
+    assert set(both(top, "cos")[1]) == {"add", "sin", "scan", "tan", "log"}
+    assert "cos" not in both(top, "exp")[0] and "mul" in both(top, "exp")[0]
+
+
+def test_what_decides_how_often_a_loop_goes_round_is_part_of_all_its_results():
+    def fun(a):
+        limit = jnp.sin(a).sum()
+        start = (jnp.float32(0.0), a)
+        return jnp.exp(
+            lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] + 1, c[1] * 2), start)[1]
+        )
+
+    top = top_of(fun)
+    assert "sin" in both(top, "exp")[0] and "exp" in both(top, "sin")[1]
+
+
+def test_what_decides_on_a_branch_is_part_of_its_results():
+    top = top_of(lambda a: jnp.exp(lax.cond(jnp.cos(a[0]) > 0, jnp.sin, jnp.tan, a)))
+    assert "cos" in both(top, "exp")[0] and {"sin", "tan"} <= set(both(top, "exp")[0])
+    assert both(top, "cos")[1] == ["cond", "convert_element_type", "exp", "gt"]
+
+
+def test_what_is_written_to_a_ref_is_part_of_what_is_read_from_it():
+    def fun(a):
+        ref = jax.new_ref(jnp.zeros(3))
+        ref[...] = jnp.sin(a)
+        return jnp.exp(ref[...])
+
+    top = top_of(fun)
+    assert "sin" in both(top, "exp")[0] and "exp" in both(top, "sin")[1]
+
+
+def test_a_call_has_only_what_flows_through_it():
+    inner = jax.jit(lambda p, q: (jnp.cos(p), jnp.tan(q)))
+
+    def fun(a, b):
+        return inner(a, a)[0], inner(b, b)[1]
+
+    top = top_of(fun, X, X)
+    assert reached(top, 0) == (True, False) and reached(top, 1) == (False, True)
+    assert needed(top, 0) == (True, False) and needed(top, 1) == (False, True)
+    assert names(top, backward_slice(top, Start([(top, top.outvars[0])]))) == ["cos", "jit"]
+
+
+def test_a_result_does_not_depend_on_carries_that_never_meet_it():
+    def fun(a, b):
+        return lax.scan(lambda c, row: ((c[0] * 2, c[1] + row), c[1]), (a[0], b[0]), b)
+
+    top = top_of(fun, X, X)
+    assert reached(top, 0) == (True, False, False)
+    assert needed(top, 0) == (True, False) and needed(top, 2) == (False, True)
+
+
+def test_a_carry_reaches_what_it_becomes_after_several_rounds():
+    def step(carry, _):
+        first, second, third = carry
+        return (first, first, second), third
+
+    def fun(a):
+        (_, _, last), rows = lax.scan(step, (a, X, X), None, length=5)
+        return last, rows
+
+    assert reached(top_of(fun), 0) == (True, True)
+
+
+def test_refs_hold_what_was_written_before_they_are_read():
+    def fun(a, b):
+        ref = jax.new_ref(jnp.zeros(3))
+        ref[...] = a
+        early = ref[...]
+        ref[...] = b
+        return early, ref[...]
+
+    top = top_of(fun, X, X)
+    assert reached(top, 1) == (False, True)
+    assert needed(top, 0) == (True, False)
+
+
+def test_a_ref_written_in_a_loop_is_read_in_the_next_round():
+    def fun(a):
+        ref = jax.new_ref(jnp.zeros(3))
+
+        def step(i, total):
+            total = total + ref[...]
+            ref[...] = a * 2.0
+            return total
+
+        return lax.fori_loop(0, 3, step, jnp.zeros(3))
+
+    top = top_of(fun)
+    assert reached(top, 0) == (True,) and needed(top, 0) == (True,)
+    assert "mul" in names(top, backward_slice(top, Start([(top, top.outvars[0])])))
+
+
+def test_a_line_begins_at_its_equations():
+    top = top_of(straight)
+    cos = next(eqn for eqn in top.eqns if eqn.primitive.name == "cos")
+    start = Start((), {top: frozenset({id(cos)})})
+    assert names(top, forward_slice(top, start)) == ["add", "cos"]
+    assert names(top, backward_slice(top, start)) == ["cos", "sin"]
+
+
+def test_everything_is_all_equations():
+    top = top_of(looped)
+    assert everything(top).members() == {id(eqn) for eqn in equations(top)}
+
+
+@pytest.mark.parametrize("sample", ["transformer", "rnn"])
+def test_results_depend_on_what_dce_leaves(sample):
+    program = jaxprtool.load(f"samples/{sample}.py:loss").apply("grad")
+    before, after = (jaxcompat.open_jaxpr(each.jaxpr) for each in (program, program.apply("dce")))
+    found = [backward_slice(top, Start([(top, v) for v in top.outvars])) for top in (before, after)]
+    assert found[1].members() == {id(eqn) for eqn in equations(after)}
+    assert found[0].members() < {id(eqn) for eqn in equations(before)}
+    assert names(before, found[0]) == names(after, found[1])

@@ -1,0 +1,330 @@
+"""What `simplify` does with whole programs, and how a plug-in adds a rule."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxprtool import jaxcompat, trace
+from jaxprtool.errors import PluginError
+from jaxprtool.ir.programs.program import type_check
+from jaxprtool.jaxcompat import Primitive
+from jaxprtool.passes.cleanup.dce import Dce
+from jaxprtool.passes.cleanup.simplify import Row, RowMatch, Simplify, equation, simplify_rules
+from jaxprtool.passes.cleanup.simplify.engine import simplified
+from jaxprtool.passes.framework.pipeline import Pipeline
+from tests.programs import Case, prove, sample_programs
+from tests.programs.same import count_equations
+
+VECTOR = jax.ShapeDtypeStruct((4,), jnp.float32)
+MATRIX = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+def primitives(program):
+    return [eqn.primitive.name for eqn in program.jaxpr.eqns]
+
+
+def simple(fun, *args, fast=False):
+    """The primitives of a function after simplify and dce, which is type-checked."""
+    program = Dce()(Simplify(fast)(trace(fun, *args)))
+    type_check(program)
+    return primitives(program)
+
+
+def test_rules_apply_to_what_rules_have_made():
+    assert simple(lambda x: -((-x).reshape(2, 2).reshape(4) * 1.0), VECTOR) == []
+
+
+def test_nothing_to_do_gives_the_same_jaxpr():
+    program = trace(lambda x: jnp.sin(x) @ x, VECTOR)
+    assert Simplify()(program).jaxpr is program.jaxpr
+    once = Simplify()(trace(lambda x: lax.neg(-jnp.sin(x)), VECTOR))
+    assert Simplify()(once).jaxpr is once.jaxpr
+
+
+def test_the_conjugate_of_a_real_number_is_complex():
+    assert simple(lambda x: lax.real(lax.conj(x)), VECTOR) == ["conj", "real"]
+    assert simple(lambda x: lax.conj(lax.conj(x)), VECTOR) == ["conj", "conj"]
+
+
+def test_an_outer_product_of_reshapes_keeps_its_shape():
+    def outer(x):
+        return x.reshape(-1, 1) * x.reshape(1, -1) - x.reshape(2, 1, 2).reshape(1, 4)
+
+    assert simple(outer, VECTOR) == ["reshape", "reshape", "mul", "reshape", "sub"]
+    same = trace(lambda x, y: x.reshape(2, 2) * y.reshape(2, 2), VECTOR, VECTOR)
+    assert primitives(Dce()(Simplify()(same))) == ["mul", "reshape"]
+
+
+def test_bodies_at_every_depth_are_simplified():
+    def fun(x):
+        def body(c, _):
+            return lax.cond(c[0] > 0, lambda c: lax.neg(-c), jnp.sin, c), None
+
+        return lax.scan(body, x, None, length=3)[0]
+
+    before = trace(fun, VECTOR)
+    after = Dce()(Simplify()(before))
+    assert count_equations(before.jaxpr) - count_equations(after.jaxpr) == 2
+
+
+def test_what_may_be_nan_or_minus_zero_stays_unless_fast():
+    fun = lambda x: (x * 0.0, x + 0.0, x - x)  # noqa: E731
+    assert simple(fun, VECTOR) == ["mul", "add", "sub"]
+    assert simple(fun, VECTOR, fast=True) == ["broadcast_in_dim"] * 2
+    assert simple(fun, jax.ShapeDtypeStruct((), jnp.float32), fast=True) == []
+
+
+def test_what_has_a_purpose_stays():
+    fun = lambda x: lax.reduce_precision(jnp.copy(x), 8, 23)  # noqa: E731
+    assert simple(fun, VECTOR) == ["copy", "reduce_precision"]
+    assert simple(lambda x: -lax.optimization_barrier(-x), VECTOR) == [
+        "neg",
+        "optimization_barrier",
+        "neg",
+    ]
+
+
+def test_the_sums_of_a_gradient_over_dimensions_of_size_1_go():
+    def loss(x, b):
+        return jnp.sin(x + b).sum()
+
+    program = trace(jax.grad(loss, 1), MATRIX, VECTOR)
+    assert primitives(program)[-3:] == ["reduce_sum", "reshape", "reduce_sum"]
+    assert primitives(Dce()(Simplify()(program)))[-2:] == ["cos", "reduce_sum"]
+
+
+def test_a_broadcast_into_what_broadcasts_by_itself_goes():
+    def fun(x, s):
+        return x * jnp.broadcast_to(s, x.shape) + jnp.broadcast_to(x[:1], x.shape)
+
+    assert simple(fun, MATRIX, jax.ShapeDtypeStruct((), jnp.float32)) == ["mul", "slice", "add"]
+
+
+def test_a_broadcast_divisor_stays_since_xla_divides_otherwise_by_it():
+    x, y = jnp.linspace(0.1, 3, 600).reshape(20, 30), jnp.linspace(1, 2, 20)[:, None]
+    fun = lambda x, y: x / jnp.broadcast_to(y, x.shape)  # noqa: E731
+    assert simple(fun, x, y) == ["broadcast_in_dim", "div"]
+    assert simple(lambda x, y: jnp.broadcast_to(y, x.shape) / x, x, y) == ["div"]
+    prove(Case("numerator", lambda x, y: jnp.broadcast_to(y, x.shape) / x, (x, y)), Simplify())
+
+
+def test_functions_that_round_by_shape_keep_their_shape():
+    fun = lambda x: jnp.exp(x[None]).reshape(4)  # noqa: E731
+    assert simple(fun, VECTOR) == ["broadcast_in_dim", "exp", "reshape"]
+    assert simple(lambda x: jnp.sqrt(x[None]).reshape(4), VECTOR) == ["sqrt"]
+
+
+def test_a_sum_takes_the_negative_of_a_broadcast_in():
+    def loss(x):
+        return jax.nn.softmax(x).at[0].get().sum()
+
+    names = primitives(Dce()(trace(jax.grad(loss), MATRIX)))
+    assert "neg" in names and "sub" in names
+    assert "neg" not in simple(jax.grad(loss), MATRIX)
+
+
+def test_symbolic_sizes_are_left_alone_where_nothing_is_known():
+    n, m = jax.export.symbolic_shape("n, m")
+    x = jax.ShapeDtypeStruct((n, 1, m), jnp.float32)
+
+    def fun(x):
+        parts = lax.concatenate([x, x], 0)
+        whole = lax.slice(parts, (0, 0, 0), (2 * n, 1, m))
+        half = lax.slice(parts, (n, 0, 0), (2 * n, 1, m))
+        return lax.reduce_sum(whole, (1,)), half, lax.reduce_sum(x, (0,)), x * 1.0
+
+    program = trace(fun, x)
+    after = Dce()(Simplify()(program))
+    type_check(after)
+    assert primitives(after) == ["concatenate", "slice", "squeeze", "reduce_sum"]
+
+
+def test_keys_move_like_all_else():
+    keys = jax.random.split(jax.random.key(0), 6)
+    assert simple(lambda k: k.reshape(2, 3).T.T.reshape(6), keys) == []
+
+
+def test_effects_stay():
+    def fun(x):
+        jax.debug.print("{}", lax.neg(-x))
+        return lax.neg(-x)
+
+    expected = primitives(trace(lambda x: jax.debug.print("{}", x), VECTOR))
+    assert len(expected) == 1 and simple(fun, VECTOR) == expected
+
+
+def test_inside_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def body(x):
+        return lax.neg(-x) * 1.0 + jnp.zeros_like(x)
+
+    fun = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
+    before, after, _ = prove(Case("shards", fun, (jnp.arange(4.0),)), Simplify())
+    assert after.jaxpr is not before.jaxpr
+
+
+def test_gradients_of_what_is_simplified_are_the_same():
+    def fun(x, y):
+        z = x - (-jnp.broadcast_to(y[:, :1], x.shape)) * 1.0
+        p = jnp.broadcast_to(z[0, 0] > 0, z.shape)
+        return lax.select(p, z / 2.0, lax.neg(-z).T.reshape(4, 3).T * 3.0).sum(0)
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)
+    before, after, verdict = prove(Case("gradients", fun, (x, x)), Simplify())
+    assert verdict.gradients == "reverse"
+    assert count_equations(Dce()(after).jaxpr) < count_equations(before.jaxpr)
+
+
+@pytest.mark.parametrize("file", ["transformer.py", "rnn.py"])
+def test_samples_and_their_gradients_compute_the_same(file):
+    for case in sample_programs(file):
+        before, after, _ = prove(case, Simplify(), gradients=False)
+        assert count_equations(after.jaxpr) <= count_equations(before.jaxpr)
+
+
+@pytest.mark.parametrize("dims", [((1,), (0,)), ((0,), (1,)), ((1,), (1,)), ((0,), (0,))])
+def test_a_product_of_one_transposed_value_and_itself_needs_no_transpose(dims):
+    def square(x):
+        return (lambda t: lax.dot_general(t, t, (dims, ((), ()))))(x.T)
+
+    x = jnp.arange(9).reshape(3, 3)
+    after = Dce()(Simplify()(trace(square, x)))
+    assert primitives(after) == ["dot_general"]
+    np.testing.assert_array_equal(after(x), square(x))
+
+
+def test_what_is_moved_alike_is_moved_once_if_nothing_else_reads_it():
+    program = trace(lambda x, y: x.T + y.T, MATRIX, MATRIX)
+    assert primitives(Simplify()(program)) == ["add", "transpose"]
+
+    def shared(x, y):
+        z = x.T
+        return z + y.T, z
+
+    program = trace(shared, MATRIX, MATRIX)
+    assert Simplify()(program).jaxpr is program.jaxpr
+
+
+def test_a_value_read_through_another_name_is_not_taken_away():
+    def fun(x, y):
+        z = -x
+        same = z.reshape(2, 2).reshape(4)  # becomes z, which then has three readers
+        return same * y * 2.0, same, jnp.sin(same)
+
+    x = jnp.arange(4.0)
+    _, after, _ = prove(Case("aliases", fun, (x, x)), Simplify())
+    assert primitives(Dce()(after)) == ["neg", "mul", "mul", "sin"]
+
+
+# --- plug-ins ---------------------------------------------------------------------------------
+
+halve_p = Primitive("halve")
+halve_p.def_abstract_eval(lambda x: x)
+
+
+@pytest.fixture
+def rules():
+    before = list(simplify_rules)
+    yield simplify_rules
+    simplify_rules[:] = before
+
+
+def test_a_plug_in_adds_a_rule_of_its_own_primitive(rules):
+    def fun(x, y):
+        return halve_p.bind(x) + halve_p.bind(x), halve_p.bind(x) + halve_p.bind(y)
+
+    rules.append(Row("add(halve(x), halve(x))", "x"))
+    assert simple(fun, VECTOR, VECTOR) == ["halve", "halve", "add"]
+
+
+def test_a_rule_may_build_its_equation(rules):
+    def doubled(match: RowMatch):
+        """there are two of them"""
+        return equation(match, "mul", [match["x"], match.writer.constant(2, SCALAR)])
+
+    rules.append(Row("add(x, x)", "mul(x, 2)", build=doubled))
+    assert simple(lambda x: x + x, VECTOR) == ["mul"]
+    assert Simplify.rules()[-1] == {
+        "pattern": "add(x, x)",
+        "replacement": "mul(x, 2)",
+        "condition": "there are two of them",
+        "exact": "exact",
+        "family": "",
+    }
+
+
+SCALAR = trace(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32)).in_avals[0]
+
+
+def test_rules_that_undo_each_other_are_reported():
+    rows = [Row("max(x, y)", "min(y, x)"), Row("min(x, y)", "max(y, x)")]
+    program = trace(lambda x, y: lax.max(x, y), VECTOR, VECTOR)
+    with pytest.raises(PluginError, match="for ever on"):
+        simplified(program.jaxpr, rows, fast=False)
+
+
+@pytest.mark.parametrize("replacement", ["sub(x, y)", "reduce_max(x)"])
+def test_a_rule_that_gives_another_type_is_reported(replacement):
+    rows = [Row("ge(x, y)", replacement, params=lambda _: PARAMS_OF[replacement])]
+    program = trace(lambda x, y: x >= y, VECTOR, VECTOR)
+    message = rf"the rule ge\(x, y\) → {re.escape(replacement)} makes f32.* of bool\[4\], with "
+    with pytest.raises(PluginError, match=message):
+        simplified(program.jaxpr, rows, fast=False)
+
+
+PARAMS_OF = {"sub(x, y)": {}, "reduce_max(x)": {"axes": (0,), "out_sharding": None}}
+
+
+@pytest.mark.parametrize("pattern", ["add(x", "add(x,, y)", "add x", "x", "add(x) y", "add(x; y)"])
+def test_a_malformed_pattern_is_reported(pattern):
+    program = trace(jnp.sin, VECTOR)
+    with pytest.raises(ValueError, match="pattern"):
+        simplified(program.jaxpr, [Row(pattern, "x")], fast=False)
+
+
+def test_the_type_of_a_result_never_changes():
+    program = trace(lambda x: lax.convert_element_type(x, jnp.int32), VECTOR)
+    rows = [Row("convert_element_type(x)", "x")]
+    assert simplified(program.jaxpr, rows, fast=False) is program.jaxpr
+
+
+def test_it_is_a_pass_of_a_pipeline():
+    program = Pipeline.parse("simplify(fast=True), dce").run(trace(lambda x: x * 0.0 + x, VECTOR))
+    assert primitives(program) == []
+    assert jaxcompat.open_jaxpr(program.jaxpr).outvars == jaxcompat.open_jaxpr(program.jaxpr).invars
+
+
+def _and_itself(operation, y):
+    return operation(y, y)
+
+
+REUSED = {
+    "a sum of a negative": lambda a, b, c: -((-a) * b) + c,
+    "the product is a result": lambda a, b, c: (-((-a) * b) + c, (-a) * b),
+    "its negative is a result": lambda a, b, c: [
+        f(-((-a) * b)) for f in (lambda e: e + c, lax.neg)
+    ],
+    "negated three times": lambda a, b, c: c - lax.neg(lax.neg((-a) * b)),
+    "in two sums": lambda a, b, c: (-((-a) * b) + c, -((-a) * b) + a),
+    "by a constant": lambda a, b, c: -(((-a) * b) * 2.0) + c,
+    "subtracted from itself": lambda a, b, c: _and_itself(lax.sub, -c[None].T),
+    "multiplied by itself": lambda a, b, c: _and_itself(lax.mul, -c[None].T),
+    "added to itself": lambda a, b, c: _and_itself(lax.add, -c.reshape(1, -1)),
+}
+
+
+@pytest.mark.parametrize("name", REUSED)
+def test_what_a_rule_reads_behind_an_equation_stays_for_its_other_readers(name):
+    fun = REUSED[name]
+    args = [np.float32([1.5, -2.0, 0.0]), np.float32([3.0, 0.5, -0.0]), np.float32([1, 2, 3])]
+    new = Simplify()(trace(fun, *args))
+    type_check(new)
+    results = zip(jax.tree.leaves(new(*args)), jax.tree.leaves(fun(*args)), strict=True)
+    for got, want in results:
+        np.testing.assert_array_equal(got, want)

@@ -1,0 +1,463 @@
+"""ragged: examples of different length in one program, against a loop over them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxprtool import trace
+from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
+from jaxprtool.ir.core.equations import equations, named
+from jaxprtool.loading.argspec import read_args
+
+LENGTHS = np.array([2, 0, 5, 1, 3], np.int32)
+FILLED = np.array([2, 4, 1], np.int32)
+W = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+
+
+def rows(lengths):
+    shape = int(lengths.sum()), 4
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def traced(fun, types="f32[n,4], f32[4,4]"):
+    positional, keywords = read_args(types)
+    return trace(fun, *positional, **keywords)
+
+
+def ragged(fun, lengths, types="f32[n,4], f32[4,4]", **options):
+    more = "".join(f", {name}={value!r}" for name, value in options.items())
+    return traced(fun, types).apply(f"ragged(axis='n', lanes={len(lengths)}{more})")
+
+
+def examples(x, lengths):
+    ends = np.cumsum(lengths)
+    return [x[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+
+
+def one_by_one(fun, x, w, lengths, avals):
+    """The results of a loop: with rows one after the other, and zeros for those of none."""
+    each = [jax.tree.leaves(fun(example, w)) for example in examples(x, lengths)]
+    results = []
+    for aval, parts in zip(avals, zip(*each, strict=True), strict=True):
+        axes = [i for i, size in enumerate(aval.shape) if "n" in str(size)]
+        if not axes:
+            results.append(jnp.stack(parts))
+            continue
+        result = jnp.concatenate(parts, axes[0])
+        missing = [(0, 0)] * result.ndim
+        if str(aval.shape[axes[0]]) == "n - 1":
+            missing[axes[0]] = (0, len(x) - result.shape[axes[0]])
+        results.append(jnp.pad(result, missing))
+    return results
+
+
+def check(fun, lengths, layout=None, derivatives=True, longest=None):
+    """Compare results, and derivatives, with those of a loop; each is compiled once."""
+    x = rows(lengths)
+    program, avals = ragged(fun, lengths, layout=layout, longest=longest), traced(fun).out_avals
+    floats = [i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.floating)]
+
+    def run(results_of):
+        def total(x, w):
+            results = results_of(x, w)
+            parts = [jnp.sin(results[i]).reshape(-1) for i in floats]
+            value = sum(jnp.sum(part * (1 + jnp.arange(part.size) / 7)) for part in parts)
+            return jnp.float32(value), results
+
+        if derivatives:
+            return jax.jit(jax.grad(total, (0, 1), has_aux=True))(x, W)
+        return (), jax.jit(results_of)(x, W)
+
+    mine, found = run(lambda x, w: jax.tree.leaves(program(x, w, lengths)))
+    theirs, expected = run(lambda x, w: one_by_one(fun, x, w, lengths, avals))
+    for result, wanted in zip(found, expected, strict=True):
+        assert result.dtype == wanted.dtype and result.shape == wanted.shape
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
+    for gradient, wanted in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=1e-3)
+
+
+@jax.custom_vjp
+def clipped(x, w):
+    return x @ w
+
+
+clipped.defvjp(
+    lambda x, w: (clipped(x, w), (x, w)),
+    lambda held, ct: (ct @ held[1].T + held[0].sum(0), jnp.clip(held[0].T @ ct, -1, 1)),
+)
+
+
+@jax.custom_jvp
+def halved(x):
+    return x / 2
+
+
+halved.defjvp(lambda primals, tangents: (halved(*primals), tangents[0] - primals[0].sum(0) * 0.1))
+
+
+def _layers(x, w):
+    def layer(h, w):
+        h = jnp.tanh(h @ w) + h.mean(0)
+        return h, (h.sum(1), h.sum())
+
+    return lax.scan(layer, x, jnp.stack([w, w.T]))
+
+
+def _rnn(x, w):
+    def step(state, row):
+        state = jnp.tanh(state @ w + row)
+        return state, state
+
+    return lax.scan(step, jnp.ones(4), x)
+
+
+def _scan_of_columns(x, w):
+    def step(total, column):
+        return total + column.sum(), column * total
+
+    return lax.scan(step, x.sum(), x.T)
+
+
+#: What any example will do for, and what needs one that is not empty.
+FUNCTIONS = {
+    "elementwise": lambda x, w: (jnp.where(x > 0, x, x.sum(0)), jnp.clip(x, x.min(initial=0), 1)),
+    "sums": lambda x, w: (x.sum(), x.sum(0), x.sum(1), (x @ w).sum((0, 1))),
+    "logic": lambda x, w: (jnp.all(x > -1, 0), jnp.any(x > 1, 0), jnp.any(x > 1)),
+    "counts": lambda x, w: (x.shape[0], x.size, jnp.arange(x.shape[0]) * 2, (x > 0).sum(0)),
+    "scans": lambda x, w: (x.cumsum(0), x.cumsum(1), lax.cummax(x), lax.cumlogsumexp(x)),
+    "scans from the end": lambda x, w: (lax.cumsum(x, 0, True), lax.cumprod(x + 2, 0, True)),
+    "sorted": lambda x, w: (jnp.sort(x, 0), jnp.sort(x, 1), jnp.argsort(x[:, 0]), lax.rev(x, (0,))),
+    "sorted by a key": lambda x, w: lax.sort((x[:, 0], x[:, 1]), num_keys=1),
+    "reshaped": lambda x, w: (
+        x.reshape(-1, 2, 2).sum(1),
+        x.reshape(-1) * 2,
+        x.T.reshape(2, 2, -1)[0, 0],
+    ),
+    "joined": lambda x, w: (
+        jnp.concatenate([x, x @ w], 1),
+        jnp.concatenate([w[:1], x, x.sum(0)[None]]),
+        jnp.pad(x, ((1, 2), (0, 1)), constant_values=7),
+    ),
+    "split": lambda x, w: (jnp.split(x, 2, 1)[0], jnp.stack([x, x], 1).sum(2)),
+    "looked up": lambda x, w: (
+        w[jnp.arange(x.shape[0]) % 4],
+        jnp.take_along_axis(x, jnp.argsort(x, 1)[:, :2], 1),
+        x[:, 1:3],
+        x[::-1],
+    ),
+    "products": lambda x, w: (x @ w, w @ x.T, jnp.einsum("nd,nd->n", x, x), x[:, 0] @ x),
+    "products of rows": lambda x, w: (x.T @ x, jnp.einsum("nd,ne,de->", x, x, w)),
+    "by lane": lambda x, w: (x @ jnp.outer(x.sum(0), w[0]), jnp.tanh(x.sum(0)) @ w),
+    "scores": lambda x, w: jax.nn.softmax(jnp.where(w[0, 0] > 5, 0, x @ x.T)) @ x,
+    "functions": lambda x, w: (jax.nn.relu(x), jax.nn.silu(x), jax.nn.gelu(x @ w)),
+    "normal rows": lambda x, w: jax.nn.standardize(x @ w) + jax.nn.softmax(x),
+    "custom_jvp": lambda x, w: halved(x * w[0]),
+    "custom_vjp": clipped,
+    "jit": lambda x, w: jax.jit(lambda v: (v.sum(0), v * 2))(x @ w),
+    "remat": jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w)).sum(0)),
+    "cond": lambda x, w: lax.cond(
+        w[0, 0] > 0, lambda v: v.sum(0), lambda v: v[:, 0].sum() + w[0], x
+    ),
+    "cond by lane": lambda x, w: lax.cond(x.sum() > 0, lambda v: v.sum(0), lambda v: -v.sum(0), x),
+    "while": lambda x, w: lax.fori_loop(
+        0, jnp.int32(w[0, 0] * 0 + 3), lambda i, v: jnp.sin(v @ w), x
+    ),
+    "scan of layers": _layers,
+    "scan of rows": _rnn,
+    "scan of columns": _scan_of_columns,
+}
+FOR_ROWS = {
+    "extremes": lambda x, w: (x.max(0), x.min(), x.max(1), jnp.argmax(x, 0), jnp.argmin(x, 1)),
+    "softmax": lambda x, w: (
+        jax.nn.softmax(x @ w, 0),
+        jax.nn.logsumexp(x, 0),
+        jax.nn.log_softmax(x),
+    ),
+    "norms": lambda x, w: ((x - x.mean(0)) / jnp.sqrt(x.var(0) + 1), jnp.linalg.norm(x, axis=1)),
+    "rows": lambda x, w: (x[0], x[-1], x[jnp.argmax(x[:, 0])], x[1:] - x[:-1]),
+    "rows at indices": lambda x, w: (x[jnp.array([0, 0])], x[jnp.arange(x.shape[0]), 1], x[:1]),
+    "products over rows": lambda x, w: (x.prod(0), x.mean(0)),
+}
+
+
+#: What is tried in CI, packed, and padded by the rules of `mask`; the sweep tries all.
+PACKED = ["sums", "counts", "joined", "sorted", "scores", "custom_vjp", "scan of layers", "rows"]
+PADDED = ["sums", "scan of rows", "softmax"]
+
+
+def names(all_of, few):
+    sweep = pytest.mark.sweep
+    return [name if name in few else pytest.param(name, marks=sweep) for name in all_of]
+
+
+@pytest.mark.parametrize("name", names(FUNCTIONS, PACKED))
+def test_it_gives_what_a_loop_gives(name):
+    check(FUNCTIONS[name], LENGTHS, derivatives=name != "while")
+
+
+@pytest.mark.parametrize("name", names(FOR_ROWS, PACKED))
+def test_it_gives_what_a_loop_over_examples_with_rows_gives(name):
+    check(FOR_ROWS[name], FILLED)
+
+
+@pytest.mark.parametrize("name", names(FUNCTIONS | FOR_ROWS, PADDED))
+def test_all_may_be_padded(name):
+    many = name in FUNCTIONS
+    check((FUNCTIONS | FOR_ROWS)[name], LENGTHS if many else FILLED, "padded", derivatives=False)
+
+
+def names_and_sizes(program):
+    """The equations of a program that compute on floats, with the numbers of their elements."""
+    return [
+        (eqn.primitive.name, *(str(n) for v in eqn.outvars for n in v.aval.shape))
+        for eqn in equations(program.jaxpr)
+        if any(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars)
+    ]
+
+
+def test_what_is_computed_row_by_row_costs_what_one_example_of_all_rows_does():
+    def network(x, w):
+        return jax.nn.relu(jnp.tanh(x @ w) * x + w[0]).sum(1)
+
+    packed = ragged(network, LENGTHS)
+    one = traced(network, "f32[N,4], f32[4,4]")
+    assert sorted(names_and_sizes(packed)) == sorted(names_and_sizes(one))
+
+
+def test_longest_bounds_what_is_padded():
+    program = ragged(lambda x, w: jax.nn.softmax(x @ x.T) @ x, LENGTHS, longest=6)
+    shapes = {v.aval.shape for e in equations(program.jaxpr) for v in e.outvars}
+    wide = [shape for shape in shapes if len(shape) > 2]
+    assert (5, 6, 6) in wide and all("N" not in map(str, shape) for shape in wide)
+
+
+def test_what_pads_the_operands_of_an_equation_is_of_its_line():
+    program = ragged(lambda x, w: (x @ x.T).sum(), FILLED, longest=4)
+    gathers = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "gather"]
+    assert gathers and all("test_ragged.py" in named(eqn) for eqn in gathers)
+
+
+@pytest.mark.parametrize("longest", [None, 6])
+def test_scans_of_rows_of_which_the_number_is_not_known_are_packed(longest):
+    def scans(x, w):
+        ends = lax.cumsum(x[:, 0], 0, True), lax.cumprod(x[:, 1], 0, True)
+        return x.cumsum(0), lax.cumprod(x), lax.cummax(x), lax.cumlogsumexp(x), *ends
+
+    program = ragged(scans, LENGTHS, longest=longest)
+    shapes = {v.aval.shape for e in equations(program.jaxpr) for v in e.outvars}
+    assert not [shape for shape in shapes if len(shape) > 2]
+    x = rows(LENGTHS)
+    x[2, 1], x[5, 2] = 0, np.nan  # a NaN stays in its lane, and so does what a product loses
+    weights = [
+        np.random.default_rng(1).normal(size=x.shape[: v.aval.ndim]) for v in program.jaxpr.outvars
+    ]
+
+    def total(results):
+        return sum((w * r).sum() for w, r in zip(weights, results, strict=True))
+
+    def of_loop(x):
+        avals = traced(scans).out_avals
+        return total(one_by_one(scans, x, W, LENGTHS, avals))
+
+    expected = one_by_one(scans, x, W, LENGTHS, traced(scans).out_avals)
+    for mine, other in zip(program(x, W, LENGTHS), expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5)
+    mine = jax.jit(jax.grad(lambda x: total(program(x, W, LENGTHS))))(x)
+    np.testing.assert_allclose(mine, jax.jit(jax.grad(of_loop))(x), rtol=1e-4, atol=1e-4)
+
+
+def test_arguments_besides_are_shared_or_by_lane():
+    def fun(x, w, *, b):
+        return x @ w + b, w.sum()
+
+    program = traced(fun, "f32[n,4], f32[4,4], b=f32[4]")
+    x, w = rows(LENGTHS), np.stack([W * i for i in range(5)])
+    made = program.apply("ragged(axis='n', lanes=5, in_axes=(0, 0))")
+    assert made.arg_names == ("x", "w", "lengths", "b")
+    result = made(x, w, LENGTHS, b=W[1])
+    expected = [part @ v + W[1] for part, v in zip(examples(x, LENGTHS), w, strict=True)]
+    np.testing.assert_allclose(result[0], np.concatenate(expected), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result[1], w.sum((1, 2)), rtol=1e-5)
+
+
+def test_axes_of_lengths_that_do_not_depend_on_each_other():
+    def fun(x, y):
+        return jnp.tanh(x @ y.T).sum(1), y.sum(0)
+
+    program = traced(fun, "f32[n,4], f32[m,4]").apply("ragged(axis=('n', 'm'), lanes=3)")
+    assert program.arg_names == ("x", "y", "n_lengths", "m_lengths")
+    lengths = FILLED, np.array([1, 0, 3], np.int32)
+    x, y = map(rows, lengths)
+    pairs = zip(examples(x, lengths[0]), examples(y, lengths[1]), strict=True)
+    expected = [fun(*pair) for pair in pairs]
+    result = program(x, y, *lengths)
+    np.testing.assert_allclose(result[0], np.concatenate([a for a, _ in expected]), rtol=1e-5)
+    np.testing.assert_allclose(result[1], np.stack([b for _, b in expected]), rtol=1e-5)
+
+
+def test_symbols_that_are_not_ragged_stay():
+    program = ragged(lambda x, w: (x @ w).max(0), FILLED, "f32[n,d], f32[d,k]")
+    assert str(program.in_avals[0].shape[1]) == "d"
+    x = rows(FILLED)
+    expected = np.stack([(part @ W).max(0) for part in examples(x, FILLED)])
+    np.testing.assert_allclose(program(x, W, FILLED), expected, rtol=1e-5)
+    assert program.apply("specialize(N=7, d=4, k=4)").symbols == {}
+
+
+@pytest.mark.parametrize(
+    ("fun", "types", "options", "message"),
+    [
+        (jnp.sin, "f32[n]", "axis='N', lanes=2", "ragged: sin: there is no symbol 'N'"),
+        (jnp.sin, "f32[4]", "axis='n', lanes=2", "ragged: sin: there is no symbol 'n'"),
+        (
+            jnp.sin,
+            "f32[n]",
+            "axis='n', lanes=0",
+            "ragged: lanes must be from 1 to 2147483647, not 0",
+        ),
+        (
+            jnp.sin,
+            "f32[n]",
+            "axis='n', lanes=2147483648",
+            "ragged: lanes must be from 1 to 2147483647, not 2147483648",
+        ),
+        (
+            jnp.sin,
+            "f32[n]",
+            "axis=('n', 'n'), lanes=2",
+            "ragged: axis=('n', 'n') names a symbol twice",
+        ),
+        (jnp.sin, "f32[n]", "axis=(), lanes=2", "ragged: axis=() names no symbol"),
+        (
+            jnp.sin,
+            "f32[n]",
+            "axis='n', lanes=2, longest=0",
+            "ragged: longest must be from 1 to 2147483647, not 0",
+        ),
+        (
+            jnp.sin,
+            "f32[n]",
+            "axis='n', lanes=2, layout='tight'",
+            "option 'layout' of pass 'ragged' is Optional[Literal['packed', 'padded']], not "
+            "'tight'",
+        ),
+        (
+            jnp.add,
+            "f32[n], f32[]",
+            "axis='n', lanes=2, in_axes=(0, 1)",
+            "ragged: in_axes=(0, 1) has axes other than 0 and None",
+        ),
+        (
+            jnp.sin,
+            "f32[n,n]",
+            "axis='n', lanes=2",
+            "ragged: argument x is f32[n,n]: it can have one ragged axis, of a size such as n, 2*n "
+            "or n + 1",
+        ),
+        (
+            lambda x: jnp.outer(x, x),
+            "f32[n]",
+            "axis='n', lanes=2",
+            "result is f32[n,n] of each example: a result can have one ragged axis, of a size such "
+            "as n, 2*n or n + 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(fun, types, options, message):
+    with pytest.raises((ArgumentsError, PipelineError, UnsupportedError)) as error:
+        traced(fun, types).apply(f"ragged({options})")
+    assert error.value.message == message
+
+
+def test_an_equation_that_cannot_be_done_by_lanes_is_named():
+    def fun(x):
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(
+        UnsupportedError, match=r"debug_\w+ at .*test_ragged.py:\d+ cannot be done by"
+    ):
+        traced(fun, "f32[n]").apply("ragged(axis='n', lanes=2)")
+
+
+def test_an_effect_on_what_all_lanes_share_stays(capfd):
+    def fun(x, w):
+        w = jax.jit(lambda x, w: (x, w + 1))(x, w)[1]
+        jax.debug.print("{} and {}", 7, w)
+        return x * w
+
+    program = traced(fun, "f32[n], f32[]").apply("ragged(axis='n', lanes=3)")
+    jax.block_until_ready(program(np.ones(7), 1.0, FILLED))
+    jax.effects_barrier()
+    assert capfd.readouterr().out == "7 and 2.0\n"
+
+
+def test_the_largest_of_no_columns_is_what_it_is_for_each_example():
+    program = traced(lambda x: lax.reduce_max(x, (0, 1)), "f32[n,0]")
+    found = program.apply("ragged(axis='n', lanes=3)")(np.ones((7, 0)), FILLED)
+    np.testing.assert_array_equal(found, [-np.inf] * 3)
+
+
+def test_a_bound_that_an_equation_needs_is_asked_for():
+    def fun(x):
+        return jnp.roll(x @ x.T, 1, 0).sum(1)
+
+    with pytest.raises(UnsupportedError, match="is not known") as error:
+        traced(fun, "f32[n,3]").apply("ragged(axis='n', lanes=2)")
+    assert error.value.hint == "longest=512 gives it"
+    x = rows(FILLED)
+    found = traced(fun, "f32[n,4]").apply("ragged(axis='n', lanes=3, longest=8)")(x, FILLED)
+    expected = np.concatenate([fun(each) for each in examples(x, FILLED)])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("constraint", ["2*n >= 7", "mod(n, 4) == 0"])
+def test_sizes_that_a_constraint_forbids_are_refused(constraint):
+    types = jax.export.symbolic_args_specs(jnp.ones(4), "n", constraints=[constraint])
+    program = trace(lambda x: x[:2].sum(), types)
+    with pytest.raises(ArgumentsError, match="not all sizes from 0 fit the constraint"):
+        program.apply("ragged(axis='n', lanes=2)")
+
+
+def test_a_constraint_that_all_sizes_fit_is_kept():
+    types = jax.export.symbolic_args_specs(
+        jnp.ones(4), "n", constraints=["n + 2 >= 2", "n <= 2147483647"]
+    )
+    assert trace(jnp.sin, types).apply("ragged(axis='n', lanes=2)")
+
+
+def test_types_say_how_long_an_example_is_at_most():
+    table = jnp.arange(12.0).reshape(6, 2)
+
+    def fun(x):
+        return x + table[: x.shape[0]]
+
+    (x,), _ = read_args("f32[n<=6,2]")
+    program = trace(fun, x).apply("ragged(axis='n', lanes=3)")
+    assert dict(program.bounds)["lengths"].longest == 6
+    given = jnp.ones((FILLED.sum(), 2))
+    found = program(given, FILLED)
+    expected = np.concatenate([fun(each) for each in examples(given, FILLED)])
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ArgumentsError, match=r"is 7 at \[1\]: it is a length from 0 to 6"):
+        program(given, np.array([0, 7, 0], np.int32))
+    with pytest.raises(ArgumentsError, match="not all sizes from 0 fit the constraint n <= 6"):
+        trace(fun, x).apply("ragged(axis='n', lanes=3, longest=8)")
+
+
+def test_types_say_how_long_an_example_is_at_least():
+    def fun(x):
+        return x[1:] - x[:-1] if x.shape[0] > 1 else x
+
+    (x,), _ = read_args("f32[n>=2]")
+    program = trace(fun, x).apply("ragged(axis='n', lanes=3)")
+    assert dict(program.bounds)["lengths"].shortest == 2
+    found = program(jnp.arange(9.0) ** 2, np.array([2, 4, 3]))
+    np.testing.assert_array_equal(found[:6], [1, 5, 7, 9, 13, 15])
+    with pytest.raises(ArgumentsError, match=r"is 1 at \[1\]: it is a length from 2 on"):
+        program(jnp.arange(9.0), np.array([5, 1, 3]))
+    with pytest.raises(ArgumentsError, match="ragged: fun: longest=1, but n is at least 2"):
+        trace(fun, x).apply("ragged(axis='n', lanes=3, longest=1)")

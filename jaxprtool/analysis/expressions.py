@@ -2,8 +2,8 @@
 
     hidden = jnp.tanh(x @ w)        x @ w, and jnp.tanh(x @ w)
 
-The value of an expression is what its equations give to those of others. All that a library
-computes for one expression of the user's is inside of it, and cannot be named.
+The value of an expression is what equations of other expressions read. Values that a library
+computes within one expression of the user's code cannot be named.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from jaxprtool.jaxcompat.places import UserFrame
 
 
 def nameable_values(jaxpr: Jaxpr, frames: Frames) -> dict[UserFrame, list[Var]]:
-    """Return the values of each expression of the user's in a jaxpr, at every depth.
+    """Return the values of each expression of the user's code in a jaxpr, at every depth.
 
-    These are numbers with a fraction, and computed: what is only moved is left out, and so is what
-    a custom derivative computes, which its rule stands for. What `checkpoint_name` has named, and
-    what it alone reads, is left out too.
+    Only computed values of inexact dtypes are returned. Left out are values that are only moved,
+    values inside a custom derivative, whose rule replaces them, values that `checkpoint_name` has
+    named, and values that only such an equation reads.
     """
     return _ExpressionSearch(jaxpr, frames).found
 
 
 class Named(NamedTuple):
-    """What an expression's value is to be called.
+    """The name for an expression's value.
 
     Attributes:
         name: The name.
-        source: Where the expression is: `model.py:13`.
-        code: The expression; "" if the file is gone.
+        source: The location of the expression: `model.py:13`.
+        code: The expression; "" if the file does not exist any more.
     """
 
     name: str
@@ -49,14 +49,14 @@ class Named(NamedTuple):
 def named(
     found: Mapping[UserFrame, Sequence[Var]], primitives: Mapping[Var, str], frames: Frames
 ) -> list[Named]:
-    """Return names for the values of expressions: what the source calls them, or what makes them.
+    """Return names for the values of expressions: from the source if possible, else the primitive.
 
-    Several may have the same.
+    Several expressions may have the same name.
 
     Args:
         found: The values of each expression.
         primitives: The primitive that computes each value.
-        frames: Says how files are called.
+        frames: Returns the names of files.
     """
     names = SourceNames()
     places = set(map(range_of, found))
@@ -72,7 +72,7 @@ def named(
 
 
 def _function(frame: UserFrame) -> str | None:
-    """Return the function that a frame is in, or its class: `Block` of `Block.__call__`."""
+    """Return the function of a frame, or its class: `Block` for `Block.__call__`."""
     names = [name for name in frame.function.split(".") if name.isidentifier()]
     return next((name for name in reversed(names) if not name.startswith("__")), None)
 
@@ -91,7 +91,7 @@ class _ExpressionSearch:
                         todo.append(inner)
 
     def _look_at(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> Sequence[Jaxpr]:
-        """Add the values of an equation that can be named; return the bodies to look into."""
+        """Add the values of an equation that can be named, and return the bodies to visit."""
         frame, like = self._frame(eqn), traits(eqn)
         if frame is not None and not like.moves and not like.names_value:
             for var in eqn.outvars:
@@ -107,14 +107,14 @@ class _ExpressionSearch:
         )
 
     def _leaves(self, jaxpr: Jaxpr, var: Var, frame: UserFrame) -> bool:
-        """Return True if an expression reads a value, other than to name it, or it is a result."""
+        """Return True if a value is a result, or another expression reads it, not to name it."""
         readers = (jaxpr.eqns[position] for position in self._flow.readers(jaxpr, var))
         return bool(self._flow.results(jaxpr, var)) or any(
             self._frame(eqn) != frame and not traits(eqn).names_value for eqn in readers
         )
 
     def _opens(self, held: Regions) -> bool:
-        """Return False for a call of a library's function: all in it is of one expression."""
+        """Return False for a call whose equations all belong to one expression."""
         if held.kind != "call":
             return True
         (body,) = held.jaxprs
@@ -122,5 +122,5 @@ class _ExpressionSearch:
 
     @cached_method
     def _has_several(self, body: Jaxpr) -> bool:
-        """Return True if the equations of a body are of several expressions."""
+        """Return True if the equations of a body belong to several expressions."""
         return len(set(map(self._frame, equations(body)))) > 1

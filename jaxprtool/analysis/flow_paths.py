@@ -116,7 +116,7 @@ class _PathSearch:
         return tuple(reversed(steps))
 
     def _found(self) -> _State | None:
-        """Return the first state reached that is one of the goals, or None."""
+        """Return the first goal that the search reaches, or None."""
         todo: deque[tuple[_State, _State | None, JaxprEqn | None]] = deque(
             ((None, *value), None, None) for value in self._start
         )
@@ -137,7 +137,7 @@ class _PathSearch:
         return None
 
     def _moves(self, state: _State) -> Iterator[tuple[_State, JaxprEqn | None]]:
-        """Yield the states that a value flows to, with the equation that it passes through."""
+        """Yield the next states of a value, with the equation that it passes through."""
         calls, jaxpr, var = state
         for index in self._flow.readers(jaxpr, var):
             eqn = jaxpr.eqns[index]
@@ -159,7 +159,7 @@ class _PathSearch:
         yield from self._moves_out(state)
 
     def _moves_out(self, state: _State) -> Iterator[tuple[_State, None]]:
-        """Yield the states outside a body that one of its results, or a ref argument, flows to."""
+        """Yield the states outside a body that its result or ref argument flows to."""
         calls, jaxpr, var = state
         held: list[tuple[Holder, _Calls]] = (
             [calls] if calls else [(holder, None) for holder in self._flow.holders[jaxpr]]

@@ -1,8 +1,8 @@
-"""What stops the gradient of results by an argument: operations whose derivative is zero.
+"""Find what stops the gradient of results by an argument: operations whose derivative is zero.
 
-A tangent of the argument is followed through the program, as far as JAX's rules carry it. It stops
-at operations such as `round`, `stop_gradient`, comparisons and casts to integers, and at calls
-whose custom rule gives zero.
+A tangent of the argument is followed through the program, as far as JAX's rules propagate it. It
+stops at operations such as `round`, `stop_gradient`, comparisons and casts to integers, and at
+calls whose custom rule returns zero.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GradientFlow:
 
 
 def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> GradientFlow:
-    """Follow the tangents of flat arguments, given by position, all at once."""
+    """Follow the tangents of several flat arguments, given by position, at the same time."""
     about = border(program)
     top = about.jaxpr
     first = about.arguments[positions[0]]
@@ -104,16 +104,16 @@ def _stop(frames: Frames, calls: Sequence[JaxprEqn]) -> Stop:
     return Stop(name, "" if frame is None else frames.text(frame), frame)
 
 
-#: Equations at which tangents stop, each behind those whose bodies it is in.
+# : Equations at which tangents stop, each preceded by the equations whose bodies contain it.
 _Stops = tuple[tuple[JaxprEqn, ...], ...]
 
 
 class _Tangents:
-    """Tangents that are followed through a program, each body once for each choice of arguments."""
+    """Follows tangents through a program, each body once for each set of perturbed arguments."""
 
     def __init__(self) -> None:
         self._equations: dict[Hashable, list[bool]] = {}
-        #: Equations that have tangents of some results alone, as a sort has none of its indices.
+        # : Equations of which only some results have tangents; a sort has none for its indices.
         self.partial: set[int] = set()
 
     @cached_method
@@ -166,22 +166,22 @@ class _Tangents:
         if key not in self._equations:
             try:
                 outs = _of_custom_vjp(eqn, flags) if "bwd" in eqn.params else _of_jvp(eqn, flags)
-            except Exception:  # there may be no rule, and a user's may raise anything
+            except Exception:  # JAX may have no rule, and a user's rule may raise anything
                 outs = exact
             self._equations[key] = outs
         return [a and b for a, b in zip(self._equations[key], exact, strict=True)]
 
 
-#: So many rounds of a loop are followed one by one.
+# : The most iterations of a loop that are followed one by one.
 _MOST_ROUNDS = 64
 
 
 def _last_round(
     scan: Scan, flags: Sequence[bool], through: Callable[[int, list[bool]], Sequence[bool]]
 ) -> list[bool] | None:
-    """Return which results of a scan have tangents: carries as its last round leaves them.
+    """Return which results of a scan have tangents; the carries are those of the last iteration.
 
-    None if that depends on more rounds than are followed.
+    Returns None if that depends on more iterations than are followed.
     """
     count, first = len(scan.carry), len(scan.consts)
     last = first + count
@@ -198,9 +198,9 @@ def _last_round(
 
 
 def _of_jvp(eqn: JaxprEqn, flags: Sequence[bool]) -> list[bool]:
-    """Return the results whose tangents depend on those of operands.
+    """Return which results have tangents that depend on the tangents of operands.
 
-    What a rule gives as zeros depends on none.
+    Tangents that the rule returns as zeros do not.
     """
     closed, with_tangents = jaxcompat.equation_jvp(eqn, flags)
     jaxpr = jaxcompat.open_jaxpr(closed)

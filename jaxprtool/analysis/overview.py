@@ -1,6 +1,6 @@
-"""What a program is at first sight: its border by what the user calls it, bodies and source lines.
+"""Summarise a program: its border in the user's names, its bodies and its source lines.
 
-Equations are counted as `stats` counts them: where they run, the body of a jit at each call.
+Equations are counted as in `stats`: where they run, with the body of a jit at each call.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Overview:
 
 
 def overview(program: Program | AnyJaxpr) -> Overview:
-    """Return what a program is at first sight."""
+    """Return the summary of a program."""
     counted, about = stats(program), border(program)
     runs = _runs(about.jaxpr)
     return Overview(
@@ -67,7 +67,7 @@ def overview(program: Program | AnyJaxpr) -> Overview:
 
 
 def _runs(top: Jaxpr) -> dict[Jaxpr, int]:
-    """Return how often each body stands in a program, callers before what they call."""
+    """Return how often each body occurs in a program, callers before callees."""
     runs = dict.fromkeys(outer_first(top), 0)
     runs[top] = 1
     for jaxpr, number in runs.items():
@@ -77,7 +77,7 @@ def _runs(top: Jaxpr) -> dict[Jaxpr, int]:
 
 
 def _bodies(runs: dict[Jaxpr, int]) -> list[HeldBody]:
-    """Return the bodies of several equations, those with the most, in all copies, first."""
+    """Return the bodies of several equations, sorted by the equations in all their copies."""
     found: dict[Jaxpr, HeldBody] = {}
     for jaxpr in runs:
         for eqn, held in holders(jaxpr):
@@ -90,7 +90,7 @@ def _bodies(runs: dict[Jaxpr, int]) -> list[HeldBody]:
 
 
 def _lines(runs: dict[Jaxpr, int], reader: Frames) -> list[tuple[UserFrame, int]]:
-    """Return the lines that equations come from, each with how many do."""
+    """Return the lines that equations come from, each with its number of equations."""
     counts: Counter[tuple[str, int]] = Counter()
     frames: dict[tuple[str, int], UserFrame] = {}
     for jaxpr, number in runs.items():

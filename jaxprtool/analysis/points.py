@@ -1,13 +1,13 @@
 """Find the point of a program that a user names: an argument, a result, a line or a variable.
 
-    params['w']             an argument; params stands for all arguments below it
+    params['w']             an argument; params means all arguments below it
     result['loss'], loss    a result; [0] is result[0]
     model.py:30             the equations that come from a line
     b, hidden               a variable of the listing, by its letter or its name in the source
-    constant[0]             a constant, as the tables of constants name it
+    constant[0]             a constant, by its name in the tables of constants
 
 Arguments and results come before variables of the same name, since a listing uses all letters. A
-prefix says which kind is meant: `variable:b`.
+prefix selects the kind: `variable:b`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Point:
 
 
 def point(program: Program | AnyJaxpr, what: str) -> Point:
-    """Find the point of a program that a name stands for.
+    """Find the point of a program that a name refers to.
 
     Args:
         program: A `Program`, or a jaxpr.
@@ -146,13 +146,13 @@ class _Points:
         return None
 
     def _files_called(self, name: str, lines: _Lines) -> list[str]:
-        """Return the files that a name stands for: a path, or the end of one."""
+        """Return the files that a name refers to: a path, or the end of one."""
         exact = [file for file in lines if name in (file, self._frames.path(file))]
         return exact or [file for file in lines if file.endswith(f"/{name}")]
 
     @cached_property
     def _lines(self) -> _Lines:
-        """The lines of equations: the nearest of the user's, and the libraries' that it calls."""
+        """The lines of equations: the user's nearest line, and the library lines that it calls."""
 
         def frames(eqn: JaxprEqn) -> Iterable[UserFrame]:
             place = self._frames.place(eqn)

@@ -1,7 +1,7 @@
-"""What a backward pass keeps: the residuals that the forward half of a program hands to it.
+"""Find the residuals that the forward half of a program passes to the backward half.
 
-The two halves are those of the pass `vjp`. A residual is an argument, or what an equation of the
-forward half computes; it is needed where the backward half reads it.
+The two halves are those of the pass `vjp`. A residual is an argument, or the result of an equation
+of the forward half; it is needed where the backward half reads it.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class Residuals:
 def residuals(
     forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
 ) -> tuple[Residual, ...]:
-    """Return what the forward half of a program hands to the backward half, the largest first.
+    """Return the residuals that the forward half passes to the backward half, the largest first.
 
     Args:
-        forward: The forward half, as the pass `vjp` gives it.
+        forward: The forward half, as returned by the pass `vjp`.
         backward: The backward half.
         policies: Policies of `jax.checkpoint` by name.
     """
@@ -140,7 +140,7 @@ def residuals(
 
 
 def kept_values(forward: Program, backward: Program) -> list[Atom]:
-    """Return the results of the forward half that the backward half takes."""
+    """Return the results of the forward half that the backward half takes as residuals."""
     main = filled(forward.out_tree, range(forward.out_tree.num_leaves))[0]
     first = len(jax.tree.leaves(main))
     return jaxcompat.open_jaxpr(forward.jaxpr).outvars[first : first + _count(backward)]
@@ -158,13 +158,13 @@ def total_size(avals: Iterable[Aval]) -> int | None:
 
 
 def _count(backward: Program) -> int:
-    """Return how many residuals a backward half takes, before all else."""
+    """Return the number of residuals that a backward half takes as its first arguments."""
     args, _ = filled(backward.in_tree, range(backward.in_tree.num_leaves))
     return len(jax.tree.leaves(args[0]))
 
 
 class _Reading:
-    """The residuals of a program, read from its halves."""
+    """Reads the residuals of a program from its halves."""
 
     def __init__(
         self, forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
@@ -177,14 +177,14 @@ class _Reading:
         back = jaxcompat.open_jaxpr(backward.jaxpr)
         self._flow = DataFlow(back)
         kept = kept_values(forward, backward)
-        #: Each residual as a variable of the forward half, and as one of the backward half.
+        # : Each residual as a variable of the forward half, and as a variable of the backward half.
         self.pairs = list(zip(kept, back.invars, strict=False))
         self._maker = {v: self._maker_of(v) for v in kept if type(v) is not Literal}
         found = [maker for maker in self._maker.values() if maker is not None]
         self._recomputation = Recomputation(self._jaxpr, frozenset(self._maker), found)
 
     def residual(self, value: Atom, taken: Var) -> Residual:
-        """Return what is known of a residual."""
+        """Return the description of a residual."""
         maker = None if type(value) is Literal else self._maker[value]
         argument = "" if type(value) is Literal else self._arguments.get(value, "")
         eqn = None if maker is None else maker.eqn
@@ -216,14 +216,14 @@ class _Reading:
         yield from sorted(found, key=lambda each: not traits(each.primitive).expensive)
 
     def _dropping(self, eqn: JaxprEqn) -> Iterator[str]:
-        """Yield the policies that would not keep what an equation gives."""
+        """Yield the policies that would not save the results of an equation."""
         for name, policy in self._policies.items():
             if not jaxcompat.policy_keeps(policy, eqn):
                 yield name
 
 
 def _reading(flow: DataFlow, value: Var) -> Iterator[JaxprEqn]:
-    """Yield what computes with a value: past moves and casts, and inside of bodies."""
+    """Yield the equations that compute with a value, looking through moves, casts and bodies."""
     todo, seen = [(flow.top, value)], {(flow.top, value)}
     while todo:
         jaxpr, var = todo.pop()

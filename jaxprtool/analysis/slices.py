@@ -1,9 +1,9 @@
-"""Slices of a program: all that a value touches, and all that it depends on, by the user's lines.
+"""Slices of a program by the user's lines: what depends on a value, and what it depends on.
 
     found = why(program, "params['w']")
     found.forward.equations, found.forward.results
 
-What flows where is `ir.slicing`'s, and what a name stands for that of `analysis.points`.
+The flow of values is found by `ir.slicing`, and names are resolved by `analysis.points`.
 """
 
 from __future__ import annotations
@@ -109,17 +109,19 @@ class Why:
 def why(
     program: Program | AnyJaxpr, what: str, *, forward: bool | None = None, back: bool | None = None
 ) -> Why:
-    """Return what a value of a program touches, and what it depends on.
+    """Return what depends on a value of a program, and what the value depends on.
 
     Args:
         program: A `Program`, or a jaxpr.
         what: An argument by its path (`params['w']`, or `params` for all below it), a result
             (`result[0]`, `loss`), a line (`model.py:30`), or a variable by its name in the listing.
-        forward: Whether all that it touches is wanted. If neither is said: of all but a result.
-        back: Whether all that it depends on is wanted. If neither is said: of all but an argument.
+        forward: Whether to find what depends on it. If both options are None: yes unless it is a
+            result.
+        back: Whether to find what it depends on. If both options are None: yes unless it is an
+            argument.
 
     Raises:
-        PointError: If `what` is nothing of the program.
+        PointError: If the program has no such point, or several.
     """
     about, found = border(program), point(program, what)
     if forward is None and back is None:
@@ -143,7 +145,7 @@ def _gradient(program: Program | AnyJaxpr, about: Border, found: Point) -> Gradi
     return gradient_flow(program, [names[name] for name in found.ends])
 
 
-#: How many equations there are of each primitive, by line.
+# : The number of equations of each primitive, by line.
 _Counts: TypeAlias = dict[Line | None, Counter[str]]
 
 
@@ -192,10 +194,10 @@ def _chosen(names: list[str], flags: tuple[bool, ...]) -> tuple[str, ...]:
 
 
 class EquationsByLine:
-    """The equations of parts of programs by line, each part's counted once.
+    """The equations of parts of programs by line; those of each part are counted once.
 
-    The line is the nearest of the user's. A body of a library's that has none has that of the
-    equation which holds it.
+    The line is the user's nearest line. A library body without one has the line of the equation
+    that holds it.
     """
 
     def __init__(self, lines: LineReader):
@@ -203,7 +205,7 @@ class EquationsByLine:
 
     @cached_method
     def of(self, run: Run) -> _Counts:
-        """Return how many equations a run has of each line, in the order of the program."""
+        """Return the number of equations of a run by line, in the order of the program."""
         counts: _Counts = {}
         eqns = run.jaxpr.eqns
         for i, inside in run.inside.items():

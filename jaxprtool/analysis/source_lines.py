@@ -1,4 +1,4 @@
-"""A user's source files, with what each line costs, forward and backward, and what it keeps."""
+"""A user's source files with the cost of each line, forward and backward, and its residuals."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Source:
 
 @without_collector()
 def source_lines(program: Program | AnyJaxpr) -> Source:
-    """Return what each line of the user's source costs."""
+    """Return the cost of each line of the user's source."""
     about = border(program)
     frames = frames_now(about.roots)
     costs = cost_by_side(program)
@@ -144,7 +144,7 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
 
 
 def called_package(program: Program | AnyJaxpr) -> str:
-    """Return the package that most equations are called from first; "" if no lines are known."""
+    """Return the package that most equations are first called from; "" if no lines are known."""
     about, counts = border(program), Counter[str]()
     frames = frames_now(about.roots)
     for eqn in equations(about.jaxpr):
@@ -154,12 +154,12 @@ def called_package(program: Program | AnyJaxpr) -> str:
 
 
 def is_some(group: Group) -> bool:
-    """Return True if a group does anything."""
+    """Return True if a group has any cost."""
     return any(type(number) is not int or number for number in group.work)
 
 
 def with_residuals(source: Source, residuals: Iterable[Residual]) -> Source:
-    """Return the lines with the bytes of the residuals that they compute."""
+    """Add to each line the bytes of the residuals that it computes."""
     total = arguments = 0
     kept: Counter[str] = Counter()
     for each in residuals:

@@ -1,9 +1,9 @@
-"""How large a program is: its equations by primitive and depth, its constants, its border.
+"""The size of a program: its equations by primitive and depth, its constants, its border.
 
 Equations are counted as written, where they run: the body of a jit counts at each call, also
 when several calls share it, and the body of a loop counts once. The counts of each jaxpr are
-made once, so that a program whose shared bodies unfold to billions of equations is counted as
-fast as it is read.
+computed once, so a program whose shared bodies unfold to billions of equations is counted in the
+time that it takes to read it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def count_equations(program: Program | AnyJaxpr) -> int:
 
 
 def _count(jaxpr: Jaxpr, counts: dict[Jaxpr, Counter[tuple[int, str]]]) -> None:
-    """Fill in the counts, by depth and primitive, of `jaxpr` and all that it holds."""
+    """Fill in the counts, by depth and primitive, of `jaxpr` and its bodies."""
     total = Counter((0, eqn.primitive.name) for eqn in jaxpr.eqns)
     counts[jaxpr] = total
     for body in inner_jaxprs(jaxpr):

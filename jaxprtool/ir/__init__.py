@@ -1,1 +1,1 @@
-"""What every pass stands on: the Program, its structured views, and rewriting."""
+"""The basis of all passes: the Program, structured views of equations, and rewriting."""

@@ -1,7 +1,7 @@
 """The caches of the process, and `clear_caches`, which empties all of them.
 
-What passes find out about a jaxpr is kept as long as the jaxpr, so that it is found once, and what
-is made of a shared jaxpr is shared as well. A cache may change how long a pass takes, never its
+What passes compute for a jaxpr is kept as long as the jaxpr, so that it is computed once, and
+passes map a shared jaxpr to a shared result. A cache may change how long a pass takes, never its
 result. Every cache that outlives one run of a pass is made here, or listed if it is `jaxcompat`'s.
 """
 
@@ -17,7 +17,7 @@ from jaxprtool.jaxcompat import AnyJaxpr
 
 
 class Cache(Protocol):
-    """What can be emptied."""
+    """An object that can be emptied."""
 
     def clear(self) -> None:
         """Drop all entries."""
@@ -32,25 +32,25 @@ _caches: list[Cache] = [*jaxcompat.CONVERTED]
 
 
 def process_cache(cache: C) -> C:
-    """Return `cache`, which `clear_caches` empties from now on."""
+    """Register `cache` with `clear_caches`, and return it."""
     _caches.append(cache)
     return cache
 
 
 def clear_caches() -> None:
-    """Drop what jaxprtool remembers of jaxprs and functions that it has met.
+    """Drop what jaxprtool has cached for jaxprs and functions.
 
-    Results are the same afterwards; what is asked for again is computed again. JAX's own caches
-    stay: `jax.clear_caches` drops those.
+    Results are the same afterwards; they are computed again when needed. JAX's own caches stay:
+    `jax.clear_caches` drops those.
     """
     for cache in _caches:
         cache.clear()
 
 
 def anchor(jaxpr: AnyJaxpr) -> AnyJaxpr:
-    """Return the object that a jaxpr can be known by.
+    """Return the object that identifies a jaxpr.
 
-    In JAX 0.10 an open body is closed again whenever it is viewed: what lasts is the open one.
+    In JAX 0.10 an open body is closed again whenever it is viewed: only the open one persists.
     """
     return jaxpr if getattr(jaxpr, "consts", ()) else jaxcompat.open_jaxpr(jaxpr)
 
@@ -88,7 +88,7 @@ class JaxprCache:
         """Return the values kept for a jaxpr, by request."""
         key = anchor(jaxpr)
         known = self._by_jaxpr.setdefault(key, {})
-        if len(known) > self._most:  # whoever has the old ones may still read them
+        if len(known) > self._most:  # the old dictionary may still be in use
             known = self._by_jaxpr[key] = {}
         return known
 

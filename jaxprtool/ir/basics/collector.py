@@ -1,4 +1,4 @@
-"""The garbage collector of Python, held off where a great many objects are made that all stay."""
+"""Pause Python's garbage collector while many objects are made that all stay alive."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Spare the garbage collector looking through what is being made, again and again.
+    """Pause the garbage collector, so that it does not scan new objects again and again.
 
-    All of it lives until the work is done; that would take a third to a half of the time.
+    All of them live until the work is done; the scans would take a third to a half of the time.
     """
     enabled = gc.isenabled()
     gc.disable()

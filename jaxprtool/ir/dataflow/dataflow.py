@@ -1,8 +1,8 @@
-"""Where the values of a program come from and where they go, through the borders of bodies.
+"""Find where the values of a program come from and where they go, across the borders of bodies.
 
-A value is a variable of a jaxpr; what it is computed from, and what is computed from it, is found
-along the edges of `ir.regions`, one step at a time. A body that several equations share counts for
-all of them. All that flows from a value, or to it, is a slice: see `ir.slicing`.
+A value is a variable of a jaxpr. Its sources and its uses are found along the edges of
+`ir.regions`, one step at a time. A body that several equations share counts for all of them. The
+transitive closure in one direction is a slice: see `ir.slicing`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxprtool.ir.core.regions import Region, Regions, regions
 from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
-#: A variable, and the jaxpr that it is of.
+# : A variable, and its jaxpr.
 Value: TypeAlias = tuple[Jaxpr, Var]
 
 
@@ -28,9 +28,9 @@ class Holder:
     """An equation that holds a body.
 
     Attributes:
-        jaxpr: The jaxpr that the equation is of.
-        index: Its position there.
-        number: Which of the bodies of the equation it is, in the order of `ir.equations.bodies`.
+        jaxpr: The jaxpr of the equation.
+        index: The position of the equation there.
+        number: The index of the body in `ir.equations.bodies` of the equation.
     """
 
     jaxpr: Jaxpr
@@ -56,7 +56,7 @@ class _Body(DefUse):
 
 
 class DataFlow:
-    """The flow of values in a program, which is looked at as far as is asked.
+    """The flow of values in a program, computed lazily.
 
     Args:
         top: The program's open jaxpr.
@@ -74,15 +74,15 @@ class DataFlow:
         return self._body(jaxpr).readers(var)
 
     def argument(self, jaxpr: Jaxpr, var: Var) -> int | None:
-        """Return which argument of a jaxpr a variable is; None if it is none."""
+        """Return the position of a variable among the arguments of a jaxpr, or None."""
         return self._body(jaxpr).arguments.get(var)
 
     def results(self, jaxpr: Jaxpr, var: Var) -> Sequence[int]:
-        """Return which results of a jaxpr a variable is."""
+        """Return the positions of a variable among the results of a jaxpr."""
         return self._body(jaxpr).results.get(var, ())
 
     def arguments(self, eqn: JaxprEqn, var: Var) -> list[Value]:
-        """Return the arguments of the bodies of an equation that a variable is, or begins as."""
+        """Return the arguments of an equation's bodies that have a variable as (initial) value."""
         if (inside := regions(eqn)) is None:
             return []
         places = [i for i, atom in enumerate(eqn.invars) if atom is var]
@@ -90,7 +90,7 @@ class DataFlow:
 
     @cached_property
     def holders(self) -> dict[Jaxpr, list[Holder]]:
-        """The equations that hold each body, callers before what they call."""
+        """The equations that hold each body, callers before callees."""
         found: dict[Jaxpr, list[Holder]] = {self.top: []}
         todo = [self.top]
         for jaxpr in todo:
@@ -104,9 +104,9 @@ class DataFlow:
         return found
 
     def origins(self, holder: Holder, position: int) -> list[tuple[Jaxpr, Atom]]:
-        """Return what an argument of a held body is: the operand, and what a loop carries back.
+        """Return the sources of a body's argument: the operand, and results that are carried back.
 
-        None of them is known if the primitive has no regions.
+        Returns [] if the primitive has no regions.
         """
         inside, region = _region(holder)
         if inside is None or region is None:
@@ -119,7 +119,7 @@ class DataFlow:
         return found
 
     def goals(self, holder: Holder, position: int) -> list[Value]:
-        """Return what a result of a held body becomes: a result, or an argument of a body."""
+        """Return the destinations of a result of a body: results, or arguments of bodies."""
         found: list[Value] = []
         inside, region = _region(holder)
         if inside is not None and region is not None:
@@ -130,7 +130,7 @@ class DataFlow:
         return list(dict.fromkeys(found))
 
     def decided(self, holder: Holder) -> list[Value]:
-        """Return the results of a loop whose end a body decides; none if it decides nothing."""
+        """Return the results of a loop whose trip count a body decides; [] if it decides none."""
         _, region = _region(holder)
         if region is None or not region.decides:
             return []
@@ -142,12 +142,12 @@ class DataFlow:
 
 
 def _region(holder: Holder) -> tuple[Regions | None, Region | None]:
-    """Return the regions of an equation, and that of the body that it holds; None if unknown."""
+    """Return the regions of an equation, and the region of the held body; None if unknown."""
     inside = regions(holder.eqn)
     body = bodies(holder.eqn)[holder.number][1]
     return inside, None if inside is None else inside.region_of(body)
 
 
 def _arguments(inside: Regions, operand: int) -> list[Value]:
-    """Return the arguments of bodies that an operand is, or begins as."""
+    """Return the arguments of bodies that have an operand as (initial) value."""
     return [(inside.jaxprs[number], var) for number, var in inside.arguments_by_operand[operand]]

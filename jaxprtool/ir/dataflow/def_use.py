@@ -1,4 +1,4 @@
-"""Where the variables of a body are defined, and where they are used."""
+"""Definitions and uses of the variables of a body."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DefUse:
 
     @cached_property
     def definitions(self) -> dict[Var, tuple[int, int]]:
-        """The position of the equation that defines each variable, and which result it is."""
+        """The position of the equation that defines each variable, and of the result."""
         return {v: (i, k) for i, eqn in enumerate(self.eqns) for k, v in enumerate(eqn.outvars)}
 
     @cached_property
@@ -34,7 +34,7 @@ class DefUse:
         return found
 
     def position(self, atom: Atom) -> int | None:
-        """Return the position of the equation that defines an atom; None if none does."""
+        """Return the position of the equation that defines an atom, or None if no equation does."""
         found = None if type(atom) is Literal else self.definitions.get(atom)
         return None if found is None else found[0]
 

@@ -1,11 +1,11 @@
-"""Which equations of a program a rewrite took away, and which it added.
+"""Find the equations of a program that a rewrite removed, and those that it added.
 
 An equation stays if its counterpart (`ir.counterparts`) does the same on values of the same types.
-What it reads may have another name, or stand for something that is gone; but if what it read is
-still there and it now reads something else, it is another equation.
+Its operands may have another name, or replace values that were removed. But if an operand's old
+value still exists and the equation now reads another one, it is a different equation.
 
-Bodies are compared with the bodies of the counterpart: what changed inside a loop leaves the loop
-itself as it was, unless that takes or gives other values now.
+Bodies are compared with the bodies of the counterpart: a change inside a loop leaves the loop
+itself unchanged, unless its operands or results are different.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 
 @dataclass(frozen=True)
 class Changes:
-    """The equations, by `id`, that one program has and the other has no counterpart of.
+    """The equations, by `id`, of each program without a counterpart in the other.
 
     Attributes:
         removed: Those of the program before, in bodies too.
@@ -33,10 +33,10 @@ class Changes:
 
 
 def changes(before: AnyJaxpr, after: AnyJaxpr) -> Changes:
-    """Return which equations of two programs have no counterpart in the other.
+    """Return the equations of two programs that have no counterpart in the other.
 
-    A body that several equations share is compared once with each body that it became; an equation
-    in it has a counterpart if it has one in any of these.
+    A body that several equations share is compared once with each body that replaced it; an
+    equation in it has a counterpart if it has one in any of these.
     """
     kept: tuple[set[int], set[int]] = set(), set()
     for matched in counterparts(before, after):

@@ -1,7 +1,7 @@
-"""The types of what a program is called with, held against those of its arguments.
+"""Check the values that a program is called with against the types of its arguments.
 
-The rules are those of a compiled function of JAX: shapes and dtypes are the same, and weak types
-may differ. A Python scalar, or an array of NumPy's, has the type that `jax.jit` gives it.
+The rules are those of a compiled function in JAX: shapes and dtypes must be equal, and weak types
+may differ. A Python scalar or a NumPy array has the type that `jax.jit` gives it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jaxprtool.ir.basics.dtypes import x64_enabled
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.jaxcompat import Aval
 
-#: The dtypes of NumPy's that JAX may cut to 32 bits.
+# : The NumPy dtypes that JAX may narrow to 32 bits.
 _WIDE = "lqLQdDgG"
 
 
-#: The types of Python scalars without and with 64-bit types. Of integers, some are too large.
+# : The types of Python scalars without and with 64-bit types. Some integers are too large for them.
 _SCALARS = [
     {
         float: ShapedArray((), np.dtype(f"float{bits}"), weak_type=True),
@@ -34,7 +34,7 @@ _SCALARS = [
 
 
 class TypeMismatch(Exception):
-    """A value of another type than an argument: the position of that, and what is wrong."""
+    """A value of another type than its argument: the argument's position, and the fault."""
 
     def __init__(self, position: int, fault: str):
         super().__init__(fault)
@@ -42,15 +42,15 @@ class TypeMismatch(Exception):
 
 
 def of_types(values: Sequence[Any], types: Sequence[Aval]) -> list[Any]:
-    """Return values as values of these types.
+    """Convert values to these types.
 
-    A value whose weak type alone differs is converted, so that results have the types that the
-    program says. Raises TypeMismatch for the first value of another shape or dtype.
+    A value that differs only in its weak type is converted, so that results have the types that the
+    program states. Raises TypeMismatch for the first value of another shape or dtype.
     """
     made = list(values)
     scalars = _SCALARS[x64_enabled()]
     for i, (value, wanted) in enumerate(zip(values, types, strict=True)):
-        # What most are is recognized here, in less than a microsecond each.
+        # Recognize the most common types here, in less than a microsecond each.
         given = value if type(value) is np.ndarray else getattr(value, "aval", None)
         if given is None:
             given = scalars.get(type(value))
@@ -72,7 +72,7 @@ def of_types(values: Sequence[Any], types: Sequence[Aval]) -> list[Any]:
 
 
 class _Fault(Exception):
-    """What is wrong with a value."""
+    """The fault of a value."""
 
 
 def _of_type(value: Any, wanted: Aval) -> Any:
@@ -85,7 +85,7 @@ def _of_type(value: Any, wanted: Aval) -> Any:
     weak = getattr(wanted, "weak_type", False)
     if weak == getattr(given, "weak_type", False):
         return value
-    with jax.transfer_guard("allow"):  # it is about what the user transfers
+    with jax.transfer_guard("allow"):  # the guard is for transfers of the user's
         return jaxcompat.with_weak_type(value, given.dtype, weak)
 
 
@@ -104,7 +104,7 @@ def _type_of_value(value: Any) -> Aval:
 
 
 def _without_weak_type(aval: Aval) -> Any:
-    """Return what two types have in common if values of one can be taken for the other."""
+    """Return a key that two types share if a value of one is accepted for the other."""
     if isinstance(aval, ShapedArray | jaxcompat.AbstractRef):
         return type(aval), aval.shape, aval.dtype
     return aval

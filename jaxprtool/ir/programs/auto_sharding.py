@@ -1,7 +1,7 @@
-"""What of a program is left to XLA's partitioner, which its jaxpr does not show.
+"""Find the parts of a program that XLA's partitioner shards, which its jaxpr does not show.
 
-The arrays of such a program are whole, and it has none of the collectives: what is counted in it is
-of all devices together.
+The arrays of such a program are whole, and the jaxpr has none of the collectives: its costs are
+those of all devices together.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 
 
 def left_to_partitioner(program: Program | AnyJaxpr) -> tuple[str, ...]:
-    """Return what of a program has a sharding over several devices; nothing if XLA leaves it whole.
+    """Return the parts of a program with a sharding over several devices; () if there are none.
 
     Returns:
-        The paths of arguments and results, by what `jax.jit` was told, by their types, and by how
-        arguments were given, and equations: `sharding_constraint at model.py:9`.
+        The paths of arguments and results with such a sharding, given to `jax.jit`, in their types,
+        or by the arguments of the call, and equations: `sharding_constraint at model.py:9`.
     """
     return tuple(dict.fromkeys(_parts(program)))
 
 
 def partitioner_note(name: str, parts: Sequence[str]) -> str:
-    """Return the sentence that says of a program that it was not partitioned; "" if none is due.
+    """Return a note that a program was not partitioned; "" if it needs none.
 
     Args:
         name: The name of the program.
-        parts: What of it is left to the partitioner.
+        parts: The parts that are left to the partitioner.
     """
     if not parts:
         return ""
@@ -60,7 +60,7 @@ def _parts(program: Program | AnyJaxpr) -> Iterator[str]:
 
 
 def _asks(eqn: JaxprEqn) -> bool:
-    """Return whether an equation says how devices share an array."""
+    """Return True if an equation states how devices share an array."""
     params = eqn.params
     if eqn.primitive.name == "sharding_constraint":
         return is_over_devices(params["sharding"])
@@ -76,7 +76,7 @@ def _asks(eqn: JaxprEqn) -> bool:
 
 
 def _splits(aval: Any) -> bool:
-    """Return whether a type says that devices share its values: `f32[8@x]`."""
+    """Return True if a type states that devices share its values: `f32[8@x]`."""
     sharding = getattr(aval, "sharding", None)
     sizes = {} if sharding is None else sharding.mesh.shape
     axes = () if sharding is None else jax.tree.leaves(tuple(sharding.spec))

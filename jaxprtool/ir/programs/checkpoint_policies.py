@@ -1,4 +1,4 @@
-"""The policies of `jax.checkpoint` by name: those that there are, and what makes others."""
+"""The policies of `jax.checkpoint` by name: policies, and functions that return policies."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MAKER_NAMES = (
     "save_only_these_names",
 )
 
-#: What makes a policy when it is called, by name.
+# : The functions that return a policy, by name.
 MAKERS: dict[str, Callable[..., Any]] = {
     name: getattr(jax.checkpoint_policies, name) for name in _MAKER_NAMES
 }
 
-#: The policies themselves, by name; JAX 0.11 has classes of policies beside them.
+# : The policies themselves, by name; JAX 0.11 also has classes of policies there.
 POLICIES: dict[str, Callable[..., Any]] = {
     name: policy
     for name, policy in vars(jax.checkpoint_policies).items()

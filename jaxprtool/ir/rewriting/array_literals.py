@@ -1,10 +1,10 @@
-"""Arrays that a jaxpr holds as literals, made constants.
+"""Turn the arrays that a jaxpr holds as literals into constants.
 
-With `jax_use_simplified_jaxpr_constants` JAX writes an array that a function closes over into the
-equations that read it, in the bodies of loops and calls too. Here it is a constant in any case: of
-the program, once however often it is read, or of the `jit` that closes over it. Loops, branches and
-other calls take it as an operand. So JAX has it without that switch, and so analyses and passes
-know it: to them a literal is a number.
+With `jax_use_simplified_jaxpr_constants` JAX writes an array that a function closes over as a
+literal into the equations that read it, also in the bodies of loops and calls. Here it is always a
+constant: of the program, once however often it is read, or of the `jit` that closes over it. Loops,
+branches and other calls take it as an operand. JAX does the same without that switch, and analyses
+and passes rely on it: to them a literal is a number.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from jaxprtool.ir.rewriting.rewrite import Memo, with_bodies
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
-#: Of a jaxpr, whether it has array literals at any depth, and what it is without them.
+# : By jaxpr: whether it has array literals at any depth, and the jaxpr without them.
 _known = JaxprCache()
 
 
 def as_constants(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """Return a jaxpr, closed or open, in which array literals are constants.
 
-    Bodies of primitives that no view tells of are left alone.
+    Bodies of primitives without a structured view are left alone.
 
     Returns:
-        The jaxpr, the same object for the same jaxpr; `jaxpr` itself if it has none.
+        The jaxpr, the same object for the same jaxpr; `jaxpr` itself if it has no array literals.
     """
     if not _has_literals(jaxpr):
         return jaxpr
@@ -60,13 +60,13 @@ def _has_literals(jaxpr: AnyJaxpr) -> bool:
 
 
 def _holds_its_own(eqn: JaxprEqn) -> bool:
-    """Return whether an equation is a call whose body has constants of its own."""
+    """Return True if an equation is a call whose body has constants of its own."""
     kind = traits(eqn)
     return bool(kind.call) and kind.holds_constants
 
 
 def _bodies(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
-    """Return the bodies of an equation that can have constants, or be handed some."""
+    """Return the bodies of an equation that can have constants or take them as operands."""
     if not eqn.params or not holds_jaxpr(eqn.params.values()):
         return ()
     if _holds_its_own(eqn):
@@ -76,7 +76,7 @@ def _bodies(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
 
 
 class _Hoisting:
-    """The making of constants in one jaxpr; bodies that equations share stay shared."""
+    """Turns the array literals of a jaxpr into constants; shared bodies stay shared."""
 
     def __init__(self) -> None:
         self._memo = Memo()
@@ -103,7 +103,7 @@ class _Hoisting:
         )
 
     def _opened(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, Taken]:
-        """Return a body that takes its array literals after its arguments, and these."""
+        """Return a body that takes its array literals after its arguments, and these literals."""
         return self._memo(lambda: self._taking(body), body, "opened")
 
     def _taking(self, body: ClosedJaxpr) -> tuple[ClosedJaxpr, Taken]:
@@ -117,7 +117,7 @@ class _Hoisting:
     def _parts(
         self, eqns: Sequence[JaxprEqn], outvars: Sequence[Atom], taken: Taken
     ) -> tuple[list[JaxprEqn], list[Atom]]:
-        """Return equations and results that read constants; `taken` gets those that are new."""
+        """Replace array literals by variables, and add new ones to `taken`."""
 
         def taking(atom: Atom) -> Atom:
             if not _is_array(atom):
@@ -148,7 +148,7 @@ class _Hoisting:
         return hand_in(inside, list(map(self._opened, inside.bodies)), taken, self._memo)
 
     def _custom_call(self, inside: Regions, taken: Taken) -> JaxprEqn:
-        """Return a custom call that takes its constants first, which its rule does not get."""
+        """Return a custom call that takes its constants first; its rule does not take them."""
         eqn = inside.eqn
         body, own = self._opened(inside.bodies[0])
         count = len(eqn.invars)

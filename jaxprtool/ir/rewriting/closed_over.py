@@ -5,8 +5,8 @@
         def noisy(x): ...
         noisy.defjvp(lambda primals, tangents: ... s ...)
 
-`jax.grad` runs the rule while `f` is traced. A program is differentiated after that: the calls in
-it take such values as operands, where they are values of the jaxpr that holds the call.
+`jax.grad` runs the rule while `f` is traced. A program is differentiated later, so the calls in it
+take such values as operands, where they are values of the jaxpr that holds the call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, Var
 
 
 def with_closed_over(jaxpr: AnyJaxpr) -> AnyJaxpr:
-    """Return a traced jaxpr whose custom calls take what their rules close over."""
+    """Return a traced jaxpr whose custom calls take the values that their rules close over."""
     return _taking(jaxpr, Memo())
 
 
@@ -44,7 +44,7 @@ def _taking(jaxpr: AnyJaxpr, memo: Memo) -> AnyJaxpr:
 
 
 def keeps_ended(jaxpr: AnyJaxpr) -> bool:
-    """Return True if a jaxpr, or a body in it, has a dead tracer that a rule has kept."""
+    """Return True if a rule in a jaxpr, at any depth, holds a tracer of a trace that has ended."""
     todo, seen = [jaxpr], {anchor(jaxpr)}
     for each in todo:
         if any(map(jaxcompat.has_ended, getattr(each, "consts", ()))):
@@ -57,7 +57,7 @@ def keeps_ended(jaxpr: AnyJaxpr) -> bool:
 
 
 def refused(jaxpr: AnyJaxpr, what: str) -> UnsupportedError:
-    """Return the error for a rule of a jaxpr that has kept a value of a trace that has ended."""
+    """Return the error for a jaxpr with a rule that holds a value of a trace that has ended."""
     rule = _rule_that_keeps(jaxpr, None) or "a rule of custom derivatives"
     return UnsupportedError(
         f"{what}: {rule} closes over a value that is traced around it",
@@ -66,10 +66,10 @@ def refused(jaxpr: AnyJaxpr, what: str) -> UnsupportedError:
 
 
 def _rule_that_keeps(jaxpr: AnyJaxpr, place: str | None) -> str | None:
-    """Return the name of the first rule that does, and where it is called from.
+    """Return the name of the first rule that holds such a value, and the source line of its call.
 
     Args:
-        jaxpr: Where to look for it, at every depth.
+        jaxpr: The jaxpr to search, at every depth.
         place: The source line of the equation that holds the jaxpr, for calls without one.
     """
     for eqn in jaxcompat.open_jaxpr(jaxpr).eqns:

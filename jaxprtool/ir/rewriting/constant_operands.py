@@ -1,4 +1,4 @@
-"""Constants that the bodies of loops, branches and calls are handed from outside, as operands."""
+"""Constants that the bodies of loops, branches and calls take from outside, as operands."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jaxprtool.ir.core.structured import ShardMap
 from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 
-#: Constants by their identity and type, each with a variable of the body that takes it.
+# : Constants by identity and type, each with the variable of the body that represents it.
 Taken: TypeAlias = dict[tuple[int, Aval], tuple[Var, Any]]
 
 
 def hand_in(
     inside: Regions, opened: Sequence[tuple[ClosedJaxpr, Taken]], taken: Taken, memo: Memo
 ) -> JaxprEqn:
-    """Return an equation that hands its bodies the constants that they take.
+    """Return an equation that passes to its bodies the constants that they take.
 
     Args:
-        inside: The regions of the equation. It must not have a rule of the user's.
+        inside: The regions of the equation. It must not have a custom rule of the user's.
         opened: Each body, which takes constants after its arguments, and these constants.
-        taken: The constants of the jaxpr around the equation. It gets those that are new.
-        memo: What the run of the pass has made: equations that share a body share the new one.
+        taken: The constants of the jaxpr around the equation. New ones are added to it.
+        memo: The results of this run of the pass: equations that share a body share the new one.
     """
     fields = [_constants_field(inside, region) for region in inside.regions]
     wanted: dict[str, Taken] = {name: {} for name in fields}
@@ -39,7 +39,7 @@ def hand_in(
         _handed(inside, region, *parts, name, wanted[name], memo)
         for region, parts, name in zip(inside.regions, opened, fields, strict=True)
     ]
-    sharded = isinstance(inside.view, ShardMap)  # within it the types are those of a shard
+    sharded = isinstance(inside.view, ShardMap)  # inside it the types are those of a shard
     more: dict[str, list[Var]] = {name: [] for name in wanted}
     for name, constants in wanted.items():
         for (number, own_type), (_, value) in constants.items():
@@ -50,7 +50,7 @@ def hand_in(
 
 
 def _constants_field(inside: Regions, region: Region) -> str:
-    """Return the field of operands, the same in every round, that a body gets its constants by."""
+    """Return the loop-invariant field of operands through which a body takes its constants."""
     changing = {*(name for name, _ in inside.edges.carried), *inside.edges.sliced}
     return region.constants or next(name for name in region.groups if name not in changing)
 
@@ -64,7 +64,7 @@ def _handed(
     wanted: Taken,
     memo: Memo,
 ) -> ClosedJaxpr:
-    """An opened body that takes all of the wanted constants where its equation hands them in."""
+    """Return a body that takes all `wanted` constants, in the field of operands `name`."""
     taken = {own[key][0] if key in own else Var(var.aval): key for key, (var, _) in wanted.items()}
     invars = inside.arguments(region, body.invars[: len(region.ins)], {name: list(taken)})
     if invars == list(body.invars):

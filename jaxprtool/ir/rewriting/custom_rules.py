@@ -4,11 +4,10 @@ JAX keeps these rules as Python closures. Here each is traced to a jaxpr, with a
 differentiable operands perturbed, and a jaxpr becomes a rule that JAX can call.
 
 A rule that was defined with `symbolic_zeros=True` is traced without any: its derivatives are the
-same. Where it refuses to differentiate by some of its operands, it is traced for the others
-alone.
+same. If it refuses to differentiate by some of its operands, it is traced for the others only.
 
-A rule may hold calls that have rules, and so on without end. Whoever follows rules into their
-jaxprs does so in `rules_followed`, which ends that.
+The jaxpr of a rule may hold calls that have rules, recursively and without end. Code that follows
+rules into their jaxprs does so in `rules_followed`, which bounds the recursion.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ R = TypeVar("R")
 
 
 class RuleRaised(UserFunctionError):
-    """A custom rule that does nothing but raise was followed; `raised` is what it raises."""
+    """A custom rule that only raises was followed; `raised` is its exception."""
 
     def __init__(self, rule: str, raised: str):
         super().__init__(f"the rule {rule} raised {raised}")
         self.raised = raised
 
 
-#: The rule of a custom_jvp call, or the two of a custom_vjp call.
+# : The rule of a custom_jvp call, or the two rules of a custom_vjp call.
 CustomRule: TypeAlias = JVPRule | VJPRule
 
-#: For each primitive of custom calls the parameters that hold its live rules.
+# : For each primitive of custom calls, the parameters that hold its live rules.
 _LIVE = {"custom_jvp_call": ("jvp_jaxpr_fun",), "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd")}
 
 
@@ -57,13 +56,13 @@ def custom_rule(eqn: JaxprEqn) -> CustomRule:
 
 
 def rule_jaxprs(rule: CustomRule) -> dict[str, ClosedJaxpr]:
-    """Return the jaxprs of a rule, by field; one that only raises has none."""
+    """Return the jaxprs of a rule, by field; a rule that only raises has none."""
     fields = ("fwd", "bwd") if isinstance(rule, VJPRule) else ("jaxpr",)
     return {name: held for name in fields if (held := getattr(rule, name)) is not None}
 
 
 def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> CustomRule:
-    """Return a rule with a function applied to its jaxprs; the same object if none changes."""
+    """Apply a function to the jaxprs of a rule; return the same object if none changes."""
     changes = {
         name: new for name, old in rule_jaxprs(rule).items() if (new := function(old)) is not old
     }
@@ -73,8 +72,8 @@ def map_rule(function: Callable[[ClosedJaxpr], Any], rule: CustomRule) -> Custom
 def jvp_rule(eqn: JaxprEqn) -> JVPRule:
     """Return the rule of a custom_jvp call.
 
-    Raises UnsupportedError if the rule raises, and JAX would have told it of symbolic zeros: it
-    might not raise for others of these.
+    Raises UnsupportedError if the rule raises and takes symbolic zeros: it might not raise for
+    others.
     """
     return _followed(eqn, _jvp_rule)
 
@@ -94,8 +93,8 @@ def _jvp_rule(eqn: JaxprEqn) -> JVPRule:
 def vjp_rule(eqn: JaxprEqn) -> VJPRule:
     """Return the rules of a custom_vjp call.
 
-    Raises UnsupportedError if one of them raises when it is traced, or is more than a function
-    from residuals and cotangents to cotangents.
+    Raises UnsupportedError if one of them raises when it is traced, or is not just a function from
+    residuals and cotangents to cotangents.
     """
     return _followed(eqn, _vjp_rule)
 
@@ -110,9 +109,9 @@ def _vjp_rule(eqn: JaxprEqn) -> VJPRule:
 
 
 def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
-    """Return the rule of what JAX leaves where it splits a call and one part has nothing to do.
+    """Return the rule of a part of a split call that has nothing to compute.
 
-    The rules that it holds are those of the whole call.
+    The rules in such an equation are those of the whole call.
     """
     primals = [v.aval for v in eqn.invars[eqn.params["num_consts"] :]]
     forward = jax.make_jaxpr(lambda *_: ())(*primals)
@@ -123,7 +122,7 @@ def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
 
 @contextmanager
 def rules_followed() -> Iterator[None]:
-    """In here, trace each rule once, and refuse rules that lead to others without end.
+    """Trace each rule only once within this context, and refuse endless chains of rules.
 
     `jvp_rule` and `vjp_rule` then raise UnsupportedError, which names the program's own call.
     """
@@ -137,23 +136,24 @@ def rules_followed() -> Iterator[None]:
         _rules.reset(token)
 
 
-#: What to write where a rule cannot be: a gradient has applied it, and needs it no longer.
+# : The placeholder for a rule that cannot be written: a gradient has already applied it.
 _WITHOUT_RULES = (
     "the pass inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules; for a gradient by "
     "them run grad before it"
 )
 
-#: How many rules may be within one another; how many may be within three others, and of how many
+# : The most rules that may be nested; the most rules nested in three others, and the most equations
+# : that they have altogether. Finite chains of rules are short, or call few others.
 #: equations altogether. Rules that have an end have it soon, or call few others.
 MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
 
 
 @dataclass
 class _Rules:
-    """The rules that have been traced, and where the calls in them come from.
+    """The rules that have been traced, and the origin of the calls in them.
 
-    `origins` has, by `_origin_key`, how many rules such a call is within, and the program's own
-    call, or the first further in that has a source line.
+    `origins` has, by `_origin_key`, the number of rules around such a call, and the program's own
+    call, or the outermost one in the rules that has a source line.
     """
 
     traced: dict[Hashable, Any] = field(default_factory=dict)
@@ -188,9 +188,9 @@ class _Rules:
 
 
 def _origin_key(eqn: JaxprEqn) -> Hashable:
-    """The `rule_key`; for an operation with rules of its own, and a call made of it, its own key.
+    """Return the `rule_key`; for an operation with its own rules, and its expansion, its own key.
 
-    A rule holds such an operation, and the call that is made of it (`ir.high`) is what is followed.
+    A rule holds such an operation, but the call that it expands to (`ir.high`) is followed.
     """
     if eqn.primitive.name == jaxcompat.CALL_HIGH:
         return jaxcompat.high_key(eqn)
@@ -204,7 +204,7 @@ def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
     made_from = _made_from(eqn)
 
     def traced(eqn: JaxprEqn) -> Any:
-        # Arrays in the jaxprs of a rule are no literals.
+        # In the jaxprs of a rule, arrays are not literals.
         return map_rule(as_constants, trace(eqn) if made_from is None else made_from())
 
     rules = _rules.get()
@@ -212,10 +212,10 @@ def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
 
 
 def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
-    """Return what `trace` makes of a rule, for the operands that it may be differentiated by.
+    """Return the result of `trace` for the operands that a rule can be differentiated by.
 
-    Raises what the rule raises if it is differentiated by all of its operands, unless it takes
-    symbolic zeros and does not raise if they are in place of some tangents.
+    Raises the rule's own exception if it raises when differentiated by all of its operands, unless
+    it takes symbolic zeros and does not raise with those for some tangents.
     """
     count = _num_primals(eqn)
     try:
@@ -228,10 +228,10 @@ def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
 
 
 def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> Iterator[int]:
-    """Yield those operands that a rule does not raise for, of several that it raises for.
+    """Yield the operands for which a rule does not raise, among several for which it does.
 
-    They are tried by halves: most rules refuse few of their operands, if any, and a rule may take
-    long to trace.
+    They are searched by bisection: most rules refuse few of their operands, if any, and a rule may
+    take long to trace.
     """
     middle = len(operands) // 2
     for half in (operands[:middle], operands[middle:]) if middle else ():
@@ -248,10 +248,10 @@ def _num_primals(eqn: JaxprEqn) -> int:
 
 
 def rule_key(eqn: JaxprEqn) -> Hashable:
-    """A key that two custom calls have in common if they follow the same rules at the same types.
+    """Return a key that two custom calls share if they follow the same rules at the same types.
 
     A rule's own jaxpr often holds the call that the rule belongs to, since rules like to call
-    their function; that inner call has the key of the outer one. Whoever follows rules into their
+    their function; that inner call has the key of the outer one. Code that follows rules into their
     jaxprs stops at a key that it has seen.
     """
     params = eqn.params
@@ -268,7 +268,7 @@ def following(
     num_consts: int = 0,
     symbolic_zeros: bool = False,
 ) -> Params:
-    """The parameters of a custom call of the kind of another, whose rules have the same names.
+    """Return the parameters of a custom call like `eqn`, whose rules have the same names.
 
     See `jvp_params` and `vjp_params`.
     """
@@ -289,9 +289,9 @@ def jvp_params(
     """Return the parameters of a custom_jvp call of the closed jaxpr `call_jaxpr`.
 
     `rule()` is called when the call is differentiated, so that a rule may hold calls that follow
-    it. Calls that are given the same `rule` have one `rule_key`, at the same types.
+    it. Calls with the same `rule` have the same `rule_key`, at the same types.
     """
-    # Not the jaxpr: what this closes over is part of the `rule_key`.
+    # Do not close over the jaxpr: what this closes over is part of the `rule_key`.
     function = jaxcompat.open_jaxpr(call_jaxpr).debug_info.func_name
 
     def made(perturbed: Sequence[bool]) -> JVPRule:
@@ -312,7 +312,7 @@ def vjp_params(
     num_consts: int = 0,
     symbolic_zeros: bool = False,
 ) -> Params:
-    """The parameters of a custom_vjp call, whose rules have these names; see `jvp_params`."""
+    """Return the parameters of a custom_vjp call whose rules have these names; see `jvp_params`."""
 
     def made(perturbed: Sequence[bool]) -> VJPRule:
         found = rule()
@@ -334,7 +334,7 @@ def _params(
 
 
 def _made_from(eqn: JaxprEqn) -> Any:
-    """What gives the rule that a call was made to follow, above; None if JAX made the call."""
+    """Return the function `rule` that a call was made with, above; None if JAX made the call."""
     return getattr(jaxcompat.live_function(eqn.params), "made_from", None)
 
 

@@ -1,4 +1,4 @@
-"""What is known of arguments that are sizes, or lengths of examples: which values they may have."""
+"""The bounds of arguments that are sizes, or lengths of examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprtool.ir.shapes.symbols import Sizes, value_of
 
-#: Sizes and lengths are arguments of this dtype; no bound may be larger than it has numbers.
+# : Sizes and lengths have this dtype; bounds must be representable in it.
 MOST = int(np.iinfo(np.int32).max)
 
 
@@ -24,16 +24,16 @@ class SizeBound:
         return f"a size from {self.at_least} to {self.at_most}"
 
     def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
-        """Return what is wrong with values, or None."""
+        """Return a message about values out of bounds, or None."""
         wrong = values[(values < self.at_least) | (values > self.at_most)]
         return f"is {wrong[0]}: it is {self}" if len(wrong) else None
 
     def at(self, sizes: Sizes) -> SizeBound:
-        """Return the bound where symbols have these sizes."""
+        """Return the bound with symbols replaced by these sizes."""
         return self
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> Any:
-        """Return values that it allows."""
+        """Return random values within the bound."""
         return rng.integers(self.at_least, self.at_most + 1, shape)
 
 
@@ -60,7 +60,7 @@ class LengthsBound:
         return f"an array of lengths that add up to {most}{self.rows}{each}"
 
     def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
-        """Return what is wrong with values, or None."""
+        """Return a message about values out of bounds, or None."""
         for i, value in np.ndenumerate(values):
             if value < self.shortest or (self.longest is not None and value > self.longest):
                 most = "on" if self.longest is None else f"to {self.longest}"
@@ -74,11 +74,11 @@ class LengthsBound:
         return f"adds up to {wrong[0]}, and there are {rows} rows" if len(wrong) else None
 
     def at(self, sizes: Sizes) -> LengthsBound:
-        """Return the bound where symbols have these sizes."""
+        """Return the bound with symbols replaced by these sizes."""
         return replace(self, rows=value_of(self.rows, sizes))
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> Any:
-        """Return values that it allows. Raises ValueError if there are none."""
+        """Return random values within the bound. Raises ValueError if there are none."""
         rows, lanes = value_of(self.rows, sizes), shape[-1]
         if not isinstance(rows, int):
             raise ValueError(f"{rows} needs a number")
@@ -96,7 +96,7 @@ class LengthsBound:
 
 
 def range_of_lengths(shortest: int, longest: int | None) -> str:
-    """Return in words, after a comma, between which numbers each length is; "" if between any."""
+    """Describe the range of each length, after a comma; "" if it is unbounded."""
     if longest is None:
         return f", each at least {shortest}" if shortest else ""
     return f", each {f'from {shortest} to' if shortest else 'at most'} {longest}"

@@ -104,7 +104,7 @@ def _stop(frames: Frames, calls: Sequence[JaxprEqn]) -> Stop:
     return Stop(name, "" if frame is None else frames.text(frame), frame)
 
 
-# : Equations at which tangents stop, each preceded by the equations whose bodies contain it.
+#: Equations at which tangents stop, each preceded by the equations whose bodies contain it.
 _Stops = tuple[tuple[JaxprEqn, ...], ...]
 
 
@@ -113,7 +113,7 @@ class _Tangents:
 
     def __init__(self) -> None:
         self._equations: dict[Hashable, list[bool]] = {}
-        # : Equations of which only some results have tangents; a sort has none for its indices.
+        #: Equations of which only some results have tangents; a sort has none for its indices.
         self.partial: set[int] = set()
 
     @cached_method
@@ -172,7 +172,7 @@ class _Tangents:
         return [a and b for a, b in zip(self._equations[key], exact, strict=True)]
 
 
-# : The most iterations of a loop that are followed one by one.
+#: The most iterations of a loop that are followed one by one.
 _MOST_ROUNDS = 64
 
 

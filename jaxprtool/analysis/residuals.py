@@ -177,7 +177,7 @@ class _Reading:
         back = jaxcompat.open_jaxpr(backward.jaxpr)
         self._flow = DataFlow(back)
         kept = kept_values(forward, backward)
-        # : Each residual as a variable of the forward half, and as a variable of the backward half.
+        #: Each residual as a variable of the forward half, and as a variable of the backward half.
         self.pairs = list(zip(kept, back.invars, strict=False))
         self._maker = {v: self._maker_of(v) for v in kept if type(v) is not Literal}
         found = [maker for maker in self._maker.values() if maker is not None]

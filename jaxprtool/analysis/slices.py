@@ -145,7 +145,7 @@ def _gradient(program: Program | AnyJaxpr, about: Border, found: Point) -> Gradi
     return gradient_flow(program, [names[name] for name in found.ends])
 
 
-# : The number of equations of each primitive, by line.
+#: The number of equations of each primitive, by line.
 _Counts: TypeAlias = dict[Line | None, Counter[str]]
 
 

@@ -1,4 +1,4 @@
-"""Refs that `jax.freeze` or `jax.free_ref` has ended: there is nothing to read any more."""
+"""Refs that `jax.freeze` or `jax.free_ref` has ended, and that cannot be read any more."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class FreedRefError(UnsupportedError, ValueError):
 
 
 def check_freed_refs(closed: ClosedJaxpr) -> None:
-    """Check that no equation reads, writes or frees a ref that one before it has freed.
+    """Check that no equation reads, writes or frees a ref that an earlier equation has freed.
 
-    JAX finds out when it lowers a program, by what it has left of the program then. A pass may
-    have put the value that the ref had in place of the read, and nobody would find out.
+    JAX checks this when it lowers a program, after dead code elimination. By then a pass may have
+    replaced the read by the ref's value, and the error would go unnoticed.
 
     Raises:
-        FreedRefError: Names the first such equation.
+        FreedRefError: If there is such an equation; the message names the first.
     """
     if not any(traits(eqn).ends_ref for eqn in closed.eqns):
         return

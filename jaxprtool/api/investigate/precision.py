@@ -1,4 +1,4 @@
-"""The precision of matrix products and convolutions that name none."""
+"""Set the precision of matrix products and convolutions that have none."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.rewriting.rewrite import map_equations
 from jaxprtool.jaxcompat import JaxprEqn
 
-#: What a product may be told, as `jax.default_matmul_precision` has it.
+#: The valid precisions, as in `jax.default_matmul_precision`.
 PRECISIONS = ("default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
 
 
 def with_precision(program: Program, name: str) -> Program:
-    """Return a program whose products and convolutions have a precision, if they name none.
+    """Return a program in which products and convolutions without a precision have this one.
 
     The result is that of tracing under `jax.default_matmul_precision(name)`. Raises ArgumentsError
-    for a name that is none of `PRECISIONS`.
+    for a name that is not in `PRECISIONS`.
     """
     if name not in PRECISIONS:
         raise ArgumentsError(

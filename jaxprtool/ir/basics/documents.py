@@ -1,6 +1,6 @@
-"""The JSON of dataclasses: what a command prints with `--json` is what it has found.
+"""The JSON of dataclasses, which commands print with `--json`.
 
-The fields of a dataclass are the keys, unless `document` says otherwise. Documents may gain keys;
+The fields of a dataclass are the keys, unless `document` states otherwise. Documents may gain keys;
 the keys they have keep their names, types and meaning. Numbers that JSON does not have are the
 strings "NaN", "Infinity" and "-Infinity"; a complex number is `[real, imaginary]`.
 """
@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-#: A number that is a text where sizes are symbolic: `2*n**2*d`.
+#: A number, or a text if sizes are symbolic: `2*n**2*d`.
 Number: TypeAlias = Annotated[Any, int | str]
 
 #: A float that may be NaN or infinite.
@@ -46,9 +46,9 @@ def document(
     Args:
         without: Fields that are left out.
         names: The keys of fields and properties that have another name.
-        also: Properties that are shown as fields are.
-        flat: Fields in whose place their own keys stand.
-        optional: Fields and properties that are left out where they are None or "".
+        also: Properties that are shown like fields.
+        flat: Fields that are replaced by their own keys.
+        optional: Fields and properties that are left out if they are None or "".
     """
     layout = _Layout(without, names, also, flat, optional)
 
@@ -60,7 +60,7 @@ def document(
 
 
 class Key(NamedTuple):
-    """A key of a document, and the attribute that it shows, as `document` declares it."""
+    """A key of a document, and the attribute that it shows."""
 
     name: str
     attribute: str
@@ -81,10 +81,10 @@ def keys(cls: type) -> tuple[Key, ...]:
 
 
 def as_json(value: Any) -> Any:
-    """Return dataclasses, mappings and sequences as what the module `json` writes.
+    """Convert dataclasses, mappings and sequences to values that the module `json` can write.
 
     Raises:
-        TypeError: If there is a value that has no JSON.
+        TypeError: If a value has no JSON.
     """
     if isinstance(value, _PLAIN):
         return value
@@ -98,14 +98,14 @@ def as_json(value: Any) -> Any:
         return _object(value)
     if isinstance(value, complex):
         return [as_json(value.real), as_json(value.imag)]
-    from jaxprtool import jaxcompat  # which imports JAX
+    from jaxprtool import jaxcompat  # imports JAX
 
     if jaxcompat.is_symbolic_dimension(value):
         return str(value)
     raise TypeError(f"a {type(value).__name__} has no JSON: {value!r}")
 
 
-#: As tuples, these are checked faster than as unions: a program has many values.
+#: A tuple of types is checked faster than a union, and a program has many values.
 _PLAIN, _OBJECTS = (str, int, type(None)), (dict, Mapping)
 
 _NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}

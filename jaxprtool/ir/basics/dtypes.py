@@ -1,7 +1,7 @@
-"""Dtypes: their names, and what passes ask of any of them, extended dtypes included.
+"""Dtypes: their names and properties, for extended dtypes too.
 
-An extended dtype is that of random keys, or one of a package's own. JAX keeps its elements in an
-array of plain numbers, the physical one; it has neither `itemsize` nor `kind`.
+An extended dtype is that of PRNG keys, or one of another package. JAX stores its elements in an
+array of plain numbers, the physical array; it has neither `itemsize` nor `kind`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import DType
 
-#: What JAX cuts to 32 bits unless `jax_enable_x64` is set.
+#: The dtypes that JAX narrows to 32 bits unless `jax_enable_x64` is set.
 _WIDE = {"float64", "int64", "uint64", "complex128"}
 
 
 def is_float0(value: object) -> bool:
-    """Return True for a value, or a type, of dtype float0: the tangent of an integer, say."""
+    """Return True if a value, or a type, has dtype float0, such as the tangent of an integer."""
     return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
 
 
@@ -38,7 +38,7 @@ def array_dtypes() -> dict[str, DType]:
 
 
 def key_dtypes() -> dict[str, DType]:
-    """Each dtype of PRNG keys by the name between the brackets of `key<fry>`, and its long one."""
+    """Return each dtype of PRNG keys by its short name (`fry` in `key<fry>`) and its long one."""
     found: dict[str, DType] = {}
     for short, implementation in sorted(jaxcompat.key_implementations().items()):
         found[short] = found[implementation.name] = jaxcompat.KeyType(implementation)
@@ -46,7 +46,7 @@ def key_dtypes() -> dict[str, DType]:
 
 
 def itemsize(dtype: DType) -> int:
-    """Return the bytes of one element of any dtype, a package's own among them."""
+    """Return the bytes of one element of a dtype, also of another package's dtype."""
     if not hasattr(dtype, "itemsize"):
         element = jaxcompat.physical_element(dtype)
         return math.prod(element.shape) * itemsize(element.dtype)
@@ -54,12 +54,12 @@ def itemsize(dtype: DType) -> int:
 
 
 def is_extended(dtype: DType) -> bool:
-    """Return whether this is the dtype of keys, or of a package's own elements."""
+    """Return True for the dtype of PRNG keys, or of another package's elements."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
 
 
 def is_foreign(dtype: DType) -> bool:
-    """Whether a package has brought this dtype, which nothing here can spell or make values of."""
+    """Return True if a dtype is another package's, so that its name and values are unknown here."""
     return is_extended(dtype) and not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
@@ -69,27 +69,27 @@ def kind(dtype: DType) -> str:
 
 
 def physical(value: object) -> Any:
-    """Return an array of plain numbers: of an extended dtype, the array that holds its elements."""
+    """Return an array of plain numbers; for an extended dtype, the array of its elements."""
     extended = hasattr(value, "dtype") and is_extended(value.dtype)
     return jaxcompat.physical_array(value) if extended else value
 
 
 def as_array(value: object) -> Any:
-    """Return JAX's array of a value; of an extended dtype, which it may not know, the value."""
+    """Convert a value to a JAX array; return it as it is if it has an extended dtype."""
     extended = hasattr(value, "dtype") and is_extended(value.dtype)
     return value if extended else jnp.asarray(value)
 
 
 def x64_enabled() -> bool:
-    """Return whether 64-bit types are what they say."""
+    """Return True if 64-bit types are enabled."""
     return bool(getattr(jax.config, "jax_enable_x64"))  # noqa: B009  (made at run time)
 
 
 def is_wide(dtype: DType) -> bool:
-    """Return whether JAX cuts this dtype to 32 bits unless it is told not to."""
+    """Return True if JAX narrows a dtype to 32 bits by default."""
     return getattr(dtype, "name", "") in _WIDE
 
 
 def needs_x64(dtype: DType) -> bool:
-    """Return whether JAX, as it is configured now, would cut this dtype to 32 bits."""
+    """Return True if JAX, as currently configured, would narrow a dtype to 32 bits."""
     return not x64_enabled() and is_wide(dtype)

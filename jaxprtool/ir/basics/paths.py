@@ -1,4 +1,4 @@
-"""How the flat arguments and results of a program are named: one readable path for each."""
+"""Name the flat arguments and results of a program by readable paths."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import jax
 
 
 def paths(root: str, value: object) -> tuple[str, ...]:
-    """Return the path of each leaf of a pytree that is called `root`: `result[0]['w']`."""
+    """Return the path of each leaf of a pytree with the name `root`: `result[0]['w']`."""
     leaves = jax.tree_util.tree_flatten_with_path(value)[0]
     return unique([root + jax.tree_util.keystr(path) for path, _ in leaves])
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, with a number added to each that has come before: `x`, `x_2`."""
+    """Return the names, with a number appended to each that occurred before: `x`, `x_2`."""
     seen: set[str] = set()
-    numbers: dict[str, int] = {}  # of thousands with one name, the next is not searched for
+    numbers: dict[str, int] = {}  # next by name; a search is slow for thousands of equal names
     result = []
     for name in names:
         chosen, number = name, numbers.get(name, 1)
@@ -32,9 +32,9 @@ def unique(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def path_steps(path: str) -> list[str]:
-    """Return the keys and attributes of a path: `first` and `w` of `params['first'].w`.
+    """Return the keys and attributes in a path: `first` and `w` for `params['first'].w`.
 
-    The list is empty for a text that is no path.
+    The list is empty for a text that is not a path.
     """
     try:
         node = ast.parse(path, mode="eval").body
@@ -54,7 +54,7 @@ def path_steps(path: str) -> list[str]:
         node = node.value
 
 
-#: What tells the layers of a pytree apart.
+#: What distinguishes the layers of a pytree.
 _NUMBER = re.compile(r"(\d+)")
 
 
@@ -64,6 +64,6 @@ def without_numbers(path: str) -> str:
 
 
 def common_path(names: Sequence[str]) -> str:
-    """Return paths that differ in numbers alone as one, with `*` for the numbers that differ."""
+    """Return paths that differ only in numbers as one, with `*` for the numbers that differ."""
     parts = zip(*map(_NUMBER.split, names), strict=True)
     return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)

@@ -1,7 +1,7 @@
-"""Installed plug-ins that say how equations of other packages' primitives are written and read.
+"""Installed plug-ins that define how equations of other packages' primitives are written and read.
 
-A package names each primitive that it has rules for in the entry-point group
-`jaxprtool.primitives`; its module, which adds to the table of traits (`ir.traits`) and to tables of
+A package lists each primitive that it has rules for in the entry-point group
+`jaxprtool.primitives`. Its module, which adds to the table of traits (`ir.traits`) and to tables of
 rules (`ir.rules`), is imported when a program with such a primitive is met.
 """
 
@@ -14,7 +14,7 @@ from jaxprtool.errors import PluginError, described
 
 GROUP = "jaxprtool.primitives"
 
-#: The packages of this repository that have rules, with the primitives that they are for.
+#: The packages of this repository that have rules, with their primitives.
 _KNOWN = {
     "jaxprtool-equinox": (
         *("linear_solve", "maybe_set", "noinline", "nonbatchable", "nondifferentiable_backward"),
@@ -46,7 +46,7 @@ def load_rules_of(primitive: str) -> None:
 
 
 def missing_plugin(primitive: str) -> str | None:
-    """The hint to install the plug-in that has rules for a primitive; None if that is no remedy."""
+    """Return the hint to install the plug-in for a primitive; None if that would not help."""
     if primitive in _installed():
         return None
     package = next((name for name, known in _KNOWN.items() if primitive in known), None)

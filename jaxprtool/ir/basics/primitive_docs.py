@@ -1,4 +1,4 @@
-"""What a primitive does, in the words of the public function of JAX that binds it."""
+"""Describe a primitive in the words of the public JAX function that binds it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 #: ``:math:`x + y` `` and ``:func:`~jax.lax.add` ``.
 _ROLE = re.compile(r":[\w:]+:`~?([^`]+)`")
 _LINK = re.compile(r"`([^`<]+) <[^>]*>`_+")
-#: `\mathrm{sin}`, and signs by their names in LaTeX.
+#: `\mathrm{sin}`, and symbols by their names in LaTeX.
 _UPRIGHT = re.compile(r"\\(?:math\w+|text)\{([^}]*)\}")
 _SIGNS = {
     "times": "\N{MULTIPLICATION SIGN}",
@@ -28,7 +28,7 @@ _ALIAS = re.compile(r"Alias of jax\.([\w.]+)\.")
 
 @cache
 def summary(primitive: str) -> str | None:
-    """Return the first paragraph of the docstring; None if no function bears a like name."""
+    """Return the first paragraph of the function's docstring; None if no name matches."""
     for function in _functions(primitive):
         text = _paragraph(function)
         if alias := _ALIAS.fullmatch(text):

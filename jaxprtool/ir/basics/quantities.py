@@ -14,19 +14,19 @@ def plural(count: int, noun: str) -> str:
 
 
 def times(count: int, type: str) -> str:
-    """Return a type with the number of its values, if these are several: `3 x f32[8]`."""
+    """Return a type with the number of its values, if there are several: `3 x f32[8]`."""
     return f"{count:,} x {type}" if count > 1 else type
 
 
 def some(names: Iterable[str], most: int, end: str = " and {:,} more") -> str:
-    """Return names as text, the first of many: `a, b and 3 more`."""
+    """Return names as text, shortened after `most`: `a, b and 3 more`."""
     names = list(names)
     more = len(names) - most
     return ", ".join(names[:most]) + (end.format(more) if more > 0 else "")
 
 
 def listed(names: Iterable[str], most: int) -> str:
-    """Return names as text, the first of many: `a, b, … 3 more`."""
+    """Return names as text, shortened after `most`: `a, b, … 3 more`."""
     return some(names, most, ", … {:,} more")
 
 
@@ -54,10 +54,10 @@ _BYTES = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGN
 
 
 def bytes_of(text: str) -> int:
-    """Return the number of bytes that text stands for: `8GiB`, `500 MB`, `2e9`.
+    """Return the number of bytes that a text means: `8GiB`, `500 MB`, `2e9`.
 
     Raises:
-        ArgumentsError: If it stands for none.
+        ArgumentsError: If the text is no number of bytes.
     """
     read = _BYTES.fullmatch(text.strip())
     if read is None:

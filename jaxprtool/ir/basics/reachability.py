@@ -1,4 +1,4 @@
-"""What can be reached in a graph."""
+"""Find the nodes of a graph that can be reached from others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 def reachable(starts: Iterable[T], successors: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield what can be reached from some nodes, these included, each once.
+    """Yield the nodes that can be reached from some nodes, including these, each once.
 
     Args:
         starts: The nodes to start from.
-        successors: Returns the nodes that edges lead to from one.
+        successors: Returns the successors of a node.
     """
     todo = list(dict.fromkeys(starts))
     seen = set(todo)

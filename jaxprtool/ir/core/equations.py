@@ -1,4 +1,4 @@
-"""What is asked of equations and values everywhere: short types, sizes, bodies, and names."""
+"""Helpers for equations and values: short types, sizes, bodies, and names."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, 
 
 
 def type_of(aval: Aval, weak: bool = False) -> str:
-    """A type in JAX's short form: `f32[3]`, or `~f32[3]` of one that is `weak`, if that is told."""
+    """Return a type in JAX's short form: `f32[3]`, or `~f32[3]` if weakly typed and `weak`."""
     mark = "~" if weak and getattr(aval, "weak_type", False) else ""
     return mark + aval.str_short(short_dtypes=True)
 
 
 def weak_marks(a: Aval, b: Aval) -> tuple[str, str]:
-    """Return what goes before two types that are compared: a `~` if one alone is weakly typed."""
+    """Return the prefixes of two types that are compared: a `~` if only one is weakly typed."""
     weak = [bool(getattr(aval, "weak_type", False)) for aval in (a, b)]
     return ("", "") if weak[0] == weak[1] else ("~" * weak[0], "~" * weak[1])
 
@@ -42,8 +42,8 @@ def size_of(aval: Aval, unknown: int | None = None) -> int | None:
 
     Args:
         aval: The array, or the type.
-        unknown: What is returned for sizes that depend on a symbolic dimension, and for what has
-            none, such as a token.
+        unknown: The result if the size depends on a symbolic dimension, or the value has no size,
+            such as a token.
     """
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
@@ -55,7 +55,7 @@ def size_of(aval: Aval, unknown: int | None = None) -> int | None:
 
 
 def size_in_bytes(aval: Aval) -> Any:
-    """Return the bytes of a value, which may be symbolic; 0 for a token, which is no array."""
+    """Return the bytes of a value, which may be symbolic; 0 for a token, which is not an array."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     return 0 if shape is None or dtype is None else math.prod(shape) * itemsize(dtype)
 
@@ -98,14 +98,14 @@ def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
 
 
 def all_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    """Return an open jaxpr and those in it, at any depth, each once."""
+    """Return an open jaxpr and those in it, at every depth, each once."""
     return reachable((jaxpr,), inner_jaxprs)
 
 
 def outer_first(
     jaxpr: Jaxpr, inside: Callable[[Jaxpr], Iterable[Jaxpr]] = inner_jaxprs
 ) -> list[Jaxpr]:
-    """Return an open jaxpr and those in it, each after all that hold it.
+    """Return an open jaxpr and those in it, each after all jaxprs that hold it.
 
     Args:
         jaxpr: The jaxpr.
@@ -126,7 +126,7 @@ def outer_first(
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Yield every equation of an open jaxpr, at any depth; those of a shared body once."""
+    """Yield every equation of an open jaxpr, at every depth; those of a shared body once."""
     for each in all_jaxprs(jaxpr):
         yield from each.eqns
 
@@ -143,10 +143,10 @@ def donations(eqns: Iterable[JaxprEqn]) -> list[tuple[Var, int]]:
 
 
 class Contains:
-    """Whether a jaxpr contains an equation that meets a condition; each body is looked at once.
+    """Tests whether a jaxpr contains an equation that meets a condition; visits each body once.
 
     Args:
-        condition: What is asked of an equation.
+        condition: The condition on an equation.
     """
 
     def __init__(self, condition: Callable[[JaxprEqn], Any]) -> None:
@@ -154,18 +154,18 @@ class Contains:
         self._known: dict[Jaxpr, bool] = {}
 
     def __call__(self, jaxpr: AnyJaxpr) -> bool:
-        """Return True if there is such an equation in a jaxpr, at any depth."""
+        """Return True if an equation of a jaxpr, at any depth, meets the condition."""
         body = jaxcompat.open_jaxpr(jaxpr)
         if body not in self._known:
             self._known[body] = any(map(self.at, body.eqns))
         return self._known[body]
 
     def at(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation is such a one, or there is one in its bodies."""
+        """Return True if an equation, or one in its bodies, meets the condition."""
         return bool(self._condition(eqn)) or self.inside(eqn)
 
     def inside(self, eqn: JaxprEqn) -> bool:
-        """Return True if there is such an equation in the bodies of an equation."""
+        """Return True if an equation in the bodies of an equation meets the condition."""
         return holds_jaxpr(eqn.params.values()) and any(self(body) for _, body in sub_jaxprs(eqn))
 
 
@@ -190,12 +190,12 @@ def needed_equations(
     results: Iterable[Atom],
     stays: Callable[[JaxprEqn], bool] = lambda eqn: False,
 ) -> list[JaxprEqn]:
-    """Return the equations that results are computed by, in order.
+    """Return the equations that results depend on, in order.
 
     Args:
         eqns: Equations, in order.
         results: The results.
-        stays: Whether an equation is needed in any case, and with it what computes its operands.
+        stays: Returns True for an equation that is needed in any case, with its dependencies.
     """
     needed, found = set(variables(results)), []
     for eqn in reversed(eqns):
@@ -216,18 +216,18 @@ def is_ref(atom: object) -> bool:
 
 
 def is_inexact(atom: object) -> bool:
-    """Return True if a value has numbers with a fraction, and so derivatives."""
+    """Return True if a value has an inexact dtype, and so can have derivatives."""
     dtype = getattr(getattr(atom, "aval", None), "dtype", None)
     return dtype is not None and bool(jax.dtypes.issubdtype(dtype, np.inexact))
 
 
 def substitute(atoms: Iterable[Atom], names: Mapping[Var, Atom]) -> list[Atom]:
-    """Return atoms with what `names` has for them in the places of variables."""
+    """Replace variables among atoms by the atoms that `names` maps them to."""
     return [v if type(v) is Literal else names.get(v, v) for v in atoms]
 
 
 def with_operands(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
-    """Return an equation with operands substituted; the same object if `names` has none of them."""
+    """Substitute the operands of an equation; return the same object if nothing changes."""
     operands = substitute(eqn.invars, names)
     return eqn.replace(invars=operands) if any(map(is_not, operands, eqn.invars)) else eqn
 
@@ -235,7 +235,7 @@ def with_operands(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
 def fuses(eqn: JaxprEqn) -> bool:
     """Return True if a compiler fuses an equation with its readers.
 
-    It is computed element by element, or only moves elements.
+    This holds for elementwise equations and those that only move elements.
     """
     like = traits(eqn)
     if like.moves:
@@ -247,13 +247,13 @@ def fuses(eqn: JaxprEqn) -> bool:
 
 
 def named(eqn: JaxprEqn) -> str:
-    """An equation for a message: its primitive and its source line, `psum at model.py:12`."""
+    """Describe an equation in a message by its primitive and source line: `psum at model.py:12`."""
     place = place_text(eqn)
     return eqn.primitive.name + (f" at {place}" if place else "")
 
 
 def has_64_bit_types(jaxpr: AnyJaxpr) -> bool:
-    """Whether a value, at any depth, has a type that JAX narrows unless it is told not to."""
+    """Return True if a value, at any depth, has a type that JAX narrows by default."""
     top = jaxcompat.open_jaxpr(jaxpr)
     bound = (v for eqn in equations(top) for v in eqn.outvars)
     values = chain(top.constvars, top.invars, bound)

@@ -1,8 +1,8 @@
 """The regions of an equation: its bodies, and the edges along which values pass between them.
 
 `regions(eqn)` describes every loop, branch and call alike, by position. A pass that follows values
-is written once, on these edges, and knows the primitives of plug-ins too, whose views it is made
-from (`structured.views`). Compare MLIR's RegionBranchOpInterface.
+is written once, on these edges, and also supports the primitives of plug-ins, since regions are
+made from their views (`structured.views`). Compare MLIR's RegionBranchOpInterface.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Region:
         field: The field of the view that holds the body.
         groups: The fields of operands that the arguments come from, in order.
         becomes: The fields that the results become, in order; none if they decide.
-        ins: For each argument, the position of the operand that it is, or is in the first round.
+        ins: For each argument, the position of its operand, or of its initial value.
         outs: For each result, the position of the equation's result that it becomes; None if it
-            decides whether a loop goes on.
-        back: For each result, the position of the operand that it replaces in the next round; None
-            if it is not carried.
-        fixed: For each argument, whether it is the operand itself, in every round.
+            decides whether a loop continues.
+        back: For each result, the position of the operand that it replaces in the next iteration;
+            None if it is not carried.
+        fixed: For each argument, whether it is the operand itself, in every iteration.
         constants: The field of operands for this body alone that new constants can be added to.
     """
 
@@ -50,11 +50,11 @@ class Region:
 
     @property
     def decides(self) -> bool:
-        """Whether the body decides if a loop goes on."""
+        """True if the body decides whether a loop continues."""
         return None in self.outs
 
 
-#: What all equations of a kind with as many operands, results and bodies have in common: the
+#: The common part of all equations of a kind with equally many operands, results and bodies:
 #: `operands`, `results`, `regions` and `carried` of `Regions`.
 _Shape: TypeAlias = tuple[
     dict[str, range], dict[str, range], tuple[Region, ...], tuple[tuple[int, int], ...]
@@ -107,13 +107,13 @@ class Regions:
     """The regions of one equation.
 
     Attributes:
-        view: The typed view of the equation.
+        view: The structured view of the equation.
         bodies: The closed jaxprs, one for each region.
         operands: The positions of the operands, by field of the view.
         results: The positions of the results, by field of the view.
         regions: The edges of each body.
         carried: The positions of each carried operand and of the result that is its last value. If
-            a loop runs no round, the result is the operand.
+            a loop runs no iteration, the result is the operand.
     """
 
     view: View
@@ -126,7 +126,7 @@ class Regions:
 
     @classmethod
     def of(cls, structured: View) -> Regions:
-        """Return the regions of the equation that a view is of, whose edges are known."""
+        """Return the regions of the equation of a view, whose edges must be known."""
         edges = structured.edges
         assert edges is not None
         held = [as_tuple(getattr(structured, field)) for field, _, _ in edges.bodies]
@@ -138,7 +138,7 @@ class Regions:
 
     @property
     def eqn(self) -> JaxprEqn:
-        """The equation itself."""
+        """The equation."""
         return self.view.eqn
 
     @cached_property
@@ -150,7 +150,7 @@ class Regions:
 
     @cached_property
     def repeats(self) -> bool:
-        """Whether the equation is a loop."""
+        """True if the equation is a loop."""
         return bool(self.carried or self.edges.sliced or self.edges.stacked)
 
     @cached_property
@@ -164,13 +164,13 @@ class Regions:
         return tuple(map(jaxcompat.open_jaxpr, self.bodies))
 
     def region_of(self, jaxpr: Jaxpr) -> Region | None:
-        """Return the region of a body, which is given open; None if it is none of these."""
+        """Return the region of an open body, or None if it is not a body of this equation."""
         pairs = zip(self.jaxprs, self.regions, strict=True)
         return next((region for body, region in pairs if body is jaxpr), None)
 
     @cached_property
     def arguments_by_operand(self) -> list[list[tuple[int, Var]]]:
-        """The arguments that each operand is, or begins as, with the numbers of their regions."""
+        """For each operand, the arguments that have it as (initial) value, by region number."""
         found: list[list[tuple[int, Var]]] = [[] for _ in self.eqn.invars]
         for number, (body, region) in enumerate(zip(self.jaxprs, self.regions, strict=True)):
             for i, var in zip(region.ins, body.invars, strict=True):
@@ -178,7 +178,7 @@ class Regions:
         return found
 
     def sources(self) -> list[list[tuple[int, Atom]]]:
-        """Return what each result may be: results of bodies, with the numbers of their regions."""
+        """Return the possible sources of each result: results of bodies, by region number."""
         sources: list[list[tuple[int, Atom]]] = [[] for _ in self.eqn.outvars]
         for number, (body, region) in enumerate(zip(self.bodies, self.regions, strict=True)):
             for out, atom in zip(region.outs, body.outvars, strict=True):
@@ -200,17 +200,17 @@ class Regions:
         """Return the equation with some of its operands and results, and with new ones.
 
         Args:
-            bodies: For each region a closed jaxpr, which takes and gives what is kept and what is
-                new, in the order of `arguments`.
+            bodies: A closed jaxpr for each region. It takes the kept and the new arguments, and
+                returns the kept and the new results, in the order of `arguments`.
             operands: Which operands are kept; all if None. A carried one is kept with its result.
-            results: Which results stay; all if None.
+            results: Which results are kept; all if None.
             more: New operands, by the field that they are added to.
             more_results: New results, by the field that they are added to.
             first: Whether new operands come before those of their field, and not after them.
 
         Returns:
-            The new equation, which has its effects from the bodies. The operand that decides which
-            body runs is kept in any case.
+            The new equation, with the effects of the bodies. The operand that decides which body
+            runs is always kept.
         """
         edges = self.edges
         if edges.has_rule:
@@ -226,7 +226,7 @@ class Regions:
         return self.view.rebuild(**changes, **self._by_field(bodies))
 
     def with_bodies(self, bodies: Sequence[ClosedJaxpr]) -> JaxprEqn:
-        """Return the equation with other bodies, of as many arguments and results."""
+        """Return the equation with other bodies, with the same numbers of arguments and results."""
         return self.view.rebuild(**self._by_field(bodies))
 
     def _by_field(self, bodies: Sequence[ClosedJaxpr]) -> dict[str, Any]:
@@ -249,17 +249,17 @@ class Regions:
         operands: Sequence[bool] | None = None,
         first: bool = False,
     ) -> list[T]:
-        """Return the arguments of a body if some operands stay and others are new.
+        """Return the arguments of a body if some operands are kept and others are new.
 
         Args:
             region: The region of the body.
             values: A value for each argument that it has.
             more: Values for new arguments, by the field that their operands are added to.
-            operands: Which operands stay; all if None.
+            operands: Which operands are kept; all if None.
             first: Whether new operands come before those of their field, and not after them.
 
         Returns:
-            The values of what is kept and of what is new, field by field.
+            The values of the kept and the new arguments, field by field.
         """
         places = {field: self.operands[field] for field in region.groups}
         own = dict(zip(region.ins, values, strict=True))
@@ -270,7 +270,7 @@ class Regions:
     def outcomes(
         self, region: Region, values: Sequence[T], more: Mapping[str, Sequence[T]]
     ) -> list[T]:
-        """Return the results of a body if others are new: the counterpart of `arguments`."""
+        """Return the results of a body with new ones added: the counterpart of `arguments`."""
         if region.decides:
             return list(values)
         places = {field: self.results[field] for field in region.becomes}
@@ -278,7 +278,7 @@ class Regions:
         _, fields = _selected(places, own, None, more)
         return [value for group in fields.values() for value in group]
 
-    # --- facts that hold in every round ----------------------------------------------------------
+    # --- dataflow analysis -----------------------------------------------------------------------
 
     def forward(
         self,
@@ -288,15 +288,16 @@ class Regions:
         widen: Callable[[T, T], T] | None = None,
         decided: bool = False,
     ) -> tuple[list[T], list[T]]:
-        """Return what holds of the operands in every round, and what holds of the results.
+        """Return the facts of the operands that hold in every iteration, and those of the results.
 
         Args:
-            facts: What holds of each operand before the equation.
-            through: Of a region, by number, and of what holds of its arguments: what holds of its
+            facts: The fact of each operand before the equation.
+            through: Maps the number of a region and the facts of its arguments to those of its
                 results.
-            meet: What holds of a value that is one of two. It must not go up and down for ever.
-            widen: The same for a carried value before and after a round; `meet` if None.
-            decided: Whether what holds of a value that decides is met with what it decides on.
+            meet: The fact of a value that is one of two. It must not alternate for ever.
+            widen: The same for a carried value before and after an iteration; `meet` if None.
+            decided: Whether to meet the fact of a deciding value with those of the values that it
+                selects.
         """
         facts, widen = list(facts), widen or meet
         while True:
@@ -326,13 +327,13 @@ class Regions:
         through: Callable[[int, list[bool]], Sequence[bool]],
         decided: bool = False,
     ) -> list[bool]:
-        """Return which operands lead to some of the results, in any round.
+        """Return which operands lead to some of the results, in any iteration.
 
         Args:
-            results: Which results are asked about.
-            through: Of a region, by number, and of which of its results are asked about: which of
-                its arguments lead to one of these.
-            decided: Whether what only decides leads to all of them, or to none.
+            results: The results in question.
+            through: Maps the number of a region and a flag for each of its results to a flag for
+                each argument that leads to one of the flagged results.
+            decided: Whether a value that only decides leads to all of them, or to none.
         """
         facts = [False] * len(self.eqn.invars)
         for i in self.deciding if decided else ():
@@ -353,16 +354,16 @@ class Regions:
 
 
 def regions(eqn: JaxprEqn) -> Regions | None:
-    """Return the regions of an equation, or None if its primitive has no view that tells them."""
+    """Return the regions of an equation, or None if its primitive has no view with edges."""
     params = eqn.params
     if not params or (eqn.primitive.name not in views and not holds_jaxpr(params.values())):
-        return None  # the table of views is spared most equations
+        return None  # most equations need no lookup in the table of views
     structured = view(eqn)
     return None if structured is None or structured.edges is None else Regions.of(structured)
 
 
 def open_regions(eqn: JaxprEqn) -> Regions | None:
-    """Return the regions of an equation, or None if a user's rule gets the operands too."""
+    """Return the regions of an equation, or None if a custom rule also takes the operands."""
     inside = regions(eqn)
     return None if inside is None or inside.edges.has_rule else inside
 
@@ -374,7 +375,7 @@ def _selected(
     more: Mapping[str, Sequence[Any]],
     first: bool = False,
 ) -> tuple[list[int | None], dict[str, tuple[Any, ...]]]:
-    """The positions of all values that stay, with None for what is new, and the values by field."""
+    """Return the positions of the values kept, None for new ones, and the values by field."""
     everything: list[int | None] = []
     fields = {}
     for field, positions in places.items():

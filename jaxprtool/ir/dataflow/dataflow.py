@@ -19,7 +19,7 @@ from jaxprtool.ir.core.regions import Region, Regions, regions
 from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
-# : A variable, and its jaxpr.
+#: A variable, and its jaxpr.
 Value: TypeAlias = tuple[Jaxpr, Var]
 
 

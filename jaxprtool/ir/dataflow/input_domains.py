@@ -1,12 +1,12 @@
-"""From which interval an argument has to be for the program to give finite results.
+"""Find the interval of each argument for which the program gives finite results.
 
-A square root needs what is not negative, a logarithm what is positive, an arc sine what is between
--1 and 1. `input_domains` follows these intervals back to the arguments, through arithmetic with
-numbers, changes of layout, calls, branches and loops. So the second moment of an optimizer, of
-which the step takes the square root, is known from its use.
+A square root needs an operand that is not negative, a logarithm a positive one, an arc sine one
+between -1 and 1. `input_domains` propagates these intervals back to the arguments, through
+arithmetic with numbers, changes of layout, calls, branches and loops. The second moment of an
+optimizer, for example, is known to be positive since the step takes its square root.
 
-It is a guide for choosing example values and no proof: of a product of two variables both are
-taken to be positive, and of a difference the first.
+The result is a guide for choosing example values, not a proof: both factors of a product of two
+variables are taken to be positive, and so is the first operand of a difference.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
 #: The ends of an open interval.
 Interval: TypeAlias = tuple[float, float]
 
-#: What values an argument is drawn from. Matrices are along the last two axes.
+#: The values that an argument is drawn from. Matrices are along the last two axes.
 Domain: TypeAlias = Interval | OneOf["positive definite"]
 
 POSITIVE: Interval = (0.0, math.inf)
 
-#: How often the body of a loop is followed for what one iteration needs of the one before.
+#: How many times the body of a loop is visited to propagate intervals between iterations.
 _ITERATIONS = 3
 
 _cache = JaxprCache()
 
 
 def input_domains(jaxpr: AnyJaxpr) -> list[Interval | None]:
-    """Return for each argument the open interval that its use asks for; None for any number."""
+    """Return the open interval that each argument must be in; None if any number is valid."""
     opened = jaxcompat.open_jaxpr(jaxpr)
     found = _domains(opened, (None,) * len(opened.outvars))
     return [POSITIVE if each is not None and _is_nearly_positive(each) else each for each in found]
 
 
 def _is_nearly_positive(interval: Interval) -> bool:
-    """Return whether an interval begins just below zero, as where an epsilon is added."""
+    """Return True if an interval begins just below zero, as when an epsilon is added."""
     low, high = interval
     return -0.1 < low <= 0 and math.isinf(high)
 
 
 def shown(interval: Domain) -> str:
-    """Return a domain in words: `positive`, `above -1`, `between -1 and 1`."""
+    """Describe a domain in words: `positive`, `above -1`, `between -1 and 1`."""
     if interval == "positive definite":
         return interval
     low, high = interval
@@ -70,19 +70,19 @@ def _domains(jaxpr: AnyJaxpr, wanted: tuple[Interval | None, ...]) -> tuple[Inte
     """Return the intervals of a body's arguments, given those of its results."""
     known = _cache.of(jaxpr)
     if wanted not in known:
-        known[wanted] = (None,) * len(jaxpr.invars)  # for a body within itself
+        known[wanted] = (None,) * len(jaxpr.invars)  # in case the body contains itself
         known[wanted] = _Walk(jaxpr).arguments(wanted)
     found: tuple[Interval | None, ...] = known[wanted]
     return found
 
 
 class _Walk:
-    """One body, from its results back to its arguments."""
+    """Propagates intervals through one body, from its results back to its arguments."""
 
     def __init__(self, jaxpr: AnyJaxpr):
         self._jaxpr = jaxpr
         self._intervals: dict[Var, Interval] = {}
-        #: The numbers that variables are, as a literal that is broadcast.
+        #: The numbers that variables are known to be, such as a broadcast literal.
         self._numbers: dict[Var, float] = {}
 
     def arguments(self, wanted: Sequence[Interval | None]) -> tuple[Interval | None, ...]:
@@ -105,7 +105,7 @@ class _Walk:
         return tuple(self._intervals.get(var) for var in self._jaxpr.invars)
 
     def _want(self, atom: Atom, interval: Interval | None) -> None:
-        """Note that a variable is from an interval too; the first stays if none is in both."""
+        """Restrict a variable to an interval; keep the old interval if the two are disjoint."""
         if interval is None or type(atom) is Literal:
             return
         old = self._intervals.get(atom, interval)
@@ -113,7 +113,7 @@ class _Walk:
         self._intervals[atom] = both if both[0] < both[1] else old
 
     def _number(self, atom: Atom) -> float | None:
-        """Return the number that an atom is in all its elements, if it is known."""
+        """Return the number that all elements of an atom are, or None if unknown."""
         if type(atom) is not Literal:
             return self._numbers.get(atom)
         value = np.asarray(atom.val)
@@ -121,7 +121,7 @@ class _Walk:
         return float(value) if value.ndim == 0 and real else None
 
     def _back(self, eqn: JaxprEqn, interval: Interval) -> None:
-        """Note what a result from an interval asks of the operands."""
+        """Restrict the operands of an equation, given the interval of a result."""
         rule = _BACK.get(eqn.primitive.name)
         if rule is not None:
             rule(self, eqn, interval)
@@ -129,21 +129,21 @@ class _Walk:
             self._want(eqn.invars[0], interval)
 
     def _every(self, eqn: JaxprEqn, interval: Interval) -> None:
-        """Note that all operands are from the interval of the result."""
+        """Restrict all operands to the interval of the result."""
         for atom in eqn.invars:
             self._want(atom, interval)
 
     def _cases(self, eqn: JaxprEqn, interval: Interval) -> None:
-        """Note that all cases of a selection are from the interval of the result."""
+        """Restrict all cases of a selection to the interval of the result."""
         for atom in eqn.invars[1:]:
             self._want(atom, interval)
 
     def _negation(self, eqn: JaxprEqn, interval: Interval) -> None:
-        """Note that the operand is from the mirrored interval."""
+        """Restrict the operand to the negated interval."""
         self._want(eqn.invars[0], (-interval[1], -interval[0]))
 
     def _arithmetic(self, eqn: JaxprEqn, interval: Interval) -> None:
-        """Note what a sum, difference, product or quotient from an interval asks."""
+        """Restrict the operands of a sum, difference, product or quotient."""
         name, (low, high) = eqn.primitive.name, interval
         a, b = eqn.invars
         first, second = self._number(a), self._number(b)
@@ -169,7 +169,7 @@ class _Walk:
             self._want(other, (min(ends), max(ends)))
 
     def _bodies(self, eqn: JaxprEqn, inside: Regions) -> None:
-        """Go back through the bodies of an equation, those of loops a few times."""
+        """Propagate through the bodies of an equation, and through those of loops several times."""
         for _ in range(_ITERATIONS if inside.repeats else 1):
             before = [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]
             for body, region in zip(inside.bodies, inside.regions, strict=True):
@@ -186,8 +186,8 @@ class _Walk:
                 return
 
 
-#: What results from an interval ask of the operands. Of other primitives that move or reduce
-#: elements the first operand is from the same interval.
+#: How the interval of a result restricts operands. For other primitives that move or reduce
+#: elements, the first operand is in the same interval.
 _BACK: dict[str, Callable[[_Walk, JaxprEqn, Interval], None]] = {
     "max": _Walk._every,
     "min": _Walk._every,

@@ -1,4 +1,4 @@
-"""Which equation computes a value: inside of calls, loops and branches, past what JAX adds."""
+"""Find the equation that computes a value, through calls, loops, branches and JAX's additions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 
 class Maker(NamedTuple):
-    """What computes a value.
+    """The equation that computes a value.
 
     Attributes:
         eqn: The equation, at any depth.
-        around: The equations whose bodies it is in, the outermost first.
-        operand: If a body only hands on what it is given, the value outside that this is.
+        around: The equations whose bodies contain it, the outermost first.
+        operand: The value outside, if a body only forwards it.
     """
 
     eqn: JaxprEqn
@@ -28,7 +28,7 @@ class Maker(NamedTuple):
 
 
 class Makers:
-    """What computes the values of a jaxpr; each body is looked at once.
+    """Finds the equations that compute the values of a jaxpr; visits each body once.
 
     Args:
         jaxpr: The jaxpr.
@@ -43,11 +43,11 @@ class Makers:
         return value in self._top.definitions
 
     def of(self, value: Var) -> Maker:
-        """Return what computes a variable that an equation of the jaxpr binds.
+        """Return the equation that computes a variable that an equation of the jaxpr binds.
 
-        A value that a call, a loop or a branch gives is followed to the equation inside that
-        computes it, and through what JAX adds to a value that a policy of `jax.checkpoint` saves or
-        offloads.
+        A result of a call, a loop or a branch is followed to the equation inside that computes
+        it, and through the equations that JAX adds to a value that a policy of `jax.checkpoint`
+        saves or offloads.
         """
         around: tuple[JaxprEqn, ...] = ()
         defined = self._top
@@ -94,7 +94,7 @@ class Makers:
 
 
 def _is_added(eqn: JaxprEqn) -> bool:
-    """Whether an equation is what JAX adds to residuals: rounding to their own precision, a move.
+    """Return True if JAX added an equation to a residual: rounding to its own precision, or a move.
 
     See https://github.com/jax-ml/jax/pull/22244; moves that JAX adds have no line in the source.
     """
@@ -107,7 +107,7 @@ def _is_added(eqn: JaxprEqn) -> bool:
 
 
 def _is_filler(eqn: JaxprEqn, defined: DefUse) -> bool:
-    """Whether an equation only fills an array, as a branch does that has no such residual."""
+    """Return True if an equation only fills an array, as in a branch that lacks this residual."""
     if eqn.primitive.name == "broadcast_in_dim":
         before = defined.equation(eqn.invars[0])
         return isinstance(eqn.invars[0], Literal) or (

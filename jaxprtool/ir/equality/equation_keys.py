@@ -1,9 +1,9 @@
 """Number equations, values and jaxprs so that equal ones of two programs have equal numbers.
 
-The two programs may come from different processes, files or releases of JAX. Equations are the same
-if `ir.equivalence` says so, whatever their calls are named. (`ir.structural_key` is for the bodies
-of one program; it is faster, and compares by identity where it must.) The keys are numbers, so that
-keys made of keys stay small.
+The two programs may come from different processes, files or releases of JAX. Equations are equal
+as defined in `ir.equivalence`, whatever their calls are named. (`ir.structural_key` is for the
+bodies of one program; it is faster, and compares by identity where it must.) The keys are numbers,
+so that keys made of keys stay small.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_label(eqn: JaxprEqn, parameter: str) -> bool:
 
 
 def is_dtype(value: object) -> bool:
-    """Return True if the value of a parameter is a dtype or None, which stands for the default."""
+    """Return True if the value of a parameter is a dtype or None, which means the default."""
     return (
         value is None
         or isinstance(value, np.dtype)
@@ -101,7 +101,7 @@ class EquationKeys:
         self._kept.append(numbered)
 
     def number(self, key: Hashable) -> int:
-        """Return the number that stands for a key."""
+        """Return the number that represents a key."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     # --- types and values -------------------------------------------------------------------------

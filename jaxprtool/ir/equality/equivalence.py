@@ -1,4 +1,4 @@
-"""Whether two programs are the same up to the names of their variables.
+"""Compare two programs up to the names of their variables.
 
 Two jaxprs are the same if they have the same equations in the same order, between variables that
 correspond: the same primitives, types, literals to the bit, parameters, effects, and the same
@@ -33,16 +33,16 @@ from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Litera
 
 
 def equivalent(p: object, q: object) -> bool:
-    """Return whether two Programs, or two jaxprs, are the same up to the names of variables.
+    """Return True if two Programs, or two jaxprs, are the same up to the names of variables.
 
-    Of Programs, the structures of arguments and results and the axis environment count too; names
+    For Programs, the structures of arguments and results and the axis environment count too; names
     do not. Raises UnsupportedError if a custom rule in them cannot be traced.
     """
     return difference(p, q) is None
 
 
 def difference(p: object, q: object) -> str | None:
-    """Return the first thing in which two Programs, or two jaxprs, differ; None if nothing is."""
+    """Return the first difference between two Programs, or two jaxprs; None if there is none."""
     try:
         if isinstance(p, Program) and isinstance(q, Program):
             _same_border(p, q)
@@ -59,9 +59,9 @@ def difference(p: object, q: object) -> str | None:
 
 
 def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
-    """Return whether two calls of one custom function, of one kind, have the same rules, as jaxprs.
+    """Return True if two calls of one custom function, of the same kind, have equal rules.
 
-    Raises UnsupportedError if one of these cannot be traced.
+    Rules are compared as jaxprs. Raises UnsupportedError if one of them cannot be traced.
     """
     try:
         with rules_followed():
@@ -72,7 +72,7 @@ def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
 
 
 def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
-    """Return whether two equations do the same with their operands, in whatever context.
+    """Return True if two equations do the same with their operands, in whatever context.
 
     Raises UnsupportedError if a custom rule in them cannot be traced.
     """
@@ -88,7 +88,7 @@ def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
 
 
 class _Different(Exception):
-    """The difference found, and where: innermost place first."""
+    """The difference found, and its location: the innermost part first."""
 
     def __init__(self, p: object, q: object):
         super().__init__(f"{_shown(p)} against {_shown(q)}")
@@ -103,7 +103,7 @@ def _same_border(p: Program, q: Program) -> None:
 
 
 def _at(where: str, compare: Callable[..., None], *args: object) -> None:
-    """Compare; a difference is found at this place."""
+    """Run a comparison, and add `where` to the location of a difference found."""
     try:
         compare(*args)
     except _Different as found:
@@ -117,20 +117,20 @@ def _check(same: bool, p: object, q: object) -> None:
 
 
 class _Comparison:
-    """One comparison; it knows which variables correspond, and which bodies are the same."""
+    """One comparison, with the corresponding variables and the bodies found to be the same."""
 
     def __init__(self) -> None:
         self._partner: dict[Var, Var] = {}
-        # The bodies themselves, so that their identities stay theirs.
+        # Keep the bodies themselves, so that their ids are not reused.
         self._same: dict[tuple[int, int], tuple[object, object]] = {}
-        # The rules of custom derivatives that are being compared, or have been. A rule may hold
-        # calls that follow it: these are the same if nothing else is found to differ.
+        # Pairs of rules of custom derivatives that are or have been compared. A rule may hold calls
+        # that follow it: the rules are the same if nothing else is found to differ.
         self._rules: set[tuple[Hashable, Hashable]] = set()
 
     def jaxprs(self, p: object, q: object) -> None:
         if p is q or (id(p), id(q)) in self._same:
             return
-        # A rule may hold a call of its own function: its body is then compared within itself.
+        # A rule may hold a call of its own function, whose body is then compared recursively.
         around, self._partner = self._partner, {}
         self._bodies(p, q)
         self._partner = around
@@ -166,7 +166,7 @@ class _Comparison:
             if isinstance(a, Literal):
                 same = isinstance(b, Literal) and literal_key(a) == literal_key(b)
             else:
-                # A variable that is not bound stands for itself.
+                # An unbound variable corresponds to itself.
                 same = not isinstance(b, Literal) and self._partner.get(a, a) is b
             _check(same, f"{_atom(a)} at {i}", _atom(b))
 
@@ -197,7 +197,7 @@ class _Comparison:
 
     def parameters(self, p: Params, q: Params) -> None:
         """Compare parameters by name."""
-        # JAX's rules take a parameter that is None for one that is not there.
+        # JAX's rules treat a parameter that is None like one left out.
         for name in sorted(p.keys() | q.keys()):
             a, b = p.get(name), q.get(name)
             if a is not b:
@@ -225,18 +225,18 @@ class _Comparison:
 
 
 def as_classic(eqn: JaxprEqn) -> JaxprEqn:
-    """An equation as a file has it, in which there are no objects with rules of their own."""
+    """Return an equation in the form of a file, which has no objects with rules of their own."""
     return classic(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
 
 
-#: For primitives that hold live Python objects, or differ by JAX: functions that return an
-#: equation's parameters as plain data.
+#: For primitives that hold live Python objects, or differ between JAX releases: functions that
+#: return an equation's parameters as plain data.
 readable_params: RuleTable[Callable[[JaxprEqn], Params]] = RuleTable()
 
 
 @rule(readable_params, "scan")
 def _scan(eqn: JaxprEqn) -> Params:
-    """Return a scan's parameters, its counts of operands as numbers on every JAX."""
+    """Return a scan's parameters, with its counts of operands as numbers in every JAX release."""
     counts = jaxcompat.scan_counts(eqn.params)
     rest = {k: v for k, v in eqn.params.items() if k not in ("ft_in", "ft_out")}
     return {**rest, "num_consts": counts[0], "num_carry": counts[1]}
@@ -256,7 +256,7 @@ def _reduce(eqn: JaxprEqn) -> Params:
 
 @rule(readable_params, "linear_call")
 def _linear_call(eqn: JaxprEqn) -> Params:
-    """Return a linear call's parameters, its transpose as a jaxpr."""
+    """Return a linear call's parameters, with its transpose as a jaxpr."""
     rest = {k: v for k, v in eqn.params.items() if k != "transpose_thunk"}
     return {**rest, "transpose": jaxcompat.linear_call_transpose(eqn)}
 
@@ -284,11 +284,11 @@ def _same_plain(p: object, q: object) -> bool:
     try:
         keys = plain_key(p), plain_key(q)
         return bool(type(p) is type(q) and p == q) if keys[0] is None else keys[0] == keys[1]
-    except Exception:  # objects of others, which may compare as they like
+    except Exception:  # other packages' objects may raise in comparisons
         return False
 
 
-# --- what a difference is shown as ------------------------------------------------------------
+# --- how differences are shown --------------------------------------------------------------------
 
 
 def _atom(atom: Atom) -> str:

@@ -1,4 +1,4 @@
-"""Arrays that are parts of a file, which is mapped into memory and read when they are used."""
+"""Arrays that are parts of a file, which is mapped into memory and read on use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class FileMap(mmap.mmap):
-    """A map of a whole file that nobody writes through, so that its pages may be given back."""
+    """A map of a whole file that is never written through, so that its pages may be released."""
 
     @classmethod
     def of(cls, file: Any) -> FileMap:
@@ -18,7 +18,7 @@ class FileMap(mmap.mmap):
 
 
 def give_back(array: np.ndarray) -> None:
-    """Give back the memory that a mapped array takes up; it is read again when it is used."""
+    """Release the memory of a mapped array; it is read again on its next use."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base

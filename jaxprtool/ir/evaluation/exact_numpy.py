@@ -1,7 +1,7 @@
-"""Equations whose bits are the same on every backend, evaluated by NumPy.
+"""Evaluate with NumPy the equations whose bits are the same on every backend.
 
-These only move data, compute with integers, or with floats what IEEE 754 prescribes to the bit. A
-backend would first have to compile a kernel for each.
+These equations only move data, compute with integers, or use float operations that IEEE 754
+prescribes to the bit. A backend would first have to compile a kernel for each.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from jaxprtool.ir.basics.dtypes import kind
 from jaxprtool.jaxcompat import JaxprEqn
 
-#: Returns what NumPy makes of an equation's operands, None if a backend might compute other bits.
+#: Returns an equation's result by NumPy, or None if a backend might compute other bits.
 Evaluation = Callable[..., np.ndarray | None]
 
 
 def _on(kinds: str, function: np.ufunc) -> Evaluation:
-    """A rule for dtypes of these kinds. Integers are computed in their own type, and wrap around.
+    """Return a rule for dtypes of these kinds. Integers are computed in their own type, and wrap.
 
-    Of floats there are those of 32 and 64 bits, for what IEEE 754 prescribes to the bit; not with
-    a NaN, whose bits it does not, nor with a subnormal number, which a backend may take for 0.
+    Floats must have 32 or 64 bits, where IEEE 754 prescribes the bits, and must not be NaN, whose
+    bits it does not prescribe, or subnormal, which a backend may flush to 0.
     """
 
     def rule(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
@@ -43,13 +43,13 @@ def _is_prescribed(x: np.ndarray) -> bool:
 
 
 def _divide(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    """Return a quotient by powers of two, which nothing rounds, however a backend divides."""
+    """Return the quotient by powers of two, which is exact on every backend."""
     is_power = y.dtype.kind == "f" and (np.abs(np.frexp(y)[0]) == 0.5).all()
     return _on("f", np.divide)(eqn, x, y) if is_power else None
 
 
 def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
-    """A conversion of integers, rounded to the nearest; or of floats that fit, to integers."""
+    """Convert integers, rounding to nearest, or floats that are exact integers to integers."""
     target = eqn.outvars[0].aval.dtype
     if x.dtype.kind == "f":
         fits = (
@@ -62,7 +62,7 @@ def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
 
 
 def _range(dtype: np.dtype) -> tuple[int, int]:
-    """Return integers of this type that floats hold exactly, and all between them."""
+    """Return the largest range of integers of a type that f32 represents exactly."""
     bounds = np.iinfo(dtype)
     return max(bounds.min, -(2**24)), min(bounds.max, 2**24)
 
@@ -98,7 +98,7 @@ def _reshape(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     return x.reshape(eqn.outvars[0].aval.shape) if eqn.params.get("dimensions") is None else None
 
 
-#: By primitive.
+#: Rules by primitive.
 RULES: dict[str, Evaluation] = {
     "add": _on("iuf", np.add),
     "sub": _on("iuf", np.subtract),

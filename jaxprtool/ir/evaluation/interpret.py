@@ -1,8 +1,9 @@
 """The interpreter: evaluate a jaxpr one first-order equation at a time, at every depth.
 
-XLA compiles the body of a loop as a whole and fuses, so that results depend on what else it holds.
-Here loops and branches run in Python: each equation runs as a kernel of its own, and its result
-depends on its operands alone, to the last bit. A subclass of `Interpreter` overrides the hooks.
+XLA compiles the body of a loop as a whole and fuses its equations, so that a result depends on the
+other equations. Here loops and branches run in Python: each equation runs as a kernel of its own,
+and its result depends only on its operands, to the last bit. Subclasses of `Interpreter` override
+the hooks.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class LoopOperands(NamedTuple):
     """The operands of a loop by role.
 
     Attributes:
-        deciding: What the condition of a while loop is given besides the carry.
-        consts: What each iteration is given as it is.
-        carry: What each iteration replaces.
-        xs: What each iteration of a scan is given a slice of.
+        deciding: The constants of a while loop's condition.
+        consts: The loop-invariant operands of the body.
+        carry: The initial carry.
+        xs: The operands of a scan that each iteration reads a slice of.
     """
 
     deciding: list[Any]
@@ -38,7 +39,7 @@ class LoopOperands(NamedTuple):
 
     @classmethod
     def of(cls, loop: Scan | While, operands: Iterable[Any]) -> LoopOperands:
-        """Return the values that a loop is given, by role."""
+        """Return the operands of a loop, by role."""
         if isinstance(loop, Scan):
             first, second, third = 0, len(loop.consts), len(loop.carry)
         else:
@@ -49,7 +50,7 @@ class LoopOperands(NamedTuple):
 
 
 def slice_number(loop: Scan | While, iteration: Any) -> Any:
-    """Return which slice of its operands an iteration reads, or the iteration of a while loop."""
+    """Return the index of the slice that an iteration reads, or the iteration of a while loop."""
     if isinstance(loop, Scan) and loop.reverse:
         return loop.length - 1 - iteration
     return iteration
@@ -70,11 +71,11 @@ class Interpreter:
         return value
 
     def concrete(self, value: Any) -> Any:
-        """Return the scalar that selects a branch or decides on another iteration."""
+        """Return the scalar that selects a branch, or decides whether a loop continues."""
         return value
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        """Return the results of a first-order equation, or of one that has no view."""
+        """Return the results of a first-order equation, or of one without a structured view."""
         return bind(eqn, operands)
 
     def row(self, value: Any, i: int) -> Any:
@@ -82,7 +83,7 @@ class Interpreter:
         return row_of(value, i)
 
     def stack(self, rows: Sequence[Any], var: Var) -> Any:
-        """Return the stacked result `var` of a scan, of what its iterations returned."""
+        """Stack the values of the iterations of a scan as its result `var`."""
         if not rows:
             return _no_rows(var)
         if not is_foreign(var.aval.dtype):
@@ -90,11 +91,11 @@ class Interpreter:
         return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in rows], 0)
 
     def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
-        """Return the results of a body, which runs because of the value `decider` if given."""
+        """Return the results of a body. It runs because of the value of `decider`, if given."""
         return self.run(body, operands)
 
     def decided(self, values: list[Any], decider: Any) -> list[Any]:
-        """Return the results of a branch or a loop, which are these because of `decider`."""
+        """Return the results of a branch or a loop, which `decider` selected."""
         return values
 
     # --- evaluation -------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class Interpreter:
         return [read(atom) for atom in closed.outvars]
 
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        """Return the results of one equation; the bodies of loops, branches and calls are run."""
+        """Return the results of one equation, running the bodies of loops, branches and calls."""
         match view(eqn):
             case Scan() as scan if isinstance(scan.length, int):
                 return self.scan(scan, operands)
@@ -130,7 +131,7 @@ class Interpreter:
         return self.evaluate(eqn, operands)
 
     def branch(self, cond: Cond, operands: list[Any]) -> list[Any]:
-        """Return the results of a branch."""
+        """Return the results of a `cond`."""
         taken = branch_of(cond, self.concrete(operands[0]))
         return self.decided(self.enter(taken, operands[1:], operands[0]), operands[0])
 
@@ -163,7 +164,7 @@ _last_reads = JaxprCache()
 
 
 def _last_read(closed: ClosedJaxpr) -> list[list[Var]]:
-    """Return, for each equation of a jaxpr, the variables that nothing reads after it."""
+    """Return, for each equation of a jaxpr, the variables that it is the last to read."""
     known = _last_reads.of(closed)
     if "last" not in known:
         alive = {v for v in closed.outvars if type(v) is not Literal}
@@ -177,29 +178,29 @@ def _last_read(closed: ClosedJaxpr) -> list[list[Var]]:
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Return the results of an equation on arrays, as JAX runs it by itself."""
+    """Return the results of an equation on arrays, run by JAX as a single operation."""
     eqn = jaxcompat.equation_for_jax(eqn)
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     if not eqn.primitive.multiple_results:
         results = [results]
-    # A package's own primitive may give back its operand, which may be a literal.
+    # Another package's primitive may return its operand, which may be a literal.
     return [jnp.asarray(x) if isinstance(x, int | float | complex) else x for x in results]
 
 
 def branch_of(cond: Cond, index: Any) -> Any:
-    """Return the branch that an index selects: JAX clamps it to those that there are."""
+    """Return the branch that an index selects. Like JAX, clamp the index to the valid range."""
     return cond.branches[min(max(int(index), 0), len(cond.branches) - 1)]
 
 
 def row_of(stack: Any, i: int) -> Any:
-    """Return what is at one index of the first axis."""
-    # Arrays of a package's own elements need not have NumPy's indexing.
+    """Return the slice at one index of the first axis."""
+    # Arrays of another package's elements need not support NumPy's indexing.
     foreign = is_foreign(stack.dtype)
     return jax.lax.dynamic_index_in_dim(stack, i, keepdims=False) if foreign else stack[i]
 
 
 def _no_rows(var: Var) -> Any:
-    """Return the stack of no rows."""
+    """Return an empty stack."""
     aval = var.aval
     if not is_extended(aval.dtype):
         return jnp.zeros(aval.shape, aval.dtype)

@@ -1,7 +1,7 @@
-"""What `jax_debug_nans` and `jax_debug_infs` ask for: NaNs and infinities in results are an error.
+"""The checks of `jax_debug_nans` and `jax_debug_infs`: NaNs and infinities in results are errors.
 
 JAX checks the results of a jitted function and then runs it again, operation by operation, to find
-the one that made the NaN. A jaxpr does not say where the function turned these checks off, so a
+the source of the NaN. A jaxpr does not state where the function turned these checks off, so a
 program is checked in the same way: its results first, and only then its equations.
 """
 
@@ -24,18 +24,18 @@ def unchecked() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FiniteCheck:
-    """What is forbidden in results."""
+    """The values that are forbidden in results."""
 
     nans: bool
     infs: bool
 
     @classmethod
     def from_config(cls) -> FiniteCheck:
-        """Return the check that JAX's switches ask for now."""
+        """Return the check that JAX's configuration currently asks for."""
         return cls(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
 
     def fault(self, value: object) -> str | None:
-        """Return what is forbidden and in a value, or in what a Ref holds, in words, or None."""
+        """Describe the forbidden elements of a value, or of a Ref's contents; None without any."""
         if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
             return None
         if isinstance(value, jax.Ref):

@@ -1,1 +1,1 @@
-"""A jaxpr as text: how JAX writes it down, and the layout that other notations share with it."""
+"""A jaxpr as text: JAX's notation, and the layout that other notations share with it."""

@@ -1,13 +1,13 @@
 """Python expressions typed by a user, read with `ast` and never evaluated.
 
 `--args` and pipelines are both the argument list of a call. `read` parses one and refuses, with a
-one-line error that names the place, whatever could hurt the parser or a recursive reader: text
-that is too long or too deeply nested, unbalanced brackets, NUL bytes. What the nodes mean is the
-caller's business: it walks `Source.args` and `Source.keywords`, takes literals with
-`Source.literal`, and refuses everything it does not know with `Source.not_allowed`.
+one-line error that names the location, whatever could hurt the parser or a recursive reader: text
+that is too long or too deeply nested, unbalanced brackets, NUL bytes. The caller interprets the
+nodes: it walks `Source.args` and `Source.keywords`, reads literals with `Source.literal`, and
+refuses all unknown nodes with `Source.not_allowed`.
 
-Types as a jaxpr prints them (`f32[]`, `key<fry>[2]`, `f32[8@x]{V:i}`) are no Python. Where they are
-asked for, each is one node of the tree, and `Source.type_at` gives its text.
+Types as a jaxpr prints them (`f32[]`, `key<fry>[2]`, `f32[8@x]{V:i}`) are not Python. If types are
+allowed, each is one node of the tree, and `Source.type_at` returns its location in the text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.notation.whitelist import WhitelistReader, is_number
 
-#: Characters; an argument list that people write is a thousand times shorter.
+#: In characters; an argument list that people write is a thousand times shorter.
 MAX_LENGTH = 64 * 1024
-#: Brackets within brackets, and nodes within nodes.
+#: The most nested brackets, and nested nodes.
 MAX_DEPTH = 64
-#: Bits of an integer literal: whatever fits a JAX dtype.
+#: The most bits of an integer literal: whatever fits a JAX dtype.
 MAX_INTEGER_BITS = 64
 
 _MARKS = re.compile(
@@ -39,20 +39,20 @@ _MARKS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-#: What a type begins with, before its bracket, and what may follow the bracket.
+#: How a type begins, before its bracket, and what may follow the bracket.
 _TYPE_HEAD = re.compile(r"(?<![\w.>])(\w+)(?:<\w+>)?\s*$")
 _TYPE_TAIL = re.compile(r"\{[^{}'\"]*\}")
-#: No name is longer.
+#: The longest name of a dtype.
 _MOST_HEAD = 100
 _FORMAT_PREFIX = re.compile(r"(?<!\w)(?:f|rf|fr)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Source(WhitelistReader):
-    """An argument list as parsed, with what it takes to complain about a part of it.
+    """A parsed argument list, with the means to report an error in a part of it.
 
-    `what` is its name in messages (`--args`, `the pipeline`), `error` the class they are raised as;
-    `types` has the end of each type in the text by its beginning.
+    `what` is its name in messages (`--args`, `the pipeline`), `error` the class of the errors;
+    `types` maps the beginning of each type in the text to its end.
     """
 
     text: str
@@ -63,7 +63,7 @@ class Source(WhitelistReader):
     types: Mapping[int, int] = field(default_factory=dict)
 
     def place(self, node: ast.expr) -> str:
-        """Where a node begins: `column 5`, or `line 2, column 5` if the text has several lines."""
+        """Return a node's location: `column 5`, or `line 2, column 5` in text of several lines."""
         before = self._lines[node.lineno - 2][: node.col_offset]
         return self._place(node.lineno - 1, len(before.decode()) + 1)
 
@@ -73,11 +73,11 @@ class Source(WhitelistReader):
         return text if len(text) <= 60 else text[:57] + "..."
 
     def fail(self, node: ast.expr, message: str, hint: str | None = None) -> JaxprToolError:
-        """The error that says `message` and where `node` stands; to be raised by the caller."""
+        """Return the error with `message` and the location of `node`, for the caller to raise."""
         return self.error(f"{message} ({self.place(node)})", hint)
 
     def construct(self, node: ast.expr) -> str:
-        """Return what Python's programmers call a node; a type is a subscript."""
+        """Return the name of a node's construct in Python; a type is a subscript."""
         if self.type_at(node):
             return "a subscript"
         if isinstance(node, ast.Constant):
@@ -85,7 +85,7 @@ class Source(WhitelistReader):
         return super().construct(node)
 
     def type_at(self, node: ast.expr) -> slice | None:
-        """Return where the type stands that a node is; None if it is none."""
+        """Return the location in the text of a node that is a type, or else None."""
         if not isinstance(node, ast.Name):
             return None
         start = self.start(node)
@@ -94,7 +94,7 @@ class Source(WhitelistReader):
     def part(self, where: slice) -> ast.expr:
         """Return the expression in a part of the text, as an item of a subscript.
 
-        In it `^` is a power, as JAX writes it.
+        In it `^` is a power, as in JAX's notation.
         """
         before, text = self.text[: where.start], self.text[where].replace("^", "**")
         blank = "".join(c if c == "\n" else " " * len(c.encode()) for c in before)
@@ -109,20 +109,20 @@ class Source(WhitelistReader):
         return node.slice
 
     def fail_at(self, index: int, message: str, hint: str | None = None) -> JaxprToolError:
-        """The error that says `message` and where in the text; to be raised by the caller."""
+        """Return the error with `message` and a location in the text, for the caller to raise."""
         line = self.text.count("\n", 0, index) + 1
         place = self._place(line, index - self.text.rfind("\n", 0, index))
         return self.error(f"{message} ({place})", hint)
 
     def start(self, node: ast.expr) -> int:
-        """Return where in the text a node begins."""
+        """Return the position in the text where a node begins."""
         lines = self._lines[: node.lineno - 1]
         return sum(len(line.decode()) + 1 for line in lines[:-1]) + len(
             lines[-1][: node.col_offset].decode()
         )
 
     def literal(self, node: ast.expr) -> Any:
-        """The value of a literal: number, string, True, False, None, tuple, list or dict of them.
+        """Return the value of a literal: number, string, True, False, None, tuple, list or dict.
 
         Numbers may be signed and complex (`-1`, `1+2j`); `inf` and `nan` are numbers. Everything
         else raises.
@@ -130,7 +130,7 @@ class Source(WhitelistReader):
         return self.visit(node)
 
     def integer(self, node: ast.expr) -> int:
-        """Return the value of an integer literal; everything else raises."""
+        """Return the value of an integer literal; raise for anything else."""
         value = self.literal(node)
         if type(value) is not int:
             raise self.fail(node, f"an integer is needed here, not {self.segment(node)}")
@@ -174,9 +174,9 @@ class Source(WhitelistReader):
 
 
 def read(text: str, what: str, error: type[JaxprToolError], *, types: bool = False) -> Source:
-    """Parse `text` as what stands between the parentheses of a call.
+    """Parse `text` as the contents of the parentheses of a call.
 
-    With `types`, types as a jaxpr prints them may stand in it.
+    With `types`, types as a jaxpr prints them are allowed.
     Raises `error` if the text is too long, too deeply nested, or not well formed.
     """
     if len(text) > MAX_LENGTH:
@@ -201,14 +201,14 @@ def dict_items(node: ast.Dict) -> list[tuple[ast.expr | None, ast.expr]]:
 
 
 def _wrapped(text: str) -> str:
-    # The text has lines of its own: a comment ends there, and columns are the user's.
+    # Put the text on its own lines: a comment ends there, and columns are the user's.
     return f"_(\n{text}\n)"
 
 
 def _check_brackets(source: Source) -> dict[int, int]:
-    """Refuse what the parser would choke on, or word in terms of the wrapped text.
+    """Refuse brackets that the parser cannot handle, or would report in terms of the wrapped text.
 
-    Gives the end of each type by its beginning.
+    Returns the end of each type by its beginning.
     """
     text = source.text
     if "\0" in text:
@@ -244,7 +244,7 @@ def _check_brackets(source: Source) -> dict[int, int]:
 
 
 def _type_start(text: str, bracket: int) -> int | None:
-    """Return where the type begins whose shape a bracket opens; None if it is another bracket."""
+    """Return the start of the type whose shape a bracket opens; None if it is another bracket."""
     head = _TYPE_HEAD.search(text, max(0, bracket - _MOST_HEAD), bracket)
     return None if head is None or keyword.iskeyword(head[1]) else head.start()
 
@@ -252,19 +252,19 @@ def _type_start(text: str, bracket: int) -> int | None:
 def _parse(source: Source, types: Mapping[int, int]) -> ast.Call:
     text = list(source.text)
     for start, end in types.items():
-        # A name of the same length, on the first of its lines, so that all places stay.
+        # Replace it by a name of the same length, on its first line, so that all positions stay.
         first = (source.text[start:end] + "\n").index("\n")
         rest = ("\n" if c == "\n" else " " for c in source.text[start + first : end])
         text[start:end] = [*("_" * first), *rest]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd escapes in strings
+            warnings.simplefilter("ignore")  # about odd escapes in strings
             call = ast.parse(_wrapped("".join(text)), mode="eval").body
     except SyntaxError as error:
         raise _syntax_error(source, error) from None
-    except (MemoryError, RecursionError):  # how the parser reports `-----1` and `1+1+1+1`
+    except (MemoryError, RecursionError):  # the parser's errors for `-----1` and `1+1+1+1`
         raise source.error(_too_deep(source)) from None
-    except ValueError:  # lone surrogates, which undecodable bytes of a command line become
+    except ValueError:  # lone surrogates, from undecodable bytes of a command line
         raise source.error(f"{source.what} is not valid Unicode text") from None
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.lineno == 1):
         raise source.error(f"{source.what} is not the argument list of a call")
@@ -282,7 +282,7 @@ def _syntax_error(source: Source, error: SyntaxError) -> JaxprToolError:
 
 
 def _check_depth(call: ast.expr, source: Source) -> None:
-    """Refuse deep trees, so that whoever walks the nodes may recurse."""
+    """Refuse deep trees, so that functions that walk the nodes may recurse."""
     level: list[ast.AST] = [call]
     for _ in range(MAX_DEPTH + 2):
         level = [child for node in level for child in ast.iter_child_nodes(node)]

@@ -1,12 +1,12 @@
-"""Where the lines of a listing break: a jaxpr as a flat list of tokens.
+"""Break a listing into lines: a jaxpr as a flat list of tokens.
 
-The layout is the one JAX's own formatter arrives at. A group (a jaxpr, the parameters of an
-equation, a row of variables) goes on the current line if all of it fits there, which is found out
-by writing it flat, at most as far as the line goes. Else it is broken: a jaxpr and parameters at
-all their breaks, a row of variables only where a line is full. Most equations fit on a line as a
-whole, and `_equations` tries that first.
+The layout is that of JAX's own formatter. A group (a jaxpr, the parameters of an equation, a row of
+variables) goes on the current line if all of it fits there; to find out, it is written flat, at
+most to the end of the line. Otherwise it is broken: a jaxpr and parameters at all their breaks, a
+row of variables only where a line is full. Most equations fit on a line as a whole, and
+`_equations` tries that first.
 
-A variable's name brings the space before it along, so that it is one string wherever it stands.
+A variable's name includes the space before it, so that it is one string wherever it occurs.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, T
 from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
-#: Where comments begin, unless the line is longer than that.
+#: The column where comments begin, unless the line is longer than that.
 COMMENT_COLUMN = 50
 
-#: Returns the tokens of the comment on an equation; none if there is nothing to say.
+#: Returns the tokens of the comment on an equation; none if it has no comment.
 Commenter: TypeAlias = Callable[[JaxprEqn], Sequence[str]]
 
 
-#: The columns that are left to say how many variables are not shown.
+#: The columns that are reserved for the number of variables not shown.
 _COUNT = 14
 
 _LAMBDA, _LET, _IN = Keyword("lambda "), Keyword("let"), Keyword("in ")
 
 
 class Middle:
-    """What stands between the one variable that an equation binds and the equation's operands.
+    """The text between the one variable that an equation binds and the equation's operands.
 
-    `flat` is that on one line, `width` columns wide. With its parameters on lines of their own it
-    is `first_line` and `more_lines`; of it, the type takes `left` columns. For signatures with no
+    `flat` is that text on one line, `width` columns wide. With its parameters on lines of their own
+    it is `first_line` and `more_lines`. The type takes `left` columns of it. For signatures with no
     jaxpr among their parameters.
     """
 
@@ -65,7 +65,7 @@ class Middle:
         self.may_break = bool(signature.pairs) and all(value for _, value in signature.pairs)
 
     def breaks(self, column: int, last: int, width: int) -> bool:
-        """Whether the parameters are to be on lines of their own, and nothing else is to break.
+        """Return True if only the parameters must be broken, on lines of their own.
 
         The variable ends at `column`, and the operands take `last` columns.
         """
@@ -78,10 +78,10 @@ class Middle:
 
 
 class Layout:
-    """One listing in the making; `tokens()` makes it.
+    """Lays out one listing; `tokens()` returns it.
 
-    Of more than `cut` variables in a row that do not fit on their line those that do are written,
-    and the others counted. The text `arguments` stands in the place of the program's own.
+    If more than `cut` variables in a row do not fit on their line, those that fit are written and
+    the others counted. The text `arguments` replaces the program's own arguments.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class Layout:
         """Return the tokens of the whole listing, without a newline at its end.
 
         Args:
-            most: How many lines are wanted. What comes after those may be left out.
+            most: How many lines are wanted. Lines after those may be left out.
         """
         self._most = most
         if not self.selection.everything:
-            self._naming.name_all()  # each variable has the name that it has in the full listing
+            self._naming.name_all()  # each variable has its name in the full listing
         depths = self._shared_depths()
         for jaxpr, name in self.shared.items():
             if jaxpr in depths and not self._is_enough():
@@ -135,11 +135,11 @@ class Layout:
         return self._out
 
     def _is_enough(self) -> bool:
-        """Return whether all lines that are wanted are written."""
+        """Return True if all wanted lines are written."""
         return self._most is not None and sum("\n" in token for token in self._out) >= self._most
 
     def _shared_depths(self) -> dict[Jaxpr, int]:
-        """Return the shared jaxprs that what is shown mentions, each with its least depth."""
+        """Return the shared jaxprs that the listing mentions, each with its least depth."""
         if self.selection.everything:
             return dict.fromkeys(self.shared, 1)
         depths: dict[Jaxpr, int] = {}
@@ -176,7 +176,7 @@ class Layout:
         return " " * max(min(COMMENT_COLUMN, self.width - 30) - column, 2)
 
     def _column(self) -> int:
-        """Return how much of the line is written."""
+        """Return the number of columns written on the current line."""
         line = self._out[self._line_start :]
         return self._width(line) - (1 if self._line_start else 0)
 
@@ -186,7 +186,7 @@ class Layout:
     # --- variables ----------------------------------------------------------------------------
 
     def _binders(self, variables: Sequence[Var]) -> list[tuple[str, ...]]:
-        """Return the tokens of each variable where it is bound, from the space before it on."""
+        """Return the tokens of each bound variable, starting with the space before it."""
         mention = self.names.mention
         if not self.types:
             return [(BINDER, mention(var)) for var in variables]
@@ -194,7 +194,7 @@ class Layout:
         return [(BINDER, mention(var), type_of(var.aval)) for var in variables]
 
     def _constants(self, jaxpr: Jaxpr) -> list[tuple[str, ...]]:
-        """Return the tokens of each constant, with its value if the notation has it."""
+        """Return the tokens of each constant, with its value if the notation shows values."""
         cells = self._binders(jaxpr.constvars)
         if not cells:
             return cells
@@ -202,7 +202,7 @@ class Layout:
         return [(*c, v) for c, v in zip(cells, values, strict=True)] if values else cells
 
     def _operands(self, atoms: Sequence[Atom]) -> list[str]:
-        """Return what stands after a primitive: each operand, from the space before it on."""
+        """Return the text after a primitive: each operand, starting with the space before it."""
         if not atoms:
             return [" "]
         found: list[Any] = [*map(self.names.spaced.get, map(identity, atoms))]
@@ -220,9 +220,9 @@ class Layout:
         return text
 
     def _row(self, cells: Sequence[tuple[str, ...]], comma: str, indent: int, column: int) -> int:
-        """Write variables, breaking only where the line is full; gives the column after them.
+        """Write variables, breaking only where the line is full; return the column after them.
 
-        The space before the first is taken to be written already, and `column` to be after it.
+        The space before the first must be written already, and `column` is the column after it.
         """
         widths = list(map(self._width, cells))
         fits = sum(widths) - 1 + len(comma) * (len(cells) - 1) <= self.width - column
@@ -249,7 +249,7 @@ class Layout:
     # --- a jaxpr ------------------------------------------------------------------------------
 
     def _jaxpr(self, jaxpr: Jaxpr, indent: int, depth: int) -> None:
-        """Write a jaxpr from the current column on; its further lines are below `indent`."""
+        """Write a jaxpr from the current column on; indent its further lines by `indent`."""
         column = self._column()
         flat = self._flat_jaxpr(jaxpr, self.width - column, depth)
         if flat is not None:
@@ -279,7 +279,7 @@ class Layout:
         return [(out,) for out in self._operands(jaxpr.outvars)] if jaxpr.outvars else []
 
     def _flat_jaxpr(self, jaxpr: Jaxpr, room: int, depth: int) -> list[str] | None:
-        """Return a jaxpr on one line, if it takes no more than `room` columns."""
+        """Return a jaxpr on one line, or None if it takes more than `room` columns."""
         rows = len(jaxpr.eqns)
         folded = self.selection.folds(depth)
         if not folded and (2 * rows > room or (self.comment and rows > 1)):
@@ -304,7 +304,7 @@ class Layout:
         return tokens if self._width(tokens) <= room else None
 
     def _rows(self, jaxpr: Jaxpr) -> Iterable[tuple[Any, Any]]:
-        """The equations to show with their signatures; `(None, n)` for n that are left out."""
+        """Return the equations to show with their signatures, and `(None, n)` for n left out."""
         if self.selection.has_all:
             return zip(jaxpr.eqns, self.notation.signatures(jaxpr), strict=True)
         rows = self.selection.rows(jaxpr)
@@ -312,22 +312,22 @@ class Layout:
         return ((None, r) if isinstance(r, int) else (r[1], signature(r[1])) for r in rows)
 
     def _only_comment(self, jaxpr: Jaxpr, depth: int) -> Sequence[str]:
-        """Return the comment of the one equation of a jaxpr that has been written on one line."""
+        """Return the comment of the only equation of a jaxpr that has been written on one line."""
         shown = self.comment and jaxpr.eqns and not self.selection.folds(depth)
         return self.comment(jaxpr.eqns[0]) if shown and self.comment else ()
 
     # --- equations ----------------------------------------------------------------------------
 
     def _equations(self, jaxpr: Jaxpr, indent: int, depth: int) -> None:
-        """Write the equations of a jaxpr, each from a new line on."""
+        """Write the equations of a jaxpr, each on a new line."""
         # Nearly all of the time of a large listing goes here, and most equations bind one
-        # variable and fit on a line: for them, everything is at hand and looked up in place.
+        # variable and fit on a line: for them, everything is looked up in local variables.
         out, names, notation = self._out, self.names.spaced, self.notation
         newline, fresh = _newline(indent - 1), self.names.fresh
         comment, width = self.comment, self.width
         if not jaxpr.eqns:
             self._newline(indent)
-        # Each takes a line at least, so that more of them are never wanted.
+        # Each takes at least a line, so at most this many are needed.
         for eqn, signature in islice(self._rows(jaxpr), self._most):
             if eqn is None:
                 self._newline(indent)
@@ -377,7 +377,7 @@ class Layout:
     def _flat_equation(
         self, eqn: JaxprEqn | None, signature: Any, room: int, depth: int
     ) -> list[str] | None:
-        """An equation on one line, or None if it is seen to need more than `room` columns."""
+        """Return an equation on one line, or None if it is known to exceed `room` columns."""
         if eqn is None:
             return [Comment(self.selection.left_out(signature))]
         if signature.by_rule:
@@ -395,7 +395,7 @@ class Layout:
         return tokens + self._operands(eqn.invars)
 
     def _long_equation(self, eqn: JaxprEqn, signature: Signature, indent: int, depth: int) -> None:
-        """Write an equation that does not fit on a line, or is not yet known to."""
+        """Write an equation that does not fit on a line, or is not known to fit."""
         self._newline(indent)
         if self.comment is not None:
             self._pending = self.comment(eqn)
@@ -426,7 +426,7 @@ class Layout:
     # --- parameters ---------------------------------------------------------------------------
 
     def _params(self, signature: Signature, indent: int, column: int, depth: int) -> int:
-        """Write an equation's parameters; gives the column after them."""
+        """Write an equation's parameters; return the column after them."""
         flat = self._flat_params(signature, self.width - column, depth)
         if flat is not None:
             self._put(*flat)
@@ -455,7 +455,7 @@ class Layout:
         return tokens if self._width(tokens) <= room else None
 
     def _has_comments(self, value: Value, depth: int) -> bool:
-        """Whether equations stand in a parameter; each of them has a comment, hence a line."""
+        """Return True if a parameter contains equations, whose comments need lines."""
         jaxprs = (value,) if isinstance(value, Jaxpr) else value
         return not self.selection.folds(depth + 1) and any(
             isinstance(jaxpr, Jaxpr) and jaxpr not in self.shared and jaxpr.eqns for jaxpr in jaxprs
@@ -521,7 +521,7 @@ class Layout:
         return tokens
 
     def _said_once(self, pieces: Pieces) -> Sequence[Value]:
-        """Return the pieces without the name of a jaxpr that is printed apart under that name."""
+        """Return the pieces without the name of a jaxpr that is printed under that name."""
         first, *rest = pieces
         if isinstance(first, str) and len(rest) == 1 and self.shared.get(rest[0]) == first.strip():
             return rest

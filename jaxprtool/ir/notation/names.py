@@ -1,9 +1,9 @@
-"""Which name each variable gets, and which jaxprs are printed once and then named.
+"""Name variables, and find the jaxprs that are printed once and referred to by name.
 
 JAX names variables in the order in which they are written (a, b, …, z, ba, bb, …), with three
-exceptions: a result of the outermost jaxpr that nothing uses is `_`; a name that a shared jaxpr
-bears is skipped; and the arguments and results of a jit's body take the names of the variables
-that the call passes and binds.
+exceptions: a result of the outermost jaxpr that nothing uses is `_`; the name of a shared jaxpr is
+skipped; and the arguments and results of a jit's body take the names of the variables that the
+call passes and binds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from string import ascii_lowercase
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
-#: A body longer than this is printed apart even when it is used once.
+#: A body with more equations than this is printed separately even if it is used once.
 LONGEST_INLINE_BODY = 10
 
 
 def shared_jaxprs(
     root: Jaxpr, calls: Callable[[Jaxpr], Sequence[tuple[str | None, Jaxpr]]]
 ) -> dict[Jaxpr, str]:
-    """The jaxprs below `root` that are printed once, at the top, each with its name, in order.
+    """Return the jaxprs below `root` that are printed once, at the top, with their names, in order.
 
-    They are those that occur more than once, and long ones. `calls` gives the open jaxprs that
+    They are those that occur more than once, and long ones. `calls` returns the open jaxprs that
     the equations of one hold, each with the name that its equation gives it.
     """
     uses: Counter[Jaxpr] = Counter()
@@ -36,7 +36,7 @@ def shared_jaxprs(
         jaxpr = queue.popleft()
         uses[jaxpr] += 1
         if uses[jaxpr] > 2:
-            continue  # its bodies have been seen twice already, which is all that matters
+            continue  # its bodies have been visited twice already, which is enough
         for name, body in calls(jaxpr):
             queue.append(body)
             if name is not None:
@@ -46,12 +46,12 @@ def shared_jaxprs(
 
 
 def _distinct(names: dict[Jaxpr, str]) -> dict[Jaxpr, str]:
-    """`names` with a number after each that was taken before."""
+    """Return `names` with a number appended to each name that was used before."""
     taken: Counter[str] = Counter()
     result = {}
     for jaxpr, wanted in names.items():
         name = wanted
-        # The number may make it a name that is taken too: after `h11`, the second `h1` is `h12`.
+        # The number may make it a name that is used too: after `h11`, the second `h1` is `h12`.
         while name in taken:
             name = f"{wanted}{taken[wanted]}"
             taken[wanted] += 1
@@ -61,9 +61,9 @@ def _distinct(names: dict[Jaxpr, str]) -> dict[Jaxpr, str]:
 
 
 def fresh_names(taken: set[str]) -> Iterator[str]:
-    """a, b, …, z, ba, bb, …: numbers in base 26 whose digits are letters, less those `taken`.
+    """Yield a, b, …, z, ba, bb, …: numbers in base 26 with letters as digits, except `taken` ones.
 
-    Each has a space before it, which it has wherever it is written but after a parenthesis.
+    Each has a space before it, which is removed only after a parenthesis.
     """
     names = map("".join, _digits())
     return (name for name in names if name[1:] not in taken) if taken else names
@@ -76,11 +76,11 @@ def _digits() -> Iterator[tuple[str, ...]]:
 
 
 class VariableNames:
-    """The name of each variable, given at its first mention.
+    """The names of variables, each assigned at its first mention.
 
     `spaced` holds the names, each after a space, by the identity of the variable; so a jaxpr must
-    outlive its names. To JAX's printing rules it looks like the mapping from variables to names
-    that they expect.
+    outlive its names. JAX's printing rules use it as the mapping from variables to names that they
+    expect.
     """
 
     def __init__(self, root: Jaxpr, taken: set[str]):

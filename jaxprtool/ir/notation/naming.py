@@ -1,4 +1,4 @@
-"""The names of a whole program, as its listing has them, without writing that."""
+"""The names in the listing of a whole program, without writing the listing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxprtool.jaxcompat.identity import identity
 
 
 class Naming:
-    """What a notation calls the variables and the shared jaxprs of a program.
+    """The names of a program's variables and shared jaxprs in a notation.
 
     Attributes:
         shared: The jaxprs that are written once, each with its name, in the order of the listing.
-        variables: The names of variables, each given at its first mention.
+        variables: The names of variables, each assigned at its first mention.
     """
 
     def __init__(self, root: Jaxpr, notation: Notation):
@@ -61,7 +61,7 @@ class Naming:
 
 
 def _inside(value: Value) -> Iterator[Jaxpr]:
-    """Yield the jaxprs that a parameter is, in the order in which they are written."""
+    """Yield the jaxprs in a parameter, in the order in which they are written."""
     if isinstance(value, Jaxpr):
         yield value
     elif isinstance(value, tuple):

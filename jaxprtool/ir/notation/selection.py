@@ -1,8 +1,8 @@
-"""What of a program is shown: how deep, and which equations.
+"""Select the part of a program that is shown: its depth, and its equations.
 
-`depth` folds the bodies that are nested deeper; `only` keeps the equations whose primitive fits a
-pattern, and those that enclose one; `among` keeps some equations, such as those of a slice.
-Whatever is left out is counted, equations inside it too.
+`depth` folds the bodies that are nested deeper; `only` keeps the equations whose primitive matches
+a pattern, and those that enclose one; `among` keeps some equations, such as those of a slice.
+Everything left out is counted, including the equations inside it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 
 class Selection:
-    """Which equations of a program to show, at which depth.
+    """The equations of a program to show, and to which depth.
 
-    A program's own equations are at depth 0. `depth=None` means all of them, `only=None` any
-    primitive; a pattern is one of `fnmatch`. `among` are equations by `id`, and `others` says of
-    those left out what they are: "that x does not touch".
+    A program's own equations are at depth 0. `depth=None` means all depths, `only=None` any
+    primitive; a pattern is one of `fnmatch`. `among` are equations by `id`, and `others` describes
+    the equations left out: "that x does not touch".
     """
 
     def __init__(
@@ -39,20 +39,20 @@ class Selection:
 
     @property
     def everything(self) -> bool:
-        """Whether nothing is left out."""
+        """True if nothing is left out."""
         return self.depth is None and self.has_all
 
     @property
     def has_all(self) -> bool:
-        """Whether no equation is left out at the depths that are shown."""
+        """True if no equation is left out at the depths that are shown."""
         return self.only is None and self.among is None
 
     def folds(self, depth: int) -> bool:
-        """Return whether a body whose equations are at `depth` is shown as a count only."""
+        """Return True if a body whose equations are at `depth` is shown only as a count."""
         return self.depth is not None and depth > self.depth
 
     def count(self, jaxpr: Jaxpr) -> int:
-        """The equations of `jaxpr`, those of its bodies included, once for each call of one."""
+        """Return the number of equations of `jaxpr`, including those of its bodies at each call."""
         found = self._counts.get(jaxpr)
         if found is None:
             inside = (body for _, held in holders(jaxpr) for _, body in held)
@@ -60,15 +60,15 @@ class Selection:
         return found
 
     def count_equation(self, eqn: JaxprEqn) -> int:
-        """Return one, and the equations of its bodies."""
+        """Return the number of equations in an equation's bodies, plus one for itself."""
         return 1 + sum(self.count(body) for _, body in bodies(eqn))
 
     def shows(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation is asked for, or has one inside that is."""
+        """Return True if an equation, or one inside it, is selected."""
         return self.fits(eqn) or self._contains.inside(eqn)
 
     def fits(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation is itself asked for."""
+        """Return True if an equation itself is selected."""
         if self.among is not None and id(eqn) not in self.among:
             return False
         if self.only is None:
@@ -79,11 +79,11 @@ class Selection:
         return self._fits[name]
 
     def left_out(self, count: int) -> str:
-        """Return `… 12 equations` for equations that are not asked for."""
+        """Return `… 12 equations` for equations that are not selected."""
         return f"{equations(count)}{self._others}"
 
     def rows(self, jaxpr: Jaxpr) -> Iterator[tuple[int, JaxprEqn] | int]:
-        """The equations to show, each with its index, and between them how many are left out."""
+        """Yield the equations to show with their indices, and how many are left out between."""
         skipped = 0
         for index, eqn in enumerate(jaxpr.eqns):
             if not self.shows(eqn):
@@ -98,5 +98,5 @@ class Selection:
 
 
 def equations(count: int) -> str:
-    """`… 12 equations`, for what is left out."""
+    """Return `… 12 equations`, for those left out."""
     return f"… {count:,} equation{'' if count == 1 else 's'}"

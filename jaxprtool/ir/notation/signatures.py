@@ -1,7 +1,7 @@
 """How JAX writes a type, a literal, and the parameters of an equation.
 
-Few programs have more than a hundred different kinds of equation, so that the text of an
-equation's primitive and parameters, its `Signature`, is made once for all those that look alike.
+Few programs have more than a hundred different kinds of equation, so the text of an equation's
+primitive and parameters, its `Signature`, is made once for all equations that look alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Pieces(tuple):
     """A value that is written as one text with jaxprs in it: its pieces, strings and jaxprs."""
 
 
-#: What a parameter's value is written as: a text, a jaxpr, several in parentheses, or a mixture.
+#: The form of a parameter's value: a text, a jaxpr, several in parentheses, or a mixture.
 Value: TypeAlias = str | Jaxpr | tuple[Jaxpr, ...] | Pieces
 
 
@@ -38,7 +38,7 @@ Shown: TypeAlias = list[tuple[str, Any]]
 
 
 def _without(*names: str) -> Callable[[Params], Shown]:
-    """Return all parameters in alphabetical order, less some that the types tell already."""
+    """Return all parameters in alphabetical order, except some that the types imply."""
     return lambda params: sorted((k, v) for k, v in params.items() if k not in names)
 
 
@@ -61,7 +61,7 @@ def _broadcast_in_dim(params: Params) -> Shown:
     return sorted((k, v) for k, v in params.items() if k not in hidden)
 
 
-#: For each of jit's parameters, when it says nothing; `inline` never does.
+#: For each of jit's parameters, when it is left out; `inline` always is.
 _JIT_TRIVIAL: dict[str, Callable[[Any], bool]] = {
     "inline": lambda inline: True,
     "donated_invars": lambda donated: not any(donated),
@@ -85,7 +85,7 @@ def _jit(params: Params) -> Shown:
 
 
 def _custom_derivative(functions: dict[str, str]) -> Callable:
-    """Return the body's name first, then the rest; each of `functions` by its own name, renamed."""
+    """Return the body's name, then the rest; show each of `functions` renamed, by its own name."""
 
     def shown(params: Params) -> Shown:
         rest = {k: v for k, v in params.items() if k not in functions and k != "out_trees"}
@@ -104,8 +104,8 @@ def _custom_lin(params: Params) -> Shown:
     return sorted({**shown, "bwd": params["bwd"].debug_info.func_name}.items())
 
 
-#: JAX's printing rules that only choose and order the parameters, and what each of them shows.
-#: Equations of primitives that have another rule are written by that rule itself.
+#: JAX's printing rules that only choose and order the parameters, and the parameters that each
+#: shows. Equations of primitives that have another rule are written by that rule itself.
 SHOWN_PARAMS: dict[str, Callable[[Params], Shown]] = {
     "_unary_with_accuracy_pp_rule": _unless_none("accuracy"),
     "_binary_with_out_dtype_pp_rule": _unless_none("out_dtype"),
@@ -126,12 +126,12 @@ SHOWN_PARAMS: dict[str, Callable[[Params], Shown]] = {
 
 @dataclass(eq=False)
 class Signature:
-    """What equations of one primitive and the same parameters have in common.
+    """The common part of equations of one primitive and the same parameters.
 
     `pairs` are the parameters to show, with their values. `head` is the primitive and its
     parameters on one line, or None if a jaxpr is among them. `called` are all jaxprs of the
-    equation, with the name it gives them. `by_rule` says that JAX's own rule writes the equation,
-    `named_by_call` that the variables of a jit's body are named after the call's.
+    equation, with the names it gives them. `by_rule` is True if JAX's own rule writes the equation,
+    `named_by_call` if the variables of a jit's body are named after the call's.
     """
 
     name: PrimitiveName
@@ -147,7 +147,7 @@ class Signature:
 
 
 def _flat(pairs: list[tuple[ParameterToken, Value]]) -> list[str]:
-    """`[axes=(0,) keepdims=True]`, or nothing."""
+    """Return the pieces of `[axes=(0,) keepdims=True]`, or no pieces."""
     tokens: list[str] = []
     for name, value in pairs:
         tokens += (" " if tokens else "[", name, str(value))
@@ -157,20 +157,20 @@ def _flat(pairs: list[tuple[ParameterToken, Value]]) -> list[str]:
 
 
 class Notation:
-    """The text of types, literals and signatures, each made once: as JAX writes them.
+    """The text of types, literals and signatures as JAX writes them, each made once.
 
-    What has been seen is known by identity, so the jaxpr must outlive its notation. Another
-    notation derives from this one and writes some of it otherwise.
+    Values are cached by identity, so the jaxpr must outlive its notation. Subclasses write some of
+    them differently.
     """
 
-    #: What names the variables.
+    #: The names of variables.
     variable_names: Callable[[Jaxpr, set[str]], VariableNames] = VariableNames
 
-    #: Whether weak types are told from others.
+    #: Whether weak types are marked.
     weak: bool = False
 
     def __init__(self) -> None:
-        #: The width of a token: its length, until one is seen that is not ASCII.
+        #: The width of a token: its length, until a token is seen that is not ASCII.
         self.width_of: Callable[[str], int] = len
         self._types: dict[int, Type] = {}
         self._values: dict[int, str] = {}
@@ -179,7 +179,7 @@ class Notation:
         self._of_jaxpr: dict[Jaxpr, list[Signature]] = {}
 
     def type_of(self, aval: Aval) -> Type:
-        """Return a type as a binder bears it: `:f32[3]`."""
+        """Return the type of a variable where it is bound: `:f32[3]`."""
         token = self._types.get(identity(aval))
         if token is None:
             text = ":" + type_of(aval, self.weak)
@@ -193,7 +193,7 @@ class Notation:
         return LiteralToken(" " + value_text(literal) + (self.type_of(aval) if typed else ""))
 
     def constant_values(self, jaxpr: Jaxpr) -> Sequence[str]:
-        """`=value` for each constant of a jaxpr; none if values are not written."""
+        """Return `=value` for each constant of a jaxpr; nothing if values are not shown."""
         return ()
 
     def signatures(self, jaxpr: Jaxpr) -> list[Signature]:
@@ -215,7 +215,7 @@ class Notation:
 
     def signature(self, eqn: JaxprEqn) -> Signature:
         """Return the signature of one equation."""
-        # Often the parameters differ only in that each has its own tuple of the same numbers.
+        # Often the parameters differ only in the identity of equal tuples of numbers.
         values = [
             str(value)
             if type(value) is tuple and value and type(value[0]) in _PLAIN
@@ -229,7 +229,7 @@ class Notation:
         return found
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        """A key for all that a signature depends on but parameters: here the primitive alone."""
+        """Return a key for what a signature depends on besides parameters: here the primitive."""
         return (identity(eqn.primitive),)
 
     def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:
@@ -257,7 +257,7 @@ class Notation:
         return PrimitiveName(self._noted(eqn.primitive.name))
 
     def _value(self, value: object) -> Value:
-        """Return the text of a parameter's value, or the jaxprs it is."""
+        """Return the text of a parameter's value, or its jaxprs."""
         if isinstance(value, Jaxpr | ClosedJaxpr):
             return jaxcompat.open_jaxpr(value)
         if type(value) is tuple and all(isinstance(v, Jaxpr | ClosedJaxpr) for v in value):
@@ -279,7 +279,7 @@ class Notation:
         return text
 
 
-#: A tuple that begins with one of these is told from others by its text.
+#: A tuple that begins with one of these is compared with others by its text.
 _PLAIN = {int, tuple}
 
 #: Their texts are made as fast as they are looked up.
@@ -306,7 +306,7 @@ _ADDRESS = re.compile(r" at 0x([0-9a-fA-F]+)")
 
 
 def _without_addresses(text: str) -> str:
-    """`text` with the digits of memory addresses made X, so that two runs print alike."""
+    """Replace the digits of memory addresses in `text` by X, so that two runs print alike."""
     if " at 0x" not in text:
         return text
     return _ADDRESS.sub(lambda match: " at 0x" + "X" * len(match[1]), text)

@@ -1,4 +1,4 @@
-"""JAX's notation without the parameters that are at their defaults."""
+"""JAX's notation without the parameters that have their default values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TerseNotation(Notation):
     """Writes equations without parameters at their defaults: None, known flags, steps of one."""
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        """Return a key for the primitive, and for the dtype that a default may be."""
+        """Return a key for the primitive, and for the dtype, which a default may depend on."""
         return (*super().context_key(eqn), _result_dtype(eqn))
 
     def _make(self, eqn: JaxprEqn) -> Signature:
@@ -28,8 +28,8 @@ class TerseNotation(Notation):
         return Signature(whole.name, pairs, whole.called, whole.by_rule, whole.named_by_call)
 
 
-#: Parameters of two values by what they are unless they are given. What is not here is written: one
-#: primitive's default is another's choice.
+#: The defaults of parameters with two values. Other parameters are written: one primitive's
+#: default may be another's choice.
 _BOOLEANS = {
     "compute_left_eigenvectors": True,
     "compute_right_eigenvectors": True,
@@ -48,7 +48,7 @@ _BOOLEANS = {
     "weak_type": False,
 }
 
-#: Numbers that are one unless they are given, or tuples of such.
+#: Parameters that are numbers, or tuples of numbers, and are one by default.
 _ONE = {
     "base_dilation",
     "batch_group_count",
@@ -78,7 +78,7 @@ def _is_default(name: str, eqn: JaxprEqn) -> bool:
 
 
 def _numbers(value: Any) -> set[Any]:
-    """Return the numbers in a number, or in a tuple of tuples of them."""
+    """Return the numbers in a number, or in a tuple of tuples of numbers."""
     if not isinstance(value, tuple):
         return {value}
     return set().union(*map(_numbers, value))

@@ -1,9 +1,9 @@
-"""The pieces that a listing is made of: strings that know what they stand for.
+"""The pieces of a listing: strings with roles.
 
 A piece that has a role (a binder, a type, a literal) is an instance of that role's class, a `str`
-with nothing more: `"".join(pieces)` is the plain text, and the classes say which style each piece
-gets where there are colours. An empty token lends its role to the piece after it. So binders are
-marked: a name that is a plain `str` serves where it is bound and where it is used.
+with nothing more: `"".join(pieces)` is the plain text, and the classes determine the style of each
+piece if there are colours. An empty token gives its role to the piece after it. Binders are marked
+in this way: a variable's name is one plain `str`, where it is bound and where it is used.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Keyword(Token):
 
 
 class Comment(Token):
-    """What JAX's notation does not have: where an equation comes from, what is left out."""
+    """Text that JAX's notation does not have: the source line of an equation, what is left out."""
 
     __slots__ = ()
 
@@ -72,19 +72,19 @@ class SharedName(Token):
 
 
 class RemovedToken(Token):
-    """In a diff, what only the first program has."""
+    """In a diff, text that only the first program has."""
 
     __slots__ = ()
 
 
 class AddedToken(Token):
-    """In a diff, what only the second program has."""
+    """In a diff, text that only the second program has."""
 
     __slots__ = ()
 
 
 class ChangedToken(Token):
-    """In a diff, the mark of what both programs have, and is not the same."""
+    """In a diff, the mark of what both programs have, but with differences."""
 
     __slots__ = ()
 
@@ -95,12 +95,12 @@ class Heading(Token):
     __slots__ = ()
 
 
-#: Stands before the name of a variable where it is bound.
+#: Precedes the name of a variable where it is bound.
 BINDER = BinderToken()
 
 
 def with_roles(tokens: Iterable[str]) -> Iterator[tuple[str, type[str]]]:
-    """Each piece of text with its role; those without one (`str`) in one piece if adjacent."""
+    """Yield each piece of text with its role, merging adjacent pieces without one (`str`)."""
     run: list[str] = []
     pieces = iter(tokens)
     for piece in pieces:
@@ -117,5 +117,5 @@ def with_roles(tokens: Iterable[str]) -> Iterator[tuple[str, type[str]]]:
 
 
 def width_of(token: str) -> int:
-    """Return the columns JAX's formatter counts for `token`: one for each byte of UTF-8."""
+    """Return the columns that JAX's formatter counts for `token`: one for each byte of UTF-8."""
     return len(token) if token.isascii() else len(token.encode())

@@ -1,14 +1,14 @@
-"""The notation of types, as a jaxpr prints them: one grammar for all who read types.
+"""The notation of types, as a jaxpr prints them: one grammar for all readers of types.
 
     f32[8,128]   key<fry>[2]   bf16[]          dtype and shape
-    f32[2*n,128]   f32[2<=n<=64]              symbolic dimensions, and what `--args` say of them
-    f32[8@x,4@(y,z)]                           dimensions that are laid out over axes of a mesh
+    f32[2*n,128]   f32[2<=n<=64]              symbolic dimensions, and constraints in `--args`
+    f32[8@x,4@(y,z)]                           dimensions that are sharded over axes of a mesh
     f32[2]{V:i}   f32[2]{U:(j,k)}              varying, unreduced, reduced over axes of a mesh
     f32<host>[3]                               in another memory space
     ~f32[]   f32[8@x]@m0                       in `.jaxpr` files: weakly typed; the mesh's name
 
-`parse` takes a text apart, `array_type` makes a type of the parts. How the size of a dimension is
-read is the caller's business: a file's symbols are others than those of `--args` or of a pattern.
+`parse` splits a text into its parts, and `array_type` builds a type from the parts. The caller
+reads the sizes of dimensions: a file has other symbols than `--args` or a pattern.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Dimension(NamedTuple):
 
     Attributes:
         size: The text of its size.
-        axes: The axes of a mesh that it is laid out over.
-        at: Where the size stands in the text of the type.
+        axes: The axes of a mesh that it is sharded over.
+        at: The position of the size in the text of the type.
     """
 
     size: str
@@ -64,7 +64,7 @@ class TypeText(NamedTuple):
 
     @property
     def axis_names(self) -> list[str]:
-        """The axes of a mesh that it names."""
+        """The axes of a mesh that the type names."""
         return [
             *(axis for dim in self.dims for axis in dim.axes),
             *(axis for names in self.axes.values() for axis in names),
@@ -72,14 +72,14 @@ class TypeText(NamedTuple):
 
 
 def _nested(levels: int) -> str:
-    """Return a pattern of one bracketed text, with brackets in brackets up to so many levels."""
+    """Return a pattern of one bracketed text, with up to `levels` levels of brackets inside."""
     inside = r"[^][{}\n]*+"
     if levels:
         inside += rf"(?:{_nested(levels - 1)}[^][{{}}\n]*+)*+"
     return rf"(?:\[{inside}\]|\{{{inside}\}})"
 
 
-#: A pattern of where a type ends in a longer text, and of the types without spaces, as most are.
+#: A pattern of a type at its end in a longer text, and of types without spaces, as most are.
 ANY_TYPE = rf"~?[A-Za-z]\w*+(?:<\w*+>)?{_nested(3)}*+(?:@\w++)?"
 DENSE_TYPE = r"~?[A-Za-z]\w*+(?:<\w*+>)?(?:\[[\w,@]*+\])?(?:\{[\w:,()]*+\})?(?:@\w++)?"
 
@@ -87,12 +87,12 @@ _ARRAY = re.compile(
     r"(~?)(key<\w+>|\w+)(?:<(\w+)>)?\s*\[([^\[\]{}]*)\](?:\{([^{}]*)\})?(?:@(\w+))?"
 )
 
-#: What JAX calls the kinds of axes that a type mentions.
+#: JAX's names for the kinds of axes in a type.
 _AXES = {"V": "varying", "U": "unreduced", "R": "reduced"}
 
 
 def parse(text: str) -> TypeText:
-    """Take the text of an array's type apart.
+    """Split the text of an array's type into its parts.
 
     Raises:
         ValueError: If the text is not that of a type.
@@ -107,21 +107,21 @@ def parse(text: str) -> TypeText:
 
 
 def _dimension(text: str, at: int) -> Dimension:
-    if "@" not in text:  # as in most
+    if "@" not in text:  # the usual case
         return Dimension(text, (), at)
     size, _, axes = text.partition("@")
     return Dimension(size.rstrip(), tuple(_names(axes)), at)
 
 
-#: What compares sizes; `n < 65` is `n <= 64`.
+#: The comparisons of sizes; `n < 65` is `n <= 64`.
 _COMPARISON = re.compile(r"\s*([<>=]=|[<>=])\s*")
 
 
 def constrained(dim: Dimension) -> tuple[Dimension, list[str]]:
-    """Return a dimension `2 <= n <= 64` as `n`, and what is said of that: `2 <= n`, `n <= 64`.
+    """Split a dimension `2 <= n <= 64` into `n` and its constraints: `2 <= n`, `n <= 64`.
 
     Raises:
-        ValueError: If it compares other than numbers with one size, by other than `<=` and `>=`.
+        ValueError: If it is not a comparison of one size with numbers by `<=` and `>=`.
     """
     parts = _COMPARISON.split(dim.size)
     if len(parts) == 1:
@@ -137,7 +137,7 @@ def constrained(dim: Dimension) -> tuple[Dimension, list[str]]:
 
 
 def _named_axes(text: str) -> dict[str, list[str]]:
-    """Return the axes of `V:i, U:(j,k)` by kind."""
+    """Return the axes in `V:i, U:(j,k)` by kind."""
     found = {}
     for item, _ in _items(text):
         kind, _, names = item.partition(":")
@@ -152,13 +152,13 @@ def _names(text: str) -> list[str]:
 
 
 def _items(text: str) -> list[tuple[str, int]]:
-    """Return the items between the commas that no parentheses are around, and where they begin."""
+    """Return the items between commas outside of parentheses, and the position of each."""
     items, at = [], 0
     for item in _split(text) if "(" in text else text.split(","):
         stripped = item.strip()
         items.append((stripped, at + item.index(stripped)))
         at += len(item) + 1
-    if not items[-1][0]:  # there is none, or a comma ends the last
+    if not items[-1][0]:  # there are no items, or a comma ends the last
         items.pop()
     return items
 
@@ -177,7 +177,7 @@ def _split(text: str) -> list[str]:
 
 
 def dtype_named(name: str) -> DType:
-    """Return the dtype of that name. Raises ValueError."""
+    """Return the dtype of a name. Raises ValueError."""
     if name.startswith("key<"):
         found = key_dtypes().get(name[4:-1])
         if found is None:
@@ -190,7 +190,7 @@ def dtype_named(name: str) -> DType:
 
 
 def memory_space_named(name: str) -> Any:
-    """Return the memory space of that name. Raises ValueError."""
+    """Return the memory space of a name. Raises ValueError."""
     for space in jax.memory.Space:
         if space.name.lower() == name:
             return space
@@ -219,7 +219,7 @@ def array_type(parsed: TypeText, sizes: Sequence[Any], mesh: AbstractMesh | None
 
 
 def _layout(parsed: TypeText, mesh: AbstractMesh) -> dict[str, Any]:
-    """Return how an array is laid out over a mesh."""
+    """Return how an array is sharded over a mesh."""
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     axes = dict(parsed.axes)
     manual: dict[str, list[str]] = {"varying": axes.pop("varying", [])}
@@ -234,7 +234,7 @@ def _layout(parsed: TypeText, mesh: AbstractMesh) -> dict[str, Any]:
     }
 
 
-# --- sizes that a user writes -----------------------------------------------------------------
+# --- sizes that a user writes ---------------------------------------------------------------------
 
 _OPERATORS: dict[type, Callable] = {
     ast.Add: operator.add,
@@ -245,7 +245,7 @@ _OPERATORS: dict[type, Callable] = {
     ast.Pow: operator.pow,
 }
 
-#: The functions with which JAX writes sizes.
+#: The functions that JAX uses in sizes.
 _FUNCTIONS: dict[str, Callable] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
@@ -253,7 +253,7 @@ _FUNCTIONS: dict[str, Callable] = {
     "min": jax.core.min_dim,
 }
 
-#: No size has a higher power in it.
+#: The highest power in a size.
 _MOST_EXPONENT = 64
 
 
@@ -269,13 +269,13 @@ class SizeExpression:
 
     @property
     def names(self) -> list[str]:
-        """The names in it."""
+        """The names in the expression."""
         nodes = list(ast.walk(self.node))
         functions = [node.func for node in nodes if isinstance(node, ast.Call)]
         return [node.id for node in nodes if isinstance(node, ast.Name) and node not in functions]
 
     def __call__(self, sizes: Mapping[str, Any]) -> Any:
-        """Return the size, with these sizes for the names; the source's error if it is none."""
+        """Return the size for these values of the names, or raise the source's error."""
         return self._value(self.node, sizes)
 
     def _value(self, node: ast.expr, sizes: Mapping[str, Any]) -> Any:

@@ -1,13 +1,13 @@
-"""Variables by what the user calls them: arguments by their paths, values by names in the source.
+"""Name variables as the user does: arguments by their paths, values by names in the source.
 
     params['w']          an argument
     hidden               the value of `hidden = x @ w + b`
-    hidden_1             the next one that is called so, as of the second round of a Python loop
+    hidden_1             the next one of this name, as in the second iteration of a Python loop
 
-A value has the name that the user's source gives to the outermost expression which computes it: not
-the parts of that expression, nor what a library computes on the way, which have letters as in
-JAX's notation. So have values of backward passes, which come from the same expressions. A program
-that was read from a file has the names that the file gives.
+A value has the name that the user's source gives to the outermost expression that computes it.
+Parts of that expression, and values that a library computes on the way, have letters as in JAX's
+notation. So do values of backward passes, which come from the same expressions. A program
+that was read from a file has the names that the file states.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import FrameReader, UserFrame, names_given
 
-#: What may be a name as it is.
+#: A name that needs no quotes.
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class UserNames(VariableNames):
-    """The name of each variable: the user's, else that of `VariableNames`.
+    """The names of variables: the user's, or else those of `VariableNames`.
 
     Args:
         root: The program's jaxpr.
-        taken: Names that shared jaxprs bear.
+        taken: The names of shared jaxprs.
         arguments: The paths of its arguments.
         roots: The folders of the user's files, as a `Program` has them.
     """
@@ -51,7 +51,7 @@ class UserNames(VariableNames):
         roots: Sequence[Root] = (),
     ):
         super().__init__(root, taken)
-        #: The names in each body, which has its own, as a function of the user's has.
+        #: The names in each body, which is a scope of its own, like a function of the user's.
         scopes = {root: Counter(taken)}
         self._give(zip(root.invars, arguments, strict=True), scopes[root])
         finder = _Finder(roots)
@@ -68,10 +68,10 @@ class UserNames(VariableNames):
         self.fresh = fresh_names(set().union(*scopes.values()))
 
     def follow_call(self, eqn: JaxprEqn, body: Jaxpr) -> None:
-        """Leave the body of a call the names that it has."""
+        """Leave the variables of a call's body the names that they have."""
 
     def _give(self, names: Iterable[tuple[Var, str]], scope: Counter[str]) -> None:
-        """Give variables their names in a body, with a number where one is taken."""
+        """Name variables in a body, with a number appended to names that are used already."""
         for var, wanted in names:
             if identity(var) not in self.spaced:
                 name = wanted
@@ -82,7 +82,7 @@ class UserNames(VariableNames):
                 self.spaced[identity(var)] = f" {name}"
 
     def _follow_captured(self, eqn: JaxprEqn, body: Jaxpr, scope: Counter[str]) -> None:
-        """Call what a body has from outside, the same in every round, what it is called there."""
+        """Give loop-invariant arguments of a body the names of their operands outside."""
         inside = regions(eqn)
         region = None if inside is None else inside.region_of(body)
         if region is not None:
@@ -93,18 +93,18 @@ class UserNames(VariableNames):
 
 
 def source_names(root: Jaxpr, roots: Sequence[Root]) -> dict[Var, str]:
-    """Return what the user's source calls the values of equations in a jaxpr, at any depth."""
+    """Return the names in the user's source for the values of equations, at every depth."""
     finder = _Finder(roots)
     return {var: name for jaxpr in DataFlow(root).holders for var, name in finder.names(jaxpr)}
 
 
 def _within(part: Range, whole: Range) -> bool:
-    """Return whether an expression is another one, or a part of it."""
+    """Return True if an expression is another one, or a part of it."""
     return whole[:2] <= part[:2] and part[2:] <= whole[2:]
 
 
 def _parameters(body: Jaxpr) -> list[tuple[Var, str]]:
-    """Return the arguments of a body that its function has names for."""
+    """Return the arguments of a body that its function names."""
     names = body.debug_info.arg_names or ()
     if len(names) != len(body.invars):
         return []
@@ -112,20 +112,20 @@ def _parameters(body: Jaxpr) -> list[tuple[Var, str]]:
 
 
 class _Finder:
-    """What the user's source calls the values of equations."""
+    """Finds the names in the user's source for the values of equations."""
 
     def __init__(self, roots: Sequence[Root]) -> None:
         self._sources = SourceNames()
         self._frames, self._reader = frames_now(roots, chosen=False), FrameReader()
-        #: The user's own frames in each traceback, by its number; the innermost frame first.
+        #: The user's own frames in each traceback, by its number, the innermost frame first.
         self._own: list[list[tuple[UserFrame, Range]]] = []
-        #: The names that a file gives, likewise.
+        #: The names that a file states, by the same numbers.
         self._given: list[list[str]] = []
         self._numbers: dict[object, int] = {}
         self._transposed: dict[int, bool] = {}
 
     def names(self, jaxpr: Jaxpr) -> list[tuple[Var, str]]:
-        """Return the values of the equations of a jaxpr that have a name, and their names."""
+        """Return the named values of the equations of a jaxpr, and their names."""
         numbers = [*map(self._number, jaxpr.eqns)]
         uses = DefUse(jaxpr.eqns).uses
         found = []
@@ -146,7 +146,7 @@ class _Finder:
         return found
 
     def _number(self, eqn: JaxprEqn) -> int:
-        """Return the number of an equation's traceback; equal ones have the same."""
+        """Return the number of an equation's traceback; equal tracebacks have equal numbers."""
         numbers = self._numbers
         number = numbers.setdefault(eqn.source_info.traceback, len(numbers))
         if number == len(self._own):
@@ -157,7 +157,7 @@ class _Finder:
         return number
 
     def _is_transposed(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation is of a backward pass."""
+        """Return True if an equation belongs to a backward pass."""
         key = identity(eqn.source_info.name_stack)
         if key not in self._transposed:
             self._transposed[key] = "transpose(" in jaxcompat.name_stack(eqn)
@@ -165,11 +165,11 @@ class _Finder:
 
     @cached_method
     def _name(self, number: int, result: tuple[int, int] | None, *readers: int) -> str | None:
-        """Return the name of the expression that an equation, and none of its readers, is of."""
+        """Return the name of the expression of an equation but none of its readers."""
         returned = False
         for frame, place in self._own[number]:
             read = {p for reader in readers for f, p in self._own[reader] if f.file == frame.file}
-            if returned:  # the next round of a loop may read it by the same call
+            if returned:  # the next iteration of a loop may read it by the same call
                 read.discard(place)
             if any(_within(place, each) for each in read):
                 return None

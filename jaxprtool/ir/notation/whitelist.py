@@ -1,7 +1,7 @@
-"""The one reader of values in Python's syntax trees, which are walked and never evaluated.
+"""Read values from Python's syntax trees, which are walked and never evaluated.
 
-Displays and numbers are values everywhere. What names, calls and all else mean is for a subclass to
-say, by methods `visit_Name`, `visit_Call` and so on; a node that has none is refused by name.
+Displays and numbers are values everywhere. Subclasses interpret names, calls and other nodes by
+methods `visit_Name`, `visit_Call` and so on; a node without a method is refused by name.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class WhitelistReader(ABC, ast.NodeVisitor):
 
     @abstractmethod
     def fail(self, node: ast.expr, message: str, hint: str | None = None) -> Exception:
-        """Return the error that says what is wrong with a node; to be raised by the caller."""
+        """Return the error for a node; to be raised by the caller."""
 
     def not_allowed(self, node: ast.expr, hint: str | None = None) -> Exception:
-        """Return the error that names the construct of a node and says that it is refused."""
+        """Return the error that names the construct of a node and states that it is refused."""
         return self.fail(node, f"{self.construct(node)} is not allowed in {self.what}", hint)
 
     def construct(self, node: ast.expr) -> str:
-        """Return what Python's programmers call a node."""
+        """Return the name of a node's construct in Python."""
         if isinstance(node, ast.Name):
             return f"the name '{node.id}'"
         return _CONSTRUCTS.get(type(node).__name__, type(node).__name__)
@@ -85,7 +85,7 @@ class WhitelistReader(ABC, ast.NodeVisitor):
         return self.generic_visit(node)
 
     def key(self, node: ast.expr | None, parent: ast.Dict) -> Any:
-        """Return the value of a dict's key, which can be hashed and is no `**` unpacking."""
+        """Return the value of a dict's key, which must be hashable and not a `**` unpacking."""
         if node is None:
             raise self.fail(parent, f"unpacking with '**' is not allowed in {self.what}")
         value = self.visit(node)
@@ -97,5 +97,5 @@ class WhitelistReader(ABC, ast.NodeVisitor):
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number and no bool."""
+    """Return True if a value is a number and not a bool."""
     return isinstance(value, int | float | complex) and not isinstance(value, bool)

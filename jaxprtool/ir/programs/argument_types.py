@@ -18,11 +18,11 @@ from jaxprtool.ir.basics.dtypes import x64_enabled
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.jaxcompat import Aval
 
-# : The NumPy dtypes that JAX may narrow to 32 bits.
+#: The NumPy dtypes that JAX may narrow to 32 bits.
 _WIDE = "lqLQdDgG"
 
 
-# : The types of Python scalars without and with 64-bit types. Some integers are too large for them.
+#: The types of Python scalars without and with 64-bit types. Some integers are too large for them.
 _SCALARS = [
     {
         float: ShapedArray((), np.dtype(f"float{bits}"), weak_type=True),

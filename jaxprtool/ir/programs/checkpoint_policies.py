@@ -16,12 +16,12 @@ _MAKER_NAMES = (
     "save_only_these_names",
 )
 
-# : The functions that return a policy, by name.
+#: The functions that return a policy, by name.
 MAKERS: dict[str, Callable[..., Any]] = {
     name: getattr(jax.checkpoint_policies, name) for name in _MAKER_NAMES
 }
 
-# : The policies themselves, by name; JAX 0.11 also has classes of policies there.
+#: The policies themselves, by name; JAX 0.11 also has classes of policies there.
 POLICIES: dict[str, Callable[..., Any]] = {
     name: policy
     for name, policy in vars(jax.checkpoint_policies).items()

@@ -1,8 +1,8 @@
-"""Leaves that are no arrays: held in the structure of a tree, as static arguments are.
+"""Leaves that are not arrays: held in the structure of a tree, like static arguments.
 
-A function in an Equinox module, a string, an object: nothing of it is traced, but a program is made
-for it. In a program's structures it is a `Held` node without children, so that structures that
-hold different things are different. What the user gives and gets are the things themselves.
+A function in an Equinox module, a string, an object: it is not traced, but a program is specific to
+it. In a program's structures it is a `Held` node without children, so that structures that
+hold different objects are different. The user passes and gets the objects themselves.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-#: Longer descriptions are cut, and told apart by a digest.
+#: Longer descriptions are cut, and distinguished by a digest.
 _LONGEST = 160
 
-#: What a file can hold as it is.
+#: The types that a file can hold as they are.
 LITERALS = (bool, int, float, complex, str, bytes)
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """What stands in a program from a file for an object that the file describes."""
+    """A placeholder, in a program from a file, for an object that the file describes."""
 
     text: str
 
@@ -33,9 +33,9 @@ class StandIn:
 
 
 class Held:
-    """A leaf that is no array; equal to another if what they hold is of one type and equal.
+    """A leaf that is not an array; equal to another if their objects are equal and of one type.
 
-    A `StandIn` is equal to what it describes.
+    A `StandIn` is equal to the object that it describes.
     """
 
     def __init__(self, value: object):
@@ -52,10 +52,10 @@ class Held:
         if type(a) is not type(b):
             return False
         if type(a) in LITERALS:
-            return repr(a) == repr(b)  # tells -0.0 from 0.0, and a NaN from no NaN
+            return repr(a) == repr(b)  # distinguishes -0.0 from 0.0, and NaN from other values
         try:
             return bool(a == b)
-        except Exception:  # objects of others, which may compare as they like
+        except Exception:  # other packages' objects may raise in comparisons
             return False
 
     def __hash__(self) -> int:
@@ -69,14 +69,14 @@ jax.tree_util.register_pytree_node(Held, lambda held: ((), held), lambda held, _
 
 
 def is_no_array(leaf: object) -> bool:
-    """Return whether a leaf can be no array: it is no number, and has no dtype."""
+    """Return True if a leaf cannot be an array: it is not a number, and has no dtype."""
     if isinstance(leaf, bool | int | float | complex):
         return False
     return not (hasattr(leaf, "dtype") or hasattr(leaf, "__jax_array__"))
 
 
 def release(tree: PyTreeDef) -> Any:
-    """Return a tree with what is held in it as leaves again."""
+    """Return a tree in which held objects are leaves again."""
     return jax.tree.map(
         lambda leaf: leaf.value if isinstance(leaf, Held) else leaf,
         tree,
@@ -85,7 +85,7 @@ def release(tree: PyTreeDef) -> Any:
 
 
 def description(value: object) -> str:
-    """Return how an object prints, without its address and cut to a length."""
+    """Return the repr of an object, without its address and cut to a maximal length."""
     if isinstance(value, StandIn):
         return value.text
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))

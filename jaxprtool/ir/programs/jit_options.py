@@ -1,8 +1,8 @@
-"""What `jax.jit` was told about the function that a program was traced from.
+"""The options of `jax.jit` for the function that a program was traced from.
 
-It is kept by the names and types of arguments and results: what is said of the argument `x:f32[8]`
-holds as long as the program has an argument of this name and type. What concerns the function as a
-whole holds for whatever passes make of it.
+They are stored by the names and types of arguments and results: an option of the argument
+`x:f32[8]` holds as long as the program has an argument of this name and type. Options of the whole
+function hold for every program that passes derive from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Values = Sequence[tuple[str, Aval]]
 
 @dataclass(frozen=True)
 class ValueOptions:
-    """What is asked of one argument or result.
+    """The options of one argument or result.
 
     `placement` is a sharding, a `jax.experimental.layout.Format`, or None.
     """
@@ -33,7 +33,7 @@ class ValueOptions:
 
 @dataclass(frozen=True)
 class JitOptions:
-    """The options of a function under `jax.jit`; values of which nothing is asked are left out."""
+    """The options of a function under `jax.jit`; values without options are left out."""
 
     arguments: tuple[ValueOptions, ...] = ()
     results: tuple[ValueOptions, ...] = ()
@@ -43,7 +43,7 @@ class JitOptions:
 
     @classmethod
     def from_traced(cls, arguments: Values, results: Values, told: TracedOptions) -> JitOptions:
-        """Return the options of a program of which JAX was told this, value by value."""
+        """Return the options of a program from what JAX recorded, value by value."""
         taken = zip(arguments, told.in_placements, told.donated, strict=True)
         given = zip(results, told.out_placements, strict=True)
         return cls(
@@ -55,21 +55,21 @@ class JitOptions:
         )
 
     def donating(self, arguments: Values, positions: Collection[int]) -> JitOptions:
-        """Return these options where the arguments at some positions are donated, too."""
+        """Return these options with the arguments at some positions also donated."""
         asked = enumerate(self.of_arguments(arguments))
         given = (replace(each, donated=each.donated or i in positions) for i, each in asked)
         return replace(self, arguments=tuple(filter(_asks, given)))
 
     def of_arguments(self, arguments: Values) -> list[ValueOptions]:
-        """Return what is asked of each of these arguments."""
+        """Return the options of each of these arguments."""
         return _matched(self.arguments, arguments)
 
     def of_results(self, results: Values) -> list[ValueOptions]:
-        """Return what is asked of each of these results."""
+        """Return the options of each of these results."""
         return _matched(self.results, results)
 
     def keywords(self, arguments: Values, results: Values) -> dict[str, Any]:
-        """The keyword arguments for `jax.jit` of a function from flat arguments to a list."""
+        """Return the keyword arguments of `jax.jit` for a function of flat arguments."""
         taken, given = self.of_arguments(arguments), self.of_results(results)
         told: dict[str, Any] = {"keep_unused": self.keep_unused, "inline": self.inline}
         told["donate_argnums"] = tuple(i for i, o in enumerate(taken) if o.donated)

@@ -1,10 +1,10 @@
-"""The arguments of a call, fitted to the structure that a program takes.
+"""Match the arguments of a call with the structure that a program takes.
 
-A program that was read from a file does not know the classes of its arguments' nodes. In place of
-such a node any container fits that has the same children: under the same keys, where both have
-some, and else in order. A result of that class is then made of the class that was given, if its
-own data were given too, or are literals. All other nodes are to be as JAX has them: of the same
-class, with the same data of their own.
+A program that was read from a file does not have the classes of its arguments' nodes. Such a node
+matches any container that has the same children: under the same keys if both have keys, and
+otherwise in order. A result of that class is then built with the class of the argument, if its
+own data occur in the arguments too, or are literals. All other nodes must be as in JAX: of the
+same class, with the same data of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxprtool.ir.programs.held import Held, StandIn, description, is_no_array, 
 from jaxprtool.ir.programs.state import Changed
 from jaxprtool.ir.programs.trees import Opaque, Tree, filled, node, one_level
 
-#: Characters of an object that an error shows.
+#: The number of characters of an object that an error shows.
 _LONGEST = 80
 
 _DICTS = ("dict", "OrderedDict")
@@ -33,7 +33,7 @@ class Mismatch(Exception):
 
 @dataclass
 class MatchedArguments:
-    """A call's arguments, by position and by name, their leaves, and what stand-ins are."""
+    """A call's arguments, by position and by name, their leaves, and the values of stand-ins."""
 
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class MatchedArguments:
     objects: dict[str, object] = field(default_factory=dict)
 
     def result(self, tree: PyTreeDef, leaves: Sequence[Any]) -> Any:
-        """Return the results as a tree, what was given in place of stand-ins.
+        """Return the results as a tree, with the caller's objects in place of stand-ins.
 
-        Objects among the arguments whose new state is a result have changed.
+        Objects among the arguments whose new state is a result are updated.
         """
         made = release(self._known(jax.tree.unflatten(tree, leaves)))
         return made.applied(self.args, self.kwargs) if isinstance(made, Changed) else made
@@ -64,7 +64,7 @@ class MatchedArguments:
         return jax.tree.unflatten(known, map(self._known, parts))
 
     def _of_class(self, described: Tree, tree: PyTreeDef) -> PyTreeDef:
-        """The structure of an Opaque node, made of its class if that and its data are known."""
+        """Return the structure of an Opaque node, with its class if that and its data are known."""
         cls = self.classes.get(described.type_name)
         try:
             data = ast.literal_eval(described.aux)
@@ -80,7 +80,7 @@ class MatchedArguments:
 def matched(
     tree: PyTreeDef, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> MatchedArguments:
-    """Return the match of a call's arguments with `tree`, the structure of `(args, kwargs)`.
+    """Match a call's arguments with `tree`, the structure of `(args, kwargs)`.
 
     `names` are the paths of its leaves. Raises Mismatch for arguments of another structure.
     """
@@ -102,7 +102,7 @@ def matched(
 
 
 def matched_leaves(tree: PyTreeDef, value: object, path: str) -> list[Any]:
-    """Return the leaves of a value of the structure `tree`; `path` is what it is called.
+    """Return the leaves of a value of the structure `tree`; `path` is its name.
 
     Raises Mismatch for a value of another structure.
     """
@@ -117,9 +117,9 @@ def _by_position(
     kwargs: dict[str, Any],
     keywords: Mapping[str, object],
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return a call's arguments by position, of which some may be given by name, and the others.
+    """Return a call's positional arguments, some of which may be passed by name, and the others.
 
-    `roots` are the names of those that have a position.
+    `roots` are the names of the positional arguments.
     """
     left = roots[len(args) :]
     given = [name for name in left if name in kwargs and name not in keywords]
@@ -132,7 +132,7 @@ def _by_position(
 
 
 def _root(example: object, names: Sequence[str], otherwise: str) -> str:
-    """Return what an argument is called as a whole: of `params['w']`, `params`."""
+    """Return the name of a whole argument: `params` for `params['w']`."""
     for path, i in jax.tree.leaves_with_path(example)[:1]:
         rest = keystr(path)
         if names[i].endswith(rest):
@@ -143,7 +143,7 @@ def _root(example: object, names: Sequence[str], otherwise: str) -> str:
 def _match(
     found: MatchedArguments, tree: PyTreeDef, example: object, given: object, path: str
 ) -> None:
-    """Match a value with the part of the structure that is at `path`; `example` is one of it."""
+    """Match a value with the part of the structure at `path`; `example` is one such value."""
     keys, parts, _ = one_level(example)
     given_keys, given_parts, given_tree = one_level(given)
     wanted, own = node(tree, keys), node(given_tree, given_keys)
@@ -169,7 +169,7 @@ def _match(
 
 
 def _fits(wanted: Tree, own: Tree, tree: PyTreeDef, given_tree: PyTreeDef) -> bool:
-    """Return whether a node can be in place of another, its children and its data aside."""
+    """Return True if a node may replace another, apart from its children and its data."""
     if wanted.kind != "custom":
         return wanted.kind == own.kind
     if own.kind in ("leaf", "none", "held"):
@@ -196,7 +196,7 @@ def _match_data(
     given_tree: PyTreeDef,
     path: str,
 ) -> None:
-    """Refuse a node that has other data of its own, and note what an Opaque node stands for."""
+    """Refuse a node with other data of its own, and record the node that an Opaque node matches."""
     is_opaque = [each.node_data()[0] is Opaque for each in (tree, given_tree)]
     data = (wanted.aux, own.aux) if any(is_opaque) else (tree.node_data(), given_tree.node_data())
     if data[0] != data[1]:
@@ -212,7 +212,7 @@ def _match_data(
 def _by_name(
     wanted: Tree, keys: Sequence[Any], parts: Sequence[Any], given: Mapping[Any, Any], path: str
 ) -> list[Any]:
-    """The given children in the order of `keys`. Those that have no leaves may be left out."""
+    """Return the given children in the order of `keys`. Those without leaves may be missing."""
     by_name = {_simple(key): (key, part) for key, part in given.items()}
     children = []
     for key, part in zip(keys, parts, strict=True):
@@ -232,7 +232,7 @@ def _simple(key: object) -> str:
 
 
 def _named(tree: Tree) -> str:
-    """Return a node in words, by the name of its class."""
+    """Describe a node by the name of its class."""
     if tree.kind in ("leaf", "none"):
         return "an array" if tree.kind == "leaf" else "None"
     name = tree.type_name.rpartition(".")[2] or tree.kind

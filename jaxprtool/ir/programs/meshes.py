@@ -1,4 +1,4 @@
-"""The mesh that a program runs on if the types of its arguments say how they are sharded.
+"""Find the mesh for a program whose argument types state how they are sharded.
 
 Such types (`f32[8@data,4]`) name the axes of a mesh and their sizes, but no devices.
 """
@@ -19,7 +19,7 @@ from jaxprtool.ir.programs.program import Program
 
 
 def mesh_in_types(program: Program) -> AbstractMesh | None:
-    """The mesh that the types of a program's arguments and results are for, if there is one."""
+    """Return the mesh that the types of a program's arguments and results name, or None."""
     meshes = (mesh_of(aval) for aval in (*program.in_avals, *program.out_avals))
     return next((mesh for mesh in meshes if mesh is not None), None)
 
@@ -27,10 +27,10 @@ def mesh_in_types(program: Program) -> AbstractMesh | None:
 def concrete_mesh(
     program: Program, arguments: Sequence[object], device: jax.Device | None = None
 ) -> Mesh | None:
-    """Return the mesh of devices to run a program on, or None if its types are for no mesh.
+    """Return the mesh of devices to run a program on, or None if its types name no mesh.
 
-    It is the one that is set (`jax.set_mesh`), or that an argument is on, or else one of the first
-    devices there are. Raises BackendError if there are too few.
+    It is the mesh that is set (`jax.set_mesh`), or the mesh of an argument, or else one of the
+    first devices. Raises BackendError if there are too few devices.
     """
     wanted = mesh_in_types(program)
     if wanted is None:
@@ -57,7 +57,7 @@ def concrete_mesh(
 
 
 def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
-    """The arguments on the devices of a mesh, as their types say; what is there already stays."""
+    """Place the arguments on the devices of a mesh by their types, if not there already."""
     return [
         value
         if mesh_of(aval) is None or mesh_of(value) == mesh
@@ -67,7 +67,7 @@ def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
 
 
 def mesh_of(value: object) -> Any:
-    """Return the mesh that an array or a type of one is on; None if it is on none."""
+    """Return the mesh of an array or of its type, or None."""
     mesh = getattr(getattr(value, "sharding", None), "mesh", None)
     return None if mesh is None or mesh.empty else mesh
 

@@ -1,7 +1,7 @@
-"""The value that travels through jaxprtool: a closed jaxpr with the names and trees around it.
+"""The value that all of jaxprtool takes and returns: a closed jaxpr with its names and trees.
 
 JAX's own jaxpr objects are the intermediate language; a `Program` adds what a jaxpr alone does
-not know: its name, the pytrees its flat arguments and results belong to, and a readable path for
+not have: its name, the pytrees of its flat arguments and results, and a readable path for
 each of them.
 """
 
@@ -37,7 +37,7 @@ from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, sizes_by_symbol, sym
 from jaxprtool.ir.source.frames import Root
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
 
-#: How many choices of sizes a program keeps what it has made for.
+#: How many specializations to different sizes a program caches.
 MOST_SIZES = 128
 
 
@@ -45,13 +45,12 @@ MOST_SIZES = 128
 class Program:
     """A traced function, callable like the function itself.
 
-    `jaxpr` is closed: its constants travel with it, and arrays that it has as literals are made
-    constants. `in_tree` is the tree structure of
-    `(args, kwargs)`, static arguments left out, and `out_tree` that of the result. `arg_names`
-    and `out_names` give one path per flat value: `params['w']`, `result[0]`. `axis_env` are the
-    named axes, with their sizes, that the function was traced under and does not bind itself.
-    `jit` is what `jax.jit` was told about a function that is under it. `bounds` say which values
-    arguments may have that are sizes or lengths of examples, by the names of these.
+    `jaxpr` is closed: it includes its constants, and its array literals are turned into constants.
+    `in_tree` is the tree structure of `(args, kwargs)`, without static arguments, and `out_tree`
+    that of the result. `arg_names` and `out_names` give one path per flat value: `params['w']`,
+    `result[0]`. `axis_env` are the named axes, with their sizes, that the function was traced under
+    and does not bind itself. `jit` has the options of `jax.jit` if the function is jitted. `bounds`
+    are the bounds of arguments that are sizes or lengths of examples, by the names of these.
     `roots` are the folders of the TARGET that it was loaded by, whose files are the user's own.
     `sharded` are the names of arguments that were given with a sharding over several devices.
     """
@@ -72,15 +71,16 @@ class Program:
         object.__setattr__(self, "jaxpr", as_constants(self.jaxpr))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate the program on arguments of the structure of the traced ones.
+        """Evaluate the program on arguments of the same structure as the traced ones.
 
-        Static arguments are left out, as when a `jax.jit(...).lower(...).compile()` is called. In
-        place of a node whose class a file could not tell, any container of the same children fits.
-        The symbols of symbolic dimensions get the sizes that the arguments have. Flax NNX objects
-        among the arguments, if the function changes them, are changed.
-        A Python scalar or an array of NumPy's has the type that `jax.jit` gives it.
+        Static arguments are left out, as in a call of `jax.jit(...).lower(...).compile()`. For a
+        node whose class a file could not store, any container of the same children is accepted.
+        The symbols of symbolic dimensions get the sizes of the arguments. Flax NNX objects among
+        the arguments that the function changes are updated. A Python scalar or a NumPy array has
+        the type that `jax.jit` gives it.
+
         Raises StructureError, a TypeError, which names the first path that differs, if the
-        structure, a shape or a dtype does, ArgumentsError if arguments contradict each other in
+        structure, a shape or a dtype differs, ArgumentsError if arguments contradict each other in
         the size of a symbol, one is a size beyond its bound or lengths that do not add up to the
         rows, or none has a symbol of the program, and FloatingPointError for results that
         `jax_debug_nans` or `jax_debug_infs` forbid.
@@ -96,15 +96,15 @@ class Program:
             return match.result(self.out_tree, self._evaluated(leaves))
         with unchecked():
             given = [x[...] if isinstance(x, jax.Ref) else x for x in leaves]
-            outs = self._evaluated(leaves, donate=False)  # needed again: JAX does so, too
+            outs = self._evaluated(leaves, donate=False)  # needed again, as in JAX
         self.require_finite(FiniteCheck.from_config(), given, outs)
         return match.result(self.out_tree, outs)
 
     def checked(self, flat: Sequence[Any]) -> list[Any]:
-        """Return flat arguments as values of the types that the program takes.
+        """Convert flat arguments to the types that the program takes.
 
         Raises:
-            StructureError: If one is of another shape or dtype.
+            StructureError: If one has another shape or dtype.
             ArgumentsError: If one that is a size, or lengths, is beyond its bound.
         """
         values = list(flat)
@@ -120,7 +120,7 @@ class Program:
             ) from None
 
     def _given_sizes(self, flat: Sequence[Any]) -> dict[str, int]:
-        """Return the values of arguments that are sizes, as far as they are known."""
+        """Return the values of arguments that are sizes, if they are known."""
         bounds = dict(self.bounds)
         return {
             name: int(value)
@@ -131,10 +131,10 @@ class Program:
         }
 
     def bounded(self, position: int, value: Any, sizes: Sizes = MappingProxyType({})) -> Any:
-        """Return the value of a flat argument; if that is a size, or lengths, of its dtype.
+        """Return the value of a flat argument, converted to its dtype if it is a size, or lengths.
 
         `sizes` are those of symbols that are arguments. Raises ArgumentsError for a value beyond
-        its bound. The numbers of one that JAX traces are not checked.
+        its bound. Traced values are not checked.
         """
         name, aval = self.arguments[position]
         bound = dict(self.bounds).get(name)
@@ -155,10 +155,10 @@ class Program:
     def require_finite(
         self, check: FiniteCheck, arguments: Sequence[Any], results: Sequence[Any]
     ) -> None:
-        """Raise FloatingPointError for flat results that a check of JAX's switches forbids.
+        """Raise FloatingPointError for flat results that a check of JAX's configuration forbids.
 
-        It names the first of them and the equation to blame. `arguments` are the flat arguments
-        that the program was run on, of Refs what they held.
+        The error names the first such result and the equation to blame. `arguments` are the flat
+        arguments of the run, with the former contents of Refs.
         """
         for position, (name, result) in enumerate(zip(self.out_names, results, strict=True)):
             if fault := check.fault(result):
@@ -166,7 +166,7 @@ class Program:
                 raise FloatingPointError(f"{name} of {self.name} has {fault}, from {origin}")
 
     def _evaluated(self, flat: Sequence[Any], donate: bool = True) -> list[Any]:
-        """The flat results for flat arguments: at once, or under `jax.jit` as the function was."""
+        """Return the flat results for flat arguments, under `jax.jit` if the function was."""
         fun = self._jitted if self.jit is not None and donate else self.flat_function(donate)
         try:
             outs = fun(*flat)
@@ -179,11 +179,11 @@ class Program:
                 f"{self.name} cannot be run: no argument has the symbol '{closed_over}'",
                 f"specialize({closed_over}=…) says what {closed_over} is",
             ) from None
-        with jax.transfer_guard("allow"):  # it is about what the user transfers
+        with jax.transfer_guard("allow"):  # the guard is for transfers of the user's
             return list(map(_as_result, outs, self.out_avals))
 
     def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MatchedArguments:
-        """The flat arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
+        """Match the arguments of a call. Raises StructureError, a TypeError; see `__call__`."""
         flat, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
         if tree == self.in_tree and not any(map(is_no_array, flat)):
             return MatchedArguments(args, kwargs, flat)
@@ -193,7 +193,7 @@ class Program:
             raise StructureError(f"the arguments do not fit {self.name}: {mismatch}") from None
 
     def flat_function(self, donate: bool = True) -> Callable[..., list[Any]]:
-        """The function from flat arguments to flat results, under `jax.jit` if `jit` says so."""
+        """Return the function from flat arguments to flat results, jitted if `jit` is set."""
         fun = jaxcompat.jaxpr_as_fun(self.jaxpr)
         if self.jit is None:
             return fun
@@ -212,12 +212,12 @@ class Program:
 
     @cached_property
     def _jitted(self) -> Callable[..., list[Any]]:
-        """Compiled once for all calls."""
+        """The flat function under `jax.jit`, compiled once for all calls."""
         return self.flat_function()
 
     @property
     def __name__(self) -> str:
-        """The name that `jax.jit(program)` and whoever else asks a function for one is given."""
+        """The name of the program, which `jax.jit(program)` reads as a function's name."""
         return self.name
 
     @property
@@ -246,14 +246,14 @@ class Program:
 
     @cached_property
     def symbols(self) -> dict[str, Any]:
-        """The symbolic dimension that each symbol in the types of the arguments is."""
+        """The symbolic dimension of each symbol in the types of the arguments."""
         return sizes_by_symbol(self.in_avals)
 
     def specialized(self, sizes: Sizes) -> Program:
         """Return the program with symbols replaced by sizes, the same object for the same sizes.
 
-        `sizes` has what each symbol becomes: a number, or a symbolic dimension. Raises
-        UnsupportedError for an equation that cannot have these sizes.
+        `sizes` maps each symbol to a number, or a symbolic dimension. Raises UnsupportedError for
+        an equation that cannot have these sizes.
         """
         key = tuple(sizes.items())
         made = self._specialized.pop(key, None)
@@ -262,7 +262,7 @@ class Program:
             made = self.replace(jaxpr=specialized(self.jaxpr, sizes), bounds=bounds)
             if len(self._specialized) == MOST_SIZES:
                 del self._specialized[next(iter(self._specialized))]
-        self._specialized[key] = made  # the last, so that the first is what was used least lately
+        self._specialized[key] = made  # last, so that the first is the least recently used
         return made
 
     @cached_property
@@ -272,14 +272,14 @@ class Program:
     def at(self, shapes: Sequence[Sequence[Any]]) -> Program:
         """Return the program for flat arguments of these shapes: itself, unless it has symbols.
 
-        Raises ArgumentsError for shapes that no sizes of the symbols give.
+        Raises ArgumentsError if no sizes of the symbols yield these shapes.
         """
         if not self.symbols:
             return self
         return self.specialized(found_sizes(self.name, self.arguments, shapes))
 
     def replace(self, **changes: Any) -> Program:
-        """A copy with some fields changed; bounds of arguments that it does not have are gone."""
+        """Return a copy with some fields changed, without bounds of arguments that it lacks."""
         made = replace(self, **changes)
         left = tuple(bound for bound in made.bounds if bound[0] in made.arg_names)
         return made if left == made.bounds else replace(made, bounds=left)
@@ -303,17 +303,17 @@ class Program:
 
 
 def _from_above(name: str) -> Callable[..., Any]:
-    """Return a function of `api.methods`, where methods are that need rooms above.
+    """Return a function of `api.methods`, which has the methods that need higher-level packages.
 
-    These rooms are imported when a method is called.
+    These packages are imported when a method is called.
     """
     return getattr(import_module("jaxprtool.api.methods"), name)  # type: ignore[no-any-return]
 
 
 def _as_result(value: object, aval: Aval) -> Any:
-    """JAX's array of a result: literals and constants may be Python's and NumPy's to its evaluator.
+    """Return JAX's array of a result; literals and constants may be Python scalars or NumPy arrays.
 
-    What JAX has no array of here is given as it is.
+    A value that JAX has no array of is returned as it is.
     """
     if isinstance(value, jax.Array):
         return value
@@ -323,7 +323,7 @@ def _as_result(value: object, aval: Aval) -> Any:
 
 
 class Programs(Mapping[str, Program]):
-    """Named programs in order, for a pass that makes several of one (`unzip`: init and apply)."""
+    """Named programs in order, for a pass that returns several (`unzip`: init and apply)."""
 
     def __init__(self, programs: Mapping[str, Program]):
         self._programs = dict(programs)
@@ -351,10 +351,10 @@ def type_check(program: Program, before: Program | None = None, *, preserves: bo
 
     Args:
         program: The program.
-        before: A program that is well typed. Equations that it has are not checked again, and of
-            others that are alike, one is.
+        before: A well-typed program. Its equations are not checked again, and of several other
+            equations that are alike, only one is checked.
         preserves: Whether the program computes the same as `before`. Then arguments and results
-            must have the weak types that they have there, and equations those that they compute.
+            must have the same weak types as there, and equations those that they compute.
 
     Raises:
         CheckError: With the first fault.
@@ -375,7 +375,7 @@ def type_check(program: Program, before: Program | None = None, *, preserves: bo
                 same_axes = before.axis_env == program.axis_env
                 known = frozenset(map(id, _equations(before.jaxpr) if same_axes else ()))
             jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr), known, weak_types=preserves)
-    except Exception as error:  # the checker reports faults with several exception types
+    except Exception as error:  # JAX's checker raises several exception types
         raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
     if before is not None and preserves:
         _require_weak_types(program, before)
@@ -384,7 +384,7 @@ def type_check(program: Program, before: Program | None = None, *, preserves: bo
 def check_results(program: Program, before: Program) -> None:
     """Check that results have the types that they have in another program, weak types included.
 
-    No equation is looked at, so that it takes microseconds.
+    No equation is visited, so this takes microseconds.
 
     Raises:
         CheckError: With the first result that has another type.
@@ -403,7 +403,7 @@ def check_results(program: Program, before: Program) -> None:
 
 
 def _require_weak_types(program: Program, before: Program) -> None:
-    """Raise CheckError if an argument or result is weakly typed in one of the programs alone."""
+    """Raise CheckError if an argument or result is weakly typed in only one of the programs."""
     for what in ("arguments", "results"):
         known = dict(getattr(before, what))
         for name, aval in getattr(program, what):
@@ -413,7 +413,7 @@ def _require_weak_types(program: Program, before: Program) -> None:
 
 
 def _equations(jaxpr: AnyJaxpr) -> list[JaxprEqn]:
-    """Return the equations of a jaxpr at any depth, but for bodies that bind axes."""
+    """Return the equations of a jaxpr at every depth, except for bodies that bind axes."""
 
     def inside(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
         for eqn, held in holders(jaxpr):
@@ -425,7 +425,7 @@ def _equations(jaxpr: AnyJaxpr) -> list[JaxprEqn]:
 
 
 def _fault(error: Exception) -> str:
-    """What JAX's checker found, the equation and its source line, without the whole jaxpr."""
+    """Return the error of JAX's checker, with the equation and its line, without the jaxpr."""
     text = str(error).partition("\n\nwhile checking jaxpr:")[0]
     parts = [" ".join(part.split()) for part in text.split("\n\n")]
     shown = [part if len(part) <= 200 else part[:197] + "..." for part in parts if part]

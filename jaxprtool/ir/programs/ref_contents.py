@@ -1,7 +1,7 @@
-"""Programs that take Refs, as programs that take and give what these hold.
+"""Convert programs that take Refs to programs that take and return the contents of the Refs.
 
-A run writes to its Refs, and the next run would start from what the last one left. What runs a
-program several times, or compares runs, gives each run fresh Refs of the same contents.
+A run writes to its Refs, so the next run would start with their new contents. Code that runs a
+program several times, or compares runs, gives each run fresh Refs with the same contents.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def is_ref(value: object) -> bool:
 
 @jax.transfer_guard("allow")
 def contents(value: Any) -> Any:
-    """Return what a Ref holds, or for the type of a Ref the type of that; else the value itself."""
+    """Return the contents of a Ref, or their type for the type of a Ref; else the value itself."""
     if isinstance(value, jax.Ref):
         return value[...]
     return value.update(is_ref=False) if is_ref(value) else value
 
 
 def all_contents(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Return flat arguments of a program with what Refs hold in place of the Refs.
+    """Return flat arguments of a program with Refs replaced by their contents.
 
     Raises:
         ArgumentsError: If one Ref is given for two arguments.
@@ -44,16 +44,16 @@ def all_contents(program: Program, values: Sequence[Any]) -> list[Any]:
 
 
 def with_contents(program: Program, like: Program | None = None) -> Program:
-    """Return a program that takes what its Refs hold, and gives what they hold afterwards.
+    """Return a program that takes the contents of its Refs, and returns their contents at the end.
 
-    The Refs are its arguments, and those that it closes over. It makes fresh ones in each run.
-    Further results, `r[...]` of the Ref `r`, are what they hold in the end; a Ref that the program
-    frees holds nothing then. The equations of the program are the same objects.
+    The Refs are its arguments, and those that it closes over. Each run makes fresh ones. Further
+    results, `r[...]` for the Ref `r`, are their contents at the end, except for a Ref that the
+    program frees. The equations of the program are the same objects.
 
     Args:
         program: The program. One without Refs is returned as it is.
-        like: What this function has made of another program. Refs that this one takes, and
-            `program` does not, are taken by the result, too, and keep what they hold.
+        like: The result of this function for another program. The result also takes the contents of
+            Refs that this one takes, but `program` does not, and returns them unchanged.
     """
     body = program.jaxpr
     names = {f"constant[{i}]": var for i, var in enumerate(body.constvars)}
@@ -101,7 +101,7 @@ def _is_ref_type(aval: Aval) -> bool:
 
 
 def _spare(program: Program, like: Program | None) -> dict[str, Aval]:
-    """Return what arguments hold whose Refs another program takes, and this one does not."""
+    """Return the contents' types of Refs that the other program takes, but this one does not."""
     if like is None:
         return {}
     return {
@@ -112,7 +112,7 @@ def _spare(program: Program, like: Program | None) -> dict[str, Aval]:
 
 
 def _made_and_read(refs: Sequence[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Return equations that make some Refs of what they hold, and equations that read them."""
+    """Return equations that create Refs from their contents, and equations that read them."""
 
     def template(*values: Any) -> list[Any]:
         made = [

@@ -22,7 +22,7 @@ from jaxprtool.ir.rewriting.rewrite import Memo, with_bodies
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
-# : By jaxpr: whether it has array literals at any depth, and the jaxpr without them.
+#: By jaxpr: whether it has array literals at any depth, and the jaxpr without them.
 _known = JaxprCache()
 
 

@@ -13,7 +13,7 @@ from jaxprtool.ir.core.structured import ShardMap
 from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 
-# : Constants by identity and type, each with the variable of the body that represents it.
+#: Constants by identity and type, each with the variable of the body that represents it.
 Taken: TypeAlias = dict[tuple[int, Aval], tuple[Var, Any]]
 
 

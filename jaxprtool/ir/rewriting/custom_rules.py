@@ -38,10 +38,10 @@ class RuleRaised(UserFunctionError):
         self.raised = raised
 
 
-# : The rule of a custom_jvp call, or the two rules of a custom_vjp call.
+#: The rule of a custom_jvp call, or the two rules of a custom_vjp call.
 CustomRule: TypeAlias = JVPRule | VJPRule
 
-# : For each primitive of custom calls, the parameters that hold its live rules.
+#: For each primitive of custom calls, the parameters that hold its live rules.
 _LIVE = {"custom_jvp_call": ("jvp_jaxpr_fun",), "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd")}
 
 
@@ -136,15 +136,14 @@ def rules_followed() -> Iterator[None]:
         _rules.reset(token)
 
 
-# : The placeholder for a rule that cannot be written: a gradient has already applied it.
+#: The placeholder for a rule that cannot be written: a gradient has already applied it.
 _WITHOUT_RULES = (
     "the pass inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules; for a gradient by "
     "them run grad before it"
 )
 
-# : The most rules that may be nested; the most rules nested in three others, and the most equations
-# : that they have altogether. Finite chains of rules are short, or call few others.
-#: equations altogether. Rules that have an end have it soon, or call few others.
+#: The most rules that may be nested; the most rules nested in three others, and the most equations
+#: that they have altogether. Finite chains of rules are short, or call few others.
 MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
 
 

@@ -1,8 +1,8 @@
-"""Equations of `call_hi_primitive` as equations of older primitives, which files and Python have.
+"""Convert `call_hi_primitive` equations to older primitives, which files and Python code have.
 
-Such an equation holds a live object: what it computes, and rules of its own for derivatives and
-batching. As a call with a custom derivative it computes the same, and has the same derivatives;
-batched, it is what its body is batched to.
+Such an equation holds a live object: its computation, and its own rules for derivatives and
+batching. A call with a custom derivative computes the same and has the same derivatives; it is
+batched by batching its body.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Var
 
 
 def classic(eqn: JaxprEqn) -> JaxprEqn:
-    """An equation that computes what a `call_hi_primitive` does, and is differentiated alike.
+    """Return an equation that is equivalent to a `call_hi_primitive`, with the same derivatives.
 
     Raises UnsupportedError if JAX cannot expand the equation, or its rules are more than functions
-    of arrays. The rules are traced when they are asked for.
+    of arrays. The rules are traced when they are needed.
     """
     older = jaxcompat.older_form(eqn)
     if older is not None:
@@ -42,7 +42,7 @@ def classic(eqn: JaxprEqn) -> JaxprEqn:
         return call(body, eqn.invars, eqn.outvars, eqn)
     rule = _Rule(derivative, jaxcompat.high_key(eqn), eqn)
     if derivative == "jvp":
-        # It is told of zero tangents, and gives some.
+        # The rule gets symbolic zero tangents, and may return some.
         params = jvp_params(body, f"{rule.name}_jvp", rule, symbolic_zeros=True)
         return eqn.replace(primitive=primitives.custom_jvp_call_p, params=params)
     params = vjp_params(body, (f"{rule.name}_fwd", f"{rule.name}_bwd"), rule)
@@ -50,7 +50,7 @@ def classic(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _without_constants(high: High) -> ClosedJaxpr:
-    """Return the body, all of whose constants are inside a call: a custom call's own holds none."""
+    """Return the body with its constants inside a call: a custom call's body may have none."""
     if not high.body.consts:
         return high.body
     ins, outs = ([Var(v.aval) for v in atoms] for atoms in (high.operands, high.outs))
@@ -77,7 +77,7 @@ class _Rule:
             if self.derivative == "jvp":
                 return jaxcompat.high_jvp_rule(eqn)
             return jaxcompat.high_vjp_rule(eqn)
-        except Exception as error:  # the rule is anyone's, and may raise anything
+        except Exception as error:  # the rule is another package's, and may raise anything
             if self.derivative == "jvp":
                 zeros, perturbed = (False,) * len(eqn.outvars), (True,) * len(eqn.invars)
                 return JVPRule(f"{self.name}_jvp", None, zeros, perturbed, described(error))

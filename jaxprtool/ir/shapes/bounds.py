@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprtool.ir.shapes.symbols import Sizes, value_of
 
-# : Sizes and lengths have this dtype; bounds must be representable in it.
+#: Sizes and lengths have this dtype; bounds must be representable in it.
 MOST = int(np.iinfo(np.int32).max)
 
 

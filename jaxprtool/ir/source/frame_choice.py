@@ -1,9 +1,9 @@
-"""Which lines stand for an equation, chosen for a block of code.
+"""Choose which source lines represent an equation, for a block of code.
 
     with jaxprtool.frames("library"):
         print(jaxprtool.source(program))
 
-It changes what is shown and counted by lines, and no program.
+This changes what is shown and counted by lines, but no program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from jaxprtool.errors import ArgumentsError
 
-#: Which frames are named: the user's own with the library's behind it, that alone, or all.
+#: Which frames are named: the user's own followed by the library's, only the library's, or all.
 FrameChoice: TypeAlias = Literal["mine", "library", "all"]
 
 
@@ -28,15 +28,15 @@ class View(NamedTuple):
 
 _DEFAULT = View()
 
-#: What JAX hides the frames of. The nearest of them would be the same few lines that bind all
-#: primitives.
+#: The modules whose frames JAX hides. The nearest of their frames would always be one of the few
+#: lines that bind primitives.
 _HIDDEN = ("jax", "jaxlib")
 
 _view = ContextVar("view", default=_DEFAULT)
 
 
 def current_view() -> View:
-    """Return what the innermost `frames` says."""
+    """Return the view that the innermost `frames` sets."""
     return _view.get()
 
 
@@ -46,11 +46,11 @@ def frames(choice: FrameChoice = "mine", mine: str | Sequence[str] = ()) -> Iter
 
     Args:
         choice: `"mine"`: the nearest line of the user's own files. `"library"`: the innermost line,
-            whosever it is. `"all"`: as `"mine"`, with all frames of libraries behind it.
+            in whatever file. `"all"`: like `"mine"`, followed by all library frames behind it.
         mine: Installed packages, such as `"pgx"` or `"mujoco.mjx"`, whose files are the user's own.
 
     Raises:
-        ArgumentsError: For another choice, for what is no name of a package, and for JAX.
+        ArgumentsError: If the choice is unknown, a name is not the name of a package, or it is JAX.
     """
     if choice not in get_args(FrameChoice):
         raise ArgumentsError(f"frames are mine, library or all, not {choice!r}")

@@ -1,15 +1,15 @@
-"""Whose code a frame is in, and which frames to name of where an equation comes from.
+"""Choose the frames that show where an equation comes from.
 
     model.py:9 ← flax/linen/linear.py:199
 
-First comes the nearest frame in the user's own files, and behind it the library's that they call.
-A file is the user's own if it lies under the current folder, or under the folder or package of a
-TARGET, and not among packages installed there, or in a package that `frame_choice.frames` calls
-the user's. Where an equation has no such frame, the nearest outside of installed packages takes its
-place; else the library's stands alone.
+First comes the nearest frame in the user's own files, and behind it the library frames that it
+calls. A file is the user's own if it lies under the current folder, or under the folder or package
+of a TARGET, and not among packages installed there, or in a package that `frame_choice.frames`
+declares the user's. If an equation has no such frame, the nearest frame outside of installed
+packages takes its place; without one, the library's frame is shown alone.
 
-Which folders these are depends on where a process runs. So `Frames` is for what is shown; a pass
-that names values by their source asks for `own_frame`, which does not look at them.
+These folders depend on where a process runs. So `Frames` is for display; a pass that names values
+by their source uses `own_frame`, which does not read the folders.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Place(NamedTuple):
     """Where an equation comes from.
 
     Attributes:
-        frame: The nearest frame of the user's own, or what stands for it.
-        behind: The frames of libraries that it calls, the outermost first.
+        frame: The nearest frame of the user's own, or its substitute.
+        behind: The library frames that it calls, the outermost first.
     """
 
     frame: UserFrame
@@ -48,7 +48,7 @@ class Place(NamedTuple):
         return self.behind[-1] if self.behind else None
 
     def chosen(self, choice: FrameChoice) -> Place:
-        """Return the place with the frames that are to be named."""
+        """Return the place with only the frames that `choice` shows."""
         if choice == "all" or not self.behind:
             return self
         if choice == "library":
@@ -56,7 +56,7 @@ class Place(NamedTuple):
         return Place(self.frame, self.behind[-1:])
 
 
-#: Stands between the user's own frame and those behind it.
+#: The separator between the user's own frame and those behind it.
 BEHIND = " ← "
 
 
@@ -76,7 +76,7 @@ def target_root(file: str) -> Root:
 
 
 def own_frame(eqn: JaxprEqn) -> UserFrame | None:
-    """Return the nearest frame outside of installed packages, else the nearest; None if none."""
+    """Return the nearest frame outside of installed packages, or else the nearest, or None."""
     frames = user_frames(eqn)
     return next((f for f in frames if not is_installed(f.file)), frames[0] if frames else None)
 
@@ -86,13 +86,13 @@ def frames_now(roots: Sequence[Root] = (), chosen: bool = True) -> Frames:
 
     Args:
         roots: The folders of the TARGET, as a `Program` has them.
-        chosen: Whether frames are those that `frame_choice.frames` says. What is not shown, such
-            as names and files, does not depend on that.
+        chosen: Whether to show the frames that `frame_choice.frames` selects. What is not
+            displayed, such as names and files, must not depend on that.
     """
     view = current_view() if chosen else View()
     try:
         folder = os.getcwd()
-    except OSError:  # it was removed
+    except OSError:  # the folder was removed
         return Frames(tuple(roots), view)
     return Frames((Root(folder, folder), *roots), view)
 
@@ -101,11 +101,12 @@ _DEFAULT = View()
 
 
 class Frames:
-    """The frames of equations, which of them are the user's, and how each file is called.
+    """Reads the frames of equations; decides which are the user's, and how files are shown.
 
     Args:
-        roots: The folders of the user's files. The first that a file lies in says how it is called.
-        view: Which frames are named. If these are the library's, all files count as the user's.
+        roots: The folders of the user's files. The first one that a file lies in determines its
+            path.
+        view: Which frames are shown. If these are the library's, all files count as the user's.
     """
 
     def __init__(self, roots: tuple[Root, ...] = (), view: View = _DEFAULT):
@@ -116,7 +117,7 @@ class Frames:
 
     @property
     def choice(self) -> FrameChoice:
-        """Which frames are named, unless something else is asked for."""
+        """The frames that are shown by default."""
         return self._view.choice
 
     def of(self, eqn: JaxprEqn) -> list[UserFrame]:
@@ -134,7 +135,7 @@ class Frames:
         return self._places[traceback]
 
     def nearest(self, frames: list[UserFrame]) -> int:
-        """Return the position of the nearest of the user's own among frames, innermost first."""
+        """Return the position of the user's nearest frame among frames, the innermost first."""
         for accepted in (self.is_own, self.is_users):
             for i, frame in enumerate(frames):
                 if accepted(frame.file):
@@ -150,15 +151,15 @@ class Frames:
         return self.is_own(file) or not is_installed(file)
 
     def path(self, file: str) -> str:
-        """Return how a file is called: from the user's folder, or with a library's package."""
+        """Return the displayed path of a file: from the user's folder, or a library's package."""
         return self._path(file)[1]
 
     def package(self, file: str) -> str:
-        """Return the name of the package that a file is in, or of a lone module."""
+        """Return the name of the package of a file, or of a lone module."""
         return self.path(file).split(os.sep)[0].removesuffix(".py")
 
     def texts(self, eqn: JaxprEqn, choice: FrameChoice | None = None) -> tuple[str, ...]:
-        """Return `file.py:3` for each frame that is to be named of where an equation comes from."""
+        """Return `file.py:3` for each frame shown for an equation."""
         place = self.place(eqn)
         if place is None:
             return ()
@@ -166,13 +167,13 @@ class Frames:
         return tuple(map(self.text, (shown.frame, *shown.behind)))
 
     def place_of(self, eqns: Sequence[JaxprEqn]) -> Place | None:
-        """Return where the innermost of some equations comes from that has a line of the user's.
+        """Return the place of the innermost equation that has a line of the user's.
 
         Args:
-            eqns: An equation behind those whose bodies it is in, the outermost first.
+            eqns: An equation, preceded by those whose bodies contain it, the outermost first.
 
         Returns:
-            A place in a library if none has a line of the user's, and None if none is known.
+            A place in a library if no equation has a line of the user's; None if no place is known.
         """
         best: Place | None = None
         for eqn in reversed(eqns):
@@ -183,14 +184,14 @@ class Frames:
         return best
 
     def stack(self, eqns: Sequence[JaxprEqn]) -> tuple[UserFrame, ...]:
-        """Return the calls that some equations come from, the innermost first.
+        """Return the call stack of nested equations, the innermost frame first.
 
         Args:
-            eqns: An equation behind those whose bodies it is in, the outermost first.
+            eqns: An equation, preceded by those whose bodies contain it, the outermost first.
 
         Returns:
-            The frames of the innermost, and behind them those of the equations around it, as far as
-            to one that has a frame of the user's.
+            The frames of the innermost equation, then those of the equations around it, up to the
+            first that has a frame of the user's.
         """
         frames: tuple[UserFrame, ...] = ()
         for eqn in reversed(eqns):
@@ -200,7 +201,7 @@ class Frames:
         return frames
 
     def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
-        """Return the line of `place_of`, as `model.py:9 ← flax/linen/linear.py:199`, or ""."""
+        """Return the line of `place_of`, such as `model.py:9 ← flax/linen/linear.py:199`, or ""."""
         place = self.place_of(eqns)
         if place is None:
             return ""
@@ -208,27 +209,27 @@ class Frames:
         return BEHIND.join(map(self.text, (chosen.frame, *chosen.behind)))
 
     def named(self, eqns: Sequence[JaxprEqn]) -> str:
-        """Return the innermost of some equations, with its line: `log at model.py:9`."""
+        """Return the innermost of nested equations with its line: `log at model.py:9`."""
         own = self.line_of(eqns).partition(BEHIND)[0]
         return " at ".join(filter(None, (str(eqns[-1].primitive.name), own)))
 
     def path_of(self, eqns: Sequence[JaxprEqn]) -> tuple[str, ...]:
-        """Return `named` of each of some equations, the outermost first."""
+        """Return `named` for each of nested equations, the outermost first."""
         return tuple(self.named(eqns[: i + 1]) for i in range(len(eqns)))
 
     def code_of(self, eqns: Sequence[JaxprEqn]) -> str:
-        """Return what is written in the line of `place_of`, if its file is there."""
+        """Return the source code of the line of `place_of`, or "" if its file does not exist."""
         place = self.place_of(eqns)
         if place is None:
             return ""
         return " ".join(linecache.getline(place.frame.file, place.frame.line).split())
 
     def text(self, frame: UserFrame) -> str:
-        """Return `file.py:3` of a frame."""
+        """Return `file.py:3` for a frame."""
         return f"{self.path(frame.file)}:{frame.line}"
 
     def folders(self) -> str:
-        """Return a pattern of what `path` leaves out of an absolute path, for a whole program."""
+        """Return a pattern of the prefix that `path` removes from an absolute path."""
         bases = "".join(f"{re.escape(os.path.join(root.base, ''))}|" for root in self._roots)
         return rf"^(?:/.*/(?:site|dist)-packages/|{bases}/(?:.*/)?)"
 
@@ -244,7 +245,7 @@ class Frames:
         return is_own or mine or self.choice == "library", path
 
     def _in_roots(self, file: str) -> tuple[bool, str]:
-        if not os.path.isabs(file):  # of a program's file, or of an interactive session
+        if not os.path.isabs(file):  # in a program read from a file, or an interactive session
             installed = is_installed(file)
             return not installed, after_packages(file) if installed else file
         for folder, base in self._roots:
@@ -257,7 +258,7 @@ class Frames:
 
 
 def short_paths(places: Sequence[str]) -> list[str]:
-    """Return `file.py:3` for `folder/file.py:3`, with as many folders as tell the files apart."""
+    """Return `file.py:3` for `folder/file.py:3`, with as many folders as distinguish the files."""
     files = {place.rpartition(":")[0] or place for place in places}
     ends: dict[str, set[str]] = {}
     for file in files:
@@ -278,12 +279,12 @@ def short_paths(places: Sequence[str]) -> list[str]:
 
 
 def _above_packages(folder: str) -> str:
-    """Return the folder that the package which a folder belongs to is in; a lone one itself."""
+    """Return the folder that contains a folder's package; the folder itself if it is in none."""
     while os.path.isfile(os.path.join(folder, "__init__.py")) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
     return folder
 
 
 def place_text(eqn: JaxprEqn) -> str | None:
-    """Return `model.py:9 ← flax/linen/linear.py:199`, by `frames_now`; None if that is unknown."""
+    """Return `model.py:9 ← flax/linen/linear.py:199`, by `frames_now`; None if it is unknown."""
     return BEHIND.join(frames_now().texts(eqn)) or None

@@ -1,10 +1,10 @@
-"""How many bytes of a program's own values are alive at once, evaluated equation by equation.
+"""Compute how many bytes of a program's own values are alive at once, equation by equation.
 
-A value exists from the equation that makes it to the last that reads it, and a result of the
-program to the end; arguments and constants are the caller's. Nothing is computed in place. An
-equation that holds bodies needs what the hungriest of them needs beside its operands; a loop also
-its own results, while those of a call or branch are those of its body. Nothing is known of a body
-that has a value of symbolic size, nor of one that holds such a body.
+A value lives from the equation that defines it to its last use, and a result of the program to the
+end; arguments and constants belong to the caller. Nothing is computed in place. An equation with
+bodies also needs the largest peak of its bodies; a loop needs its own results besides, while the
+results of a call or branch are those of its body. The peak of a body with a value of symbolic size
+is unknown, and so is that of a body that holds such a body.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, DropVar, Jaxpr, JaxprEqn, 
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """The values that the equations of a body make, as numbers, and who makes and reads them.
+    """The values of a body's equations, as numbers, with their definitions and uses.
 
-    `makes[i]` and `reads[i]` are the values of equation `i`, each once, `working[i]` the bytes
-    that it needs while it runs, its results included. `sizes`, `maker` and `readers` have an entry
-    per value; the results of the body, `kept`, are alive to the end.
+    `makes[i]` and `reads[i]` are the values of equation `i`, without duplicates, and `working[i]`
+    the bytes that it needs while it runs, including its results. `sizes`, `maker` and `readers`
+    have an entry per value; the results of the body, `kept`, are alive to the end.
     """
 
     makes: list[list[int]]
@@ -37,7 +37,7 @@ class Lifetimes:
     kept: frozenset[int]
 
     def peak(self, order: Sequence[int]) -> int:
-        """Return the most bytes alive at once if the equations run in this order."""
+        """Return the largest number of bytes alive at once if the equations run in this order."""
         left = [len(readers) for readers in self.readers]
         for value in self.kept:
             left[value] += 1
@@ -56,13 +56,13 @@ class Lifetimes:
 
 
 class Liveness:
-    """The peaks of bodies, each computed once: equations may share them."""
+    """Computes the peaks of bodies, each once, since equations may share them."""
 
     def __init__(self) -> None:
         self._peaks: dict[Jaxpr, int | None] = {}
 
     def peak(self, jaxpr: AnyJaxpr) -> int | None:
-        """The most bytes of its own values that are alive at once as a jaxpr runs, if known."""
+        """Return the most bytes of a jaxpr's own values alive at once, or None if unknown."""
         anchor = jaxcompat.open_jaxpr(jaxpr)
         if anchor not in self._peaks:
             lifetimes = self.lifetimes(anchor.eqns, anchor.outvars)
@@ -71,7 +71,7 @@ class Liveness:
         return self._peaks[anchor]
 
     def lifetimes(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Lifetimes | None:
-        """Return who makes and reads the values of equations; None if a size is not known."""
+        """Return the definitions and uses of the values of equations; None if a size is unknown."""
         number: dict[Var, int] = {}
         found = Lifetimes([], [], [], [], [], [], frozenset())
         for i, eqn in enumerate(eqns):
@@ -101,7 +101,7 @@ class Liveness:
         return Lifetimes(**{**vars(found), "kept": kept})
 
     def _working(self, eqn: JaxprEqn, results: int) -> int | None:
-        """The bytes that an equation needs while it runs, if known; its results need so many."""
+        """Return the bytes that an equation needs, given those of its results; None if unknown."""
         if not eqn.params or not holds_jaxpr(eqn.params.values()):
             return results
         peaks = [self.peak(body) for _, body in bodies(eqn)]
@@ -110,11 +110,11 @@ class Liveness:
             return None
         hungriest = max(known, default=0)
         inside = regions(eqn)
-        # The results of a loop are there beside those of its body.
+        # The results of a loop are allocated in addition to those of its body.
         loop = inside is not None and inside.repeats
         return results + hungriest if loop else max(results, hungriest)
 
 
 def _size(aval: Aval) -> int | None:
-    """Return the bytes of a value; a token has none, and of a symbolic size nothing is known."""
+    """Return the bytes of a value; 0 for a token, and None for a symbolic size."""
     return size_of(aval) if hasattr(aval, "shape") else 0

@@ -3,8 +3,8 @@
     @rule("dce", "my_primitive")
     def _(used_outputs, live_inputs, eqn): ...
 
-What a rule is called with is for its table to say. A rule that is added later takes the place of
-one that is there.
+Each table defines the arguments of its rules. A rule that is added later replaces an existing
+one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxprtool.ir.basics.plugins import load_rules_of
 
 R = TypeVar("R")
 
-#: Where each table stands, for those who name it: a module that fills it, and its name there.
+#: Where each table is: the module that fills it, and its name there.
 TABLES: dict[str, tuple[str, str]] = {
     "batch": ("jaxprtool.passes.mapping.batch", "batch_rules"),
     "batch_bodies": ("jaxprtool.passes.mapping.batch", "structured_rules"),
@@ -40,8 +40,8 @@ TABLES: dict[str, tuple[str, str]] = {
 class RuleTable(dict[str, R]):
     """The rules of one pass or format, by the name of the primitive.
 
-    If a primitive gets a rule after its rule, or that there is none, may have been looked up, what
-    jaxprtool remembers of programs is dropped.
+    If a rule is added for a primitive that may have been looked up before, with or without a rule,
+    jaxprtool's caches are cleared.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class RuleTable(dict[str, R]):
 
 
 def table_named(name: str) -> RuleTable[Any]:
-    """Return the table of that name, one of `TABLES`, filled. Raises PluginError."""
+    """Return the filled table with a name, one of `TABLES`. Raises PluginError."""
     if name not in TABLES:
         hint = did_you_mean(name, TABLES) or f"there are: {', '.join(TABLES)}"
         raise PluginError(f"there is no table of rules '{name}'", hint)

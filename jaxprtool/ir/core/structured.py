@@ -1,8 +1,9 @@
-"""One typed view of each of JAX's higher-order primitives, the same on every JAX.
+"""One structured view of each of JAX's higher-order primitives, the same in every JAX release.
 
-`view(eqn)` gives a `Scan`, `While`, `Cond`, `Call`, `CustomJVP`, `CustomVJP`, `High` or `ShardMap`,
-whose fields are the equation's operands by role and its bodies as closed jaxprs. `.rebuild(...)`
-takes the same fields and gives an equation of the running JAX back, with its effects recomputed.
+`view(eqn)` returns a `Scan`, `While`, `Cond`, `Call`, `CustomJVP`, `CustomVJP`, `High` or
+`ShardMap`, whose fields are the equation's operands by role and its bodies as closed jaxprs.
+`.rebuild(...)` takes the same fields and returns an equation of the running JAX release, with its
+effects recomputed.
 
 Other primitives that hold jaxprs (a reduction, a linear solve) have no view; `sub_jaxprs` and
 `map_sub_jaxprs` reach their bodies too.
@@ -36,7 +37,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "remat2": ("jaxpr", ("prevent_cse",), ()),
 }
 
-#: What a call says of an operand or a result of which nothing is asked.
+#: The entries of an operand or a result without options.
 UNASKED: dict[str, Any] = {
     "in_shardings": jaxcompat.UNSPECIFIED,
     "out_shardings": jaxcompat.UNSPECIFIED,
@@ -56,16 +57,17 @@ class Edges:
     Attributes:
         operands: The fields of the operands, in the order of the equation.
         results: The fields of the results, in the order of the equation.
-        bodies: For each field that holds a body, or a tuple of bodies that are alike: the fields
-            that its arguments come from, and those that its results become. The results of a body
-            that becomes no field decide whether the loop goes on.
-        carried: For each field of operands that a round of a loop replaces by results, the field
-            of these; they have the operands' values if there is no round.
-        sliced: The fields of operands of which each round gets a row.
-        stacked: The fields of results that are made of a row from each round.
+        bodies: For each field that holds a body, or a tuple of similar bodies: the fields of its
+            arguments, and the fields that its results become. The results of a body that becomes
+            no field decide whether the loop continues.
+        carried: For each field of operands that an iteration of a loop replaces, the field of the
+            results; these have the operands' values if there is no iteration.
+        sliced: The fields of operands of which each iteration gets a slice.
+        stacked: The fields of results that are stacked from the iterations.
         decides: The field of the operand that decides which body runs, if there is one.
-        has_rule: Whether a rule of the user's, which is no jaxpr, gets the same operands as the
-            body. Then all operands must stay, and what the body hands on may not be forwarded.
+        has_rule: Whether a custom rule, which is not a jaxpr, takes the same operands as the body.
+            Then all operands must stay, and values that the body passes through may not be
+            forwarded.
     """
 
     operands: tuple[str, ...] = ("operands",)
@@ -82,18 +84,18 @@ class Edges:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What the views share: the equation they are of, and how a new one is made from it.
+    """The base class of views: their equation, and how a new one is made from it.
 
     A subclass has a field for each group of operands or results, and for each body. Its `of` fills
-    them from an equation, and `params` gives the parameters that depend on them. Put in the table
-    `views`, by `@rule("view", "my_primitive")`, it is known to all passes.
+    them from an equation, and `params` returns the parameters that depend on them. A view that is
+    added to the table `views`, by `@rule("view", "my_primitive")`, is used by all passes.
     """
 
     eqn: JaxprEqn
 
-    #: The names of the primitives that the view is of.
+    #: The names of the view's primitives.
     primitives: ClassVar[tuple[str, ...]] = ()
-    #: None if the bodies stand for what an object of the equation computes, and only that.
+    #: None if the bodies only represent what an object in the equation computes.
     edges: ClassVar[Edges | None] = Edges()
 
     @classmethod
@@ -106,7 +108,7 @@ class View:
         return replace(self, **changes)._equation()
 
     def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
-        """Return the fields with an entry per operand or result, for a selection of these.
+        """Return the parameters with an entry per operand or result, for a selection of these.
 
         Args:
             operands: For each operand of the new equation its position in this one, or None.
@@ -116,7 +118,7 @@ class View:
 
     @property
     def trips(self) -> Any:
-        """How often the bodies run: a number, a symbolic dimension, or None if it is not known."""
+        """The trip count of the bodies: a number, a symbolic dimension, or None if unknown."""
         return 1
 
     def params(self) -> Params:
@@ -144,7 +146,7 @@ class View:
         )
 
     def _as_held(self, name: str, body: ClosedJaxpr) -> AnyJaxpr:
-        """`body` as this primitive's parameter `name` holds it: open or closed."""
+        """Return `body` in the form of this primitive's parameter `name`: open or closed."""
         held = self.eqn.params[name]
         return body if isinstance(held, ClosedJaxpr) else jaxcompat.open_jaxpr(body)
 
@@ -295,7 +297,7 @@ class Call(View):
         )
 
     def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
-        """Of the sharding, layout and donation of new operands and results nothing is asked."""
+        """Return the parameters with an entry per operand or result; new ones have no options."""
         pairs = ("operand_params", operands), ("out_params", results)
         return {
             field: {
@@ -332,9 +334,9 @@ class CustomJVP(View):
         return cls(eqn, tuple(eqn.invars), tuple(eqn.outvars), body)
 
     def with_outputs(self, used_outs: Sequence[bool]) -> Any:
-        """Return the view of the same call with only the results marked used; the rule follows.
+        """Return the view of the same call, and its rule, with only the results marked used.
 
-        The restriction of the rule is JAX's own; all operands stay, since the rule may read them.
+        JAX restricts the rule; all operands stay, since the rule may read them.
         """
         if all(used_outs):
             return self
@@ -356,8 +358,8 @@ class CustomVJP(CustomJVP):
 class High(CustomJVP):
     """`call_hi_primitive`: body(*operands), with derivatives and batching of its own.
 
-    The body is what JAX puts in the equation's place before it compiles. A rebuild changes nothing
-    but that; all else is the object's that the equation holds.
+    JAX replaces the equation by the body before it compiles. A rebuild changes only the body; all
+    else is defined by the equation's object.
     """
 
     primitives: ClassVar[tuple[str, ...]] = (jaxcompat.CALL_HIGH,)
@@ -393,7 +395,7 @@ class ShardMap(View):
         return cls(eqn, tuple(eqn.invars), tuple(eqn.outvars), body, p["mesh"], *specs)
 
     def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
-        """New operands and results are the same on every shard."""
+        """Return the parameters with an entry per operand or result; new ones are unsharded."""
         pairs = ("in_specs", operands), ("out_specs", results)
         return {
             field: tuple(PartitionSpec() if i is None else getattr(self, field)[i] for i in places)
@@ -412,7 +414,7 @@ class ShardMap(View):
         return jaxcompat.without_named_axes(super()._effects(), self.mesh.axis_names)
 
 
-#: The open table of views: all that a plug-in adds for a loop, a branch or a call of its own.
+#: The open table of views: all that a plug-in needs to add for its own loop, branch or call.
 views: RuleTable[type[View]] = RuleTable()
 
 for _cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, High, ShardMap):
@@ -420,18 +422,18 @@ for _cls in (Scan, While, Cond, Call, CustomJVP, CustomVJP, High, ShardMap):
 
 
 def view(eqn: JaxprEqn) -> Any:
-    """Return the typed view of a higher-order equation, or None if its primitive has none."""
+    """Return the structured view of a higher-order equation, or None if its primitive has none."""
     cls = views.get(eqn.primitive.name)
     return None if cls is None else cls.of(eqn)
 
 
 def as_tuple(value: object) -> tuple[Any, ...]:
-    """Return the values of a field that holds several values, or one."""
+    """Return the values of a field that holds several values, or one, as a tuple."""
     return tuple(value) if isinstance(value, _SEQUENCES) else (value,)
 
 
 def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:
-    """Return those of `values` that are marked used; both must be of one length."""
+    """Return the elements of `values` that are marked used; both must have the same length."""
     if len(values) != len(used):
         raise ValueError(f"{len(used)} marks for {len(values)} values")
     return tuple(compress(values, used))
@@ -440,7 +442,7 @@ def keep(values: Sequence[Any], used: Sequence[bool]) -> tuple[Any, ...]:
 def call(
     body: ClosedJaxpr, operands: Sequence[Atom], outs: Sequence[Var], like: JaxprEqn
 ) -> JaxprEqn:
-    """Return a jit call of a closed jaxpr, bearing its name, in the place and context of `like`."""
+    """Return a jit call of a closed jaxpr, with its name, in the place and context of `like`."""
     empty = jaxcompat.traced_like(like, jax.jit(list), ()).eqns[0]
     unasked = {
         name: {k: (UNASKED[k],) * len(values) for k in CALLS["jit"][i]}
@@ -462,11 +464,11 @@ def scan(
     """Return a scan of a closed jaxpr, in the place and context of `like`.
 
     Args:
-        body: Takes (consts, carry, one row of each of xs) and gives (carry, one row of each of ys).
+        body: Takes (consts, carry, slices of xs), and returns (carry, slices of ys).
         operands: The consts, the carry and the xs.
         results: The last carry and the ys.
-        length: The number of rounds.
-        reverse: Whether the first round takes the last row.
+        length: The number of iterations.
+        reverse: Whether the first iteration takes the last slice.
         like: Another equation.
     """
 
@@ -490,7 +492,7 @@ _LEAF, _SEQUENCE, _HOLDER = range(3)
 
 
 class _Kinds(dict[type, int]):
-    """Which types of parameter values hold jaxprs, may hold some among their items, or none."""
+    """Whether values of a type are jaxprs, may contain jaxprs, or neither."""
 
     def __missing__(self, kind: type) -> int:
         found = _SEQUENCE if issubclass(kind, _SEQUENCES) else _LEAF
@@ -523,10 +525,10 @@ def _jaxprs_in(path: str, value: object) -> Iterator[tuple[str, AnyJaxpr]]:
 
 
 def holds_jaxpr(values: Iterable[Any]) -> bool:
-    """Return whether there is a jaxpr among parameter values, or in a sequence among them.
+    """Return True if a jaxpr is among parameter values, or in a sequence among them.
 
-    So there is, as a rule, in an object that `call_hi_primitive` holds. Passes ask this of every
-    equation, so it is quicker than a look at `sub_jaxprs`.
+    This also holds for most objects in `call_hi_primitive`. Passes call this for every equation,
+    so it is faster than `sub_jaxprs`.
     """
     for value in values:
         kind = _KINDS[type(value)]
@@ -538,7 +540,7 @@ def holds_jaxpr(values: Iterable[Any]) -> bool:
 def map_sub_jaxprs(function: Callable[[AnyJaxpr], AnyJaxpr], eqn: JaxprEqn) -> Params:
     """Return the equation's parameters with `function` applied to each jaxpr in them.
 
-    `function` gets each jaxpr as held, open or closed, and gives one of the same kind.
+    `function` gets each jaxpr as held, open or closed, and returns one of the same kind.
     """
     if eqn.primitive.name in High.primitives and (high := High.of(eqn)):
         body = function(high.body)

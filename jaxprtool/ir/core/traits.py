@@ -1,10 +1,10 @@
-"""What primitives are like: the one table of facts that passes ask about a primitive by name.
+"""The traits of primitives: the one table of properties that passes look up by primitive.
 
-`traits(eqn)` gives the `Traits` of an equation's primitive. A primitive that is not in the table
-has the defaults, which suit a pure function of its operands of which nothing else is known. A
-plug-in says what its own primitives are like with `add_traits`.
+`traits(eqn)` returns the `Traits` of an equation's primitive. A primitive that is not in the table
+has the defaults, which are right for a pure function of its operands of which nothing else is
+known. A plug-in adds the traits of its own primitives with `add_traits`.
 
-How a pass treats one primitive (a batching rule, an expression in Python) is a rule, and stands in
+The treatment of a primitive by one pass (a batching rule, an expression in Python) is a rule, in
 that pass's table of rules (`ir.rules`), not here.
 """
 
@@ -25,7 +25,7 @@ from jaxprtool.jaxcompat import CALL_HIGH, DType, JaxprEqn
 
 @dataclass(frozen=True)
 class Traits:
-    """What one primitive is like.
+    """The traits of one primitive.
 
     Attributes:
         commutative: The kinds of dtypes (`np.dtype.kind`; "V" for the small floats of ML, "E" for
@@ -122,14 +122,14 @@ _known: dict[str, Traits] = {}
 
 
 def traits(primitive: JaxprEqn | str) -> Traits:
-    """Return what a primitive is like.
+    """Return the traits of a primitive.
 
     Args:
         primitive: An equation, or the name of a primitive.
 
     Returns:
         Its row of the table. A primitive without a row, in the table or in an installed plug-in
-        that the entry-point group `jaxprtool.primitives` has for it, has the defaults.
+        that the entry-point group `jaxprtool.primitives` lists for it, has the defaults.
 
     Raises:
         PluginError: If the plug-in cannot be imported.
@@ -144,13 +144,13 @@ def traits(primitive: JaxprEqn | str) -> Traits:
 
 
 def add_traits(*primitives: str, **changes: Any) -> None:
-    """Say what primitives are like.
+    """Set traits of primitives.
 
-    If this has been looked up before, what jaxprtool remembers of programs is dropped.
+    If they have been looked up before, jaxprtool's caches are cleared.
 
     Args:
         primitives: The names of the primitives.
-        changes: Fields of `Traits`, to be set beside those that have been set before.
+        changes: Fields of `Traits`, added to those that have been set before.
     """
     if changes.get("may_merge") is False:
         changes = {"may_hoist": False, "may_fold": False, **changes}
@@ -161,7 +161,7 @@ def add_traits(*primitives: str, **changes: Any) -> None:
 
 
 def described(primitive: str) -> dict[str, tuple[Any, str]]:
-    """Return the traits of a primitive that are not the defaults, each with what it says."""
+    """Return the traits of a primitive that are not the defaults, each with its description."""
     text = inspect.cleandoc(Traits.__doc__ or "").partition("Attributes:\n")[2]
     said = dict(re.findall(r"^ *(\w+): (.*)$", re.sub(r"\n {6,}", " ", text), re.MULTILINE))
     found = {field.name: getattr(traits(primitive), field.name) for field in fields(Traits)}
@@ -180,9 +180,9 @@ def primitives_with(condition: Callable[[Traits], bool]) -> tuple[str, ...]:
 # --- arithmetic -----------------------------------------------------------------------------------
 
 # Products of complex numbers may be contracted to fused operations, which round the two orders
-# differently. Of two floats one may be 0.0 and the other -0.0, or a subnormal number that the
-# backend takes for zero: the larger is then whichever comes first. Complex numbers are ordered by
-# comparisons, so that which of a number and a NaN is the larger depends on the order too.
+# differently. If one float is 0.0 and the other -0.0, or a subnormal number that the backend
+# flushes to zero, the larger is the one that comes first. Complex numbers are ordered by
+# comparisons, so the larger of a number and a NaN depends on the order too.
 add_traits("add", "add_any", commutative="iufcV", commutative_bits="iufcV")
 add_traits("mul", commutative="iufcV", commutative_bits="iufV")
 add_traits("max", "min", commutative="biufV", commutative_bits="biu")
@@ -267,7 +267,7 @@ add_traits(
     *("sort", "top_k"),
     reduces=True,
 )
-# JAX takes conversions of integers for constant, and transposes no product that keeps them.
+# JAX treats conversions of integers as constant, and does not transpose products that keep them.
 add_traits(
     *("convert_element_type", "dot_general", "conv_general_dilated"), transposes_integers=False
 )
@@ -277,7 +277,7 @@ add_traits(
 
 add_traits(
     *("broadcast_in_dim", "broadcast_to", "reshape", "rev", "squeeze", "tile", "transpose"),
-    # Over which mesh axes a value varies is a matter of its type alone.
+    # Only the type states over which mesh axes a value varies.
     *("pvary", "reduced_vary_cast", "reduced_vary_cast_p"),
     *("vary_unreduced_cast", "vary_unreduced_cast_p"),
     gives="layout",
@@ -297,11 +297,11 @@ add_traits("random_clone", "random_unwrap", "random_wrap", moves=True)
 add_traits("iota", "iota_2x32_shape", moves=True)
 add_traits("iota", "broadcast_in_dim", "broadcast_to", "tile", fills=True)
 add_traits("name", "sow", names_value=True)
-# What keeps computations or copies apart.
+# Barriers that keep computations or copies apart.
 add_traits("copy", gives="layout", may_merge=False)
 add_traits("optimization_barrier", gives="same", may_merge=False)
 add_traits("device_put", "tie", "pin", "unpin", may_merge=False)
-# What says where a value lies, or of what kind it is, and may not be asked of another value.
+# These state where a value is, or of what kind, and may not be moved to another value.
 add_traits("sharding_constraint", gives="same")
 add_traits(
     *("inspect_sharding", "layout_constraint", "relayout", "reshard", "sharding_constraint"),
@@ -312,13 +312,13 @@ add_traits(
 add_traits("name", "pvary", may_fold=False)
 
 
-# --- randomness, state, and what is outside -------------------------------------------------------
+# --- randomness, state, and the outside -----------------------------------------------------------
 
 add_traits("random_bits", "random_gamma", "rng_bit_generator", "threefry2x32", draws=True)
 add_traits("random_bits", "rng_bit_generator", "threefry2x32", expensive=True)
 add_traits("random_wrap", "rng_bit_generator", key_words=1)
 add_traits("threefry2x32", key_words=2)
-# What differs from call to call, has an identity, or is counted.
+# Results that differ from call to call, have an identity, or are counted.
 add_traits("after_all", "create_token", "rng_uniform", "sow", may_merge=False)
 add_traits(
     *("create_linear", "empty", "empty2", "empty_ref", "new_box", "new_log"), may_merge=False
@@ -334,7 +334,7 @@ add_traits(
     *("rng_uniform", "sow", CALL_HIGH),
     may_outline=False,
 )
-# Code that is not JAX's, and whatever depends on where it runs.
+# Code that is not JAX's, and values that depend on the machine.
 add_traits(
     *("call_exported", "call_hi_primitive_linearized", "custom_partitioning", "ffi_call"),
     *("pallas_call", "shard_map"),
@@ -350,7 +350,7 @@ add_traits(
 
 
 def _with_halves(*names: str) -> list[str]:
-    """Return the names of collectives, each with those of its asynchronous halves."""
+    """Return the names of collectives, each with its asynchronous start and done."""
     return [f"{name}{half}" for name in names for half in ("", "_start", "_done")]
 
 
@@ -377,5 +377,5 @@ add_traits("custom_vmap_call", call="custom_vmap")
 add_traits("remat2", call="remat", may_merge=False)
 add_traits(CALL_HIGH, custom_derivative=True)
 add_traits("cond", "scan", holds_constants=True)
-# The bodies of `while` may not: JAX does not run such a loop if a constant of one is a ref.
+# The bodies of `while` may not: JAX does not run such a loop if one of its constants is a ref.
 add_traits("while", may_fold=False)

@@ -1,4 +1,4 @@
-"""Weak types of what a rule computes: those of the equation that it is the rule of."""
+"""Give the results of a rule the weak types of the equation's results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_weak(aval: Aval) -> bool:
 
 
 def as_weak_as(array: Any, aval: Aval) -> Any:
-    """Return an array as weakly typed as a type is; itself, if it is so already."""
+    """Return an array with the weak type of `aval`; the array itself if it has it already."""
     weak = is_weak(aval)
     if is_weak(jax.typeof(array)) == weak:
         return array
@@ -36,15 +36,15 @@ def keep_weak_types(
     avals: Sequence[Aval],
     eqn: JaxprEqn,
 ) -> list[Any] | None:
-    """Return what a rule computes of arrays, as weakly typed as the results of the equation.
+    """Return the results of a rule with the weak types of the equation's results.
 
-    If the rule would lose a weak type, or add one, it is called with strongly typed arrays, and
-    what it gives is cast: then gradients are as weakly typed as what they are taken by. So it is
-    for an equation that moves elements. Its rule may do so by gathers, slices or pads, whose
-    transposes in JAX give strongly typed gradients.
+    If the rule would lose a weak type, or add one, it is called with strongly typed arrays, and its
+    results are cast: then gradients have the weak types of the values that they are taken by. The
+    same is done for an equation that moves elements, whose rule may use gathers, slices or pads:
+    their transposes in JAX return strongly typed gradients.
 
     Args:
-        compute: Return a list of arrays, or None.
+        compute: Returns a list of arrays, or None.
         arrays: Its arguments.
         avals: The types of the results of the equation.
         eqn: The equation.

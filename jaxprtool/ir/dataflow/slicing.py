@@ -1,11 +1,11 @@
-"""Slices of a program: the equations that values reach, and those that values are computed by.
+"""Slices of a program: the equations that depend on values, and those that values depend on.
 
-Each body is looked at once for every pattern of what is asked of it, so that a call of a shared
-body has only what flows through that call. Along the edges of `ir.regions` values pass through
-calls, branches and loops, round these until nothing more is found; what decides on a branch, or
-how often a loop goes round, is part of all its results. A ref holds what was written to it. Of an
-equation whose primitive has no regions each result depends on each operand, and all in its bodies
-is part of it.
+Each body is visited once for every combination of flags on its arguments or results, so that a call
+of a shared body contains only what flows through that call. Along the edges of `ir.regions` values
+pass through calls, branches and loops, through loops until a fixed point is reached. All results
+depend on the predicate of a branch or loop. The contents of a ref depend on what was written to it.
+For an equation whose primitive has no regions, each result depends on each operand, and all
+equations in its bodies belong to the slice.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.dataflow.dataflow import Value
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
 
-#: Some flags of a body's arguments or results.
+#: Flags of a body's arguments or results.
 _Flags: TypeAlias = tuple[bool, ...]
 
 
 @dataclass(eq=False)
 class Run:
-    """What a slice has of a body, for one pattern of what is asked of it.
+    """The part of a body in a slice, for one combination of flags.
 
     Attributes:
         jaxpr: The body.
-        arguments: Of a slice back, which arguments are needed; of one forward, which were given,
-            and which refs among them were written to.
-        results: Of a slice forward, which results are reached; of one back, which were asked for.
+        arguments: In a backward slice, which arguments are needed; in a forward slice, which are
+            reached on entry, and which refs among them are written to.
+        results: In a forward slice, which results are reached; in a backward slice, which are
+            needed.
         inside: The equations of the slice by position, each with the runs of its bodies.
     """
 
@@ -47,7 +48,7 @@ class Run:
     inside: dict[int, tuple[Run, ...]] = field(default_factory=dict)
 
     def members(self) -> frozenset[int]:
-        """Return the equations of the slice, by `id`, at any depth."""
+        """Return the equations of the slice, by `id`, at every depth."""
         found: set[int] = set()
         for run in self.runs():
             eqns = run.jaxpr.eqns
@@ -55,18 +56,18 @@ class Run:
         return frozenset(found)
 
     def runs(self) -> Iterator[Run]:
-        """Return this run and those inside of it, each once."""
+        """Yield this run and those inside it, each once."""
         return reachable((self,), lambda run: chain.from_iterable(run.inside.values()))
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a slice begins.
+    """The start of a slice.
 
     Attributes:
         values: Variables.
-        equations: Equations by the jaxpr that they are of, and by `id`: all that they give, for a
-            slice forward, and all that they take, for one back.
+        equations: Equations by jaxpr, and by `id`: a forward slice starts from all their results,
+            and a backward slice from all their operands.
     """
 
     values: Sequence[Value] = ()
@@ -74,22 +75,22 @@ class Start:
 
 
 def forward_slice(top: Jaxpr, start: Start) -> Run:
-    """Return what values reach in a program."""
+    """Return the part of a program that depends on values."""
     return _Forward(start).run(top, (False,) * len(top.invars))
 
 
 def backward_slice(top: Jaxpr, start: Start) -> Run:
-    """Return what values are computed by in a program."""
+    """Return the part of a program that values depend on."""
     return _Backward(start).run(top, (False,) * len(top.outvars), (False,) * len(top.invars))
 
 
 def everything(top: Jaxpr) -> Run:
-    """Return all of a program as a slice."""
+    """Return the whole program as a slice."""
     return _Everything().run(top)
 
 
 class _Everything:
-    """All of the equations of bodies."""
+    """All equations of bodies."""
 
     @cached_method
     def run(self, jaxpr: Jaxpr) -> Run:
@@ -107,10 +108,10 @@ class _Everything:
 
 
 class _Slicer:
-    """What slices forward and back have in common.
+    """The common part of forward and backward slices.
 
     Args:
-        start: Where the slice begins.
+        start: The start of the slice.
     """
 
     def __init__(self, start: Start):
@@ -122,7 +123,7 @@ class _Slicer:
 
     @cached_method
     def _begins_in(self, jaxpr: Jaxpr) -> bool:
-        """Return whether the slice begins in a body, at any depth."""
+        """Return True if the slice starts in a body, at any depth."""
         starts = jaxpr in self._values or jaxpr in self._equations
         return starts or any(map(self._begins_within, jaxpr.eqns))
 
@@ -133,11 +134,11 @@ class _Slicer:
 
 
 class _Forward(_Slicer):
-    """A slice forward."""
+    """A forward slice."""
 
     @cached_method
     def run(self, jaxpr: Jaxpr, given: _Flags) -> Run:
-        """Return what some of the arguments of a body reach in it."""
+        """Return the part of a body that some of its arguments reach."""
         reached = {var for var, flag in zip(jaxpr.invars, given, strict=True) if flag}
         reached |= self._values.get(jaxpr, set())
         begins = self._equations.get(jaxpr, ())
@@ -168,7 +169,7 @@ class _Forward(_Slicer):
         )
 
     def _through(self, eqn: JaxprEqn, held: Regions, reached: set[Var]) -> tuple[Run, ...] | None:
-        """Add what is reached through bodies; None if they have nothing of it."""
+        """Add what is reached through bodies; return None if nothing in them is reached."""
         given = [type(v) is not Literal and v in reached for v in eqn.invars]
         opened = held.jaxprs
         runs: dict[int, Run] = {}
@@ -196,13 +197,13 @@ class _Forward(_Slicer):
 
 
 class _Backward(_Slicer):
-    """A slice back."""
+    """A backward slice."""
 
     @cached_method
     def run(self, jaxpr: Jaxpr, wanted: _Flags, later: _Flags) -> Run:
-        """Return what some of the results of a body are computed by.
+        """Return the part of a body that some of its results depend on.
 
-        `later` are the arguments that are refs, and read after the body.
+        `later` flags the arguments that are refs and are read after the body.
         """
         ends = zip(jaxpr.outvars, wanted, strict=True)
         needed = {v for v, flag in ends if flag and type(v) is not Literal}
@@ -233,7 +234,7 @@ class _Backward(_Slicer):
     def _through(
         self, eqn: JaxprEqn, held: Regions, needed: set[Var], first: bool
     ) -> tuple[Run, ...]:
-        """Add what bodies need for what is needed of an equation, or for all if it is `first`."""
+        """Add what bodies need for an equation's needed results, or for all if it is `first`."""
         results = [first or v in needed for v in eqn.outvars]
         later = [type(v) is not Literal and v in needed and is_ref(v) for v in eqn.invars]
         opened = held.jaxprs
@@ -247,7 +248,7 @@ class _Backward(_Slicer):
         while True:
             before = list(later)
             operands = held.backward(results, through, decided=True)
-            if held.repeats:  # what any round reads may be written in the round before it
+            if held.repeats:  # an iteration may read what the previous one wrote
                 read = [asked and is_ref(v) for v, asked in zip(eqn.invars, operands, strict=True)]
                 later = [a or b for a, b in zip(later, read, strict=True)]
             if later == before:
@@ -258,6 +259,6 @@ class _Backward(_Slicer):
 
 
 def _written(eqn: JaxprEqn) -> Iterable[Var]:
-    """Return the refs that an equation writes to."""
+    """Yield the refs that an equation writes to."""
     refs = (jaxcompat.ref_of(e) for e in eqn.effects if not jaxcompat.is_removable_effect(e))
     return [ref for ref in refs if ref is not None]

@@ -1,14 +1,13 @@
-"""Keys of equations and jaxprs by structure: equal for those that are the same but for names.
+"""Keys of equations and jaxprs by structure: equal for those that differ only in names.
 
-`structure(jaxpr)` gives one object for all jaxprs that are equal, so that two bodies are compared
-by a look at two references; `parameters_key(eqn)` is the same for what an equation does, its
-operands left out. Both are exact: numbers are told apart by type and to the bit (0.0 is not -0.0,
-1 is not True), arrays by content and place; only long arrays go by a digest, of 256 bits. Jaxprs of
-one structure are equivalent (`ir.equivalence`). They may be so and have different structures:
-functions are compared by identity here, where `equivalent` follows the rules of custom derivatives
-into their jaxprs.
+`structure(jaxpr)` returns one object for all jaxprs that are equal, so that two bodies are compared
+by identity; `parameters_key(eqn)` is the key of an equation without its operands. Both are exact:
+numbers are distinguished by type and to the bit (0.0 is not -0.0, 1 is not True), arrays by content
+and device; only long arrays by a digest, of 256 bits. Jaxprs of one structure are equivalent
+(`ir.equivalence`). The reverse does not hold: functions are compared by identity here, while
+`equivalent` follows the rules of custom derivatives into their jaxprs.
 
-A structure is found once for each jaxpr object, and lives as long as one of its jaxprs.
+A structure is computed once for each jaxpr object, and lives as long as one of its jaxprs.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Li
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Structure:
-    """What jaxprs that are equal but for names have in common; compared by identity.
+    """The common structure of jaxprs that differ only in names; compared by identity.
 
-    `repeatable` says whether two calls of such a jaxpr on the same operands may be made one.
+    `repeatable` is True if two calls of such a jaxpr on the same operands may be merged.
     """
 
     key: Hashable
@@ -42,7 +41,7 @@ class Structure:
 
 
 class Keyless(Exception):
-    """A parameter of a kind that has no key: what holds it equals only itself."""
+    """A parameter has no key: an equation or jaxpr with it equals only itself."""
 
 
 _structures: WeakKeyDictionary[AnyJaxpr, Structure] = process_cache(WeakKeyDictionary())
@@ -60,7 +59,7 @@ def structure(jaxpr: AnyJaxpr) -> Structure:
 
 
 def repeatable(eqn: JaxprEqn) -> bool:
-    """Whether two such equations on the same operands may be made one, its bodies not looked at."""
+    """Return True if two such equations may be merged, apart from their operands and bodies."""
     return traits(eqn).may_merge and jaxcompat.only_names_axes(eqn.effects)
 
 
@@ -92,17 +91,17 @@ def _jaxpr_key(jaxpr: AnyJaxpr) -> tuple[Hashable, bool]:
 def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
     """Return a key for an equation's parameters, and the structures of the jaxprs among them.
 
-    Raises Keyless for parameters that have none.
+    Raises Keyless if a parameter has no key.
     """
     params = eqn.params
     if not params:
         return (), ()
     held: list[Structure] = []
     key: list[Hashable] = []
-    if has_rule(eqn) or eqn.primitive.name == "reduce":  # live functions are no part of a key
+    if has_rule(eqn) or eqn.primitive.name == "reduce":  # live functions are not part of a key
         params = readable_params[eqn.primitive.name](eqn)
         key += [_key(rule_key(eqn), held)] if has_rule(eqn) else []
-    # JAX's rules take a parameter that is None for one that is not there.
+    # JAX's rules treat a parameter that is None like one left out.
     for name in sorted(params):
         value = params[name]
         if value is not None:
@@ -114,7 +113,7 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
 
 
 def value_key(value: object) -> Hashable:
-    """Return a key for a parameter or a constant. Raises Keyless if it has none."""
+    """Return a key for a parameter or a constant. Raises Keyless if it has no key."""
     return _key(value, [])
 
 
@@ -144,7 +143,7 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
     if isinstance(value, np.ndarray | jax.Array):
         return _array_key(value)
     # References to objects that compare by identity would keep alive what these close over. No
-    # other object gets their number while a jaxpr with this key lives, since it holds them.
+    # other object gets their id while a jaxpr with this key lives, since it holds them.
     if kind.__hash__ is object.__hash__:
         return "object", id(value)
     try:
@@ -155,7 +154,7 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
 
 
 def _array_key(array: np.ndarray | jax.Array) -> Hashable:
-    """A key for an array by its content; for a tracer, and for a mutable one, by identity."""
+    """Return a key for an array by its content; for a tracer or a mutable array, by identity."""
     digest = array_digest(array)
     if isinstance(array, np.ndarray):
         if digest is None:

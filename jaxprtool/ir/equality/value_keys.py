@@ -1,9 +1,9 @@
-"""When values are the same: keys of types, literals, arrays and plain values, equal in any process.
+"""Keys of types, literals, arrays and plain values, equal in any process for equal values.
 
-What compares programs derives from these: `ir.equivalence` compares two step by step, and
-`ir.equation_keys` and `ir.structural_key` make keys of equations and jaxprs. Numbers are told apart
-by type and to the bit (0.0 is not -0.0, 1 is not True), symbolic dimensions by their texts. Only
-long arrays have a digest in their keys, of 256 bits.
+Comparisons of programs are built on these: `ir.equivalence` compares two step by step, and
+`ir.equation_keys` and `ir.structural_key` make keys of equations and jaxprs. Numbers are
+distinguished by type and to the bit (0.0 is not -0.0, 1 is not True), symbolic dimensions by their
+texts. Only long arrays have a digest in their keys, of 256 bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ANY_TYPE = jax.core.ShapedArray((), np.dtype(bool))
 
 
 def plain_key(value: Any) -> Hashable:
-    """Return a key for a value that holds no jaxprs, trees or other values; None if it has none."""
+    """Return a key for a value that holds no jaxprs, trees or other values, or None."""
     if isinstance(value, str | bytes):
         return value
     if isinstance(value, numbers.Integral) and not isinstance(value, bool | np.bool_):
@@ -50,7 +50,7 @@ def plain_key(value: Any) -> Hashable:
     if isinstance(value, float | complex | np.generic):
         array = np.asarray(value)
         return "number", array.dtype, array.tobytes()
-    if isinstance(value, jax.lax.Tolerance):  # which JAX compares by identity
+    if isinstance(value, jax.lax.Tolerance):  # JAX compares it by identity
         return "tolerance", *sorted(vars(value).items())
     if callable(value):
         return "function", jaxcompat.live_key(value)
@@ -62,7 +62,7 @@ def plain_key(value: Any) -> Hashable:
 
 
 def literal_key(literal: Literal) -> Hashable:
-    """Return a key for a literal, of a Python number what its type can hold of it."""
+    """Return a key for a literal; a Python number counts as its type represents it."""
     aval, value = literal.aval, literal.val
     if getattr(value, "dtype", None) != aval.dtype or isinstance(value, int | float | complex):
         value = np.asarray(value).astype(aval.dtype, copy=False)
@@ -75,19 +75,19 @@ def effect_kinds(eqn: JaxprEqn) -> tuple[str, ...]:
 
 
 def atom_key(atom: Atom) -> Hashable:
-    """What two atoms of one type have in common only if they are the same value, to the bit."""
+    """Return a key that two atoms of one type share only if they are the same value, to the bit."""
     return literal_key(atom) if type(atom) is Literal else atom
 
 
 # --- arrays -----------------------------------------------------------------------------------
 
 
-#: Bytes that are compared at a time.
+#: The number of bytes that are compared at a time.
 _BLOCK = 1 << 24
 
 
 def same_array(p: object, q: object) -> bool:
-    """Return whether two arrays, numpy scalars or numbers are the same, bit by bit."""
+    """Return True if two arrays, NumPy scalars or numbers are the same, bit by bit."""
     kinds = [getattr(value, "dtype", None) for value in (p, q)]
     if any(kind and is_extended(kind) for kind in kinds) and kinds[0] != kinds[1]:
         return False
@@ -96,7 +96,7 @@ def same_array(p: object, q: object) -> bool:
 
 
 def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays of one shape and dtype have the same bytes, without copying large ones."""
+    """Return True if two arrays of one shape and dtype have equal bytes. Copy no large ones."""
     if a.nbytes <= _BLOCK:
         return a.tobytes() == b.tobytes()
     a, b = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (a, b))
@@ -110,7 +110,7 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def array_digest(array: np.ndarray | jax.Array) -> tuple[Hashable, ...] | None:
-    """A key for an array by dtype, shape and content, wherever it is; None if that is unknown."""
+    """Return a key for an array by dtype, shape and content, on any device; None if unknown."""
     if isinstance(array, np.ndarray):
         return None if array.dtype.hasobject else (array.dtype, array.shape, _digest(array))
     if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
@@ -118,7 +118,7 @@ def array_digest(array: np.ndarray | jax.Array) -> tuple[Hashable, ...] | None:
     return array.dtype, array.shape, _device_digest(array)
 
 
-#: Longer arrays are known by a digest of as many bytes; shorter ones by their content.
+#: Longer arrays are identified by a digest of this many bytes; shorter ones by their content.
 _DIGEST = 32
 
 
@@ -129,12 +129,12 @@ def _digest(array: np.ndarray) -> bytes:
     return hashlib.blake2b(data.data, digest_size=_DIGEST).digest()
 
 
-# Digests of JAX's arrays, which do not change, by identity, with what tells whether they live.
+# Digests of JAX's arrays, which are immutable, by identity, with a weak reference to each.
 _digests: dict[int, tuple[Any, bytes]] = process_cache({})
 
 
 def _forget(digests: dict[int, Any], number: int, _: Any) -> None:
-    """Drop the digest of an array that is gone, after this module when the process ends."""
+    """Drop the digest of a deleted array, even after this module at the end of the process."""
     digests.pop(number, None)
 
 
@@ -143,7 +143,7 @@ def _device_digest(array: Any) -> bytes:
     if known is not None and known[0]() is array:
         return known[1]
     number = id(array)
-    with jax.ensure_compile_time_eval():  # also while JAX traces what is around
+    with jax.ensure_compile_time_eval():  # also while JAX traces a function around this
         digest = _digest(np.asarray(physical(array)))
     _digests[number] = ref(array, partial(_forget, _digests, number)), digest
     return digest

@@ -42,7 +42,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 #: How a type begins, before its bracket, and what may follow the bracket.
 _TYPE_HEAD = re.compile(r"(?<![\w.>])(\w+)(?:<\w+>)?\s*$")
 _TYPE_TAIL = re.compile(r"\{[^{}'\"]*\}")
-#: The longest name of a dtype.
+#: The longest head of a type that is searched for; no dtype has a longer name.
 _MOST_HEAD = 100
 _FORMAT_PREFIX = re.compile(r"(?<!\w)(?:f|rf|fr)$", re.IGNORECASE)
 

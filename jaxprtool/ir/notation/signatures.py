@@ -61,7 +61,7 @@ def _broadcast_in_dim(params: Params) -> Shown:
     return sorted((k, v) for k, v in params.items() if k not in hidden)
 
 
-#: For each of jit's parameters, when it is left out; `inline` always is.
+#: By parameter of jit: whether a value is left out. `inline` always is.
 _JIT_TRIVIAL: dict[str, Callable[[Any], bool]] = {
     "inline": lambda inline: True,
     "donated_invars": lambda donated: not any(donated),
@@ -279,7 +279,7 @@ class Notation:
         return text
 
 
-#: A tuple that begins with one of these is compared with others by its text.
+#: A tuple that begins with one of these is compared by its text, not by identity.
 _PLAIN = {int, tuple}
 
 #: Their texts are made as fast as they are looked up.

@@ -79,7 +79,7 @@ def _nested(levels: int) -> str:
     return rf"(?:\[{inside}\]|\{{{inside}\}})"
 
 
-#: A pattern of a type at its end in a longer text, and of types without spaces, as most are.
+#: A pattern of a type within a longer text, and one of types without spaces, as most are.
 ANY_TYPE = rf"~?[A-Za-z]\w*+(?:<\w*+>)?{_nested(3)}*+(?:@\w++)?"
 DENSE_TYPE = r"~?[A-Za-z]\w*+(?:<\w*+>)?(?:\[[\w,@]*+\])?(?:\{[\w:,()]*+\})?(?:@\w++)?"
 

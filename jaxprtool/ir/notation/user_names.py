@@ -29,7 +29,7 @@ from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.identity import identity
 from jaxprtool.jaxcompat.places import FrameReader, UserFrame, names_given
 
-#: A name that needs no quotes.
+#: A name that can be used as it is.
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

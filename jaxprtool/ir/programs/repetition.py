@@ -1,9 +1,9 @@
-"""What a program repeats: the shared bodies that it calls again and again, and what is left.
+"""Find the shared bodies that a program calls more than once, and the equations outside of them.
 
-A repeated body is the jaxpr of `jit` equations that is called more than once and that bears the
-mark of the pass `outline`, or was made by it. Equations are counted at every depth, those in the
-body of a loop once, as `stats` does. A program has as many as if each copy stood in its place. XLA
-compiles as many as there are if the body of marked calls counts once; it inlines other calls.
+A repeated body is the jaxpr of `jit` equations that is called more than once and that has the mark
+of the pass `outline`, or was made by it. Equations are counted at every depth, those in the body of
+a loop once, as in `stats`. The equations of a program are counted as if each copy were inlined. XLA
+compiles the body of marked calls once; it inlines other calls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SourceRange:
 
     @property
     def path(self) -> str:
-        """The path of the file: from the user's folder, or from a library's package on."""
+        """The path of the file: from the user's folder, or from a library's package."""
         return frames_now().path(self.file)
 
 
@@ -91,7 +91,7 @@ class TemporaryMemory:
 #: A warning is due if outlining adds more than this fraction of the memory, and this many bytes.
 MUCH_MORE, MUCH = 0.5, 2**20
 
-#: A line names so many bodies.
+#: The most bodies that the line names.
 _MOST_NAMED = 3
 
 
@@ -125,7 +125,7 @@ class Repetition:
 
     @property
     def line(self) -> str:
-        """What the program repeats in one line, with the largest of the repeated bodies."""
+        """One line on what the program repeats, with the largest of the repeated bodies."""
         if not self.bodies:
             return f"nothing is outlined in {self.name}"
         names = [f"{body.name} {body.copies} times" for body in self.bodies]
@@ -135,12 +135,12 @@ class Repetition:
 
 
 def repetition(program: Program, before: Program) -> Repetition:
-    """Return what a program repeats.
+    """Return the repeated bodies of a program.
 
     Args:
         program: The program after the pass `outline`.
-        before: The program that the pass was given. Bodies that it had already and whose calls are
-            not marked are no repetition, as XLA inlines them.
+        before: The program before the pass. Bodies that it already has, and whose calls are not
+            marked, are not repetitions, since XLA inlines them.
     """
     top, old, frames = top_jaxpr(program), top_jaxpr(before), frames_now(program.roots)
     known = {old, *(body for eqn in equations(old) for _, body in bodies(eqn))}
@@ -153,25 +153,25 @@ def repetition(program: Program, before: Program) -> Repetition:
 
 @dataclass(frozen=True)
 class _Part:
-    """What a jaxpr has outside of repeated bodies: how many equations, and calls of which."""
+    """The part of a jaxpr outside of repeated bodies: its equations, and calls of these bodies."""
 
     size: int
     calls: Counter[Jaxpr]
 
     @property
     def rest(self) -> int:
-        """The equations that are no such calls."""
+        """The number of equations that are not such calls."""
         return self.size - self.calls.total()
 
 
 class _CallGraph:
-    """The repeated bodies of a program, and which of them calls which.
+    """The repeated bodies of a program, and the calls between them.
 
     Args:
         top: The program's open jaxpr.
         known: Jaxprs that are repeated bodies only if their calls are marked.
-        single: Jaxprs that are none.
-        frames: Tells whose the files of equations are.
+        single: Jaxprs that are not repeated bodies.
+        frames: Determines whose the files of equations are.
     """
 
     def __init__(self, top: Jaxpr, known: Set[Jaxpr], single: Set[Jaxpr], frames: Frames) -> None:
@@ -185,13 +185,13 @@ class _CallGraph:
         for caller in (top, *self._bodies):
             for body in self._parts[caller].calls:
                 self._callers[body].append(caller)
-        #: How often the program and each body are called.
+        #: The number of calls of the program and of each body.
         self.copies = {top: 1}
         for body in self._bodies:
             self._count(body)
 
     def repetition(self, name: str) -> Repetition:
-        """Return what the program repeats."""
+        """Return the repetition of the program."""
         compiled = self._parts[self._top].size
         for body, call in self._bodies.items():
             part = self._parts[body]
@@ -202,7 +202,7 @@ class _CallGraph:
         return Repetition(name, self._size(self._top), compiled, top.rest, rows)
 
     def _rows(self, caller: Jaxpr, times: int, shown: set[Jaxpr]) -> tuple[RepeatedBody, ...]:
-        """Return what a body calls that is called so often; bodies in `shown` are not opened."""
+        """Return the bodies that `caller` calls, given its calls; do not open bodies in `shown`."""
         calls = self._parts[caller].calls
         rows = []
         for body in sorted(calls, key=lambda body: -calls[body] * self._size(body)):
@@ -250,24 +250,24 @@ class _CallGraph:
 
     @cached_method
     def _size(self, body: Jaxpr) -> int:
-        """Return how many equations a body has if each copy stands in its place."""
+        """Return the number of equations of a body with each copy inlined."""
         part = self._parts[body]
         return part.rest + sum(n * self._size(inner) for inner, n in part.calls.items())
 
 
 # --- source lines -----------------------------------------------------------------------------
 
-#: The share of equations that have to come from one line for the function behind it to be theirs.
+#: The share of equations that must come from one line for its function to count as theirs.
 _MOST = 0.9
 
 
 def source_range(eqns: Iterable[JaxprEqn], reader: Frames) -> SourceRange | None:
     """Return the lines of the function that equations have in common; None if it is unknown.
 
-    That is the first one, from the outside, on whose lines they part: not the loop that calls a
-    layer, and not the library behind it, but the layer. If they part into several functions, it is
-    the line that calls these; where no callers are known, it is the file that most come from.
-    Frames of libraries count only where there are no others.
+    This is the outermost function on whose lines they diverge: not the loop that calls a layer, and
+    not the library behind it, but the layer. If they diverge into several functions, it is the line
+    that calls these; if no callers are known, it is the file that most come from. Library frames
+    count only if there are no others.
     """
     every = [frames[::-1] for eqn in eqns if (frames := reader.of(eqn))]
     stacks = [own for stack in every if (own := [f for f in stack if reader.is_users(f.file)])]
@@ -293,7 +293,7 @@ def source_range(eqns: Iterable[JaxprEqn], reader: Frames) -> SourceRange | None
 
 
 def _most(frames: Iterable[UserFrame], key: Callable[[UserFrame], Any]) -> tuple[Any, int]:
-    """Return what most frames have, and how many."""
+    """Return the most frequent key of frames, and its count."""
     return Counter(map(key, frames)).most_common(1)[0]
 
 

@@ -1,7 +1,8 @@
-"""`while` loops whose predicate `vmap` has batched, as loops with a scalar predicate.
+"""Convert `while` loops with a predicate batched by `vmap` to loops with a scalar predicate.
 
-Such a loop runs as long as the predicate holds in any lane, and a lane in which it does not keeps
-its carry. JAX says so when it lowers the loop; those who run it round by round need it as a jaxpr.
+Such a loop continues while the predicate holds for any batch element; the elements for which it
+does not hold keep their carry. JAX lowers the loop in this way; code that runs it one iteration at
+a time needs the same as a jaxpr.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn
 def with_scalar_predicates(program: Program) -> Program:
     """Return an equivalent program in which each `while` has a scalar predicate.
 
-    Other equations keep their identity, those that hold such a loop aside. Loops with effects stay
-    as they are.
+    Other equations keep their identity, unless they hold such a loop. Loops with effects are not
+    changed.
     """
     jaxpr = map_equations(program.jaxpr, _with_scalar_predicate)
     return program if jaxpr is program.jaxpr else replace(program, jaxpr=jaxpr)
@@ -37,8 +38,8 @@ def _with_scalar_predicate(eqn: JaxprEqn) -> list[JaxprEqn] | None:
     cond, body = loop.cond, loop.body
     cond_consts, carry = _split(cond.invars, len(loop.cond_consts))
     body_consts, own_carry = _split(body.invars, len(loop.body_consts))
-    # The body computes the predicate by the very equations of the condition, so that what is said
-    # of them is said once.
+    # The body computes the predicate by the same equation objects as the condition, so that a
+    # message about them is shown only once.
     names = dict(zip(own_carry, carry, strict=True))
     new = substitute(body.outvars, names)
     deciding, any_lane = _traced(eqn, _any_lane, cond.outvars)
@@ -63,7 +64,7 @@ def _any_lane(predicate: Any) -> list[Any]:
 
 
 def _chosen(predicate: Any, *values: Any) -> list[Any]:
-    """Return the new carry where the predicate holds, and else the old one."""
+    """Select the new carry where the predicate holds, and else the old one."""
     pairs = zip(*_split(values, len(values) // 2), strict=True)
     axes = range(predicate.ndim)
     return [
@@ -74,7 +75,7 @@ def _chosen(predicate: Any, *values: Any) -> list[Any]:
 def _traced(
     like: JaxprEqn, function: Callable[..., Any], operands: Sequence[Atom]
 ) -> tuple[list[JaxprEqn], list[Atom]]:
-    """Return the equations of a function of operands, and its results."""
+    """Trace a function of operands, and return its equations and results."""
     closed = jaxcompat.traced_like(like, function, operands)
     names = dict(zip(closed.invars, operands, strict=True))
     eqns = [with_operands(eqn, names) for eqn in closed.eqns]

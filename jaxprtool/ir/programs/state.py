@@ -1,9 +1,9 @@
 """State that a function changes in place: that of Flax NNX objects among its arguments.
 
-To JAX these objects are pytrees, and what a function does to them is done to copies. A function
-whose copies have changed when it returns gives its result together with their new state, as one
-`Changed`; a call of its program then changes the objects that it was given. Flax is not imported
-here: whoever has such objects has imported it.
+To JAX these objects are pytrees, and a function changes copies of them. A function whose copies
+have changed when it returns also returns their new state, together with its result in a `Changed`;
+a call of its program then changes the caller's objects. Flax is not imported here: a caller with
+such objects has imported it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxprtool.ir.programs.held import Held, is_no_array, release
 from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, filled, one_level
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Literal, Var
 
-#: What an NNX object keeps about itself: for which trace it was made.
+#: An attribute that an NNX object keeps for itself: the trace that it was made in.
 _OWN = "_pytree__state"
 
 _MISSING: Any = object()
@@ -35,10 +35,10 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True)
 class Change:
-    """How objects change.
+    """The change of objects.
 
     Attributes:
-        places: Which arguments have the objects: positions, static ones not counted, and keywords.
+        places: The arguments with the objects: positions, without static ones, and keywords.
         before: The structure of these arguments, as a list, before the call.
         after: Their structure after it.
         sources: For each leaf of `after`, the leaf of `before` that it is, or its path in the
@@ -55,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Changed:
-    """The result of a function, and the state of objects that it has changed, by path."""
+    """The result of a function, and the state of the objects that it changed, by path."""
 
     result: Any
     state: dict[str, Any]
@@ -64,8 +64,8 @@ class Changed:
     def applied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Change the objects among the arguments of a call, and return the result.
 
-        Returns this, if the arguments are no more those that the function takes. Raises
-        ArgumentsError if the new state is of many examples, and an object is of one.
+        Returns `self` if the arguments do not have the function's structure any more. Raises
+        ArgumentsError if the new state is batched, but an object is not.
         """
         change = self.change
         try:
@@ -105,7 +105,7 @@ DESCRIBED_AS_TUPLES.add(Changed)
 
 
 def result_paths(out: object) -> tuple[str, ...]:
-    """Return the path of each flat result; of the new state of an argument, `updated.model.w`."""
+    """Return the path of each flat result; `updated.model.w` for the new state of an argument."""
     if not isinstance(out, Changed):
         return paths("result", out)
     return unique(
@@ -117,7 +117,7 @@ def result_paths(out: object) -> tuple[str, ...]:
 
 
 def _classes(*names: str) -> tuple[type, ...]:
-    """Return classes of NNX's by name; none if Flax is not imported."""
+    """Return NNX classes by name; none if Flax is not imported."""
     nnx = sys.modules.get("flax.nnx")
     return tuple(cls for name in names if (cls := getattr(nnx, name, None)) is not None)
 
@@ -131,14 +131,14 @@ def _is_object(node: object) -> bool:
 
 
 def has_objects(tree: Any) -> bool:
-    """Return True if a tree has objects of NNX that a function could change."""
+    """Return True if a tree has NNX objects that a function could change."""
     if "flax.nnx" not in sys.modules:
         return False
     return any(map(_is_object, jax.tree.leaves(tree, is_leaf=_is_object)))
 
 
 def uses_objects(fun: Any) -> bool:
-    """Return True for a transformation of NNX, and for a function of a module that imports NNX."""
+    """Return True for an NNX transformation, and for a function of a module that imports NNX."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return False
@@ -150,16 +150,16 @@ def uses_objects(fun: Any) -> bool:
 
 
 def shared_variables(tree: Any) -> tuple[int, ...]:
-    """Return, for each Variable or other leaf, the number of the first that is the same object.
+    """Return, for each Variable or other leaf, the index of the first leaf that is the same object.
 
-    The tuple is empty if no Variable is in two places of the tree.
+    The tuple is empty if no Variable occurs twice in the tree.
     """
     if not has_objects(tree):
         return ()
     leaves = [
         leaf
         for leaf in jax.tree.leaves(tree, is_leaf=_is_variable)
-        if _is_variable(leaf) or not is_no_array(leaf)  # which are held
+        if _is_variable(leaf) or not is_no_array(leaf)  # held leaves
     ]
     first: dict[int, int] = {}
     found = tuple(
@@ -169,14 +169,14 @@ def shared_variables(tree: Any) -> tuple[int, ...]:
 
 
 def sharing(tree: Any, shared: Sequence[int]) -> Any:
-    """Return a tree whose Variables are one object where those of another tree are.
+    """Return a tree whose Variables are the same object where those of another tree are.
 
-    What is held in it are leaves again.
+    Objects held in its structure become leaves again.
     """
     leaves, structure = jax.tree.flatten(
         tree, is_leaf=lambda node: isinstance(node, Held) or _is_variable(node)
     )
-    # Copies of Variables are made here, before they are shared.
+    # This copies Variables, so it must come before they are shared.
     own = [release(leaf) for leaf in leaves if not isinstance(leaf, Held)]
     in_order = iter([own[i] for i in shared] if shared else own)
     return structure.unflatten(
@@ -198,13 +198,13 @@ def call_tracked(
     names: Sequence[str],
     static: Sequence[bool] = (),
 ) -> Any:
-    """Call a function, and return its result; with the state of objects that it has changed.
+    """Call a function, and return its result, with the state of objects that it changed.
 
     Args:
         fun: The function.
         args: Its arguments by position. Their objects are the trace's own.
         kwargs: Its arguments by name.
-        names: What each positional argument is called.
+        names: The name of each positional argument.
         static: Which positional arguments are static.
     """
     static = [*static, *[False] * (len(args) - len(static))]
@@ -239,15 +239,15 @@ def call_tracked(
 
 
 def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tuple[AnyJaxpr, Any]:
-    """Drop the state that is an argument as it was, since `nnx.jit` gives all state of its objects.
+    """Drop the state that is an unchanged argument: `nnx.jit` returns all state of its objects.
 
     Args:
         jaxpr: The closed jaxpr of a function.
-        out: What it gives: a tree of types.
+        out: Its result: a tree of types.
         in_tree: The structure of its arguments.
 
     Returns:
-        The jaxpr without these results, and what it gives now.
+        The jaxpr without these results, and its new result.
     """
     args, kwargs = filled(in_tree, range(in_tree.num_leaves))
     change = out.change
@@ -270,9 +270,9 @@ def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tupl
 
 
 class _Origins:
-    """The argument of a jaxpr that a variable is, through calls that hand it on, or None.
+    """Finds the argument of a jaxpr that a variable is, through calls that forward it, or None.
 
-    An argument that a call donates is gone after it, and what the call hands on is another array.
+    An argument that a call donates is deleted, so a result that forwards it is another array.
     """
 
     def __init__(self, jaxpr: AnyJaxpr):
@@ -296,7 +296,7 @@ class _Origins:
 
 
 def _updated(old: Any, new: Any) -> Any:
-    """Give an object the state of another in place, and return what stands for that."""
+    """Update an object in place with the state of another, and return it or its replacement."""
     if _is_variable(old) and type(old) is type(new):
         if old.get_raw_value() is not new.get_raw_value():
             old.update_from_state(new)

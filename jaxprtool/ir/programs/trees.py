@@ -1,8 +1,8 @@
-"""Tree structures as plain data, to write down, to compare, and to make again.
+"""Tree structures as plain data, to write, compare and rebuild.
 
 JAX's `PyTreeDef` holds the Python types of its nodes. A program that is read from a file may have
-had nodes of a type that this process does not know; in its place stands an `Opaque` node, which
-has the same children under the same keys and remembers the type's name.
+had nodes of a type that this process does not know. Such a node is replaced by an `Opaque` node,
+which has the same children under the same keys, and the type's name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxprtool.ir.programs.held import Held, StandIn, description
 class Tree:
     """A tree structure: "leaf", "none", "tuple", "list", "dict", "OrderedDict", "held", "custom".
 
-    `keys` are those of a dict, one for each child. Of a custom node, they are its children's keys
+    `keys` are those of a dict, one for each child. For a custom node, they are its children's keys
     as JAX prints them (`.weight`), if it has any; `type_name` is the qualified name of its type and
     `aux` a description of its own data. `held` is the leaf that a "held" node holds.
     """
@@ -46,7 +46,7 @@ DESCRIBED_AS_TUPLES: set[type] = set()
 
 @dataclass(frozen=True)
 class Opaque:
-    """A node in place of one whose type is not at hand. `keys` are as in `Tree`."""
+    """A node that replaces one of an unknown type. `keys` are as in `Tree`."""
 
     type_name: str
     aux: str
@@ -54,7 +54,7 @@ class Opaque:
     children: tuple[object, ...]
 
     def entries(self) -> Iterator[Any]:
-        """Return the keys of the children as JAX has them."""
+        """Yield the keys of the children as JAX has them."""
         if self.keys:
             return map(_key, self.keys)
         return map(FlattenedIndexKey, range(len(self.children)))
@@ -73,7 +73,7 @@ def _own(node: Opaque) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _key(text: str) -> Any:
-    """Return the key that JAX prints as `text`; one of a class of its own is known by that text."""
+    """Return the key that JAX prints as `text`; a `StandIn` if its class is another package's."""
     if text.startswith(".") and text[1:].isidentifier():
         return GetAttrKey(text[1:])
     if text.startswith("[") and text.endswith("]"):
@@ -87,19 +87,19 @@ def _key(text: str) -> Any:
 
 
 def one_level(node: object) -> tuple[list[Any], list[Any], PyTreeDef]:
-    """The keys and the children of a node, and the structure in which each child is a leaf."""
+    """Return the keys and children of a node, and the structure in which each child is a leaf."""
     pairs, tree = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda each: each is not node)
     return [path[0] for path, _ in pairs if path], [child for _, child in pairs], tree
 
 
-# --- trees with other leaves than their owners have -----------------------------------------------
+# --- trees with other leaves than their classes expect --------------------------------------------
 
 
 @dataclass(frozen=True)
 class Shell:
-    """A node in place of one whose class does not take the children at hand.
+    """A node that replaces one whose class does not accept the given children.
 
-    A class may check its children when it is made, and take arrays alone.
+    A class may check its children in its constructor, and accept only arrays.
 
     Attributes:
         owner: The class.
@@ -123,7 +123,7 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def filled(tree: PyTreeDef, leaves: Iterable[Any]) -> Any:
-    """Return a tree of a structure, with leaves that stand for its own: positions, types, marks.
+    """Return a tree of a structure, with leaves that replace its own: positions, types, marks.
 
     A node is a `Shell` if its class refuses or converts them. `structure` is the inverse.
     """
@@ -138,30 +138,30 @@ def _filled(tree: PyTreeDef, leaves: Iterator[Any]) -> Any:
         return next(leaves)
     children = [_filled(child, leaves) for child in tree.children()]
     cls, data = own
-    if issubclass(cls, tuple) and cls is not tuple:  # a named tuple, whose class may check
+    if issubclass(cls, tuple) and cls is not tuple:  # a named tuple, whose constructor may check
         return tuple.__new__(cls, children)
     made, is_made = _unflattened(_rooted(cls, data, [_LEAF] * len(children)), children)
     return made if is_made else Shell(cls, data, _keys(cls, len(children)), tuple(children))
 
 
 def _unflattened(tree: PyTreeDef, leaves: Sequence[Any]) -> tuple[Any, bool]:
-    """Return a tree, and whether it could be made, has kept its leaves and can be taken apart."""
+    """Return a tree, and True if it was made, kept its leaves, and can be flattened."""
     try:
         made = jax.tree.unflatten(tree, leaves)
     except Exception:  # the constructor is the user's, and may raise anything
         return None, False
     try:
         kept = tree.flatten_up_to(made)
-    except Exception:  # as of a node whose data are not equal to themselves
+    except Exception:  # as for a node whose data are not equal to themselves
         return made, _flattens(made)
     return made, all(map(is_, kept, leaves))
 
 
 def _flattens(node: object) -> bool:
-    """Whether the classes of a tree take its nodes apart: they, too, may check their children."""
+    """Return True if a tree can be flattened: its classes may check their children there, too."""
     try:
         jax.tree.structure(node)
-    except Exception:  # a class of the user's may raise anything
+    except Exception:  # a user's class may raise anything
         return False
     return True
 
@@ -176,7 +176,7 @@ _LEAF = jax.tree.structure(0)
 
 
 def _keys(cls: type, count: int) -> tuple[Any, ...]:
-    """The keys of children of a class: of a dataclass its fields, found without its constructor."""
+    """Return the keys of a class's children: of a dataclass its fields, without constructing it."""
     unknown = tuple(map(FlattenedIndexKey, range(count)))
     if not dataclasses.is_dataclass(cls):
         return unknown
@@ -189,7 +189,7 @@ def _keys(cls: type, count: int) -> tuple[Any, ...]:
         object.__setattr__(node, each.name, next(given, None) if is_data else None)
     try:
         keys, parts, _ = one_level(node)
-    except Exception:  # as of a class that flattens other attributes than its fields
+    except Exception:  # as for a class that flattens other attributes than its fields
         return unknown
     return tuple(keys) if len(parts) == count and all(map(is_, parts, children)) else unknown
 
@@ -228,7 +228,7 @@ def _described(tree: PyTreeDef, example: object) -> Tree:
 
 
 def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = ()) -> Tree:
-    """Return the description of the root of a `PyTreeDef`, whose children bear these keys."""
+    """Return the description of the root of a `PyTreeDef`, whose children have these keys."""
     if tree.node_data() is None:
         return LEAF
     kind, data = tree.node_data()
@@ -252,7 +252,7 @@ def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = (
 
 
 def _key_texts(keys: Sequence[object]) -> tuple[str, ...]:
-    """How keys are printed; none if they are mere positions, or do not tell children apart."""
+    """Return the printed keys; none if they are mere positions, or do not distinguish children."""
     texts = tuple(map(str, keys))
     told_apart = len(set(texts)) == len(texts)
     return texts if told_apart and not any(type(k) is FlattenedIndexKey for k in keys) else ()
@@ -264,9 +264,9 @@ def build(tree: Tree) -> PyTreeDef:
 
 
 def same_tree(a: PyTreeDef, b: PyTreeDef) -> bool:
-    """Return whether two `PyTreeDef`s are the same, an `Opaque` node being what it stands for.
+    """Return True if two `PyTreeDef`s are the same; an `Opaque` node equals the node it replaces.
 
-    One that was written without its children's keys is what it stands for, too.
+    A custom node that was written without its children's keys equals one with keys, too.
     """
     return a == b or _alike(describe(a), describe(b))
 
@@ -283,7 +283,7 @@ def _alike(a: Tree, b: Tree) -> bool:
 
 
 def leaf_paths(tree: PyTreeDef) -> list[str]:
-    """Return the way down to each leaf of a `PyTreeDef`, as `first/w`."""
+    """Return the path to each leaf of a `PyTreeDef`, as `first/w`."""
     leaves = jax.tree.leaves_with_path(filled(tree, range(tree.num_leaves)))
     return [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
 
@@ -311,7 +311,7 @@ def _example(tree: Tree) -> Any:
 
 
 def _is_literal(key: object) -> bool:
-    """Return whether a dict's key can be written down and read as a Python literal."""
+    """Return True if a dict's key can be written and read as a Python literal."""
     try:
         return bool(ast.literal_eval(repr(key)) == key)
     except (ValueError, SyntaxError, RecursionError):

@@ -136,7 +136,7 @@ def rules_followed() -> Iterator[None]:
         _rules.reset(token)
 
 
-#: The placeholder for a rule that cannot be written: a gradient has already applied it.
+#: The hint for a rule that cannot be followed. It is not needed once a gradient has applied it.
 _WITHOUT_RULES = (
     "the pass inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules; for a gradient by "
     "them run grad before it"

@@ -1,12 +1,12 @@
-"""Rewriting a jaxpr equation by equation, at every depth: what most passes stand on.
+"""Rewrite a jaxpr equation by equation, at every depth: the basis of most passes.
 
 `rewrite` walks each body once, in order, with the rule that a visitor returns for the body. The
 rule gets each equation, with its operands looked up and its bodies rewritten, and returns the
-atoms that take the places of its results, or None to keep it. `map_equations` is for rules that
-put equations in an equation's place.
+atoms that replace its results, or None to keep it. `map_equations` is for rules that replace an
+equation by other equations.
 
 A body that several equations share stays shared, and one in which nothing changes stays the same
-object: JAX's caches go by identity.
+object, since JAX's caches use identity.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from jaxprtool.jaxcompat import (
 
 T = TypeVar("T")
 
-#: Returns the atoms that take the places of an equation's results, or None to keep it. What it
-#: has written (`Writer.add`, `emit`, `splice`, `constant`) is then rolled back.
+#: Returns the atoms that replace an equation's results, or None to keep it. In that case, what it
+#: has written (`Writer.add`, `emit`, `splice`, `constant`) is rolled back.
 RewriteRule = Callable[[JaxprEqn], Sequence[Atom] | None]
 Visitor = Callable[["Writer"], RewriteRule]
 
 
-#: Returns the equations that take an equation's place, or None to keep it. Together they must
-#: define the equation's own `outvars`, with the types they have, and may define fresh variables.
+#: Returns the equations that replace an equation, or None to keep it. Together they must
+#: define the equation's own `outvars`, with their types, and may define fresh variables.
 EquationRule = Callable[[JaxprEqn], Sequence[JaxprEqn] | None]
 
 
@@ -58,17 +58,17 @@ def rewrite(
 ) -> AnyJaxpr:
     """Rewrite a jaxpr by the rule that `visitor` returns for each of its bodies.
 
-    Arguments and results stay in number and type, of the jaxpr and of each body in it. A rule's
-    result is rejected, and its equation kept, where it would change a type, weak types included:
-    a gradient has the weak type of what it is taken by. The Python closures of custom derivatives
-    are left alone, and so is what a call in the same body donates.
+    Arguments and results keep their number and types, in the jaxpr and in each of its bodies. A
+    rule's result is rejected, and its equation kept, if it would change a type, weak types
+    included: a gradient has the weak type of the value that it is taken by. The Python closures of
+    custom derivatives are left alone, and so are values that a call in the same body donates.
 
     Args:
         jaxpr: The jaxpr, closed or open.
         visitor: Called once for each body, with its `Writer`. Returns the rule for its equations.
         nested: Rewrite the bodies of equations too.
-        outside_in: Let the rule see an equation before its bodies are rewritten, which happens only
-            if the equation is kept.
+        outside_in: Call the rule with an equation before its bodies are rewritten, which happens
+            only if the equation is kept.
         flat: Visit bodies without loops, branches and calls too.
 
     Returns:
@@ -145,7 +145,7 @@ def partition(jaxpr: AnyJaxpr, first: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn
 
     Args:
         jaxpr: The jaxpr.
-        first: Those of its equations that are to be run first.
+        first: The equations to run first.
 
     Returns:
         The other equations, and the results of the first ones that these, or the jaxpr's results,
@@ -163,7 +163,7 @@ def narrow(
     """Return a closed jaxpr of some equations of a closed one, with the constants that they read.
 
     Args:
-        body: The jaxpr that the equations are of.
+        body: The jaxpr of the equations.
         invars: The arguments of the new one.
         outvars: Its results.
         eqns: Its equations.
@@ -175,9 +175,9 @@ def narrow(
 
 
 class Memo:
-    """What one run of a pass has made of jaxprs: of one that several equations share, once.
+    """The results of one run of a pass by jaxpr: a shared jaxpr is processed once.
 
-    It lives as long as the run that owns it. What is to be kept between runs belongs in a
+    It lives as long as the run that owns it. Results to keep between runs belong in a
     `caches.JaxprCache`.
     """
 
@@ -185,7 +185,7 @@ class Memo:
         self._made: dict[Hashable, Any] = {}
 
     def __call__(self, make: Callable[[], T], jaxpr: AnyJaxpr, *request: Hashable) -> T:
-        """Return what `make()` returned when it was first asked for this jaxpr and request."""
+        """Return the result of `make()` from the first request for this jaxpr."""
         key = anchor(jaxpr), type(jaxpr), request
         if key not in self._made:
             self._made[key] = make()
@@ -204,33 +204,33 @@ class Writer:
         outside_in: bool = False,
     ):
         self.body = body
-        #: Whether `constant` may give arrays; scalars are literals and always possible.
+        #: Whether `constant` may return arrays; scalars are literals and always possible.
         self.holds_constants = holds_constants
         self._inside = inside
         self._outside_in = outside_in
         jaxpr = jaxcompat.open_jaxpr(body)
         self.eqns: list[JaxprEqn] = []
-        #: The atoms that take the places of variables which no equation defines any more.
+        #: The atoms that replace variables which no equation defines any more.
         self.env: dict[Var, Atom] = {}
         #: The equation that defines a variable, of those written so far.
         self.definition: dict[Var, JaxprEqn] = {}
-        #: Those of them that nothing reads any more, by identity; they go when all is written.
+        #: Those of them that nothing reads any more, by identity; they are removed at the end.
         self.dead: dict[int, JaxprEqn] = {}
-        #: Arrays that a call deletes: under a second name one might be read after that.
+        #: Arrays that a call donates: under a second name one might be read after the call.
         self.donated = {v for v, _ in donations(jaxpr.eqns)}
         self.constvars = list(jaxpr.constvars)
         closed = body if isinstance(body, jaxcompat.ClosedJaxpr) else None
         self.consts = list(closed.consts) if closed is not None else []
         #: The values of constants of the body, by variable.
         self.constant_values: dict[Var, Any] = dict(zip(self.constvars, self.consts, strict=False))
-        #: Their variables by the identity of the value and its type, once one is asked for, with
-        #: the value that was asked for.
+        #: Their variables by the identity of the value and its type, made on the first request,
+        #: each with the requested value.
         self._constant_of: dict[tuple[int, Aval], tuple[Var, object]] | None = None
 
-    # --- what a rule may ask and do ------------------------------------------------------------
+    # --- for rules -----------------------------------------------------------------------------
 
     def lookup(self, atom: Atom) -> Atom:
-        """Return what takes the place of an atom of the old body."""
+        """Return the atom that replaces an atom of the old body."""
         return atom if type(atom) is Literal else self.env.get(atom, atom)
 
     def value(self, atom: Atom) -> Any:
@@ -247,7 +247,7 @@ class Writer:
         return eqn if eqn is not None and eqn.primitive.name == primitive else None
 
     def repeated_row(self, atom: Atom) -> Atom | None:
-        """Return the value that each row of an array is, if it was made by repeating one."""
+        """Return the value that an array repeats in each row, or None."""
         eqn = self.defined_by(atom, "broadcast_in_dim")
         if eqn is None or len(eqn.invars) != 1:
             return None
@@ -284,7 +284,7 @@ class Writer:
     def trace(
         self, fun: Callable[..., Any], operands: Sequence[Atom], like: JaxprEqn
     ) -> list[Atom]:
-        """Write what a JAX function of flat values computes of operands, and return its results.
+        """Write the equations of a JAX function of flat operands, and return its results.
 
         The function is traced in the context of `like`, whose source line the equations get.
         """
@@ -306,10 +306,10 @@ class Writer:
 
         Args:
             closed: The jaxpr.
-            operands: What takes the places of its arguments.
-            call: The equation in whose place and name scopes they are written.
+            operands: The atoms that replace its arguments.
+            call: The equation that they replace; they get its name scopes.
             keep_source: Keep the source lines of the equations; else they get that of `call`.
-            rule: Asked about each equation as a visitor's rule is. Its results are not checked.
+            rule: Applied to each equation like a visitor's rule. Its results are not checked.
 
         Raises:
             ValueError: If the jaxpr has constants that this body cannot hold.
@@ -330,7 +330,7 @@ class Writer:
                 names.update(zip(eqn.outvars, outs, strict=True))
                 changes["effects"] = jaxcompat.renamed_effects(eqn.effects, names)
             if any(eqn.params.get("donated_invars", ())):
-                # Of a call inside a call JAX takes no memory; in this body it would.
+                # JAX ignores the donation of a call inside a call; in this body it would not.
                 changes["params"] = {**eqn.params, "donated_invars": (False,) * len(ins)}
             source = source_of(eqn.source_info)
             new = eqn.replace(invars=ins, outvars=outs, source_info=source, **changes)
@@ -375,7 +375,7 @@ class Writer:
         )
 
     def rollback(self, written: int, held: int) -> None:
-        """Remove all but the first so many equations and constants."""
+        """Remove all but the first `written` equations and the first `held` constants."""
         del self.eqns[written:]
         if len(self.constvars) == held:
             return
@@ -389,8 +389,8 @@ class Writer:
 
         Args:
             var: The result.
-            atom: What is to take its place.
-            written: How many equations the rule has found written, if some of them are its own.
+            atom: The atom to replace it by.
+            written: The number of equations written before the rule, if some are the rule's own.
         """
         if var.aval != atom.aval and type(var) is not DropVar:
             return False
@@ -446,10 +446,10 @@ class Writer:
         )
 
     def _accept(self, eqn: JaxprEqn, atoms: Sequence[Atom], written: int) -> bool:
-        """Put atoms in the places of results, and return True; False if one is rejected.
+        """Replace results by atoms, and return True; return False if one is rejected.
 
         The equations after the first `written` ones are the rule's. Results of a body are cast to
-        the weak types that the equation's have: JAX lets a loop, branch or call have others.
+        the weak types of the equation's results: JAX allows a loop, branch or call to have others.
         """
         outvars = eqn.outvars
         if eqn.params and holds_jaxpr(eqn.params.values()):
@@ -464,7 +464,7 @@ class Writer:
         return True
 
     def _as_weak(self, atom: Atom, aval: Aval, like: JaxprEqn) -> Atom:
-        """Return an atom with the weak type of `aval`: itself, another literal, or its cast."""
+        """Return an atom with the weak type of `aval`: itself, another literal, or a cast of it."""
         if atom.aval == aval or not hasattr(aval, "weak_type"):
             return atom
         weak = bool(aval.weak_type)
@@ -486,7 +486,7 @@ class Writer:
         return self.add(cast)[0]
 
     def _may_rename(self, var: Var, atom: Atom, written: int) -> bool:
-        """Return True if no donated array gets a second name: what takes its place is new."""
+        """Return True if no donated array gets a second name, that is, if the atom is new."""
         if type(atom) is not Literal and atom in self.donated:
             return False
         new = (v for eqn in self.eqns[written:] for v in eqn.outvars)

@@ -47,7 +47,7 @@ from jaxprtool.jaxcompat import (
     VJPRule,
 )
 
-#: Primitives that stand for Python's arithmetic on sizes, and for the conversions before it.
+#: Primitives that represent Python's arithmetic on sizes, and the conversions before it.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "convert_element_type": operator.pos,
     "copy": operator.pos,
@@ -177,7 +177,7 @@ class _Substitution:
 
     @property
     def is_idempotent(self) -> bool:
-        """Whether applying it twice is the same as once, which it is not for `n='2*n'`."""
+        """True if applying it twice is the same as once, which it is not for `n='2*n'`."""
         return all(self.value(size) == size for size in self._sizes.values())
 
     def then(self, after: _Substitution) -> _Substitution:

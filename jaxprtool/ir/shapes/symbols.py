@@ -1,6 +1,6 @@
 """Symbolic dimensions: find their symbols, evaluate them, and solve for sizes of symbols.
 
-A symbol, such as the n in `f32[2*n,128]`, stands for a size of at least 1. Its scope holds the
+A symbol, such as the n in `f32[2*n,128]`, represents a size of at least 1. Its scope holds the
 constraints that the user gave (`jax.export.symbolic_shape`). The sizes of symbols for given
 arguments are found by JAX's own solver.
 """
@@ -124,7 +124,7 @@ class Symbols(Mapping[str, Any]):
             self._scope = self._scope or jax.export.SymbolicScope(tuple(self._constraints))
             try:
                 (self._found[name],) = jax.export.symbolic_shape(name, scope=self._scope)
-            except ValueError:  # min, max and the like, which have a meaning there
+            except ValueError:  # min, max and the like, which are functions there
                 raise ValueError(f"'{name}' cannot name one") from None
         return self._found[name]
 
@@ -140,7 +140,7 @@ class Symbols(Mapping[str, Any]):
         self._constraints |= new
 
     def unnamed(self) -> Any:
-        """Return a new symbol, for a size that is written `_`."""
+        """Return a new symbol, for a size that is written as `_`."""
         numbers = itertools.count(1)
         return self[next(name for i in numbers if (name := f"_{i}") not in self._found)]
 

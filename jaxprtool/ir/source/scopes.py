@@ -1,4 +1,4 @@
-"""Where in a model an equation belongs: the layers and functions around it, as a tree.
+"""Arrange equations in a tree of the layers and functions around them.
 
     forward
       GPT
@@ -10,10 +10,10 @@
         Block_3
     apply_updates
 
-A name scope, as those that modules of Flax Linen and Haiku open, is a level of the tree. So is a
-function that equations come from, the user's own or a library's that it calls: the layers of models
-without scopes, such as Flax NNX's and Equinox's. What `jax.grad` makes of a function is in two
-parts, forward and backward. The tree is of one jaxpr; bodies of its equations have their own.
+A name scope, such as the modules of Flax Linen and Haiku open, is a level of the tree. So is a
+function that equations come from, the user's own or a library function that it calls: these are the
+layers of models without scopes, such as Flax NNX's and Equinox's. The gradient of a function has
+two parts, forward and backward. The tree is of one jaxpr; bodies of its equations have their own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scope:
     """Equations that belong together: one call of a layer or of a function.
 
     Attributes:
-        name: What it is called, told from others beside it.
+        name: Its name, unique among its siblings.
         parts: Its equations and the scopes in it, in order.
     """
 
@@ -46,7 +46,7 @@ class Scope:
     parts: tuple[Part, ...]
 
 
-#: What is in a scope.
+#: The content of a scope.
 Part: TypeAlias = Scope | JaxprEqn
 
 
@@ -54,8 +54,8 @@ class _Level(NamedTuple):
     """A scope that an equation is in.
 
     Attributes:
-        name: What it is called.
-        site: Where it is called from; None if that does not tell it from others.
+        name: The name of the scope.
+        site: Where it is called from; None if that does not distinguish it from others.
         position: Where in the function the equation comes from; None if that is unknown.
         own: Whether it is a function of the user's.
     """
@@ -68,7 +68,7 @@ class _Level(NamedTuple):
 
 T = TypeVar("T")
 
-#: An equation, or what is known of it, with the scopes that it is in.
+#: An equation, or what is known of it, with the scopes around it.
 _Row: TypeAlias = tuple[tuple[_Level, ...], T]
 
 
@@ -80,7 +80,7 @@ class _Names(NamedTuple):
 
 
 class ScopeReader:
-    """Reads the scopes of jaxprs, each place in the source once.
+    """Reads the scopes of jaxprs, each source location once.
 
     Args:
         roots: The folders of the user's files, as a `Program` has them.
@@ -94,7 +94,7 @@ class ScopeReader:
     def parts(self, jaxpr: Jaxpr) -> tuple[Part, ...]:
         """Return the equations of a jaxpr, in order, as a tree by scope.
 
-        A scope has two equations or more, and is not all that there is in the one around it.
+        A scope has at least two equations, and is not the only part of the scope around it.
         """
         name = jaxpr.debug_info.func_name
         functions = self._without_common([self._functions(eqn) for eqn in jaxpr.eqns], name)
@@ -112,7 +112,7 @@ class ScopeReader:
         return _tidy(self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0))
 
     def _functions(self, eqn: JaxprEqn) -> tuple[_Level, ...]:
-        """Return the functions of the user's, and those of libraries behind them."""
+        """Return the user's functions, and the library functions behind them."""
         traceback = eqn.source_info.traceback
         if traceback not in self._levels:
             frames = self._frames.of(eqn)[::-1]
@@ -130,9 +130,10 @@ class ScopeReader:
     def _without_common(
         self, paths: list[tuple[_Level, ...]], function: str
     ) -> list[tuple[_Level, ...]]:
-        """Return paths without the functions that all equations whose place is known come from.
+        """Return paths without the functions that all equations with a known place come from.
 
-        Calls of a function that is called several times stay. The jaxpr's own `function` is not.
+        Calls of a function that is called several times are kept, but not the jaxpr's own
+        `function`.
         """
         known = [path for path in paths if path]
         common = _common(known)
@@ -144,7 +145,7 @@ class ScopeReader:
         return [path[depth:] for path in paths]
 
     def _tree(self, rows: Sequence[_Row[JaxprEqn]], depth: int) -> list[Part]:
-        """Return equations, each with its levels, as a tree, inside of `depth` levels."""
+        """Return equations, each with its levels, as a tree, below the first `depth` levels."""
         parts: list[Part] = []
         for run in self._calls(rows, depth):
             path, eqn = run[0]
@@ -157,9 +158,9 @@ class ScopeReader:
     def _calls(self, rows: Iterable[_Row[T]], depth: int) -> Iterator[list[_Row[T]]]:
         """Split equations, given with their levels, into those of one call each.
 
-        Beside each other they are of the same if they are called from the same place. A function
-        that comes back to where it began, after it was elsewhere, is called again, as layers in a
-        loop are, unless it began in a loop of its own.
+        Adjacent equations belong to the same call if they are called from the same place. A
+        function that returns to the position where it began is called again, as layers in a loop
+        are, unless that position is in a loop of its own.
         """
         run: list[_Row[T]] = []
         key, began, moved = None, None, False
@@ -180,23 +181,23 @@ class ScopeReader:
 
     @cached_method
     def _in_loop(self, position: UserFrame | None) -> bool:
-        """Return whether a function may come back to a position without being called again."""
+        """Return True if a function may return to a position without being called again."""
         return position is not None and self._sources.repeated(position)
 
 
 # --- name scopes ------------------------------------------------------------------------------
 
-#: The part of a gradient that goes back.
+#: The backward part of a gradient.
 _BACKWARD = "backward"
 
-#: The parts that transformations make, by their names around a scope; the first tells.
+#: The parts of a gradient by the transformation around a scope; the first match counts.
 _PASSES = {"transpose": _BACKWARD, "jvp": "forward"}
 
 _WRAPPED = re.compile(r"(jvp|transpose|vmap)\((.*)\)")
 
 
 def _name_scopes(text: str) -> _Names:
-    """Return the parts of `outer/transpose(jvp(GPT))/Block_0`."""
+    """Split `outer/transpose(jvp(GPT))/Block_0` into scopes and transformations."""
     transforms: tuple[str, ...] = ()
     scopes: list[str] = []
     for part in text.split("/") if text else ():
@@ -215,12 +216,12 @@ def _name_scopes(text: str) -> _Names:
 
 
 def scopes_of(eqns: Iterable[JaxprEqn]) -> str:
-    """Return the name scopes of some equations, each in a body of the one before."""
+    """Return the name scopes of nested equations, each in a body of the one before."""
     return "/".join(filter(None, map(jaxcompat.name_stack, eqns)))
 
 
 def is_backward(eqn: JaxprEqn) -> bool:
-    """Return True if an equation is of the part of a gradient that goes back."""
+    """Return True if an equation belongs to the backward part of a gradient."""
     names = jaxcompat.name_stack(eqn)
     return "transpose(" in names and any(map(_is_transposed, names.split("/")))
 
@@ -238,8 +239,8 @@ def _in_scopes(
 ) -> list[tuple[_Level, ...]]:
     """Return the levels of equations in one outermost scope, given their scopes and functions.
 
-    The scope is in the functions that all of them come from, and takes the place of the one that
-    opens it, as Flax Linen's `GPT.__call__` opens the scope GPT, and of the library's around that.
+    The scope is inside the functions that all of them come from. It replaces the function that
+    opens it, as Flax Linen's `GPT.__call__` opens the scope GPT, and library functions around that.
     """
     around = _common([levels for _, levels in rows])
     opener = _plain(re.sub(r"_\d+$", "", rows[0][0][0]))
@@ -258,7 +259,7 @@ def _in_scopes(
 
 
 def _plain(name: str) -> str:
-    """Return the name of a module for comparison: `resnet` of `res_net` and of `hk.nets.ResNet`."""
+    """Return the name of a module for comparison: `resnet` for `res_net` and `hk.nets.ResNet`."""
     return name.rpartition(".")[2].replace("_", "").lower()
 
 
@@ -266,13 +267,13 @@ def _plain(name: str) -> str:
 
 
 def _function_levels(frames: Sequence[UserFrame], known: Frames) -> Iterator[_Level]:
-    """Return the functions of frames, the outermost first, that are levels of their own."""
+    """Yield the functions of frames that are levels of their own, the outermost first."""
     own = [i for i, frame in enumerate(frames) if known.is_users(frame.file)]
     first = own[0] if own else 0
     last = own[-1] if own else -1
     site = None
     for i, frame in enumerate(frames):
-        # Programs of files know where an expression begins only, as others in it may.
+        # Frames in program files have only the beginning of an expression, which others may share.
         whole = (frame.line, frame.column) != (frame.end_line, frame.end_column)
         position = frame if whole else None
         is_own = known.is_users(frame.file)
@@ -287,7 +288,7 @@ def _function_levels(frames: Sequence[UserFrame], known: Frames) -> Iterator[_Le
 
 
 def _common(paths: Iterable[tuple[_Level, ...]]) -> list[_Level]:
-    """Return the levels that all paths begin with, told by their names."""
+    """Return the levels that all paths begin with, compared by name."""
     return [
         levels[0]
         for levels in takewhile(
@@ -301,7 +302,7 @@ def _common(paths: Iterable[tuple[_Level, ...]]) -> list[_Level]:
 
 
 def _tidy(parts: Sequence[Part], backward: bool = False) -> tuple[Part, ...]:
-    """Return a tree without scopes of one equation, and of one scope alone; names are unique."""
+    """Return a tree without scopes of one equation, or of only one scope, with unique names."""
     tidied: list[Part] = []
     for part in parts:
         if isinstance(part, Scope):
@@ -315,9 +316,9 @@ def _tidy(parts: Sequence[Part], backward: bool = False) -> tuple[Part, ...]:
 
 
 def _numbered(parts: Sequence[Part], backward: bool) -> tuple[Part, ...]:
-    """Return parts with a number behind each name that several have, in the order of the calls.
+    """Append a number to each name that several parts have, in the order of the calls.
 
-    A backward pass goes through them in reverse, so that the last has the first number there.
+    A backward pass visits them in reverse, so that the last has the first number there.
     """
     names = Counter(part.name for part in parts if isinstance(part, Scope))
     numbers = Counter[str]()
@@ -331,6 +332,6 @@ def _numbered(parts: Sequence[Part], backward: bool) -> tuple[Part, ...]:
 
 
 def _joined(outer: str, inner: str) -> str:
-    """Return the name of a scope that another one is all of."""
+    """Return the name of a scope and the only scope in it."""
     inner = inner.partition(" #")[0]
     return outer if outer == inner else f"{outer}/{inner}"

@@ -1,4 +1,4 @@
-"""What the user's source calls a value that one of its expressions computes.
+"""Find the name that the user's source gives to the value of an expression.
 
     w = 0.1 * normal(key, (3, 4))      w
     self.kernel = init(key)            kernel
@@ -7,8 +7,8 @@
     dense(w=normal(key, (3, 4)))       w
     get_parameter("w", (3, 4))         w
 
-The source is read with `ast`. It may be gone, or have changed since it ran: an expression that is
-not found has no name.
+The source is parsed with `ast`. It may be missing, or have changed since it ran: an expression that
+is not found has no name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from jaxprtool.jaxcompat.places import UserFrame
 
-#: Where an expression begins and ends: lines from 1, columns in bytes from 0.
+#: The range of an expression: lines from 1, columns in bytes from 0.
 Range = tuple[int, int, int, int]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 def range_of(frame: UserFrame) -> Range:
-    """Return where the expression of a frame begins and ends."""
+    """Return the range of a frame's expression."""
     return frame.line, frame.column, frame.end_line, frame.end_column
 
 
@@ -42,16 +42,16 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class _File:
-    """The expressions of a file by where they stand, calls by where they end, and their parents.
+    """The expressions of a file by range, calls by their end, and the parent of each node.
 
-    A statement is looked at once something in it is asked for.
+    A statement is indexed on the first look-up of something in it.
     """
 
     def __init__(self, tree: ast.AST) -> None:
         self.nodes: dict[Range, ast.AST] = {}
         self.calls: dict[tuple[int, int], ast.AST] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
-        #: The statement that a statement is in; None if it is in the file alone.
+        #: The parent of a statement; None if it is at the top level.
         self.around: dict[ast.stmt, ast.stmt | None] = {}
         todo: list[tuple[Any, ast.stmt | None]] = [(tree, None)]
         for node, around in todo:
@@ -64,19 +64,19 @@ class _File:
         self._beginnings = [*map(_beginning, self._statements)]
 
     def find(self, place: Range) -> ast.AST | None:
-        """Return the expression at a place, or the call that ends there; None if there is none."""
-        if place[:2] == place[2:]:  # of a file that has only beginnings
+        """Return the expression with a range, or the call that ends there, or None."""
+        if place[:2] == place[2:]:  # from a file that has only beginnings
             return None
         last = bisect_right(self._beginnings, place[:2])
         statement = self._statements[last - 1] if last else None
         while statement in self._unknown:
             self._add(statement)
             statement = self.around[statement]
-        # Python says of a method's call that it begins where the method's name stands.
+        # Python reports the position of the method's name as the beginning of a method call.
         return self.nodes.get(place) or self.calls.get(place[2:])
 
     def _add(self, statement: ast.stmt) -> None:
-        """Add what is in a statement, but not in others in it."""
+        """Index a statement, but not the statements in it."""
         self._unknown.remove(statement)
         todo: list[ast.AST] = [statement]
         for node in todo:
@@ -90,7 +90,7 @@ class _File:
 
 
 def _children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes in a node, as `ast.iter_child_nodes` does, but for those with no parts."""
+    """Return the child nodes of a node that have parts; see `ast.iter_child_nodes`."""
     values: list[Any] = []
     for name in node._fields:
         value = getattr(node, name, None)
@@ -102,13 +102,13 @@ def _children(node: ast.AST) -> list[ast.AST]:
 
 
 def _beginning(statement: ast.stmt) -> tuple[int, int]:
-    """Return where a statement begins, decorators included."""
+    """Return the beginning of a statement, including its decorators."""
     decorators = getattr(statement, "decorator_list", ())
     return min((each.lineno, each.col_offset - 1) for each in (statement, *decorators))
 
 
 class SourceNames:
-    """The names in source files, each of which is read once."""
+    """The names in source files, each of which is parsed once."""
 
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
@@ -119,11 +119,11 @@ class SourceNames:
         others: Collection[Range] = (),
         result: tuple[int, int] | None = None,
     ) -> str | None:
-        """Return the name that is given to the value of the expression that a frame stands for.
+        """Return the name that the value of a frame's expression is assigned to.
 
-        It may be given to more than that: to an expression in which it is an operand, say. If the
-        value of that expression is one of `others`, by where they stand, there is no name. If
-        there are several values, `result` says which it is, and of how many.
+        The value may be only a part of the assigned one, for example an operand of its expression.
+        If an expression in between has a range in `others`, there is no name. If the expression has
+        several values, `result` is the index of the value and their number.
         """
         file, node = self._find(frame)
         if node is None or range_of(frame) in others:
@@ -131,7 +131,7 @@ class SourceNames:
         if isinstance(node, ast.AugAssign):
             return _target(node.target)
         if isinstance(node, ast.Tuple | ast.List) and isinstance(node.ctx, ast.Store):
-            return _element(node, result)  # what unpacks a value into targets
+            return _element(node, result)  # the target of an unpacking assignment
         while (parent := file.parents.get(node)) is not None:
             match parent:
                 case ast.Assign(targets=[*_, ast.Tuple() | ast.List() as several]) if result:
@@ -162,9 +162,9 @@ class SourceNames:
         return None
 
     def returned(self, frame: UserFrame, others: Collection[Range] = ()) -> bool:
-        """Whether the value of an expression is what its function returns, or a part of that.
+        """Return True if a function returns the value of an expression, or an expression with it.
 
-        If it is a part of an expression of `others`, by where these stand, it is not.
+        The result is False if that is a part of an expression with a range in `others`.
         """
         file, node = self._find(frame)
         while isinstance(node, ast.expr) and _range(node) not in others:
@@ -175,7 +175,7 @@ class SourceNames:
         return False
 
     def repeated(self, frame: UserFrame) -> bool:
-        """Return whether an expression stands in a loop of its function, or in a comprehension."""
+        """Return True if an expression is in a loop of its function, or in a comprehension."""
         file, node = self._find(frame)
         while node is not None and not isinstance(node, _FUNCTIONS):
             if isinstance(node, _LOOPS):
@@ -184,7 +184,7 @@ class SourceNames:
         return False
 
     def given(self, frame: UserFrame) -> str | None:
-        """Return the name that a call is given as a string: its first argument, or `name=`."""
+        """Return the name that a call gets as a string: its first argument, or `name=`."""
         _, node = self._find(frame)
         if not isinstance(node, ast.Call):
             return None
@@ -196,7 +196,7 @@ class SourceNames:
         return None
 
     def text(self, frame: UserFrame) -> str | None:
-        """Return the expression as the file has it, on one line."""
+        """Return the source of an expression, on one line."""
         _, node = self._find(frame)
         if not isinstance(node, ast.expr):
             return None
@@ -204,7 +204,7 @@ class SourceNames:
         return None if text is None else " ".join(text.split())
 
     def target(self, frame: UserFrame) -> str | None:
-        """Return the name that an expression is assigned to as it is."""
+        """Return the name that exactly this expression is assigned to."""
         file, node = self._find(frame)
         match file.parents.get(node) if isinstance(node, ast.expr) else node:
             case ast.Assign(targets=[*_, target]) | ast.AnnAssign(target=target):
@@ -214,7 +214,7 @@ class SourceNames:
         return None
 
     def called(self, frame: UserFrame) -> str | None:
-        """Return the function or class that an expression calls: `Dense` of `nn.Dense(3)(x)`."""
+        """Return the function or class that an expression calls: `Dense` for `nn.Dense(3)(x)`."""
         _, node = self._find(frame)
         while isinstance(node, ast.Call):
             node = node.func
@@ -230,7 +230,7 @@ class SourceNames:
 
 
 def _parsed(name: str) -> ast.Module:
-    """Return the tree of a file; one of nothing, if it is gone or no Python."""
+    """Return the syntax tree of a file; an empty one if the file is missing or is not Python."""
     try:
         return ast.parse("".join(linecache.getlines(name)))
     except (SyntaxError, ValueError, RecursionError):
@@ -242,7 +242,7 @@ def _range(node: ast.expr | ast.stmt) -> Range:
 
 
 def _counterpart(file: _File, value: ast.Tuple | ast.List) -> ast.Tuple | ast.List | None:
-    """Return the targets that the elements of a display are assigned to one by one, if they are."""
+    """Return the targets that a display's elements are assigned to one by one, or None."""
     parent = file.parents[value]
     if not isinstance(parent, ast.Assign):
         return None
@@ -254,7 +254,7 @@ def _counterpart(file: _File, value: ast.Tuple | ast.List) -> ast.Tuple | ast.Li
 
 
 def _element(targets: ast.Tuple | ast.List, result: tuple[int, int] | None) -> str | None:
-    """Return what one of several targets is called, if there are as many as results."""
+    """Return the name of one of several targets, if there are as many as results."""
     starred = any(isinstance(each, ast.Starred) for each in targets.elts)
     if result is None or starred or result[1] != len(targets.elts):
         return None
@@ -262,7 +262,7 @@ def _element(targets: ast.Tuple | ast.List, result: tuple[int, int] | None) -> s
 
 
 def _target(target: ast.expr) -> str | None:
-    """What a target is called: a variable, an attribute, a key, or what an unknown key is of."""
+    """Return the name of a target: a variable, an attribute or a key, or what is subscripted."""
     match target:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

@@ -1,8 +1,8 @@
-"""Templates: the few equations that take the place of one, traced once for all that are alike.
+"""Templates: equations that replace one equation, traced once for all equations that are alike.
 
-The equations of a program have few signatures: what an equation is but for the names of its
-operands and its source location. A pass traces its rule once for each, to a *template*, and writes
-an equation anew by looking up its template and instantiating it with the equation's own operands.
+The equations of a program have few signatures: all of an equation except the names of its operands
+and its source location. A pass traces its rule once for each signature, to a *template*, and
+rewrites an equation by looking up its template and instantiating it with the equation's operands.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Template:
     """The equations that replace an equation.
 
     Attributes:
-        consts: Values that the rule has brought along.
+        consts: Constants that the rule closes over.
         outs: The results, as the `inputs` of a step.
-        kinds: What is known of the results: whatever the pass calls their kinds.
+        kinds: The kinds of the results, as the pass defines them.
         binders: The variables that effects on refs name.
         alone: The only step, if it takes the operands as they are and its results are the
             template's.
-        used: The operands that its steps and its results are made of.
+        used: The operands that its steps and its results read.
     """
 
     consts: tuple[Any, ...]
@@ -75,7 +75,7 @@ class Template:
 
 
 def template_of_jaxpr(jaxpr: ClosedJaxpr, kinds: Sequence[Any]) -> Template:
-    """Return the template that writes the equations of a jaxpr, of its arguments."""
+    """Return the template that writes the equations of a jaxpr, in terms of its arguments."""
     values = [*jaxpr.invars, *jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     numbers: dict[Var, int] = {v: i for i, v in enumerate(values)}
 
@@ -120,8 +120,8 @@ def instantiated(
 
     Args:
         template: The template.
-        operands: Its operands, and after these a variable for each of its constants.
-        source: The source information that the equations get.
+        operands: The operands, followed by a variable for each constant of the template.
+        source: The source information for the equations.
     """
     values = list(operands)
     eqns: list[JaxprEqn] = []
@@ -148,10 +148,10 @@ def signature(
 
     Args:
         eqn: The equation.
-        kinds: What is known of its operands: types are slow to hash and to compare, and a
-            signature is made for every equation, so that a pass gives each kind a number.
-        with_floats: The primitives that may have floats among their parameters: signatures are
-            compared, and 0.0 and -0.0 are equal, so that theirs hold the parameters in words too.
+        kinds: The numbers of its operands' kinds. A pass numbers kinds because types are slow to
+            hash and to compare, and every equation needs a signature.
+        with_floats: The primitives that may have floats among their parameters. Their signatures
+            also hold the parameters as text, since 0.0 and -0.0 are equal.
     """
     primitive, params = eqn.primitive, eqn.params
     if not params:

@@ -1,8 +1,8 @@
-"""The one room that imports `jax._src` or asks which JAX this is.
+"""The one package that imports `jax._src` or depends on the JAX release.
 
-JAX has its intermediate language differently from release to release: a closed jaxpr is a
-`ClosedJaxpr` in 0.10 and a plain `Jaxpr` in 0.12; `scan` counts its operands in 0.10 and has flat
-trees of them in 0.12. What differs is made the same here.
+JAX's intermediate language differs from release to release: a closed jaxpr is a `ClosedJaxpr` in
+0.10 and a plain `Jaxpr` in 0.12; `scan` counts its operands in 0.10 and has flat trees of them in
+0.12. This package hides the differences.
 
 A *closed* jaxpr below is what `jax.make_jaxpr` returns: a jaxpr with the values of its constants,
 which has `.constvars`, `.consts`, `.invars`, `.outvars`, `.eqns`, `.effects` and `.debug_info`.

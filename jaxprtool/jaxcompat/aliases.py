@@ -1,7 +1,7 @@
-"""Names for annotations of what JAX's own modules give no public type.
+"""Type names for annotations of JAX objects without a public type.
 
 `jax.Array`, `jax.tree_util.PyTreeDef`, `jax.sharding.Mesh` and the classes of `jax.extend.core` are
-written as they are.
+used directly.
 """
 
 from typing import Any, TypeAlias

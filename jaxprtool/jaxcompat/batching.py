@@ -20,19 +20,19 @@ from jaxprtool.jaxcompat.aliases import Aval, Effect, MappedAxis, Params
 from jaxprtool.jaxcompat.checking import inside_shard_map
 from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
-#: What JAX has for the name of a mapped axis that has none.
+#: JAX's name of a mapped axis without a name.
 NO_AXIS_NAME = core.no_axis_name
 
 
 def axis_data(name: object, size: Any, spmd_name: Any, mesh_axes: Any) -> MappedAxis:
-    """Return the mapped axis as JAX's own batching rules take it; a name of None is no name."""
+    """Return the mapped axis in the form of JAX's own batching rules; None means no name."""
     name = core.no_axis_name if name is None else name
     return batching.AxisData(name, size, spmd_name, mesh_axes)
 
 
 @contextmanager
 def axis_mapped(axis: MappedAxis) -> Iterator[None]:
-    """Yield the context in which JAX calls a batching rule; `axis` is an `axis_data`."""
+    """Enter the context in which JAX calls a batching rule; `axis` is an `axis_data`."""
     with (
         core.extend_axis_env_nd([(axis.name, axis.size)]),
         core.add_spmd_axis_names(axis.spmd_name),
@@ -43,17 +43,17 @@ def axis_mapped(axis: MappedAxis) -> Iterator[None]:
 #: JAX's rules by primitive: `rule(axis_data, operands, dims, **params)`.
 jaxs_batching_rules = fancy_primitive_batchers
 
-#: `match_axis(axis_data, source, target, x)` has a value that is mapped along dimension `source`,
-#: or unmapped, be mapped along `target`.
+#: `match_axis(axis_data, source, target, x)` moves the mapped dimension of a value from `source` to
+#: `target`, or maps an unmapped value along `target`.
 match_axis = batching.matchaxis
 
-#: Returns operands of one equation, varying over the same manual mesh axes. `jax.lax` casts the
-#: operands of its functions so; a primitive that is bound does not.
+#: Casts the operands of one equation to vary over the same manual mesh axes. `jax.lax` functions
+#: do this for their operands; binding a primitive does not.
 varying_alike = core.auto_insert_reshard
 
 
 def mapped_aval(axis: MappedAxis, dim: int | None, aval: Aval) -> Aval:
-    """The type of a value whose every lane is of type `aval`, mapped along dimension `dim`."""
+    """Return the type of a value whose batch elements have type `aval`, mapped along `dim`."""
     if dim is None:
         return aval
     aval = unmapped_aval(axis.size, dim, aval, axis.explicit_mesh_axis)
@@ -64,22 +64,22 @@ def mapped_aval(axis: MappedAxis, dim: int | None, aval: Aval) -> Aval:
 
 
 def mapped_sharding(axis: MappedAxis, sharding: object, dim: int, mesh: Mesh, aval: Aval) -> Any:
-    """The sharding of a jit's operand or result that is of type `aval`, mapped along `dim`."""
+    """Return the sharding of a jit's operand or result, of type `aval`, mapped along `dim`."""
     if not _SHARDINGS_ARE_OF_TYPES:
         aval = aval.ndim
     return pjit._pjit_batcher_for_sharding(sharding, dim, axis.spmd_name, mesh, aval)
 
 
-#: Since 0.12 JAX asks for the type there, and before for its number of dimensions.
+#: Since 0.12 JAX's function takes the type, and before the number of dimensions.
 _SHARDINGS_ARE_OF_TYPES = "aval" in pjit._pjit_batcher_for_sharding.__annotations__
 
 
-#: Returns all that tracing depends on besides the function and its operands: flags, axes, meshes.
+#: Returns what tracing depends on besides the function and its operands: flags, axes, meshes.
 tracing_context = config.trace_context
 
 
 def renamed_effects(effs: Iterable[Effect], names: Mapping[Var, Any]) -> set[Effect]:
-    """The effects of an equation whose operands are renamed: those on its refs name these."""
+    """Return the effects of an equation whose operands are renamed, with refs renamed likewise."""
     return {
         effect.replace(names.get(effect.input, effect.input))
         if isinstance(effect, effects.JaxprInputEffect)
@@ -88,19 +88,19 @@ def renamed_effects(effs: Iterable[Effect], names: Mapping[Var, Any]) -> set[Eff
     }
 
 
-#: The name scopes of what is under `vmap`, to be put before those of an equation.
+#: The name scope of equations under `vmap`, to prepend to those of an equation.
 VMAP_SCOPE = source_info_util.NameStack().transform("vmap")
 
 
-#: What makes a `source_info` of a traceback and name scopes.
+#: Makes a `source_info` from a traceback and name scopes.
 source_info = source_info_util.SourceInfo
 
-#: The `source_info` of an equation that comes from no place in the user's code.
+#: The `source_info` of an equation without a location in the user's code.
 NO_SOURCE = source_info_util.new_source_info()
 
 
 def names_axis(params: Params, name: object) -> bool:
-    """Return whether parameters name an axis, at any depth: not every collective has an effect."""
+    """Return True if parameters name an axis, at any depth: not every collective has an effect."""
     seen: set[Jaxpr] = set()
 
     def names(params: Params) -> bool:
@@ -121,7 +121,7 @@ def names_axis(params: Params, name: object) -> bool:
 def manual_mesh(
     mesh: Mesh, newly_manual_axes: frozenset[Hashable], **params: Any
 ) -> Iterator[None]:
-    """Yield the setting of the body of a `shard_map` with these parameters, its mesh included."""
+    """Enter the context of the body of a `shard_map` with these parameters, with its mesh."""
     inner = shard_map._as_manual_mesh(mesh, newly_manual_axes)
     with (
         inside_shard_map(mesh, newly_manual_axes, **params),
@@ -133,13 +133,13 @@ def manual_mesh(
 #: Returns the mesh axes that a partition spec names.
 axes_of_spec = shard_map.used_axis_names
 
-#: `spec_with_entry(spec, dim, axes)` returns a partition spec for values with one dimension more,
-#: sharded over these mesh axes.
+#: `spec_with_entry(spec, dim, axes)` adds a dimension that is sharded over these mesh axes to a
+#: partition spec.
 spec_with_entry = pxla.batch_spec
 
 
 def forbidden_in_branches(effs: Iterable[Effect]) -> str | None:
-    """Return what JAX does not batch in a branch that lanes may take or not; None for nothing."""
+    """Return JAX's error for effects in a branch that only some batch elements take, or None."""
     if any(isinstance(effect, RefEffect) for effect in effs):
         return "State effect not supported in vmap-of-cond."
     if any(effect in (callback._IOEffect, callback._OrderedIOEffect) for effect in effs):
@@ -148,7 +148,10 @@ def forbidden_in_branches(effs: Iterable[Effect]) -> str | None:
 
 
 def forbidden_in_loops(effs: Iterable[Effect], masked: bool) -> str | None:
-    """What JAX does not batch in a while loop, whose lanes may be `masked`; None for nothing."""
+    """Return JAX's error for effects in a batched while loop, or None.
+
+    `masked` is True if the loop's predicate is batched.
+    """
     if callback._OrderedIOEffect in effs:
         return "Ordered IO effects not supported in vmap."
     if masked and callback._IOEffect in effs:
@@ -156,5 +159,5 @@ def forbidden_in_loops(effs: Iterable[Effect], masked: bool) -> str | None:
     return None
 
 
-#: Since 0.12 JAX's rule for scan leaves constants mapped where they are.
+#: Since 0.12 JAX's rule for scan does not move the mapped dimension of constants.
 SCAN_LEAVES_CONSTS = "const_axes" in loops._scan_batching_rule.__code__.co_varnames

@@ -1,4 +1,4 @@
-"""Calls of the user's Python functions from a program, and what is there for debugging alone."""
+"""Calls of the user's Python functions from a program, and effects of debugging."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax._src import callback, checkify, custom_batching, debugging
 
 from jaxprtool.jaxcompat.aliases import Effect, Params
 
-#: What `pure_callback` and `io_callback` hold: a function, and the tree of its arguments.
+#: The object in `pure_callback` and `io_callback`: a function, and the tree of its arguments.
 FlatCallback = callback._FlatCallback
 
 DEBUG_EFFECTS = {
@@ -22,27 +22,27 @@ DEBUG_EFFECTS = {
 _OF_CHECKS = (*map(type, DEBUG_EFFECTS.values()), checkify.ErrorEffect)
 
 
-#: Where the structure of a custom_vmap call's operands is registered.
+#: The registry for the structure of a custom_vmap call's operands.
 _OPERANDS = getattr(custom_batching, "tracing_registry", jax.tree_util.default_registry)
 
 
 def flat_custom_vmap_trees(operands: int, results: int) -> Params:
-    """Return the parameters of a custom_vmap call that hold structures, for operands in a row."""
+    """Return the structures among the parameters of a custom_vmap call, for flat operands."""
     in_tree = _OPERANDS.flatten((0,) * operands)[1]
     return {"in_tree": in_tree, "out_tree": jax.tree_util.tree_structure((0,) * results)}
 
 
 def is_check_effect(effect: Effect) -> bool:
-    """Whether an effect is that of a debugging callback or print, or of a `checkify.check`."""
+    """Return True for the effect of a debugging callback or print, or of a `checkify.check`."""
     return isinstance(effect, _OF_CHECKS)
 
 
 def callback_function(held: object) -> Any:
-    """The user's function in the parameter `callback` of an equation, or `rule` of custom_vmap."""
+    """Return the user's function in an equation's parameter `callback`, or custom_vmap's `rule`."""
     if isinstance(held, custom_batching.ClosedRule):
         return held.rule
     if isinstance(held, FunctionType) and held.__module__ == custom_batching.__name__:
-        closed = inspect.getclosurevars(held).nonlocals.get("rule")  # of what it differentiates
+        closed = inspect.getclosurevars(held).nonlocals.get("rule")  # for its derivative
         return held if closed is None else callback_function(closed)
     if isinstance(held, FlatCallback):
         return held.callback_func

@@ -1,4 +1,4 @@
-"""JAX's type checker, for jaxprs and for one equation, and the primitives that are registered."""
+"""JAX's type checker, for jaxprs and for one equation, and the registered primitives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from jaxprtool.jaxcompat.values import AbstractRef, nested_type
 
 
 def registered_primitives() -> dict[str, Primitive]:
-    """The primitives that JAX can run, differentiate or check, by name; plug-ins' own included."""
+    """Return the primitives that JAX can run, differentiate or check, also plug-ins', by name."""
     tables: list[Iterable[Any]] = [
         mlir._lowerings,
         *mlir._platform_specific_lowerings.values(),
@@ -56,8 +56,8 @@ def registered_primitives() -> dict[str, Primitive]:
 #: Checks the body of a call, for the `check_jaxpr` that is running in this thread.
 _check_body: ContextVar[Callable[[AnyJaxpr], None]] = ContextVar("_check_body")
 
-#: Primitives whose rules compare the types of operands and results with those of the bodies, and
-#: do not look into the bodies.
+#: Primitives whose rules compare the types of operands and results with those of the bodies, but
+#: do not check the bodies.
 _BODIES_NOT_CHECKED = frozenset(
     ("scan", "while", "cond", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call")
 )
@@ -68,19 +68,20 @@ def check_jaxpr(
 ) -> None:
     """Check an open jaxpr with JAX's type checker, and each body in it, at every depth, once.
 
-    JAX's checks a body at each call of it, which takes time in proportion to the calls when all
-    are inlined, and does not look into the bodies of loops, branches and custom derivatives.
+    JAX's own check visits a body at each call of it, which takes time in proportion to the calls
+    with all bodies inlined. It does not visit the bodies of loops, branches and custom
+    derivatives.
 
     Args:
         jaxpr: The jaxpr.
-        known: The `id` of each equation that JAX's checker has nothing to say against in the
-            present setting: outside the bodies that bind axes. Of the others those that are alike
-            are then checked once. If None, all are checked.
+        known: The `id` of each equation that JAX's checker accepts in the present context, outside
+            of bodies that bind axes. Of other equations that are alike, one is checked. If None,
+            all are checked.
         weak_types: Check that the results of the other equations, and constants, have the weak
-            types that they are annotated with. JAX's checker does not look at those.
+            types that they are annotated with. JAX's checker does not check those.
 
     Raises:
-        Exception: What JAX's checker raises.
+        Exception: The error of JAX's checker.
     """
     alike = None if known is None else _Alike(known, weak_types)
     faults: dict[Hashable, Exception | None] = {}
@@ -90,7 +91,7 @@ def check_jaxpr(
         if request not in faults:
             try:
                 check(body)
-            except Exception as fault:  # to be raised again where the body is called
+            except Exception as fault:  # raised again where the body is called
                 faults[request] = fault
             else:
                 faults[request] = None
@@ -114,7 +115,7 @@ def check_jaxpr(
 
 
 def _by_check_body(jaxpr: AnyJaxpr) -> None:
-    """Check a body as the `check_jaxpr` does that is running."""
+    """Check a body in the `check_jaxpr` that is running."""
     _check_body.get()(jaxpr)
 
 
@@ -144,10 +145,10 @@ _check_with_jax = rebound(
 
 
 class _Alike:
-    """A quick look at jaxprs, in which JAX's rules are asked of equations that are alike once.
+    """A fast check of jaxprs that calls JAX's rules once for equations that are alike.
 
-    Equations are alike if they have the same primitive, setting and parameters, and the same types
-    of operands and results. What it finds fault with, or does not know, is for JAX's checker.
+    Equations are alike if they have the same primitive, context and parameters, and the same types
+    of operands and results. JAX's checker decides on what this check rejects or does not know.
     """
 
     def __init__(self, known: frozenset[int], weak_types: bool):
@@ -155,19 +156,19 @@ class _Alike:
         self._weak_types = weak_types
         self._setting = config.trace_context()
         self._alike: set[Hashable] = set()
-        # Types by number, and the numbers of type objects, which are held here so that they live.
+        # Types by number, and the numbers of type objects, which are kept alive here for their ids.
         self._numbers: dict[Aval, int] = {}
         self._by_id: dict[int, tuple[int, Aval]] = {}
 
     def is_well_typed(self, jaxpr: AnyJaxpr) -> bool:
-        """Return whether JAX's checker surely has nothing to say against an open jaxpr."""
+        """Return True if JAX's checker is certain to accept an open jaxpr."""
         setting = config.trace_context()
         known = self._known if setting == self._setting else frozenset()
         binders = [*jaxpr.constvars, *jaxpr.invars]
         bound = set(binders)
         if len(bound) != len(binders) or any(map(_changes_type, binders)):
             return False
-        for eqn in jaxpr.eqns:  # written for speed: all passes wait for it
+        for eqn in jaxpr.eqns:  # written for speed: every pass runs it
             for x in eqn.invars:
                 if type(x) is not Literal and x not in bound:
                     return False
@@ -184,7 +185,7 @@ class _Alike:
         )
 
     def _fits(self, eqn: JaxprEqn, jaxpr: AnyJaxpr, setting: object) -> bool:
-        """Whether the types of an equation's results, and its effects, are what its rule says."""
+        """Return True if an equation's result types and effects are those of its rule."""
         key: Hashable = None
         try:
             if not eqn.effects:
@@ -196,7 +197,7 @@ class _Alike:
         try:
             fits = _rule_agrees(eqn, jaxpr)
             fault = _weak_type_fault(eqn) if fits and self._weak_types else ""
-        except Exception:  # JAX's checker says what is wrong
+        except Exception:  # JAX's checker reports the error
             return False
         if fault:
             raise TypeError(fault)
@@ -205,7 +206,7 @@ class _Alike:
         return fits
 
     def _key(self, eqn: JaxprEqn, setting: object) -> Hashable:
-        """Return what an equation has in common with those alike. Raises TypeError for refs."""
+        """Return a key that equations share if they are alike. Raises TypeError for refs."""
         values = tuple(eqn.params.values())
         return (
             (setting, eqn.ctx, eqn.primitive, tuple(eqn.params), values),
@@ -222,7 +223,7 @@ class _Alike:
         )
 
     def _number(self, aval: Aval) -> int:
-        """The number of a type. Raises TypeError for that of a ref, for refs must be distinct."""
+        """Return the number of a type. Raises TypeError for a ref's: refs must be distinct."""
         found = self._by_id.get(id(aval))
         if found is None:
             if isinstance(aval, AbstractRef):
@@ -233,19 +234,19 @@ class _Alike:
 
 
 def _literal(literal: Literal) -> tuple[Any, ...]:
-    """Return what decides whether a literal has the type that it is annotated with."""
+    """Return what determines whether a literal has the type that it is annotated with."""
     value = literal.val
-    number = value if isinstance(value, int) else None  # which may be too large
+    number = value if isinstance(value, int) else None  # it may be too large
     return type(value), getattr(value, "dtype", None), getattr(value, "shape", None), number
 
 
 def _changes_type(var: Var) -> bool:
-    """Return whether a variable is one of JAX's boxes, whose contents have a type that changes."""
+    """Return True if a variable is one of JAX's boxes, whose contents change their type."""
     return getattr(var, "initial_qdd", None) is not None
 
 
 def _rule_agrees(eqn: JaxprEqn, jaxpr: AnyJaxpr) -> bool:
-    """Return whether an equation's results and effects are what its rule says of its operands."""
+    """Return True if an equation's results and effects are those of its rule for the operands."""
     primitive, operands = eqn.primitive, eqn.invars
     if not all(core.typecheck(x.aval, x.val) for x in operands if type(x) is Literal):
         return False
@@ -269,9 +270,9 @@ def _rule_agrees(eqn: JaxprEqn, jaxpr: AnyJaxpr) -> bool:
 
 
 def _weak_type_fault(eqn: JaxprEqn) -> str:
-    """Return what is wrong with the weak types of an equation's results; empty if nothing is.
+    """Describe the fault in the weak types of an equation's results; "" if there is none.
 
-    Of an equation with bodies these are for the pass to keep: JAX's own differ from the bodies'.
+    The pass must preserve those of an equation with bodies: JAX's rule differs from the bodies.
     """
     named = eqn.primitive in core.custom_typechecks or eqn.primitive.call_primitive
     if named or next(jaxprs_in_params(eqn.params), None) is not None:
@@ -291,10 +292,10 @@ def _weak_type_fault(eqn: JaxprEqn) -> str:
 def inferred_types(
     primitive: Primitive, params: Params, operands: Sequence[Atom]
 ) -> tuple[list[Aval], set[Effect]]:
-    """Return the types of an equation's results, and its effects, as JAX's type checker finds them.
+    """Return the types of an equation's results, and its effects, from JAX's type checker.
 
     The effects are those of an equation on these operands. The equation's bodies are not checked,
-    nor how they fit the operands of a jit. Raises what the primitive's rule raises.
+    nor whether they match the operands of a jit. Raises the error of the primitive's rule.
     """
     rule = core.custom_typechecks.get(primitive)
     if rule is None and primitive.call_primitive:
@@ -311,7 +312,7 @@ def _names_for_printing() -> tuple[Any, Any]:
     return core.JaxprPpContext(), core.JaxprPpSettings()
 
 
-#: Whether a variable of one type may stand for a value of another; weak types aside.
+#: Whether a variable of one type may represent a value of another, apart from weak types.
 fits = core.typecompat
 
 
@@ -319,7 +320,7 @@ fits = core.typecompat
 def inside_shard_map(
     mesh: Mesh, newly_manual_axes: frozenset[Hashable], check_vma: bool, **_: Any
 ) -> Iterator[None]:
-    """Yield the setting in which the body of a `shard_map` with these parameters is traced."""
+    """Enter the context in which the body of a `shard_map` with these parameters is traced."""
     axes = newly_manual_axes | set(mesh.manual_axes)
     sizes = [(name, size) for name, size in mesh.shape.items() if name in axes]
     with axes_bound(sizes), config._check_vma(check_vma):

@@ -1,8 +1,8 @@
-"""What `jax.checkpoint` keeps for a backward pass, by JAX's own rules.
+"""Find the residuals that `jax.checkpoint` saves, by JAX's own rules.
 
-JAX splits a checkpointed function when it differentiates it: into what is computed at once, and
-what is computed in the backward pass, from residuals. Here it is split without making the backward
-pass, which takes a small part of the time.
+When JAX differentiates a checkpointed function, it splits it into equations that are computed
+immediately, and equations that the backward pass computes from residuals. Here it is split without
+making the backward pass, which takes a small part of the time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.aliases import Atom
 from jaxprtool.jaxcompat.jaxprs import close_jaxpr, jax_dce_jaxpr, open_jaxpr
 
-#: Says of an equation whether what it gives may be kept.
+#: Returns whether the results of an equation may be saved.
 Policy = Callable[..., Any]
 
 
 class CheckpointedJvp:
-    """The call that `jax.checkpoint` makes of a function, differentiated forwards.
+    """The forward-mode derivative of a call that `jax.checkpoint` makes.
 
     Args:
         eqn: The call.
@@ -39,14 +39,14 @@ class CheckpointedJvp:
         if refused:
             raise NotImplementedError(f"checkpoint does not take effects such as {refused}")
         jvp, _ = ad.jvp_jaxpr(close_jaxpr(body), list(differentiated), False)
-        #: The operands by argument; None is a constant.
+        #: The operands by argument; None for a constant.
         self._operands = [*(None for _ in jvp.consts), *eqn.invars]
         self._jaxpr = pe.convert_constvars_jaxpr(open_jaxpr(jvp))
         tangents = len(self._jaxpr.invars) - len(self._operands)
         self._unknown = [*(False for _ in self._operands), *(True for _ in range(tangents))]
 
     def kept(self, policy: Policy) -> Iterator[Atom]:
-        """Yield what is kept under a policy: operands of the call, and what is computed in it."""
+        """Yield what a policy saves: operands of the call, and values computed in it."""
         count = len(self._unknown)
         known, staged, out_unknown, out_staged, residuals = pe.partial_eval_jaxpr_custom(
             self._jaxpr, self._unknown, [True] * count, False, False, policy

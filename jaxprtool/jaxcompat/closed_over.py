@@ -1,8 +1,8 @@
 """Rules of custom_jvp and custom_vjp that close over values of the trace that calls them.
 
-`jax.vmap` runs a rule while the tracers that it closes over live. Where a call is staged first, its
-rule is run when the staged jaxpr is differentiated. What it closes over then has to be among the
-operands of the call, as what the function closes over is.
+`jax.vmap` runs a rule while the tracers that it closes over are live. If a call is staged first,
+its rule runs when the staged jaxpr is differentiated. The values that it closes over must then be
+operands of the call, like those that the function closes over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thun
 
 
 def derivatives_around(trace: Any) -> int:
-    """Return how often a call under `trace` may be differentiated while its tracers live."""
+    """Return how many times a call under `trace` may be differentiated while its tracers live."""
     count = 0
     while trace is not None and type(trace) is not pe.DynamicJaxprTrace:
         count += isinstance(trace, JVPTrace | ad.LinearizeTrace)
@@ -44,7 +44,7 @@ def derivatives_around(trace: Any) -> int:
 
 
 def unperturbed(value: object) -> Any:
-    """Return a value that cannot be differentiated by."""
+    """Return the value such that differentiating by it is an error."""
     return _unperturbed(value)
 
 
@@ -63,18 +63,18 @@ def _refuse(primals: Any, tangents: Any) -> Any:
 
 @dataclass(frozen=True)
 class ClosedOver:
-    """What the rules of custom calls close over.
+    """The values that the rules of custom calls close over.
 
     Attributes:
         owned: Whether a constant of a rule is one of the values in question.
-        depth: How often a call is differentiated: rules hold calls that have rules.
+        depth: How many times a call is differentiated: rules hold calls that have rules.
     """
 
     owned: Callable[[Any], bool]
     depth: int
 
     def values(self, eqn: JaxprEqn) -> list[Any]:
-        """Return what the rule of a call closes over; nothing for other equations.
+        """Return the values that a call's rule closes over; [] for other equations.
 
         Raises:
             Exception: What the user's rule raises.
@@ -91,7 +91,7 @@ class ClosedOver:
     def params(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
         """Return the parameters of a call that takes `values` after its other operands.
 
-        It must not be differentiated by them.
+        The call must not be differentiated by them.
         """
         made = self._jvp if "jvp_jaxpr_fun" in eqn.params else self._vjp
         body = self._taking(eqn.params["call_jaxpr"], values, len(eqn.invars))
@@ -134,10 +134,10 @@ class ClosedOver:
         }
 
     def _taking(self, closed: ClosedJaxpr, values: Sequence[Any], place: int) -> ClosedJaxpr:
-        """A closed jaxpr that takes `values`, some of them its constants, from invar `place` on.
+        """Return a closed jaxpr that takes `values`, which may be its constants, from `place` on.
 
-        So do its custom calls, which are differentiated once less; and these take what their rules
-        close over in it.
+        So do its custom calls, which are differentiated once less; they also take the values that
+        their rules close over in it.
         """
         known = {id(c): v for v, c in zip(closed.constvars, closed.consts, strict=True)}
         taken = {id(x): known.get(id(x)) or Var(jax.typeof(x)) for x in values}
@@ -162,7 +162,7 @@ class ClosedOver:
 def _traced(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     """Return the rule of a call as closed jaxprs.
 
-    A rule that takes symbolic zeros, and refuses to be given none, is traced for each operand.
+    A rule that requires symbolic zeros is traced for each operand separately.
     """
     thunk, count = eqn.params[_RULES[eqn.primitive.name]], _num_primals(eqn)
     perturbed_is = "fwd_jaxpr_thunk" in eqn.params
@@ -190,7 +190,7 @@ def _num_primals(eqn: JaxprEqn) -> int:
 def _with_parts(
     closed: ClosedJaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn]
 ) -> ClosedJaxpr:
-    """Return a closed jaxpr of other invars and equations; invars are constants no longer."""
+    """Return a closed jaxpr with other invars and equations; new invars are no longer constants."""
     taken = set(invars)
     pairs = zip(closed.constvars, closed.consts, strict=True)
     consts = {v: c for v, c in pairs if v not in taken}
@@ -200,15 +200,15 @@ def _with_parts(
 
 # --- traces that have ended -----------------------------------------------------------------------
 
-#: How often a call may be differentiated that has been given what its rule closes over.
+#: How many times a call may be differentiated that takes the values that its rule closes over.
 _MOST_DERIVATIVES = 3
 
-#: Traces that have ended, some tracers of which are held by rules.
+#: Traces that have ended, but have tracers that rules still hold.
 _ended: WeakSet[Any] = WeakSet()
 
 
 def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
-    """Return the equations in place of one of a jaxpr that has been traced.
+    """Return the equations that replace one of a traced jaxpr.
 
     A call whose rule closes over values of the jaxpr takes them as operands. JAX runs the rule when
     the jaxpr is differentiated, and its tracers are dead by then.
@@ -243,12 +243,12 @@ def with_closed_over(eqn: JaxprEqn, in_scope: Container[Var]) -> list[JaxprEqn]:
 
 
 def some_ended() -> bool:
-    """Return True if any rule has kept a tracer beyond its trace."""
+    """Return True if any rule holds a tracer beyond the end of its trace."""
     return bool(_ended)
 
 
 def has_ended(value: object) -> bool:
-    """Return True for a tracer that a rule has kept beyond its trace."""
+    """Return True for a tracer that a rule holds beyond the end of its trace."""
     return isinstance(value, DynamicJaxprTracer) and value._trace in _ended
 
 

@@ -1,4 +1,4 @@
-"""The live rules of custom_jvp and custom_vjp: what they compute, and rules made of jaxprs."""
+"""The live rules of custom_jvp and custom_vjp: their jaxprs, and rules made from jaxprs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, sett
 
 @dataclass(frozen=True, eq=False)
 class JVPRule:
-    """What a custom_jvp call's rule computes.
+    """The jaxpr of a custom_jvp call's rule.
 
-    `jaxpr` is closed and takes (*primals, *tangents); it gives the results, then the tangents of
+    `jaxpr` is closed and takes (*primals, *tangents); it returns the results, then the tangents of
     those results that have False in `out_zeros`. The primals are the call's operands after its
     first `num_consts`; `perturbed` are those that the rule may be differentiated by. A rule that
-    does nothing but raise has no jaxpr, and in `raises` what it raises, as Python ends a
+    only raises has no jaxpr, and its exception in `raises`, in the format of the end of a
     traceback.
     """
 
@@ -42,11 +42,11 @@ class JVPRule:
 
 @dataclass(frozen=True, eq=False)
 class VJPRule:
-    """What a custom_vjp call's two rules compute.
+    """The jaxprs of a custom_vjp call's two rules.
 
-    `fwd` is closed and takes the primals; it gives residuals, then the results. `forwarded` has
-    an entry for each residual: None if `fwd` gives it, else the index of the primal that it is.
-    `bwd` is closed and takes (*residuals, *cotangents of the results); it gives the cotangents of
+    `fwd` is closed and takes the primals; it returns residuals, then the results. `forwarded` has
+    an entry for each residual: None if `fwd` returns it, else the index of the primal that it is.
+    `bwd` is closed and takes (*residuals, *cotangents of the results); it returns the cotangents of
     those primals that have False in `in_zeros`. `perturbed` are the primals that the rules may be
     differentiated by.
     """
@@ -63,8 +63,8 @@ class VJPRule:
 def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> JVPRule:
     """Return the rule of a custom_jvp call, differentiated by the primals that are `perturbed`.
 
-    The tangents of the others are symbolic zeros to the rule, and left unused. Raises what the
-    user's rule raises.
+    The other tangents are symbolic zeros for the rule, and unused. Raises what the user's rule
+    raises.
     """
     params = eqn.params
     rule = params["jvp_jaxpr_fun"]
@@ -80,7 +80,7 @@ def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> JVPRule:
 def _with_all_tangents(
     jaxpr: AnyJaxpr, name: str, perturbed: Sequence[bool], eqn: JaxprEqn
 ) -> ClosedJaxpr:
-    """A rule's jaxpr that takes all tangents, from one that takes those of `perturbed` primals."""
+    """Extend a rule's jaxpr, which takes the tangents of `perturbed` primals, to all tangents."""
     count = len(perturbed)
     primals = [v.aval for v in eqn.invars[eqn.params["num_consts"] :]]
 
@@ -94,7 +94,7 @@ def _with_all_tangents(
 def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) -> Params:
     """Return the parameter that makes a custom_jvp call follow `rule(perturbed)`.
 
-    That is called when the call is differentiated by those primals. It may raise.
+    `rule` is called when the call is differentiated by those primals. It may raise.
     """
 
     def jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], list[bool]]:
@@ -143,7 +143,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
         zeros: list[bool] = []
 
         def backward(*args: Any) -> list[Any]:
-            # A residual that fwd gives as a number is one to bwd too, which may branch on it.
+            # A residual that fwd returns as a number is one for bwd too, which may branch on it.
             known = [
                 atom.val if isinstance(atom, Literal) and i is None else arg
                 for atom, i, arg in zip(held, forwarded, args, strict=False)
@@ -163,10 +163,10 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
 
 @contextmanager
 def retraced(fwd: WrappedFun) -> Iterator[None]:
-    """Have JAX trace a forward rule again, in here and when it is called next.
+    """Make JAX trace a forward rule again, in this context and on its next call.
 
-    JAX remembers the rule's jaxpr for every choice of operands to differentiate by, but the trees
-    of its residuals only for the choice that it has traced last.
+    JAX caches the rule's jaxpr for every set of perturbed operands, but the trees of its residuals
+    only for the set that it traced last.
     """
     _forget(fwd)
     try:
@@ -176,7 +176,7 @@ def retraced(fwd: WrappedFun) -> Iterator[None]:
 
 
 def _forget(rule: object) -> None:
-    """Clear what `_memoize` remembers of a function, and of those that it closes over."""
+    """Clear the `_memoize` caches of a function, and of those that it closes over."""
     if isinstance(rule, WrappedFun):
         _forget(rule.f)
     elif isinstance(rule, FunctionType) and (rule.__module__ or "").startswith(WRAPPERS):
@@ -188,7 +188,7 @@ def _forget(rule: object) -> None:
 
 
 def with_leading_consts(params: Params, count: int) -> Params:
-    """The parameters of a custom call that takes so many more constants before its operands."""
+    """Return the parameters of a custom call with `count` more constants before its operands."""
     made = {**params, "num_consts": params["num_consts"] + count}
     if "out_trees" not in params:
         return made
@@ -209,7 +209,7 @@ def custom_vjp_rule_params(
 ) -> Params:
     """Return the parameters that make a custom_vjp call follow `rules(perturbed)`.
 
-    That is called when the call is differentiated by those primals. It may raise. `primals` are
+    `rules` is called when the call is differentiated by those primals. It may raise. `primals` are
     the types of the operands after the first `num_consts`.
     """
 
@@ -253,12 +253,12 @@ def _flat_tree(count: int) -> PyTreeDef:
 
 
 def live_function(params: Params) -> Any:
-    """The Python function that the rule of a custom call begins with; backwards if it has two."""
+    """Return the Python function of a custom call's rule; the backward rule's if it has two."""
     return params["jvp_jaxpr_fun" if "jvp_jaxpr_fun" in params else "bwd"].f
 
 
 class _Identity:
-    """An object that equals nothing but itself, to be part of a key."""
+    """An object that equals only itself, as a part of a key."""
 
     def __init__(self, value: object):
         self.value = value
@@ -270,10 +270,10 @@ class _Identity:
         return id(self.value)
 
 
-#: Where the functions are from that a user's rule is wrapped in.
+#: The modules of the functions that wrap a user's rule.
 WRAPPERS = ("jax.", "jaxprtool.")
 
-#: What JAX makes for each call of a custom rule, and what the rule does not depend on.
+#: Objects that JAX makes for each call of a custom rule, and that the rule does not depend on.
 _OF_ONE_CALL = (jax.core.Trace, TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
 
 
@@ -282,7 +282,7 @@ _AFTER_DCE: dict[str, Callable[[Any], Any]] = {
     "call_jaxpr": lambda call_jaxpr: tuple(v.aval for v in call_jaxpr.outvars),
 }
 
-#: Of functions of JAX's that close over more than they use: what they use of it.
+#: For JAX's functions that close over more than they use: what they use of it.
 _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "memoized": {"cells": lambda table: None, "sentinel": lambda mark: None},
     "mapped_fwd": {"residual_dims": lambda dims: None},
@@ -295,7 +295,7 @@ _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
 
 
 def live_key(value: object) -> Hashable:
-    """Return a key for a live rule: equal for two closures that JAX made around the same functions.
+    """Return a key for a live rule, equal for closures that JAX made around the same functions.
 
     JAX wraps a user's rule for each call of the custom function. The key is made of what the
     wrappers close over: the user's functions and static arguments, trees and types.
@@ -326,7 +326,7 @@ def live_key(value: object) -> Hashable:
 
 
 def _unhashable_key(value: object) -> Hashable:
-    """The structure of a container and the keys of what it holds; an object itself otherwise."""
+    """Return the structure and the keys of a container's elements; for others, their identity."""
     leaves, tree = jax.tree.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
         return _Identity(value)
@@ -338,7 +338,7 @@ def _unhashable_key(value: object) -> Hashable:
 
 
 def _passed_on(rule: WrappedFun) -> WrappedFun | None:
-    """Return the rule that a rule does nothing but call, if it is such a one.
+    """Return the rule that a rule only forwards to, or None.
 
     When a jaxpr is evaluated, JAX binds its custom calls again, with rules that call the old ones.
     """
@@ -353,26 +353,26 @@ def _passed_on(rule: WrappedFun) -> WrappedFun | None:
 
 
 def _counts(transform: tuple[Any, ...]) -> bool:
-    """Whether a transformation does something; that for the constants of a call may have none."""
+    """Return True if a transformation has an effect; one that handles no constants has none."""
     function, args = transform[0], transform[1]
     return function.__name__ != "_handle_consts_in_bwd" or any(map(len, args))
 
 
 def cells_of(function: object) -> dict[str, Any]:
-    """Return what a function closes over, by name."""
+    """Return the values that a function closes over, by name."""
     if not isinstance(function, FunctionType):
         return {}
     held = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # a name that has no value yet
+        with suppress(ValueError):  # the variable has no value yet
             held[name] = cell.cell_contents
     return held
 
 
-#: Since 0.12 a backward rule gives its cotangents and a log, which is None for most.
+#: Since 0.12 a backward rule returns its cotangents and a log, which is None for most.
 BWD_GIVES_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 
 def custom_name(eqn: JaxprEqn) -> str:
-    """Return the name of the function that has the custom rule of a call."""
+    """Return the name of the function with the custom rule of a call."""
     return str(open_jaxpr(eqn.params["call_jaxpr"]).debug_info.func_name)

@@ -19,11 +19,11 @@ def equation_jvp(eqn: JaxprEqn, moving: Sequence[bool]) -> tuple[ClosedJaxpr, li
         moving: Whether each operand has a tangent.
 
     Returns:
-        A jaxpr that takes the operands and those tangents, and gives the results and their
-        tangents; and for each result, whether it has one.
+        A jaxpr that takes the operands and those tangents, and returns the results and their
+        tangents; and for each result, whether it has a tangent.
 
     Raises:
-        Exception: What JAX or the rule raises where there is no derivative.
+        Exception: The error of JAX or the rule if there is no derivative.
     """
     ins, outs = ([Var(v.aval) for v in atoms] for atoms in (eqn.invars, eqn.outvars))
     with setting_of(eqn):

@@ -1,8 +1,8 @@
 """High primitives: operations that are objects with rules of their own (`jax.experimental.hijax`).
 
-An equation of `call_hi_primitive` holds such an object. Before JAX compiles, it puts the object's
-`expand` in the equation's place; until then derivatives and batching are those that the object
-has. Since 0.12 `jnp.frexp`, `jnp.searchsorted` or `lax.custom_root` are of this kind.
+An equation of `call_hi_primitive` holds such an object. Before JAX compiles, it replaces the
+equation by the object's `expand`; until then the object defines the derivatives and batching. Since
+0.12 `jnp.frexp`, `jnp.searchsorted` or `lax.custom_root` are of this kind.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ HighPrimitive: type = getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive
 #: The name of the primitive whose equations hold them.
 CALL_HIGH = hijax.call_hi_primitive_p.name
 
-#: Those that are differentiated as what they expand to is.
+#: The objects that are differentiated by differentiating their expansion.
 _TRANSPARENT: tuple[type, ...] = tuple(
     cls for cls in (getattr(solves, "_RootLinearMap", None),) if cls is not None
 )
 
-#: Where an object's body is kept, so that it lives as long as the object.
+#: The attribute for an object's body, which lives as long as the object.
 _BODY = "_jaxprtool_body"
 
 
 def high_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Return what JAX puts in the place of a `call_hi_primitive`, as a closed jaxpr.
+    """Return the expansion of a `call_hi_primitive` as a closed jaxpr, or None.
 
-    None if there are operands or results of types that JAX lowers as well, or JAX has nothing to
-    put there.
+    It has none if operands or results have types that JAX lowers as well, or JAX cannot expand it.
     """
     held = eqn.params["_prim"]
     known = held.__dict__.get(_BODY)
@@ -66,12 +65,12 @@ def _expanded(held: Any, eqn: JaxprEqn) -> ClosedJaxpr | None:
     try:
         with setting_of(eqn):
             return trace_flat(expand, high_name(eqn), held.in_avals_flat)
-    except Exception:  # `expand` is anyone's; if it raises, JAX cannot compile the equation either
+    except Exception:  # user code may raise anything; then JAX cannot compile the equation either
         return None
 
 
 def with_high_body(eqn: JaxprEqn, body: ClosedJaxpr) -> Any:
-    """The object of an equation, with its own rules, and another closed jaxpr to expand to."""
+    """Return an equation's object, with its own rules, and another closed jaxpr to expand to."""
     held = eqn.params["_prim"]
     if isinstance(held, ad_checkpoint.RematTraced):
         changed = {**held.params, "jaxpr": body}
@@ -82,7 +81,7 @@ def with_high_body(eqn: JaxprEqn, body: ClosedJaxpr) -> Any:
         outs = jaxpr_as_fun(body)(*jax.tree.leaves(args))
         return jax.tree.unflatten(held.out_tree, outs)
 
-    # JAX's listing shows some objects with a jaxpr, which would be the one before.
+    # JAX's listing shows some objects with a jaxpr, which would be the old one.
     shown = {k: v for k, v in held.params.items() if isinstance(v, bool | int | str | tuple)}
     printed = {**shown, "expand": body}
     new.__dict__.update({"expand": expand, "pp_params": lambda: printed, _BODY: (body,)})
@@ -90,13 +89,13 @@ def with_high_body(eqn: JaxprEqn, body: ClosedJaxpr) -> Any:
 
 
 def high_name(eqn: JaxprEqn) -> str:
-    """Return the name of the function that an object is made of; else that of its class."""
+    """Return the name of the function that an object was made from, or that of its class."""
     held = eqn.params["_prim"]
     return str(getattr(held.params.get("traced"), "fun_name", type(held).__name__))
 
 
 def high_key(eqn: JaxprEqn) -> Hashable:
-    """A key that two objects have in common if they follow the same rules at the same types."""
+    """Return a key that two objects share if they follow the same rules at the same types."""
     held = eqn.params["_prim"]
     params = {k: v for k, v in held.params.items() if k != "traced"}
     types = tuple(held.in_avals_flat), held.in_tree, tuple(held.out_avals_flat)
@@ -107,7 +106,7 @@ def high_key(eqn: JaxprEqn) -> Hashable:
 
 
 def high_derivative(eqn: JaxprEqn) -> str:
-    """Return what kind of derivative an object has: "body", "jvp" or "vjp"."""
+    """Return the kind of derivative that an object has: "body", "jvp" or "vjp"."""
     held = eqn.params["_prim"]
     if isinstance(held, _TRANSPARENT):
         return "body"
@@ -121,7 +120,7 @@ def _overridden(held: object, method: str) -> bool:
 
 
 def _is_zero(value: object) -> bool:
-    """Return whether a tangent or cotangent is none, or one of a type that has but one."""
+    """Return True if a tangent or cotangent is None, or of a type whose only value is zero."""
     if isinstance(value, Zero | SymbolicZero):
         return True
     return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
@@ -132,7 +131,7 @@ def _zero(aval: Aval) -> bool:
 
 
 def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
-    """Return an object's forward derivative. Raises what the object's rule does."""
+    """Return an object's forward derivative. Raises what the object's rule raises."""
     held = eqn.params["_prim"]
     primals = held.in_avals_flat
     tangents = [aval.to_tangent_aval() for aval in primals]
@@ -159,9 +158,9 @@ def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
 
 
 def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
-    """Return an object's reverse derivative, whose `fwd` gives all residuals.
+    """Return an object's reverse derivative, whose `fwd` returns all residuals.
 
-    Raises what the object's rules do, and TypeError for rules that are more than functions of
+    Raises what the object's rules raise, and TypeError for rules that are more than functions of
     residuals and cotangents.
     """
     held = eqn.params["_prim"]
@@ -204,7 +203,7 @@ def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
 
 
 def _differentiable(held: Any) -> list[bool]:
-    """By which of its operands an object's reverse rule is asked to differentiate."""
+    """Return whether an object's reverse rule differentiates by each of its operands."""
     flags = [not _zero(aval) for aval in held.in_avals_flat]
     if isinstance(held, hijax.CustomVJPTraced):
         closed_over = jax.tree.structure(held.in_avals[:2]).num_leaves
@@ -213,11 +212,11 @@ def _differentiable(held: Any) -> list[bool]:
     return flags
 
 
-# --- those of which JAX has an older form -----------------------------------------------------
+# --- objects with an older equivalent ---------------------------------------------------------
 
 
 def older_form(eqn: JaxprEqn) -> JaxprEqn | None:
-    """An equation of `remat2` or `name` for those objects that have taken over their part."""
+    """Return an equivalent `remat2` or `name` equation for the objects that replaced these."""
     held = eqn.params["_prim"]
     if isinstance(held, ad_checkpoint.CheckpointName):
         return eqn.replace(primitive=name_p, params={"name": held.name})

@@ -1,4 +1,4 @@
-"""Jaxprs, their effects, scan's operand counts and JAX's own dce, the same on every JAX."""
+"""Jaxprs, effects, scan's operand counts and JAX's own dce, the same in every JAX release."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax.interpreters.partial_eval import dce_jaxpr, dce_rules
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr, Atom, Aval, Effect, Params
 
-#: Since 0.11 a `Jaxpr` carries its own constants and `ClosedJaxpr` is another name for it.
+#: Since 0.11 a `Jaxpr` has its own constants and `ClosedJaxpr` is another name for it.
 ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr
 
 
@@ -24,12 +24,12 @@ ONE_JAXPR_CLASS = ClosedJaxpr is Jaxpr
 
 
 def open_jaxpr(closed: ClosedJaxpr) -> Jaxpr:
-    """The `Jaxpr` inside a closed jaxpr; on 0.12, and for an open one, the argument itself."""
+    """Return the `Jaxpr` in a closed jaxpr; in 0.12, and for an open one, the argument itself."""
     return closed.jaxpr if isinstance(closed, ClosedJaxpr) else closed
 
 
 def close_jaxpr(jaxpr: AnyJaxpr) -> ClosedJaxpr:
-    """A closed jaxpr for the body of an equation that holds an open one (remat, shard_map)."""
+    """Return a closed jaxpr for the open body that an equation holds (remat, shard_map)."""
     return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
@@ -81,10 +81,10 @@ def _with_names_of(old: Jaxpr, invars: Sequence[Var], outvars: Sequence[Atom]) -
 def filter_debug_info(
     debug_info: DebugInfo, kept_invars: Sequence[bool], kept_outvars: Sequence[bool]
 ) -> DebugInfo:
-    """`debug_info` without the names of the invars and outvars that a pass has dropped.
+    """Return `debug_info` without the names of the invars and outvars that a pass has dropped.
 
-    Names that are not one for each variable are left out: JAX counts a static argument of a custom
-    rule, and an argument that is None, among the names.
+    Names are left out if there is not one for each variable: JAX counts a static argument of a
+    custom rule, and an argument that is None, among the names.
     """
     names, results = debug_info.arg_names, debug_info.result_paths
     return debug_info._replace(
@@ -118,8 +118,8 @@ def varying_axes(aval: Aval) -> frozenset[Hashable]:
 # --- effects -----------------------------------------------------------------------------------
 
 
-#: Whether an equation with this effect may go when its results are unused: to read a ref, allocate
-#: one, or mention a named axis leaves no trace; writes, prints and all others do.
+#: Whether an equation with this effect may be removed if its results are unused. Reading a ref,
+#: allocating one, or naming an axis leaves no trace; writes, prints and all others do.
 is_removable_effect = pe.dceable_effects.contains
 
 
@@ -129,32 +129,32 @@ def ref_of(effect: Effect) -> Any:
 
 
 def allocates_refs(jaxpr: AnyJaxpr) -> bool:
-    """Return whether a jaxpr, open or closed, makes refs of its own."""
+    """Return True if a jaxpr, open or closed, allocates refs."""
     return core.internal_mutable_array_effect in jaxpr.effects
 
 
 def ordered_effects(effs: Iterable[Effect]) -> set[Effect]:
-    """Return those of `effs` that happen in the order of the program."""
+    """Return those of `effs` that are ordered."""
     return {effect for effect in effs if effects.ordered_effects.contains(effect)}
 
 
 def allowed_in_loops(effs: Iterable[Effect]) -> bool:
-    """Return whether the body of a loop may have all of these effects."""
+    """Return True if the body of a loop may have all of these effects."""
     return not effects.control_flow_allowed_effects.filter_not_in(effs)
 
 
 def operand_effects(body: ClosedJaxpr, operands: Sequence[Atom]) -> set[Effect]:
-    """Return the effects of running `body` on `operands`: those on its invars become theirs."""
+    """Return the effects of running `body` on `operands`: effects on its invars become theirs."""
     return set(core.eqn_effects(open_jaxpr(body), operands))
 
 
 def without_named_axes(effs: Iterable[Effect], axis_names: Iterable[Any]) -> set[Effect]:
-    """`effs` less the named-axis effects of axes that an equation binds itself."""
+    """Return `effs` without the effects on named axes that an equation binds itself."""
     return set(core.filter_named_axis_effects(set(effs), set(axis_names)))
 
 
 def only_names_axes(effs: Iterable[Effect]) -> bool:
-    """Return whether all that an equation with these effects does is to mention named axes."""
+    """Return True if an equation with these effects has no other effect than to name axes."""
     return all(isinstance(effect, core.NamedAxisEffect) for effect in effs)
 
 
@@ -166,7 +166,7 @@ axes_bound = core.extend_axis_env_nd
 
 
 def scan_counts(params: Params) -> tuple[int, int]:
-    """Return how many of a scan's operands are constants, and how many are carries."""
+    """Return the numbers of constants and of carries among a scan's operands."""
     if "ft_in" not in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -176,7 +176,7 @@ def scan_counts(params: Params) -> tuple[int, int]:
 def scan_count_params(
     params: Params, num_consts: int, num_carry: int, num_xs: int, num_ys: int
 ) -> Params:
-    """Return the parameters in which a scan of this JAX keeps its operand counts."""
+    """Return the parameters in which a scan of this JAX release stores its operand counts."""
     if not SCAN_KEEPS_TREES:
         return {"num_consts": num_consts, "num_carry": num_carry}
     sizes = (num_consts, num_carry, num_xs), (num_carry, num_ys)
@@ -189,7 +189,7 @@ def scan_count_params(
 
 @lru_cache(maxsize=1024)
 def _tree_of(*sizes: int) -> Any:
-    """Return a flat tree of so many leaves in each part."""
+    """Return a flat tree with the given number of leaves in each part."""
     from jax._src import flattree
 
     return flattree.pack(tuple(map(flattree.nones, sizes)))
@@ -209,9 +209,9 @@ jax_dce_rules = dce_rules
 def apply_jax_dce_rule(
     used_outputs: Sequence[bool], eqn: JaxprEqn, live_inputs: Sequence[bool] | None = None
 ) -> tuple[list[bool], JaxprEqn | None]:
-    """Return JAX's own rule for an equation's primitive; KeyError if it has none.
+    """Apply JAX's own rule for an equation's primitive; raise KeyError if it has none.
 
-    `live_inputs` are the operands that may be read after the equation, all if it is None.
+    `live_inputs` are the operands that may be read after the equation; all if it is None.
     """
     rule = dce_rules[eqn.primitive]
     if _DCE_RULES_TAKE_LIVE_INPUTS:
@@ -220,20 +220,20 @@ def apply_jax_dce_rule(
     return rule(list(used_outputs), eqn)
 
 
-#: In 0.12 a rule is also told which refs are read after the equation.
+#: In 0.12 a rule also takes which refs are read after the equation.
 _DCE_RULES_TAKE_LIVE_INPUTS = "live_inputs" in dce_jaxpr.__annotations__
 
 
 def jax_dce_jaxpr(
     jaxpr: Jaxpr, used_outputs: Any, instantiate: Any = False, live_inputs: Any = True
 ) -> Any:
-    """JAX's own `dce_jaxpr`, which takes all refs for live before 0.12: ours is measured by it."""
+    """Run JAX's own `dce_jaxpr`, to compare with ours; before 0.12 it keeps all refs live."""
     more = (live_inputs,) if _DCE_RULES_TAKE_LIVE_INPUTS else ()
     return dce_jaxpr(jaxpr, used_outputs, instantiate, *more)
 
 
 def _is_high(eqn: JaxprEqn) -> bool:
-    """Return whether JAX has to replace an equation by others before it can be compiled."""
+    """Return True if JAX must replace an equation by others before it can be compiled."""
     if not eqn.params:
         return False
     return bool(eqn.primitive.is_high(*(atom.aval for atom in eqn.invars), **eqn.params))
@@ -247,7 +247,7 @@ def new_jaxpr(
     eqns: Sequence[JaxprEqn],
     debug_info: DebugInfo,
 ) -> ClosedJaxpr:
-    """Return a closed jaxpr; its effects are its equations'."""
+    """Return a closed jaxpr with the effects of its equations."""
     effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
     parts: tuple[Any, ...] = list(constvars), list(invars), list(outvars), list(eqns), effs
     parts = *parts, debug_info, any(map(_is_high, eqns))
@@ -257,6 +257,6 @@ def new_jaxpr(
 
 
 def policy_keeps(policy: Callable[..., Any], eqn: JaxprEqn) -> bool:
-    """Return True if a policy of `jax.checkpoint` saves, or offloads, what an equation gives."""
+    """Return True if a policy of `jax.checkpoint` saves or offloads an equation's results."""
     decision = policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
     return not isinstance(pe.ensure_enum(decision), pe.RecomputeType)

@@ -1,4 +1,4 @@
-"""Functions under `jax.jit`: what they were told, and what it knows of a function and its call."""
+"""Functions under `jax.jit`: their options, and JAX's information on a function and its call."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from jaxprtool.jaxcompat.aliases import AnyJaxpr
 from jaxprtool.jaxcompat.jaxprs import replace_jaxpr
 from jaxprtool.jaxcompat.values import UNSPECIFIED
 
-#: Raises TypeError for what JAX does not transform: generators, static methods, no functions.
+#: Raises TypeError for what JAX cannot transform: generators, static methods, non-functions.
 check_callable = api_util.check_callable
 
-#: A view of a ref, as `ref.at[0]` gives it: a leaf that has no type.
+#: A view of a ref, such as `ref.at[0]`: a leaf that has no type.
 RefView = state_types.TransformedRef
 
-#: A context in which operations on arrays are evaluated, whatever is being traced around.
+#: A context in which operations on arrays are evaluated, whatever is traced around them.
 at_once = jax.core.eval_context
 
-#: Have JAX leave a file's frames out of the tracebacks that it shows, as its own.
+#: Make JAX hide a file's frames in the tracebacks that it shows, like its own.
 hide_from_tracebacks = traceback_util.register_exclusion
 
 _JITTED = type(jax.jit(lambda: ()))
 
 
 class TracedOptions(NamedTuple):
-    """What `jax.jit` was told about a call: of each flat argument and result, and as a whole.
+    """The options of `jax.jit` for a call: for each flat argument and result, and for the whole.
 
     A placement is a sharding, a `Format` (a layout and a sharding), or None.
     """
@@ -48,7 +48,7 @@ class TracedOptions(NamedTuple):
 
 
 def is_jitted(fun: object) -> bool:
-    """Return True for what `jax.jit` returns."""
+    """Return True for a result of `jax.jit`."""
     return isinstance(fun, _JITTED)
 
 
@@ -59,7 +59,7 @@ def jit_static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]
 
 
 def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the function that `jax.jit` was given, and the keyword arguments that it was given."""
+    """Return the function and the keyword arguments that `jax.jit` was called with."""
     info = jitted._jit_info
     told: dict[str, Any] = {
         "static_argnums": info.static_argnums,
@@ -88,7 +88,7 @@ def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def traced_options(traced: jax.stages.Traced) -> TracedOptions:
-    """Return what a traced function was told, of the arguments that it is called with."""
+    """Return the options of a traced function, for the arguments that it is called with."""
     params, captured = traced._params, len(traced._consts)
     ins = zip(params["in_shardings"], params["in_layouts"], strict=True)
     outs = zip(params["out_shardings"], params["out_layouts"], strict=True)
@@ -103,7 +103,7 @@ def traced_options(traced: jax.stages.Traced) -> TracedOptions:
 
 
 def captured_values(traced: jax.stages.Traced) -> list[Any]:
-    """The values that a traced function takes before its arguments, since it closes over them."""
+    """Return the values that a traced function closes over and takes before its arguments."""
     return list(traced._consts)
 
 
@@ -125,7 +125,7 @@ def _placement(sharding: object, layout: object) -> Any:
 def static_arguments(
     fun: Callable[..., Any], argnums: Any, argnames: Any
 ) -> tuple[tuple[int, ...], frozenset[str]]:
-    """The positions and the names that are static, as `jax.jit` infers each from the other."""
+    """Return the static positions and names, inferred from each other as in `jax.jit`."""
     signature = api_util.fun_signature(fun)
     if signature is None:
         numbers = () if argnums is None else _indices(argnums)
@@ -144,9 +144,9 @@ def _indices(argnums: Any) -> tuple[int, ...]:
 
 
 def open_views(tree: PyTreeDef) -> tuple[Any, jax.tree_util.PyTreeDef]:
-    """A tree of arguments with a list in the place of each view, of the ref and traced indices.
+    """Return a tree of arguments with each view replaced by a list of its ref and traced indices.
 
-    Its leaves are those that `jax.jit` traces; the structure makes of them the arguments again.
+    Its leaves are those that `jax.jit` traces; the structure rebuilds the arguments from them.
     """
     flatten = tracing_registry.flatten
     opened = jax.tree.map(lambda x: flatten(x)[0] if isinstance(x, RefView) else x, tree)

@@ -1,4 +1,4 @@
-"""Lowering closed jaxprs, under their own names and under axis environments."""
+"""Lower closed jaxprs, under their own names and under axis environments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxprtool.jaxcompat.values import UNSPECIFIED
 def traced_jaxpr(
     jaxpr: AnyJaxpr, name: str, in_tree: PyTreeDef, out_tree: PyTreeDef, **options: Any
 ) -> jax.stages.Traced:
-    """A closed jaxpr as `jax.jit(fun, ...).trace(...)` gives that of `fun`, ready for `.lower()`.
+    """Return a closed jaxpr as `jax.jit(fun, ...).trace(...)` returns it, ready for `.lower()`.
 
     `name` is the function's, `in_tree` the structure of its `(args, kwargs)`; `options` are
     `jax.jit`'s, for a function from flat arguments to a list.
@@ -48,7 +48,7 @@ def traced_jaxpr(
 
 
 def _as_argument(aval: Aval) -> jax.ShapeDtypeStruct:
-    """Return what stands for an argument of this type when a function is traced."""
+    """Return the placeholder for an argument of this type when a function is traced."""
     sharding = None if aval.sharding.mesh.empty else aval.sharding
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
 
@@ -60,10 +60,10 @@ def module_under_axes(
     platform: str,
     donated: Sequence[int],
 ) -> ir.Module:
-    """The StableHLO module of a closed jaxpr with free named axes, one replica per index of them.
+    """Return the StableHLO module of a closed jaxpr with free named axes, as replicas over them.
 
-    JAX itself gives its collectives to the partitions of one program; here they go to replicas,
-    as those of `pmap` did: without channels, and with `replica_id` for `partition_id`.
+    JAX itself lowers collectives to the partitions of one program; here they are for replicas,
+    as those of `pmap` were: without channels, and with `replica_id` instead of `partition_id`.
     """
     names, sizes = zip(*axis_env, strict=True)
     manual = (jax.sharding.AxisType.Manual,) * len(names)
@@ -97,13 +97,13 @@ _DENSE_REPLICA_GROUPS = (
 
 
 def _give_to_replicas(module: ir.Module, count: int) -> None:
-    """Turn the collectives of a module from those of partitions to those of replicas."""
+    """Turn the collectives of a module from those of partitions into those of replicas."""
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         for name in ("channel_handle", "use_global_device_ids"):
             if name in op.attributes:
                 del op.attributes[name]
-        # A collective that StableHLO does not have is a custom call, in which channel 0 is none.
+        # A collective that StableHLO lacks is a custom call, in which channel 0 means none.
         held = op.attributes.get("backend_config")
         if isinstance(held, ir.DictAttr) and "channel_id" in held:
             none = ir.IntegerAttr.get(held["channel_id"].type, 0)
@@ -130,7 +130,7 @@ def portable_artifact(module: ir.Module) -> bytes:
 
 
 def rename_module(module: ir.Module, name: str) -> None:
-    """Give a module another name."""
+    """Set the name of a module."""
     with module.context:
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
 
@@ -138,7 +138,7 @@ def rename_module(module: ir.Module, name: str) -> None:
 def partition_module(
     module: ir.Module, ins: Sequence[str | None], outs: Sequence[str | None]
 ) -> None:
-    """Note on the arguments and results of a module how they are sharded, as HLO writes it."""
+    """Annotate the arguments and results of a module with their shardings, in HLO's notation."""
     main = next(op for op in module.body.operations if op.attributes["sym_name"].value == "main")
     with module.context:
         main.attributes["arg_attrs"] = _with_shardings(main.arg_attrs, ins)
@@ -156,7 +156,7 @@ def _with_shardings(attributes: Any, shardings: Sequence[str | None]) -> Any:
 
 
 def exported_names(artifact: jax.export.Exported) -> tuple[dict[int, str], dict[int, str]]:
-    """The names that an exported function's module has for its flat arguments and results."""
+    """Return the names of an exported function's flat arguments and results, as in its module."""
     kept, count = artifact.module_kept_var_idx, len(artifact.out_avals)
     with mlir.make_ir_context():
         module = _jax.mlir.deserialize_portable_artifact(artifact.mlir_module_serialized)
@@ -165,7 +165,7 @@ def exported_names(artifact: jax.export.Exported) -> tuple[dict[int, str], dict[
             for op in module.body.operations
             if op.operation.name == "func.func"
         }
-        # Where sizes are symbolic, `main` computes them and calls the function proper.
+        # If sizes are symbolic, `main` computes them and calls the function proper.
         main = functions.get("_wrapped_jax_export_main", functions["main"])
         places = [a.location for a in main.arguments][-len(kept) :] if kept else []
         results = list(main.result_attrs)[-count:] if count else []
@@ -194,5 +194,5 @@ def xla_computation(module: ir.Module, tuple_args: bool, return_tuple: bool) -> 
 
 
 def source_paths_without(pattern: str) -> AbstractContextManager[object]:
-    """Lower with source files called by what is left of their paths without a pattern."""
+    """Lower with source files shown by their paths without the part that a pattern matches."""
     return config.hlo_source_file_canonicalization_regex(pattern)

@@ -1,9 +1,9 @@
 """The live rules of custom_jvp and custom_vjp calls that are mapped over an axis.
 
 JAX keeps these rules as functions that are traced when the call is differentiated. A mapped rule
-traces the old one then, and has the jaxpr mapped. `batch(jaxpr, dims, outs)`, which is given to
-the functions below, does that: it takes a closed jaxpr and where its operands are mapped, and gives
-the new one, with results that are mapped at `outs` (where these are None: as it comes), and where.
+then traces the old one, and maps its jaxpr by `batch(jaxpr, dims, outs)`, an argument of the
+functions below. `batch` takes a closed jaxpr and the mapped dimensions of its operands, and returns
+the new jaxpr and the mapped dimensions of its results, which are `outs` unless these are None.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxprtool.jaxcompat.batching import axis_mapped
 from jaxprtool.jaxcompat.custom_rules import retraced
 from jaxprtool.jaxcompat.tracing import attach_constants, detach_constants, setting_of
 
-#: Since 0.12 a mapped backward rule is also told how many residuals it has.
+#: Since 0.12 a mapped backward rule also takes the number of its residuals.
 BWD_IS_TOLD_RESIDUALS = "num_res" in signature(batching.batch_custom_vjp_bwd).parameters
 
 Dims = Sequence[int | None]
@@ -60,9 +60,9 @@ def _mapped_jvp(
     in_zeros: Sequence[bool],
     out_dims: Dims,
 ) -> tuple[ClosedJaxpr, Dims, Sequence[bool]]:
-    """Return a rule's mapped jaxpr, and where its results and their tangents are mapped.
+    """Return a rule's mapped jaxpr, and the mapped dimensions of its results and their tangents.
 
-    The last value says which of the tangents are zero.
+    The last value is True for each tangent that is zero.
     """
     with axis_mapped(axis):
         jaxpr, consts, out_zeros = rule.call_wrapped(*in_zeros)
@@ -73,7 +73,7 @@ def _mapped_jvp(
 
 
 def jvp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -> Dims:
-    """Return where a custom_jvp rule gives results, or their tangents, mapped.
+    """Return the mapped dimensions of a custom_jvp rule's results, or of their tangents.
 
     Its operands are mapped at `dims`. Raises what the rule raises.
     """
@@ -95,7 +95,7 @@ def mapped_vjp_params(
 ) -> Params:
     """Return the rules of a custom_vjp call, as parameters of the mapped call; see above.
 
-    Backwards, JAX maps the rule itself: it sums the cotangents of operands that are unmapped.
+    JAX maps the backward rule itself: it sums the cotangents of unmapped operands.
     """
     fwd, bwd, out_trees = params["fwd_jaxpr_thunk"], params["bwd"], params["out_trees"]
     num_consts = params["num_consts"]
@@ -136,7 +136,7 @@ def _mapped_fwd(
     perturbed: Sequence[bool],
     out_dims: Dims,
 ) -> tuple[ClosedJaxpr, Dims]:
-    """Return a forward rule's mapped jaxpr, and where its residuals and its results are mapped."""
+    """Return a forward rule's mapped jaxpr, and the mapped dimensions of all of its results."""
     with axis_mapped(axis):
         closed = attach_constants(*fwd.call_wrapped(*perturbed))
         residuals = (None,) * (len(closed.outvars) - len(out_dims))
@@ -144,7 +144,7 @@ def _mapped_fwd(
 
 
 def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -> Dims:
-    """Return where a custom_vjp's forward rule gives results mapped.
+    """Return the mapped dimensions of the results of a custom_vjp's forward rule.
 
     Its operands are mapped at `dims`. Raises what the rule raises.
     """
@@ -156,7 +156,7 @@ def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -
 
 
 def more_consts(params: Params, count: int) -> Params:
-    """The parameters of a custom call that takes so many constants more, before its operands."""
+    """Return the parameters of a custom call with `count` more constants before its operands."""
     changed = {"num_consts": params["num_consts"] + count}
     if "out_trees" not in params:
         return changed
@@ -170,7 +170,7 @@ def more_consts(params: Params, count: int) -> Params:
 
 
 def _require_unmapped(rule: WrappedFun, given: Dims, wanted: Dims) -> None:
-    """Refuse a rule that gives something mapped of a result that is the same in all lanes."""
+    """Refuse a rule that returns a mapped value for a result that is unmapped."""
     if any(dim is None and got is not None for dim, got in zip(wanted, given, strict=False)):
         raise NotImplementedError(
             f"the rule {rule.debug_info.func_name}, under vmap, gives something that is mapped of "

@@ -1,8 +1,8 @@
-"""Tracing a function that is mapped over an axis, in one lane, as `jax.vmap` runs it.
+"""Trace a function that is mapped over an axis for one batch element, as `jax.vmap` runs it.
 
-The trace here writes down what is mapped, with the types of one lane, and has everything else run
-at once by the trace around it: what does not depend on a mapped argument is what it is outside, a
-number, an array, or a tracer of an outer transformation.
+The trace stages equations on mapped values, with the types of one batch element. The enclosing
+trace runs everything else immediately: a value that does not depend on a mapped argument is what it
+is outside, a number, an array, or a tracer of an outer transformation.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
 
 
 class _LaneTracer(DynamicJaxprTracer):
-    """A value that is staged. If it does not depend on the lane after all, Python may look at it.
+    """A staged value. If it turns out not to be mapped, Python may read it.
 
     A jit or a loop may have mapped operands and a result that depends on none of them. JAX's vmap
-    has run it by the time that somebody asks.
+    has run it before Python reads the result.
     """
 
     __slots__ = ()
@@ -72,12 +72,12 @@ class _LaneTracer(DynamicJaxprTracer):
 
 
 class _LaneTrace(pe.DynamicJaxprTrace):
-    """Stages what depends on mapped values, or has an effect after one that does.
+    """Stages equations that depend on mapped values, or have an effect after one that does.
 
-    `docs/jax_internals.md` says why it derives from a class that JAX does not make public.
+    See `docs/jax_internals.md` for why it derives from a class that is not public in JAX.
 
-    `operands` are the values that are mapped, and `dims` where, in the order of the arguments of
-    the jaxpr that is written. `scope` are the name scopes outside.
+    `operands` are the mapped values, and `dims` their mapped dimensions, in the order of the
+    arguments of the jaxpr. `scope` are the name scopes outside.
     """
 
     parent_trace: Any
@@ -91,21 +91,21 @@ class _LaneTrace(pe.DynamicJaxprTrace):
         self.asking = False
         self.scope = source_info_util.current_name_stack()
         self.rules = ClosedOver(self.owns, derivatives_around(parent))
-        self.runs = not is_staging()  # whether what is run by the trace around has values
-        self.same: set[Any] = set()  # variables that may be the same in all lanes
+        self.runs = not is_staging()  # whether the enclosing trace computes values
+        self.same: set[Any] = set()  # variables that may be unmapped
         self.known: dict[Any, Any] = {}
-        self.symbolic = False  # whether values have symbols for sizes
+        self.symbolic = False  # whether sizes of values have symbols
 
     def __repr__(self) -> str:
-        # JAX looks for names of its traces here, to say whether it is under a `vmap` or a `jit`.
+        # JAX reads the names of its traces here, to tell whether it is under a `vmap` or a `jit`.
         return "BatchTrace"
 
     def argument(self, value: object, dim: int) -> Any:
-        """Return one lane of a value that is mapped along a dimension, counted from 0."""
+        """Return one element of a value that is mapped along a non-negative dimension."""
         return self.staged(value, _lane_aval(self.axis, dim, jax.typeof(value)), dim)
 
     def staged(self, value: object, aval: Aval, dim: int = 0) -> Any:
-        """Return a value of this type in one lane."""
+        """Return one element, of this type, of a value."""
         self.operands.append(value)
         self.dims.append(dim)
         return self.new_arg(aval, source_info_util.current())
@@ -115,8 +115,8 @@ class _LaneTrace(pe.DynamicJaxprTrace):
 
     def invalidate(self) -> None:
         super().invalidate()
-        jax.core.Trace.invalidate(self)  # which JAX's tracing to jaxprs leaves out
-        self.operands.clear()  # derivatives of custom functions may hold on to the trace
+        jax.core.Trace.invalidate(self)  # JAX's own tracing to jaxprs omits this
+        self.operands.clear()  # derivatives of custom functions may keep the trace alive
         self.known.clear()
         self.parent_trace = None
 
@@ -135,8 +135,8 @@ class _LaneTrace(pe.DynamicJaxprTrace):
                 return self._at_once(primitive, values, params, bool(found))
         return super().process_primitive(primitive, values, params)
 
-    # Primitives that take functions. These may close over mapped values, so that only tracing them
-    # tells whether the equation depends on one: `emit_eqn` gets all that it depends on.
+    # Primitives that take functions. These may close over mapped values, so only tracing them
+    # shows whether the equation depends on one: `emit_eqn` gets all of its dependencies.
 
     def process_custom_jvp_call(
         self, prim: Primitive, fun: object, jvp: Any, values: Any, /, **options: Any
@@ -202,10 +202,10 @@ class _LaneTrace(pe.DynamicJaxprTrace):
     def _closing_over(
         self, operands: Any, avals: Sequence[Aval], primitive: Primitive, params: Params, effs: Any
     ) -> tuple[Any, Params]:
-        """The operands and the parameters of a call of a function with rules for derivatives.
+        """Return the operands and parameters of a call with custom derivatives, closures included.
 
-        What its rules close over is among the operands. If a rule raises now, it is left to do so
-        when the call is differentiated.
+        The values that its rules close over become operands. A rule that raises here is left to
+        raise when the call is differentiated.
         """
         ins, outs = [Var(x.aval) for x in operands], list(map(Var, avals))
         eqn = new_jaxpr_eqn(ins, outs, primitive, params, effs)
@@ -222,10 +222,11 @@ class _LaneTrace(pe.DynamicJaxprTrace):
 
     @contextmanager
     def _asking(self, *functions: Any) -> Iterator[None]:
-        """While an equation is staged that may depend on no mapped value after all.
+        """Stage an equation that may turn out to depend on no mapped value.
 
-        JAX reads what it has learned of a function and its derivative from the one that was run;
-        if both were, as where the equation was run and differentiated at once, from the latter.
+        JAX reads what it stored on a function and its derivative from the one that has run. If both
+        have run, as when the equation is also run and differentiated immediately, it must read the
+        derivative's.
         """
         self.asking = True
         try:
@@ -237,7 +238,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
                 store.reset()
 
     def concrete(self, tracer: Any) -> Any:
-        """The value of a tracer, if it is the same in all lanes and there are values; else None."""
+        """Return the value of a tracer, or None if it is mapped or has no value."""
         if tracer.val not in self.same:
             return None
         if tracer.val not in self.known:
@@ -246,7 +247,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
         return value.to_concrete_value() if isinstance(value, jax.core.Tracer) else value
 
     def _value(self, tracer: Any) -> Any:
-        """What the equations without effects make of constants alone; None if they cannot."""
+        """Evaluate a tracer from constants by equations without effects; None if impossible."""
         closed = self.closed([tracer])
         pure = replace_jaxpr(closed, eqns=[eqn for eqn in closed.eqns if not eqn.effects])
         needed, used = dce_jaxpr(open_jaxpr(pure), [True])
@@ -258,22 +259,22 @@ class _LaneTrace(pe.DynamicJaxprTrace):
             return jax.core.eval_jaxpr(needed, closed.consts)[0]
 
     def closed(self, results: Sequence[Any]) -> ClosedJaxpr:
-        """Return the closed jaxpr of what was staged; its constants are what it closes over."""
+        """Return the closed jaxpr of what was staged; its constants are closed-over values."""
         debug = self.frame.debug_info._replace(arg_names=None, result_paths=None)
         return attach_constants(*self.to_jaxpr(list(results), debug, source_info_util.current()))
 
     # --- what is not staged ---------------------------------------------------------------------
 
     def _run(self, fun: lu.WrappedFun, values: Any) -> Any:
-        """A function with rules of its own for derivatives, where there is nothing to derive by."""
+        """Run a function with custom derivatives where no operand is traced."""
         with set_current_trace(self):
             return fun.call_wrapped(*values)
 
     def _at_once(self, primitive: Primitive, values: Any, params: Params, has_effects: bool) -> Any:
-        """Return an equation on unmapped values.
+        """Evaluate an equation on unmapped values.
 
-        If it may name the axis, or has an effect, JAX's rule knows what it is: it may differ from
-        lane to lane, be refused, or happen once for each lane.
+        If it may name the axis, or has an effect, JAX's batching rule decides: the result may
+        differ between batch elements, be refused, or happen once for each of them.
         """
         rule = None
         if has_effects or self.axis.name is not core.no_axis_name:
@@ -293,7 +294,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
 
     @contextmanager
     def _outside(self) -> Iterator[None]:
-        """Yield the context of what is run at once: name scopes from the outermost on."""
+        """Enter the context of the enclosing trace, with the name scopes from the outermost on."""
         stack = self.scope.transform("vmap") + source_info_util.current_name_stack()
         with (
             source_info_util.set_name_stack(stack),
@@ -309,14 +310,14 @@ class _LaneTrace(pe.DynamicJaxprTrace):
                 return primitive.abstract_eval(*avals, **params)[1]
             return pe._cached_abstract_eval(primitive, *avals, **params)[1]
         except Exception:
-            return ()  # a primitive without types, or a fault, which binding it will report
+            return ()  # a primitive without types, or an error, which binding it will report
 
     def _mentions_symbols(self, params: Params, values: Sequence[Any] = ()) -> bool:
-        """Return whether an equation is of sizes that lanes may not have in common."""
+        """Return True if an equation has sizes that may differ between batch elements."""
         return self.symbolic and (mentions_symbols(params) or mentions_symbols(values))
 
     def _waits(self, effs: Iterable[Effect]) -> bool:
-        """Return whether effects have to wait for others that are staged."""
+        """Return True if effects must come after others that are staged."""
         return self.ordered and any(map(_is_ordered, effs))
 
     def _is_constant(self, tracer: Any) -> bool:
@@ -324,7 +325,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
 
 
 def _has_run(function: lu.WrappedFun) -> bool:
-    """Whether a wrapped function has been run and has noted what else than results it has."""
+    """Return True if a wrapped function has run and has stored its auxiliary outputs."""
     try:
         return bool([store.val for store in function.stores if store is not None])
     except lu.StoreException:
@@ -336,23 +337,23 @@ def _is_ordered(effect: Effect) -> bool:
 
 
 def _lane_aval(axis: MappedAxis, dim: int, aval: Aval) -> Aval:
-    """Return the type of one lane of a value that is mapped along a dimension."""
+    """Return the type of one element of a value that is mapped along a dimension."""
     aval = mapped_aval(axis.size, dim, aval)
     return _in_lane(aval, axis.spmd_name) if axis.spmd_name and config._check_vma.value else aval
 
 
 def _in_lane(aval: Aval, names: Any) -> Aval:
-    """Return a type without the manual axes of these names, which in one lane do not vary."""
+    """Return a type without these manual axes, over which one batch element does not vary."""
     if not isinstance(aval, jax.core.ShapedArray) or aval.mat.varying.isdisjoint(names):
         return aval
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - {*names}))
 
 
 class Lanes:
-    """A function traced in one lane: what goes in, the context it is run in, and what comes out.
+    """A function traced for one batch element: its operands, its context, and its results.
 
-    `operands` are the values that the jaxpr takes, and `dims` along which dimensions they are
-    mapped. `axis` is an `axis_data`.
+    `operands` are the values that the jaxpr takes, and `dims` their mapped dimensions. `axis` is an
+    `axis_data`.
     """
 
     def __init__(self, axis: MappedAxis, debug: DebugInfo):
@@ -360,7 +361,7 @@ class Lanes:
         self.operands, self.dims = self._trace.operands, self._trace.dims
 
     def elements(self, values: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
-        """One lane of each value; of those that are registered, as their types will have it."""
+        """Return one element of each value; registered types define their own elements."""
         trace = self._trace
 
         @cache
@@ -378,13 +379,13 @@ class Lanes:
         return list(map(element, values, specs))
 
     def element(self, value: object, aval: Aval) -> Any:
-        """Return one lane of a value, of a type that is given, which may have symbols for sizes."""
+        """Return one element, of a given type, of a value. The type may have symbolic sizes."""
         self._trace.symbolic = True
         return self._trace.staged(value, aval)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Yield the context in which the function is run, and in which its tracers may be used."""
+        """Enter the context in which the function is run, and in which its tracers may be used."""
         axis = self._trace.axis
         with (
             set_current_trace(self._trace),
@@ -396,23 +397,23 @@ class Lanes:
             yield
 
     def holds(self, value: object) -> bool:
-        """Return whether a value is a tracer of this trace, which is mapped, or may be."""
+        """Return True if a value is a tracer of this trace, which is mapped, or may be."""
         return self._trace.owns(value)
 
     def jaxpr(self, results: Sequence[Any]) -> ClosedJaxpr:
-        """Return the closed jaxpr of what was traced; its constants are what it closes over."""
+        """Return the closed jaxpr of the trace; its constants are the closed-over values."""
         return self._trace.closed(results)
 
     def close(self) -> None:
-        """End the life of the tracers; if JAX is to check that they have ended, it does."""
+        """End the life of the tracers; JAX checks that they have ended if configured to."""
         with core.ensure_no_leaks(self._trace):
             del self._trace
 
 
 def assembled(axis: MappedAxis, result: Any, spec: Any, leaf: Callable[[Any, Any], Any]) -> Any:
-    """Return a result of one lane made one of all: of a registered type, from its parts.
+    """Return the batched result for that of one element; a registered type assembles its parts.
 
-    `leaf(part, spec)` gives each part as it is for all lanes, mapped along `spec`.
+    `leaf(part, spec)` returns each part for all batch elements, mapped along `spec`.
     """
     handler = batching.from_elt_handlers.get(type(result))
     if handler is None:
@@ -426,17 +427,17 @@ def is_vmappable(value: object) -> bool:
 
 
 def is_element(value: object) -> bool:
-    """Return whether a value stands for one lane of a registered type."""
+    """Return True if a value represents one batch element of a registered type."""
     return type(value) in batching.from_elt_handlers
 
 
 def vmappable_specs() -> tuple[type, ...]:
-    """Return the types, besides int, that say for registered types how they are mapped."""
+    """Return the types, besides int, of the axis specs of registered types."""
     return tuple({spec for spec, _ in batching.vmappables.values()})
 
 
 def check_refs(debug: DebugInfo, values: Sequence[Any], axes: Sequence[Any]) -> None:
-    """Check that no argument is a view of a ref, and none two times the same ref.
+    """Check that no argument is a view of a ref, and that no ref occurs twice.
 
     Raises TypeError and ValueError.
     """
@@ -450,7 +451,7 @@ def check_refs(debug: DebugInfo, values: Sequence[Any], axes: Sequence[Any]) -> 
 
 
 def mapped_mesh_axes(values: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The axes of an explicit mesh that the mapped dimension of values is sharded over, if any.
+    """Return the axes of an explicit mesh that the mapped dimension is sharded over, or None.
 
     Raises ValueError if values disagree, or if an unmapped one is sharded over them too.
     """
@@ -460,9 +461,9 @@ def mapped_mesh_axes(values: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, .
 
 
 def spmd_axis_names(names: Any, mesh_axes: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    """`spmd_axis_name` of a vmap as a tuple; None if the arguments' sharding says the same.
+    """Return `spmd_axis_name` of a vmap as a tuple; None if the arguments' sharding implies it.
 
-    Raises ValueError if it says another thing.
+    Raises ValueError if the two differ.
     """
     if names is None:
         return None
@@ -480,12 +481,12 @@ def spmd_axis_names(names: Any, mesh_axes: tuple[Any, ...] | None) -> tuple[Any,
     )
 
 
-#: What JAX's evaluator gives for a literal, of a call's body too.
+#: The types of literals in JAX's evaluator, also in a call's body.
 _LITERALS = (bool, int, float, complex, literals.TypedNdArray)
 
 
 def evaluated(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
-    """The results of a closed jaxpr, whose equations are run, or written if JAX is tracing."""
+    """Evaluate a closed jaxpr, or write its equations if JAX is tracing, and return the results."""
     closed = for_jax(closed)
     trace = core.trace_ctx.trace
     jaxpr = open_jaxpr(closed)
@@ -498,14 +499,14 @@ def evaluated(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
 def _written(trace: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Write a jaxpr's equations into the one being traced, as if they were evaluated.
 
-    They are typed already, and no transformation stands between them and the jaxpr. The frame takes
-    them as they are, as where JAX lowers a jaxpr, unless they read what is outside: an equation of
-    the frame's own keeps that alive. A frame that drops equations whose results have died holds
-    only such.
+    The equations are typed already, and no transformation is between them and the jaxpr. The frame
+    takes the same equation objects, as when JAX lowers a jaxpr, unless they read outside values: an
+    equation made for the frame keeps those alive. A frame that drops equations with dead results
+    holds only such equations.
     """
     source = source_info_util.current()
     scopes, frame = source.name_stack, trace.frame
-    frame.is_high |= open_jaxpr(closed).is_high  # that JAX replaces some before it compiles
+    frame.is_high |= open_jaxpr(closed).is_high  # whether JAX replaces some before it compiles
     values = [*closed.consts, *operands]
     tracers = [trace.to_jaxpr_tracer(dtypes.canonicalize_value(x), source) for x in values]
     env = dict(zip([*closed.constvars, *closed.invars], tracers, strict=True))
@@ -535,7 +536,7 @@ def _written(trace: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[A
 
 
 def _emitted(trace: Any, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-    """Emit an equation, as JAX does one that it traces, and return the tracers of its results."""
+    """Emit an equation like one that JAX traces, and return the tracers of its results."""
     avals = [v.aval for v in eqn.outvars]
     consts = pe.try_constant_folding(eqn.primitive, operands, eqn.params, avals)
     where, effs = eqn.source_info, eqn.effects
@@ -546,7 +547,7 @@ def _emitted(trace: Any, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
 
 
 def _in_frame(eqn: JaxprEqn, operands: list[Any]) -> Any:
-    """Return an equation as a frame holds it, which reads tracers and has the same results."""
+    """Return an equation in the form of a frame, which reads tracers and has the same results."""
     effs = eqn.effects and _renamed_effects(eqn, operands)
     return pe.TracingEqn(
         operands, eqn.outvars, eqn.primitive, eqn.params, effs, eqn.source_info, eqn.ctx
@@ -554,6 +555,6 @@ def _in_frame(eqn: JaxprEqn, operands: list[Any]) -> Any:
 
 
 def _renamed_effects(eqn: JaxprEqn, operands: list[Any]) -> set[Any]:
-    """Return the effects of an equation on these operands: those on refs name them."""
+    """Return the effects of an equation on these operands, with refs renamed to them."""
     pairs = zip(eqn.invars, operands, strict=True)
     return renamed_effects(eqn.effects, {v: t.val for v, t in pairs if type(v) is Var})

@@ -1,9 +1,9 @@
-"""Marked calls as JAX gets them: equations of a primitive of our own, with a lowering of its own.
+"""Marked calls in JAX's form: equations of a primitive of our own, with its own lowering.
 
-In a Program a marked call is a `jit` whose context has the mark. JAX would write that on the call
-and on all that its transformations trace in the body, wherever the program is lowered. So what JAX
-is given to evaluate or to lower has equations of another primitive, which is JAX's `jit` by all
-rules but the lowering. What comes back from JAX's tracing is a `jit` with its mark again.
+In a Program a marked call is a `jit` whose context has the mark. JAX would copy that to the call
+and to everything that its transformations trace in the body, wherever the program is lowered. So
+the jaxpr that JAX evaluates or lowers has equations of another primitive, which follows the rules
+of `jit` except for the lowering. After JAX's tracing, they become `jit` with a mark again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from jaxprtool.jaxcompat.rebound import rebound
 
 
 class MarkedCall(Primitive):
-    """JAX's `jit`, lowered as its mark says. Its name is a `MarkedName`."""
+    """JAX's `jit`, lowered according to its mark. Its name is a `MarkedName`."""
 
     def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any) -> Any:
-        """Bind it; where another package's transformation has rules for `jit` alone, a `jit`."""
+        """Bind it, or bind a `jit` if another package's transformation has rules only for that."""
         known = type(trace).__module__.startswith(("jax._src.", "jaxprtool."))
         if known:
             return super().bind_with_trace(trace, args, avals, params)
@@ -54,7 +54,7 @@ def marked_call_p() -> MarkedCall:
 
 
 def _tables_with_jit() -> Iterator[dict[Any, Any]]:
-    """Yield the tables of JAX's that have a rule for `jit`."""
+    """Yield JAX's tables that have a rule for `jit`."""
     import jax.experimental.checkify  # noqa: F401  (so that its table is among them)
 
     modules = [module for name, module in sys.modules.items() if name.startswith("jax.")]
@@ -62,35 +62,35 @@ def _tables_with_jit() -> Iterator[dict[Any, Any]]:
     yield from (table for table in tables.values() if jit_p in table)
 
 
-# --- there and back -------------------------------------------------------------------------------
+# --- conversions ----------------------------------------------------------------------------------
 
 _Known: TypeAlias = WeakKeyDictionary[AnyJaxpr, dict[tuple[type, str | None], AnyJaxpr | None]]
 
-#: What jaxprs become, None for those that stay as they are; by the marked body that they are in.
+#: The converted jaxprs, by the marked body around them; None for those that do not change.
 _for_jax: _Known = WeakKeyDictionary()
 _from_jax: _Known = WeakKeyDictionary()
 
-#: Both, for who empties caches.
+#: Both caches, for functions that empty caches.
 CONVERTED = _for_jax, _from_jax
 
 
 def for_jax(jaxpr: AnyJaxpr) -> AnyJaxpr:
-    """Return a jaxpr, open or closed, as JAX is to evaluate or to lower it; itself if unmarked.
+    """Return a jaxpr, open or closed, for JAX to evaluate or lower; itself if unmarked.
 
-    The same jaxpr gives the same object, and so do shared bodies.
+    The same jaxpr is converted to the same object, and so are shared bodies.
     """
     return _mapped(jaxpr, None, _equation_for_jax, _for_jax)
 
 
 def from_jax(jaxpr: AnyJaxpr) -> AnyJaxpr:
-    """Return a jaxpr that JAX has traced, with its marked calls as `jit`: `for_jax` undone."""
+    """Return a jaxpr traced by JAX, with its marked calls as `jit`: the inverse of `for_jax`."""
     if not marked_call_p.cache_info().currsize:
         return jaxpr
     return _mapped(jaxpr, None, _equation_from_jax, _from_jax)
 
 
 def equation_for_jax(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation as JAX is to evaluate it: `for_jax` of one equation."""
+    """Return an equation for JAX to evaluate: `for_jax` of one equation."""
     return _equation_for_jax(eqn, None)
 
 
@@ -98,8 +98,8 @@ _Rule: TypeAlias = Callable[[JaxprEqn, str | None], JaxprEqn]
 
 
 def _mapped(jaxpr: AnyJaxpr, around: str | None, rule: _Rule, known: _Known) -> AnyJaxpr:
-    """Return a jaxpr with a rule applied to its equations; `around` names the marked body."""
-    # In JAX 0.10 an open body is closed again whenever it is viewed: what lasts is the open one.
+    """Apply a rule to the equations of a jaxpr; `around` is the name of the marked body."""
+    # In JAX 0.10 an open body is closed again whenever it is viewed: only the open one persists.
     lasting = jaxpr if getattr(jaxpr, "consts", ()) else open_jaxpr(jaxpr)
     made, key = known.setdefault(lasting, {}), (type(jaxpr), around)
     if key not in made:
@@ -110,7 +110,7 @@ def _mapped(jaxpr: AnyJaxpr, around: str | None, rule: _Rule, known: _Known) -> 
 
 
 def _may_change(eqn: JaxprEqn) -> bool:
-    """Return True for a marked call and for what holds jaxprs; quickly, for all traces ask."""
+    """Return True for a marked call, or an equation with jaxprs. Fast, as all traces call it."""
     if eqn.ctx.xla_metadata or isinstance(eqn.primitive, MarkedCall):
         return True
     for value in eqn.params.values():
@@ -126,7 +126,7 @@ def _equation_for_jax(eqn: JaxprEqn, around: str | None) -> JaxprEqn:
     if eqn.ctx.xla_metadata and (name := name_in(eqn.ctx)) is not None:
         mark = mark_in(eqn.ctx)
         eqn = eqn.replace(ctx=marked(eqn.ctx, "plain", name))
-        # JAX's transformations mark all equations within a call as they find the call.
+        # JAX's transformations copy the mark of a call to all equations within it.
         if eqn.primitive is jit_p and name != around:
             params = {**eqn.params, "name": MarkedName(eqn.params["name"], mark, name)}
             eqn = eqn.replace(primitive=marked_call_p(), params=params)
@@ -144,7 +144,7 @@ def _equation_from_jax(eqn: JaxprEqn, _: str | None) -> JaxprEqn:
 
 
 def _with_bodies(eqn: JaxprEqn, change: Callable[[AnyJaxpr], AnyJaxpr]) -> JaxprEqn:
-    """Return an equation with the jaxprs among its parameters changed; itself if none is."""
+    """Return an equation with its jaxprs changed; the same object if none changes."""
     new = {}
     for key, value in eqn.params.items():
         if isinstance(value, _JAXPRS):

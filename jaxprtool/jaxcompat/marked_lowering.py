@@ -1,14 +1,14 @@
-"""What becomes of marked calls when a program is lowered.
+"""Lower marked calls.
 
-What can be done with the marks is known only then. XLA cannot partition a unit: it gathers all of
-its operands on each device, and ends the process for some. Where it partitions a program, and in
-exported ones, which may be called from such, a unit is a call that is not inlined. Whether a
-backend takes the marks is tried once in a process, on a program of two additions; where it does
-not, calls have those that it takes, or none. A call with a convolution has none either, if it
-cannot be a unit: XLA's fast ones for the CPU are for where a module begins, not for calls in it.
+Which marks can be used is known only at lowering. XLA cannot partition a unit: it gathers all of
+its operands on each device, and crashes for some. If XLA partitions a program, and in exported
+programs, which a partitioned one may call, a unit becomes a call that is not inlined. Whether a
+backend supports the marks is tested once in a process, on a program of two additions; if it does
+not, calls get the marks that it supports, or none. A call with a convolution gets none either, if
+it cannot be a unit: XLA uses its fast convolutions for the CPU only at a module's top level.
 
-Marked bodies are lowered otherwise than the same equations elsewhere where XLA shares no code of
-copies, or does not end: see `_draw` and `_body_module`.
+Marked bodies are lowered differently from the same equations elsewhere if XLA would not share the
+code of copies, or would not terminate: see `_draw` and `_body_module`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _least(*marks: Mark) -> Mark:
 
 
 def lower_marked_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Sequence[Any]:
-    """Lower a marked call as JAX does a jit, with as much of its mark as can be kept here."""
+    """Lower a marked call like a jit, with as much of its mark as is possible here."""
     name: MarkedName = params["name"]
     possible = _possible(ctx)
     mark = _least(name.mark, possible)
@@ -63,14 +63,14 @@ def lower_marked_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) 
     inner = ctx.replace(module_context=module)
     with config.include_full_tracebacks_in_locations(True) if mark == "unit" else nullcontext():
         results = pjit._pjit_lowering(inner, *args, **params)
-    if inner.tokens_out is not None:  # of ordered effects
+    if inner.tokens_out is not None:  # for ordered effects
         ctx.set_tokens_out(inner.tokens_out)
     return results
 
 
 @contextmanager
 def _unmarked() -> Iterator[None]:
-    """Give what JAX traces meanwhile no metadata."""
+    """Trace without metadata."""
     before = config.xla_metadata_context_manager.swap_local(None)
     try:
         yield
@@ -81,12 +81,12 @@ def _unmarked() -> Iterator[None]:
 def _body_module(
     module: mlir.ModuleContext, mark: Mark, draws_in_units: bool
 ) -> mlir.ModuleContext:
-    """Return a module's context as marked bodies are lowered with.
+    """Return the module context in which marked bodies are lowered.
 
-    What is lowered there is remembered apart: functions that are called elsewhere as well are
-    lowered for either. XLA compiles units side by side, and joins the source frames of what it
-    inlines in them in one table, without a lock (JAX 0.12): where there are frames, a compilation
-    may go on for ever. So a unit's equations come from no place in the source.
+    It has its own caches: functions that are also called elsewhere are lowered twice. XLA compiles
+    units in parallel, and merges the source frames of calls inlined in them into one table,
+    without a lock (JAX 0.12): with frames, a compilation may never end. So a unit's equations have
+    no source locations.
     """
     key = "marked bodies", mark, draws_in_units
     caches: Any = module.cached_primitive_lowerings.get(key)
@@ -109,7 +109,7 @@ def _draw(*args: jax.Array) -> Sequence[jax.Array]:
     """Draw random bits in a unit of its own, and without a loop.
 
     For the CPU, JAX lowers a draw to a loop. XLA makes each small loop a function, and compiles it
-    for every copy of a body. The same without a loop is elementwise code, which copies share; but
+    for every copy of a body. Without a loop, it is elementwise code, which copies share; but
     draws with keys from other draws must not be fused, which takes minutes for a dozen.
     """
     with set_xla_metadata(**metadata_of("unit", "threefry2x32-draw")):
@@ -126,7 +126,7 @@ _DRAW = threefry2x32_p, _draw
 
 
 def _possible(ctx: mlir.LoweringRuleContext) -> Mark:
-    """Return the most that a call can be marked as in the program that is being lowered."""
+    """Return the strongest mark that a call can have in the program that is being lowered."""
     module = ctx.module_context
     whole: Mark = "unit" if _by_one_device(module) else "call"
     return _least(whole, *map(_taken_by, _platforms(ctx)))
@@ -137,7 +137,7 @@ def _platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
 
 
 def _by_one_device(ctx: mlir.ModuleContext) -> bool:
-    """Return whether XLA is certain to have nothing to partition."""
+    """Return True if XLA is certain to have nothing to partition."""
     axes = ctx.axis_context
     if ctx.lowering_parameters.for_export:
         return False
@@ -151,7 +151,7 @@ def _by_one_device(ctx: mlir.ModuleContext) -> bool:
 
 @functools.cache
 def _taken_by(platform: str) -> Mark:
-    """The most that the backend of a platform takes; all, if this machine has no such backend."""
+    """Return the strongest mark that a platform's backend supports; "unit" without a backend."""
     try:
         device = jax.local_devices(backend=platform)[0]
     except RuntimeError:
@@ -170,7 +170,7 @@ def _taken_by(platform: str) -> Mark:
 
 
 def _refusal(mark: Mark, device: jax.Device) -> str | None:
-    """Return why a device does not take calls with this mark, in a line; None if it does."""
+    """Return why a device does not support calls with this mark, in a line, or None if it does."""
 
     @jax.jit
     def body(x: jax.Array) -> jax.Array:
@@ -188,10 +188,10 @@ def _refusal(mark: Mark, device: jax.Device) -> str | None:
                 x = jax.device_put(np.float32(1), device)
                 result = float(jax.jit(trial).lower(x).compile()(x))
             found.append(None if result == 4 else f"1 + 1, doubled, is {result} there")
-        except Exception as error:  # what a compiler raises for what it does not know
+        except Exception as error:  # the compiler's error for an unknown attribute
             found.append((str(error).strip() or type(error).__name__).splitlines()[0])
 
-    # In a thread of its own none of the settings hold in which the program is being lowered.
+    # A new thread has none of the settings under which the program is being lowered.
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()

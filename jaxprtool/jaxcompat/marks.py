@@ -1,9 +1,8 @@
-"""Calls that XLA is to keep: their marks, which are metadata of the equation.
+"""Marks of calls that XLA must not inline: metadata of the equation.
 
-A call that is marked is not inlined by XLA. As a *unit* it is compiled by itself as well, once for
-all calls of equal bodies. JAX writes the marks on the call as attributes for XLA, and they stay
-with it under its transformations. What JAX is given instead is in `marked_calls`, what becomes of
-the marks in the end in `marked_lowering`.
+XLA does not inline a marked call. A *unit* is also compiled separately, once for all calls of equal
+bodies. JAX writes the marks on the call as attributes for XLA, and its transformations preserve
+them. See `marked_calls` for the form that JAX gets, and `marked_lowering` for the lowering.
 """
 
 from __future__ import annotations
@@ -16,67 +15,67 @@ from jax.extend.core.primitives import conv_general_dilated_p, jit_p
 from jaxprtool.jaxcompat.aliases import AnyJaxpr
 from jaxprtool.jaxcompat.values import with_metadata
 
-#: How a call is marked: not at all, as one that is not inlined, or as a unit.
+#: The marks: none, a call that is not inlined, or a unit.
 Mark = Literal["plain", "call", "unit"]
 
-#: From least to most: with each, XLA is told of one key more.
+#: From the weakest to the strongest: each adds one key for XLA.
 MARKS: tuple[Mark, ...] = ("plain", "call", "unit")
 _KEYS = "inlineable", "compilation_unit"
 
-#: The key under which a marked call has its body's name, by which it is known for one of ours.
+#: The key for the name of a marked call's body, which identifies the call as ours.
 _OUTLINED = "outlined"
 
 
 class MarkedName(str):
-    """The name of a jit that JAX is given as a marked call: it goes where the call's name goes.
+    """The name of a jit that JAX gets as a marked call: it is copied wherever the call's name is.
 
-    JAX's transformations hand it on as it is, to the calls that become of this one alone.
+    JAX's transformations pass it on unchanged, and only to the calls that they make of this one.
     """
 
     mark: Mark
     body: str
 
     def __new__(cls, name: str, mark: Mark, body: str) -> MarkedName:
-        """Return the name of a call with this mark, of the body of this name."""
+        """Return the name of a call with this mark, whose body has the name `body`."""
         made = super().__new__(cls, name)
         made.mark, made.body = mark, body
         return made
 
 
 def marked(context: Any, mark: Mark, name: str) -> Any:
-    """Return the context of an equation as that of a call with this mark, of the body of this name.
+    """Return the context of an equation with the mark of a call, whose body has the name `name`.
 
-    Bodies that call one another have different names; XLA tells bodies apart by what they compute.
+    Bodies that call one another have different names; XLA distinguishes bodies by their contents.
     """
     others = dict.fromkeys([*_KEYS, _OUTLINED])
     return with_metadata(context, {**others, **metadata_of(mark, name)})
 
 
 def metadata_of(mark: Mark, name: str) -> dict[str, str]:
-    """Return the metadata of a call with this mark, of the body of this name."""
+    """Return the metadata of a call with this mark, whose body has this name."""
     return {} if mark == "plain" else {**told(mark, name), _OUTLINED: name}
 
 
 def told(mark: Mark, name: str) -> dict[str, str]:
-    """Return what of it is for XLA."""
+    """Return the part of the metadata that is for XLA."""
     return dict(list(zip(_KEYS, ("false", name), strict=True))[: MARKS.index(mark)])
 
 
 def mark_of(eqn: JaxprEqn) -> Mark:
-    """How `marked` has marked a call; "plain" for one that it has not, and for what is no jit.
+    """Return the mark that `marked` has set on a call; "plain" if none, or if it is not a jit.
 
-    JAX's transformations mark what they write within a call like the call.
+    JAX's transformations copy the mark of a call to the equations that they write within it.
     """
     return mark_in(eqn.ctx) if eqn.primitive is jit_p else "plain"
 
 
 def marked_name(eqn: JaxprEqn) -> str | None:
-    """The name of the body that `marked` has marked an equation with; None for one without."""
+    """Return the body name that `marked` has set on an equation, or None."""
     return name_in(eqn.ctx)
 
 
 def convolves(jaxpr: AnyJaxpr, *, in_units: bool = True) -> bool:
-    """Return whether a body holds a convolution, at any depth; or at any but within units."""
+    """Return True if a body holds a convolution, at any depth; optionally except within units."""
     return any(
         eqn.primitive is conv_general_dilated_p
         or any(convolves(body, in_units=in_units) for body in jaxprs_in_params(eqn.params))
@@ -86,7 +85,7 @@ def convolves(jaxpr: AnyJaxpr, *, in_units: bool = True) -> bool:
 
 
 def name_in(context: Any) -> str | None:
-    """Return the name of the body that the context of an equation is marked with."""
+    """Return the body name in the context of an equation, or None."""
     return (context.xla_metadata or {}).get(_OUTLINED)
 
 

@@ -86,7 +86,7 @@ _NAMES = os.path.join(_PACKAGE, "<names>")
 
 
 def naming_frame(names: Sequence[str]) -> FramePosition:
-    """Return a frame that carries names for the results of an equation.
+    """Return a frame with names for the results of an equation.
 
     It must be the innermost frame of the equation. It is not one of its `user_frames`.
 
@@ -103,7 +103,7 @@ def names_given(eqn: JaxprEqn) -> list[str]:
     return codes[0].co_qualname.split(",") if codes and codes[0].co_filename == _NAMES else []
 
 
-#: Looking up the position of one instruction takes time linear in the size of the code. After so
+#: Looking up the position of one instruction takes time linear in the size of the code. After this
 #: many look-ups, the positions of all instructions are listed.
 _OFTEN = 100
 
@@ -113,8 +113,8 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._by_traceback: dict[object, list[UserFrame]] = {}
-        # By the identity of the code and the instruction. The code is held, so that no other code
-        # gets its identity.
+        # By the identity of the code and the instruction. The code is kept alive, so that no other
+        # code gets its id.
         self._known: dict[tuple[int, int], tuple[object, UserFrame]] = {}
         self._asked: Counter[int] = Counter()
         self._positions: dict[int, list[Any]] = {}
@@ -266,7 +266,7 @@ def name_stack(eqn: JaxprEqn) -> str:
 
 
 def common_scope(sources: Sequence[Any]) -> int:
-    """Return the number of outer name scopes that these `source_info`s have in common."""
+    """Return the number of outer name scopes that these `source_info`s share."""
     first: tuple[Any, ...] = sources[0].name_stack.stack
     depth = len(first)
     for source in sources:
@@ -301,8 +301,8 @@ def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
     """Make a traceback for each stack of frames, the outermost first.
 
     A traceback can only be taken of a running stack. So a function is made for each frame whose
-    code claims its position, and these call each other in a new thread, whose stack has no other
-    frames of the user's.
+    code has the frame's position, and these call each other in a new thread, whose stack has no
+    other frames of the user's.
     """
     results: list[Any] = []
     function_at = cache(_function_at)
@@ -321,7 +321,7 @@ def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
 
 
 def _function_at(frame: FramePosition) -> Callable[..., Any]:
-    """Return a function that calls its argument, and claims to be at another position."""
+    """Return a function that calls its argument, and whose code has another position."""
     file, line, column, name = frame
     code = _code_at(column).replace(
         co_filename=file, co_firstlineno=line, co_name=name, co_qualname=name

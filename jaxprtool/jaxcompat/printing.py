@@ -1,4 +1,4 @@
-"""What JAX's own printer knows of an equation."""
+"""JAX's own printing rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxprtool.jaxcompat.values import UNSPECIFIED
 
 
 def printing_rule(primitive: Primitive) -> str | None:
-    """The name of the function with which JAX prints equations of `primitive`, if it has one."""
+    """Return the name of JAX's printing function for equations of `primitive`, or None."""
     rule = core.pp_eqn_rules.get(primitive)
     return None if rule is None else getattr(rule, "__name__", repr(rule))
 
@@ -22,7 +22,7 @@ def printing_rule(primitive: Primitive) -> str | None:
 def add_printing_rule(
     primitive: Primitive, name: str, shown: Callable[[Params], list[tuple[str, Any]]]
 ) -> None:
-    """Have JAX print of the parameters of `primitive` what `shown` gives; `name` is the rule's."""
+    """Make JAX print the parameters of `primitive` that `shown` returns, by a rule `name`."""
 
     def rule(eqn: JaxprEqn, context: object, settings: Any) -> Any:
         params = dict(shown(eqn.params))
@@ -35,11 +35,11 @@ def add_printing_rule(
 def print_with_rule(
     eqn: JaxprEqn, var_names: Any, shared: dict[Jaxpr, str], types: bool
 ) -> Callable[[int, int | None], str]:
-    """`eqn` as JAX's own printing rule writes it, as a function of an indentation and a width.
+    """Return a function from an indentation and a width to `eqn` printed by JAX's own rule.
 
-    With no width, all of it comes on one line. Further lines are indented by that many columns;
+    Without a width, all of it is on one line. Further lines are indented by that many columns;
     so is the first, but its indentation is left out. `var_names` maps variables to names, and
-    names those it has not seen; `shared` maps jaxprs that are printed elsewhere to their names.
+    names new ones; `shared` maps jaxprs that are printed elsewhere to their names.
     """
     context = core.JaxprPpContext()
     context.var_names = var_names
@@ -58,7 +58,7 @@ def print_with_rule(
 
 
 def printed_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """Return the jaxprs, open, that JAX prints apart if it meets them twice."""
+    """Return the jaxprs, open, that JAX prints separately if it meets them twice."""
     rule = getattr(core, "pp_subjaxprs_rules", {}).get(eqn.primitive)
     if rule is not None:
         return [open_jaxpr(jaxpr) for _, jaxpr in rule(eqn)]
@@ -66,5 +66,5 @@ def printed_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
 
 
 def is_unspecified(sharding: object) -> bool:
-    """Return whether a jit's sharding says that nothing was asked for."""
+    """Return True if a jit's sharding is unspecified."""
     return sharding is UNSPECIFIED

@@ -19,5 +19,5 @@ def pprof(profile: Mapping[str, Any]) -> bytes:
 
 
 def read_pprof(data: bytes) -> str:
-    """Return the JSON form of a profile that `pprof` has made."""
+    """Return the JSON form of a profile from `pprof`."""
     return str(_jax.pprof_profile_to_json(gzip.decompress(data)))

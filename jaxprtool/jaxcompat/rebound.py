@@ -1,8 +1,8 @@
-"""Copies of JAX's functions in which some global names mean something else.
+"""Copies of JAX's functions in which some global names have other values.
 
 JAX's rules for a call bind JAX's own primitive, which they name as a global, and its type checker
 calls itself by a global name. A copy with another value for that name is the same rule for another
-primitive, or the same checker that looks at each body once. JAX's own function is left as it is.
+primitive, or the same checker that visits each body once. JAX's own function does not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def rebound(function: Any, **names: Any) -> Any:
     Functions that it calls are not copied.
 
     Args:
-        function: A function, or a `functools.partial` of functions. What is neither is returned.
+        function: A function, or a `functools.partial` of functions. Other objects are returned.
         names: The values by name.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Live rules of custom derivatives for a call of other types than the one JAX made them for.
+"""Live rules of custom derivatives for calls of other types than those that JAX made them for.
 
 JAX wraps a user's rule in functions that close over the types of the call. Those are made again
 around the same user's function, with other types.
@@ -36,7 +36,7 @@ def retyped_rules(params: Params, value: Callable[[Any], Any]) -> Params:
 
 
 def closes_over_sizes(params: Params) -> bool:
-    """Whether a user's rule, or a static argument of it, has a symbolic dimension by itself."""
+    """Return True if a user's rule, or a static argument of it, has a symbolic dimension itself."""
     todo: list[Any] = [params[name] for name in _RULES if name in params]
     seen: set[int] = set()
     while todo:
@@ -62,11 +62,11 @@ def closes_over_sizes(params: Params) -> bool:
 
 
 class _Retyping:
-    """What has been made again: a store of JAX's is shared by the functions that fill and read."""
+    """Makes objects again, each once: functions that fill and read a store of JAX's share it."""
 
     def __init__(self, value: Callable[[Any], Any]) -> None:
         self._value = value
-        self._made: dict[int, tuple[Any, Any]] = {}  # with the old objects, which keeps their ids
+        self._made: dict[int, tuple[Any, Any]] = {}  # with the old objects, to keep their ids
 
     def __call__(self, old: Any) -> Any:
         if id(old) not in self._made:
@@ -104,7 +104,7 @@ class _Retyping:
 
     def _store(self, old: lu.Store | lu.EqualStore) -> lu.Store | lu.EqualStore:
         new = type(old)()
-        with suppress(StoreException):  # nothing may be in it yet
+        with suppress(StoreException):  # it may be empty
             new.store(self(old.val))
         return new
 
@@ -118,7 +118,7 @@ class _Retyping:
         vars(new).update({name: self(each) for name, each in vars(old).items()})
         named = dict(zip(old.__code__.co_freevars, cells, strict=True))
         for name, held in cells_of(old).items():
-            # What it has traced so far is of the old types.
+            # Its cached traces are of the old types.
             memory = name == "cells" and isinstance(held, dict)
             named[name].cell_contents = {} if memory else self(held)
         return new

@@ -1,4 +1,4 @@
-"""What the rules of `jax.experimental.roofline` say that a primitive costs."""
+"""The costs of primitives by the rules of `jax.experimental.roofline`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from jax.extend.core import JaxprEqn
 
 
 def roofline_flops(eqn: JaxprEqn) -> int | None:
-    """Return the FLOPs of an equation by the rule that `register_roofline` has registered.
+    """Return the FLOPs of an equation by a rule from `register_roofline`.
 
     Returns:
-        None if there is no rule, if it counts none, as that of many of JAX's primitives, or if the
-        equation has operands that are no arrays of known sizes, which rules are not made for.
+        None if there is no rule, if it counts none, like that of many JAX primitives, or if the
+        equation has operands other than arrays of known sizes, which rules do not support.
     """
     from jax.experimental.roofline import RooflineRuleContext, RooflineShape
     from jax.experimental.roofline.roofline import _rooflines

@@ -1,4 +1,4 @@
-"""Running programs, JAX's own test programs, and which JAX this is."""
+"""Running programs, JAX's own test programs, and the JAX release."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxprtool.jaxcompat.aliases import AnyJaxpr
 
-#: JAX releases that the test suite runs on, newest last; another one earns a warning.
+#: JAX releases that the test suite runs on, newest last; others cause a warning.
 TESTED_VERSIONS = ((0, 10), (0, 11), (0, 12))
 
 
 def untested_version() -> str | None:
-    """Return the running JAX's version if the test suite has never seen its release, else None."""
+    """Return the running JAX's version if the test suite does not cover its release, else None."""
     return None if jax.__version_info__[:2] in TESTED_VERSIONS else jax.__version__
 
 
@@ -29,12 +29,12 @@ def primitive_test_programs() -> Iterator[Any]:
 
 
 def keep_backend_probing_quiet() -> None:
-    """Keep JAX from logging which accelerators it looks for and does not find."""
+    """Keep JAX from logging the accelerators that it searches and does not find."""
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.CRITICAL)
 
 
 def has_backends() -> bool:
-    """Return whether this process has started a backend, with threads of its own."""
+    """Return True if this process has started a backend, with threads of its own."""
     from jax._src import xla_bridge
 
     return bool(xla_bridge.backends_are_initialized())
@@ -54,8 +54,8 @@ class _Failures(logging.Handler):
 def callback_failures() -> Iterator[list[BaseException]]:
     """Collect the exceptions that a program's Python callbacks raise while it runs.
 
-    XLA hands on no more than their text; JAX logs each with its traceback before that, and here
-    the log is read instead of printed.
+    XLA forwards only their text; JAX logs each with its traceback before that, and this reads the
+    log instead of printing it.
     """
     handler = _Failures()
     loggers = [logging.getLogger(f"jax._src.{name}") for name in ("callback", "debugging")]
@@ -72,12 +72,12 @@ def callback_failures() -> Iterator[list[BaseException]]:
 
 
 def default_tolerance(dtype: Any) -> float:
-    """Return the error, absolute and relative, that JAX's tests tolerate of a dtype by default."""
+    """Return the error, absolute and relative, that JAX's tests tolerate by default for a dtype."""
     from jax._src.public_test_util import default_tolerance as tolerances
 
     return float(tolerances().get(np.dtype(dtype), 0))
 
 
 def has_checks(jaxpr: AnyJaxpr) -> bool:
-    """Return whether a jaxpr holds `checkify.check`s that nothing has functionalized yet."""
+    """Return True if a jaxpr holds `checkify.check`s that have not been functionalized."""
     return any(type(effect).__name__ == "ErrorEffect" for effect in jaxpr.effects)

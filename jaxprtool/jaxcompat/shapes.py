@@ -1,4 +1,4 @@
-"""What JAX knows of symbolic dimensions: constraints, and the sizes that fit actual shapes."""
+"""JAX's symbolic dimensions: their constraints, and the sizes that fit actual shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxprtool.jaxcompat.jaxprs import open_jaxpr
 
 SymbolicDimension = shape_poly._DimExpr
 
-#: The primitive whose equations give the value of a symbolic dimension.
+#: The primitive whose equations return the value of a symbolic dimension.
 DIM_AS_VALUE = shape_poly.dim_as_value_p.name
 
 #: Whether a size is an expression such as `2*n`.
@@ -24,14 +24,14 @@ is_symbolic_dimension = jax.export.is_symbolic_dim
 
 
 def lacks_a_size(error: Exception) -> bool:
-    """Whether JAX raised an error since what it was to run has a symbol that no argument has."""
+    """Return True if JAX raised an error because no argument determines a symbol."""
     if isinstance(error, NotImplementedError):  # for an equation that is evaluated by itself
         return DIM_AS_VALUE in str(error)
     return isinstance(error, shape_poly.UnexpectedDimVar)
 
 
 def mentions_symbols(value: Any) -> bool:
-    """Whether a parameter of an equation has a symbolic dimension, in a body that it is too."""
+    """Return True if a parameter has a symbolic dimension, or is a body with one."""
     if isinstance(value, dict):
         return any(map(mentions_symbols, value.values()))
     if isinstance(value, tuple | list):
@@ -46,7 +46,7 @@ def mentions_symbols(value: Any) -> bool:
 
 
 def dimension_terms(size: Any) -> list[tuple[int, list[tuple[Any, int]]]]:
-    """The terms of a symbolic dimension: each a coefficient and factors with their exponents.
+    """Return the terms of a symbolic dimension: coefficients, and factors with exponents.
 
     A factor is the name of a symbol, or a tuple of an operation ("floordiv", "mod", "max" or
     "min") and its operands, which are symbolic dimensions or constants of their type.
@@ -59,7 +59,7 @@ def dimension_terms(size: Any) -> list[tuple[int, list[tuple[Any, int]]]]:
 
 @dataclass(frozen=True)
 class SymbolicConstraint:
-    """A constraint of a scope: `left == right`, or `left >= right`; `text` is as the user wrote."""
+    """A constraint of a scope: `left == right`, or `left >= right`; `text` is the user's."""
 
     text: str
     equal: bool
@@ -68,7 +68,7 @@ class SymbolicConstraint:
 
 
 def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[SymbolicConstraint, ...]:
-    """Return what is known of the dimensions of a scope, in the order in which it was given."""
+    """Return the constraints on the dimensions of a scope, in the order of their definition."""
     return tuple(
         SymbolicConstraint(c.debug_str, c.cmp == shape_poly.Comparator.EQ, c.e1, c.e2)
         for c in scope._explicit_constraints
@@ -76,10 +76,10 @@ def symbolic_constraints(scope: jax.export.SymbolicScope) -> tuple[SymbolicConst
 
 
 def solved_symbols(avals: Sequence[Aval], shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """The size of each symbol in types that makes them types of these shapes, of the same ranks.
+    """Return the size of each symbol for which these types have these shapes, of the same ranks.
 
-    Raises ValueError, with JAX's words, if there are none. There, a size is called by the position
-    of its type: `args[1].shape[0]`.
+    Raises ValueError, with JAX's message, if there are none. The message names a size by the
+    position of its type: `args[1].shape[0]`.
     """
     tree = jax.tree.structure(((0,) * len(avals), {}))
     solution, constraints, places = shape_poly.solve_dim_vars(tuple(avals), tree)

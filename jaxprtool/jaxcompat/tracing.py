@@ -1,4 +1,4 @@
-"""Tracing flat functions to closed jaxprs, in the setting that an equation was traced in."""
+"""Trace flat functions to closed jaxprs, in the context that an equation was traced in."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from jaxprtool.jaxcompat.values import UNSPECIFIED, AbstractRef
 
 @contextmanager
 def setting_of(eqn: JaxprEqn) -> Iterator[None]:
-    """Yield the context an equation was traced in, with the axes that are manual there bound.
+    """Enter the context that an equation was traced in, with its manual axes bound.
 
-    Types are checked for what varies over these axes if some value of the equation does.
+    Types are checked for variation over these axes if a value of the equation varies.
     """
     mesh = eqn.ctx.cur_abstract_mesh
     sizes = [] if mesh.empty else [(name, mesh.shape[name]) for name in mesh.manual_axes]
@@ -42,7 +42,7 @@ def setting_of(eqn: JaxprEqn) -> Iterator[None]:
         yield
 
 
-#: What decides how functions of JAX's are traced, and what JAX is released with.
+#: The settings that determine how JAX's functions are traced, with the defaults of JAX's releases.
 _DEFAULTS = {
     "jax_default_matmul_precision": None,
     "jax_default_prng_impl": "threefry2x32",
@@ -59,12 +59,12 @@ _DEFAULTS = {
 
 @contextmanager
 def default_settings(x64: bool) -> Iterator[None]:
-    """Trace as JAX does that nobody has configured; `x64` says whether with 64-bit types."""
+    """Trace with JAX's default configuration, and 64-bit types if `x64`."""
     metadata = config.xla_metadata_context_manager.swap_local(None)
     try:
         with ExitStack() as stack:
             for name, value in {**_DEFAULTS, "jax_enable_x64": x64}.items():
-                if name in config.config_states:  # not every release has every switch
+                if name in config.config_states:  # not every release has every setting
                     stack.enter_context(config.config_states[name](value))
             yield
     finally:
@@ -72,7 +72,7 @@ def default_settings(x64: bool) -> Iterator[None]:
 
 
 def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Aval]) -> ClosedJaxpr:
-    """The closed jaxpr of a function that takes and gives flat values, all of the types given."""
+    """Return the closed jaxpr of a function of flat arguments of the given types."""
     wrapped = lu.wrap_init(fun, debug_info=DebugInfo("custom rule", name, None, None))
     jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, list(avals))
     return attach_constants(jaxpr, consts)
@@ -81,7 +81,7 @@ def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Aval]) -> Clo
 def trace_in_setting(
     fun: Callable[..., Any], avals: Sequence[Aval], eqn: JaxprEqn | None
 ) -> ClosedJaxpr:
-    """Return the closed jaxpr of a flat function, in the setting that an equation was traced in."""
+    """Return the closed jaxpr of a flat function, in the context that an equation was traced in."""
     if eqn is None:
         return trace_flat(fun, "rule", avals)
     with setting_of(eqn):
@@ -89,7 +89,7 @@ def trace_in_setting(
 
 
 def attach_constants(jaxpr: AnyJaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
-    """Return a closed jaxpr from what JAX's tracing gives: an open one and its constants apart."""
+    """Return a closed jaxpr from the result of JAX's tracing: an open one and its constants."""
     jaxpr = from_jax(jaxpr)
     if not ONE_JAXPR_CLASS:
         return ClosedJaxpr(jaxpr, consts)
@@ -100,14 +100,14 @@ def attach_constants(jaxpr: AnyJaxpr, consts: Sequence[Any]) -> ClosedJaxpr:
 
 
 def detach_constants(closed: ClosedJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """Return the reverse of `attach_constants`."""
+    """Return an open jaxpr and its constants: the inverse of `attach_constants`."""
     if not ONE_JAXPR_CLASS:
         return closed.jaxpr, closed.consts
     return pe.convert_constvars_jaxpr(closed), closed.consts
 
 
 def traced_like(eqn: JaxprEqn, fun: Callable[..., Any], operands: Sequence[Var]) -> ClosedJaxpr:
-    """The closed jaxpr of `fun` on flat values of the types of `operands`, in `eqn`'s context."""
+    """Return the closed jaxpr of `fun` on flat values of `operands`' types, in `eqn`'s context."""
     return trace_in_setting(fun, [v.aval for v in operands], eqn)
 
 
@@ -121,7 +121,7 @@ def trace_lifted(
     """
     avals = [jax.typeof(arg) for arg in args]
     wrapped = lu.wrap_init(fun, debug_info=debug)
-    wrapped.debug_info = debug  # the paths of results too, which JAX would leave out
+    wrapped.debug_info = debug  # with the paths of results, which JAX would leave out
     jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, avals)
     jaxpr = from_jax(jaxpr)
     if not consts:
@@ -149,10 +149,10 @@ def trace_lifted(
 def bind_jit(
     fun: Callable[..., list[Any]], name: str, debug: DebugInfo, args: Sequence[Any]
 ) -> list[Any]:
-    """`fun(*args)` by a jit equation of that name; flat values in and out.
+    """Return `fun(*args)`, called by a jit equation of this name, for flat values.
 
-    Traced values that it closes over become operands, arrays stay constants of its jaxpr. It is
-    `jax.jit` at a fifth of its price, which is in its signature, caches and options.
+    Traced values that it closes over become operands, arrays stay constants of its jaxpr. This
+    takes a fifth of the time of `jax.jit`, which handles signatures, caches and options.
     """
     closed, lifted = trace_lifted(fun, debug, args)
     args = *lifted, *args
@@ -173,15 +173,15 @@ def bind_jit(
 
 @cache
 def _other_jit_params() -> Params:
-    """Return the parameters of a jit that are the same for all, where nothing is asked for."""
+    """Return the parameters that all jits without options share."""
     params = jax.make_jaxpr(jax.jit(list))().eqns[0].params
     return {k: params[k] for k in ("keep_unused", "inline", "compiler_options_kvs")}
 
 
 def is_staging() -> bool:
-    """Return whether what is run now becomes a jaxpr, be it under other transformations of JAX's.
+    """Return True if the current operations become a jaxpr, also under other JAX transformations.
 
-    Under our own `vmap` too some of it becomes one, but is evaluated at once: that does not count.
+    Our own `vmap` does not count: some operations become a jaxpr, but it is evaluated immediately.
     """
     trace = core.trace_ctx.trace
     while trace is not None and type(trace) is not pe.DynamicJaxprTrace:

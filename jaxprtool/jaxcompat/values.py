@@ -1,4 +1,4 @@
-"""What parameters, types and equation contexts hold that has no public name."""
+"""Objects in parameters, types and equation contexts that have no public name."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ KeyType = prng.KeyTy
 LinearSolveTuple = solves._LinearSolveTuple
 NDIndexer = state_indexing.NDIndexer
 
-#: The classes whose instances 0.12's `call_hi_primitive` holds, for some of `jax.numpy`'s
-#: functions: those that are made of types and plain values.
+#: The classes whose instances `call_hi_primitive` of 0.12 holds for some functions of `jax.numpy`:
+#: those that are made of types and plain values.
 _HIGH_PRIMITIVES = (
     getattr(numpy_hijax, "Nonzero", None),
     getattr(numpy_hijax, "SearchSorted", None),
@@ -50,25 +50,25 @@ _HIGH_PRIMITIVES = (
 )
 HIGH_PRIMITIVES: tuple[type, ...] = tuple(filter(None, _HIGH_PRIMITIVES))
 
-#: What a jit's sharding is if nothing was asked for.
+#: The sharding of a jit's operand or result that is unspecified.
 UNSPECIFIED = sharding_impls.UNSPECIFIED
 
-#: The mesh of devices of which nothing is said.
+#: The mesh of devices if none is set.
 EMPTY_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
 
-#: Since 0.12 a jit says how it is to be inlined with an enumeration; before, with a bool.
+#: Since 0.12 jit's `inline` is an enumeration; before, a bool.
 _Inline = getattr(api, "Inline", None)
 
 
 def inline_as_word(inline: Any) -> bool | str:
-    """How a jit is to be inlined: False (as JAX likes), True (at once), or one of other ways."""
+    """Return how a jit is inlined: False (as JAX decides), True (immediately), or another way."""
     if _Inline is None or isinstance(inline, bool):
         return bool(inline)
     return {_Inline.AUTO: False, _Inline.JAX_EARLY: True}.get(inline, inline.value)
 
 
 def inline_of_word(word: bool | str) -> Any:
-    """The reverse of `inline_as_word`. Raises ValueError for a way that this JAX does not have."""
+    """Return the inverse of `inline_as_word`. Raises ValueError for a way unknown to this JAX."""
     if _Inline is None:
         if not isinstance(word, bool):
             raise ValueError(f"JAX {jax.__version__} cannot inline like '{word}'")
@@ -79,7 +79,7 @@ def inline_of_word(word: bool | str) -> Any:
 
 
 def linear_call_transpose(eqn: JaxprEqn) -> ClosedJaxpr:
-    """The transpose of a `linear_call` as a closed jaxpr. Raises what the user's function does."""
+    """Return the transpose of a `linear_call` as a closed jaxpr. Raises the user's exceptions."""
     closed, consts = eqn.params["transpose_thunk"]()
     body, count = open_jaxpr(closed), len(consts)
     bound, free = body.invars[:count], body.invars[count:]
@@ -87,7 +87,7 @@ def linear_call_transpose(eqn: JaxprEqn) -> ClosedJaxpr:
 
 
 def linear_call_transpose_param(closed: ClosedJaxpr) -> Params:
-    """Return the parameter that makes a `linear_call` have this transpose."""
+    """Return the parameter that gives a `linear_call` this transpose."""
     transpose = close_jaxpr(pe.convert_constvars_jaxpr(open_jaxpr(closed)))
     return {"transpose_thunk": lambda: (transpose, closed.consts)}
 
@@ -96,29 +96,29 @@ _INTEGERS: frozenset[type] = frozenset({int})
 
 
 def nested_type(value: object) -> Any:
-    """Return the type of a parameter; of a tuple, the types of all that it holds, at any depth.
+    """Return the type of a parameter; for a tuple, the types of its elements, at any depth.
 
-    Equal parameters of other types are others: 2 is not 2.0, and 1 is not True.
+    Equal parameters of different types are different: 2 is not 2.0, and 1 is not True.
     """
     kind = type(value)
     if not isinstance(value, tuple) or (kind is tuple and _INTEGERS.issuperset(map(type, value))):
-        return kind  # so a tuple is one of integers, as most are
+        return kind  # denotes a tuple of integers, the most common
     return kind, *map(nested_type, value)
 
 
 def literal_value(value: object, aval: Aval) -> Any:
-    """Return a number or an array as JAX keeps it in a literal of the type `aval`."""
+    """Return a number or an array in the form of JAX's literals of the type `aval`."""
     data = np.asarray(value, aval.dtype)
     typed = {float: literals.TypedFloat, int: literals.TypedInt, complex: literals.TypedComplex}
     kind = type(data.item()) if data.shape == () else None
-    # A Python number stays one: the type may hold less of it than its digits say.
+    # A Python number stays one: the type may represent it less precisely.
     if kind in typed and type(value) in typed and (aval.weak_type or data.item() != value):
         return typed[kind](kind(value), aval.dtype)
     return literals.TypedNdArray(data, aval)
 
 
 def as_literal(value: object, aval: Aval) -> Literal | None:
-    """A literal for a scalar of this type; None for what cannot be one: arrays, keys, refs."""
+    """Return a literal for a scalar of this type; None for arrays, keys and refs."""
     if getattr(aval, "shape", None) != () or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
         return None
     if isinstance(aval, AbstractRef) or isinstance(value, jax.core.Tracer):
@@ -128,14 +128,14 @@ def as_literal(value: object, aval: Aval) -> Literal | None:
 
 
 def with_weak_type(value: Any, dtype: DType, weak_type: bool) -> Any:
-    """Return the array of a value of this dtype, weakly typed or not."""
+    """Convert a value to an array of this dtype, weakly typed or not."""
     if isinstance(value, float | int | complex) and not weak_type:
         return np.asarray(value, dtype)
     return lax._convert_element_type(value, dtype, weak_type=weak_type)
 
 
 def weakly_typed(value: Any) -> jax.Array:
-    """Return an array with a weak type, which an array of NumPy cannot have."""
+    """Return a weakly typed array; a NumPy array cannot be weakly typed."""
     if isinstance(value, jax.core.Tracer) or getattr(value, "weak_type", False):
         return value
     with jax.ensure_compile_time_eval(), jax.enable_x64(True), jax.transfer_guard("allow"):
@@ -144,18 +144,18 @@ def weakly_typed(value: Any) -> jax.Array:
     return type(held)(aval, held.sharding, held._arrays, committed=held.committed)
 
 
-#: Returns the type of the array that holds one element of an extended dtype.
+#: Returns the type of the array that represents one element of an extended dtype.
 physical_element = core.physical_element_aval
 
 
 def _reinterpretation(name: str, type_of_result: Any) -> Primitive:
-    """A primitive that takes an array for one of another type, of the same representation."""
+    """Return a primitive that reinterprets an array as another type of the same representation."""
     primitive = Primitive(name)
     primitive.def_abstract_eval(type_of_result)
     jitted = jax.jit(primitive.bind, static_argnames="aval")
 
     def run(*args: Any, **params: Any) -> Any:
-        with jax.disable_jit(False):  # which would bind it again, without end
+        with jax.disable_jit(False):  # otherwise it would bind it again, without end
             return jitted(*args, **params)
 
     primitive.def_impl(run)
@@ -163,25 +163,25 @@ def _reinterpretation(name: str, type_of_result: Any) -> Primitive:
     return primitive
 
 
-#: Returns the array of plain numbers that holds an array of an extended dtype.
+#: Returns the array of plain numbers that represents an array of an extended dtype.
 physical_array = _reinterpretation("physical_array", core.physical_aval).bind
 
-#: Returns the array of the type `aval`, given by this name, that an array of plain numbers holds.
+#: Returns the array of the type `aval` that an array of plain numbers represents.
 logical_array = _reinterpretation("logical_array", lambda x, aval: aval).bind
 
 
 def key_implementations() -> dict[str, Any]:
-    """Return the implementations of random number generators by the short names that types bear."""
+    """Return the implementations of random number generators by their short names in types."""
     return {implementation.tag: implementation for implementation in prng.prngs.values()}
 
 
 def key_implementation(dtype: Any) -> Any:
-    """Return the implementation that a dtype of keys belongs to."""
+    """Return the implementation of a dtype of keys."""
     return dtype._impl
 
 
 def has_plain_layout(aval: Aval) -> bool:
-    """Return whether nothing is said about how an array of this type lies in memory."""
+    """Return True if an array of this type has no explicit layout in memory."""
     return str(getattr(aval, "layout", "AutoLayout")) == "AutoLayout"
 
 
@@ -193,7 +193,7 @@ def array_type(
     varying: dict[str, Iterable[str]] | None = None,
     memory_space: Any = jax.memory.Space.Device,
 ) -> Aval:
-    """The type of an array, with the axes of manual meshes that it is `varying`, ... over."""
+    """Return the type of an array; `varying` has its manual mesh axes, by kind."""
     manual = jax.sharding.ManualAxisType(**{k: frozenset(v) for k, v in (varying or {}).items()})
     return jax.core.ShapedArray(
         tuple(shape),
@@ -205,7 +205,7 @@ def array_type(
     )
 
 
-#: The settings that an equation was traced in, each with the value that says nothing.
+#: The settings that an equation was traced in, each with its neutral value.
 CONTEXT_DEFAULTS: dict[str, Any] = {
     "compute_type": None,
     "threefry_partitionable": True,
@@ -216,7 +216,7 @@ CONTEXT_DEFAULTS: dict[str, Any] = {
     "xla_metadata": None,
 }
 
-#: Those that this JAX has, in its order.
+#: The settings of this JAX release, in its order.
 _CONTEXT_SETTINGS = [name for name in core.JaxprEqnContext.__slots__ if name in CONTEXT_DEFAULTS]
 
 
@@ -226,9 +226,9 @@ def context_settings(context: object) -> dict[str, Any]:
 
 
 def equation_context(settings: dict[str, Any]) -> Any:
-    """Return the context with these settings; those that are left out say nothing.
+    """Return the context with these settings; others are neutral.
 
-    Raises ValueError for one that this JAX does not have, unless it says nothing.
+    Raises ValueError for a setting that this JAX does not have, unless it is neutral.
     """
     for name, value in settings.items():
         if name not in _CONTEXT_SETTINGS and value != CONTEXT_DEFAULTS.get(name, settings):
@@ -236,12 +236,12 @@ def equation_context(settings: dict[str, Any]) -> Any:
     known = {**CONTEXT_DEFAULTS, **settings}
     metadata = known["xla_metadata"]
     known["xla_metadata"] = None if metadata is None else tuple(sorted(metadata.items()))
-    # By position: JAX keeps one context for the same arguments, and takes names to be others.
+    # By position: JAX caches one context for the same arguments, and distinguishes keywords.
     return core.JaxprEqnContext._create(*[known[name] for name in _CONTEXT_SETTINGS])
 
 
 def with_metadata(context: Any, metadata: dict[str, str | None]) -> Any:
-    """The context of an equation with other XLA metadata; a value of None takes away what it has.
+    """Return the context of an equation with other XLA metadata; a value of None removes a key.
 
     Contexts with the same settings are one object.
     """

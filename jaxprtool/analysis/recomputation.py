@@ -40,7 +40,7 @@ class Recomputation:
         self._held: dict[int, tuple[Regions, dict[int, int]]] = {}
         self._levels: dict[_Key, _Level] = {(): self._top}
         self._operations = Operations()
-        #: Of each jaxpr: the makers asked for, and the equations whose bodies have such makers.
+        #: By jaxpr: the requested makers, and the equations whose bodies have such makers.
         self._makers = defaultdict[_Key, set[int]](set)
         self._holders = defaultdict[_Key, set[int]](set)
         for maker in asked:

@@ -203,7 +203,7 @@ def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
 
 
 def _differentiable(held: Any) -> list[bool]:
-    """Return whether an object's reverse rule differentiates by each of its operands."""
+    """Return, for each operand, True if an object's reverse rule differentiates by it."""
     flags = [not _zero(aval) for aval in held.in_avals_flat]
     if isinstance(held, hijax.CustomVJPTraced):
         closed_over = jax.tree.structure(held.in_avals[:2]).num_leaves

@@ -3,7 +3,7 @@
     cost(program).total.work.flops
     cost(program, by="scope").groups[0]
 
-Nothing is compiled. A rule gives the cost of one run of an equation (`rules`), the loops around it
+Nothing is compiled. A rule returns the cost of one run of an equation (`rules`), the loops around it
 how often it runs (`tallies`), and a model of XLA's fusion which bytes go through memory
 (`analysis.kernels`).
 """

@@ -1,7 +1,7 @@
 """Ways to group equations: by line, scope, primitive, dtype, argument, or collective.
 
 Each class is a `Grouping` (`tallies`). If a body does not determine the group of an equation, as a
-body of a library's has no line of the user's, it is the group of the equation around the body.
+library body has no line of the user's, it is the group of the equation around the body.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Line(NamedTuple):
         line: The number of the line, from 1.
         own: Whether it is the user's and not a library's.
         behind: The file and line of each frame of libraries that it calls, the outermost first, if
-            lines are told apart by these.
+            lines are distinguished by these.
     """
 
     file: str
@@ -100,8 +100,8 @@ class LineReader:
     """Reads the line of equations: the nearest of the user's, or else of a library's.
 
     Args:
-        frames: Reads frames, and knows which files are the user's.
-        apart: Whether lines are told apart by the frames of libraries behind them.
+        frames: Reads frames, and decides which files are the user's.
+        apart: Whether lines are distinguished by the library frames behind them.
     """
 
     def __init__(self, frames: Frames, apart: bool = False) -> None:
@@ -162,7 +162,7 @@ class BySide:
     """Groups by line and by whether the equation is in a backward pass.
 
     Args:
-        frames: Reads frames, and knows which files are the user's.
+        frames: Reads frames, and decides which files are the user's.
     """
 
     def __init__(self, frames: Frames) -> None:

@@ -3,7 +3,7 @@
     found = memory(program)
     found.peak_bytes, found.at.source, found.live[0].type, found.curve
 
-Nothing is compiled. A model of fusion says which values are written (`analysis.kernels`), a
+Nothing is compiled. A model of fusion determines which values are written (`analysis.kernels`), a
 schedule how long they live (`schedule`), and `walk` adds them up. Arguments, constants and results
 have memory from start to end, as in XLA.
 """

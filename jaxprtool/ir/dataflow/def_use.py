@@ -9,7 +9,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 
 class DefUse:
-    """The definitions and uses of variables among equations, each indexed when first asked for.
+    """The definitions and uses of variables among equations, each indexed on first use.
 
     Args:
         eqns: The equations of a body.

@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: The number of equations in opened calls that may be visited; larger bodies are allowed more.
 _OPENED_AT_LEAST = 2000
 
-#: The sizes of the neighbourhoods by which equations are told apart, in steps, in this order.
+#: The sizes of the neighbourhoods by which equations are distinguished, in steps, in this order.
 _RADII = (4, 1, 0)
 
 
@@ -259,7 +259,7 @@ class _BodyMatching:
             self._found.pair(i, j)
 
     def _pair_unique(self, likeness: Likeness, radius: int, spread: _Spread) -> None:
-        """Pair equations that are told apart by their neighbourhood."""
+        """Pair equations that their neighbourhoods identify."""
         own = [side.own(likeness) for side in self._found.sides]
         for olds, news in self._alike_around(own, radius):
             if len(olds) == 1 or radius == _RADII[0]:
@@ -409,7 +409,7 @@ class _Spread:
                     self._matching.pair(i, j)
 
     def _try(self, i: int, j: int) -> None:
-        """Pair two equations if their keys are equal and nothing speaks against it."""
+        """Pair two equations if their keys are equal and nothing conflicts."""
         matching = self._matching
         alike = self._own[0][i] == self._own[1][j]
         if alike and matching.is_free(i, j) and not matching.conflict(i, j):

@@ -50,7 +50,7 @@ class MatchedBody:
         back: The inverse of `partner`.
         taken: For each body, the positions of the equations that have a counterpart, here or in an
             opened call.
-        literals: The literals that variables of an opened call stand for: its arguments, its
+        literals: The literals that variables of an opened call represent: its arguments, its
             constants, and the results of calls in it.
         opened_calls: The calls of one body whose equations the other body has inline.
         values: The pairs of variables, in the order in which they were found.

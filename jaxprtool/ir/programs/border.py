@@ -1,6 +1,6 @@
 """The border of a program: its name, and the names and types of its arguments and results.
 
-A `Program` knows these names; for a bare jaxpr they are those in JAX's debug info.
+A `Program` has these names; for a bare jaxpr they are those in JAX's debug info.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     cost(program).total.work.flops
     cost(program, by="scope").groups[0]
 
-Nothing is compiled. A rule returns the cost of one run of an equation (`rules`), the loops around it
-how often it runs (`tallies`), and a model of XLA's fusion which bytes go through memory
-(`analysis.kernels`).
+Nothing is compiled. A rule returns the cost of one run of an equation (`rules`), the loops around
+it determine how often it runs (`tallies`), and a model of XLA's fusion which bytes go through
+memory (`analysis.kernels`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class SourceRange:
 
     @property
     def path(self) -> str:
-        """The path of the file: from the user's folder, or from a library's package."""
+        """The path of the file: from the user's folder, or from a library's package on."""
         return frames_now().path(self.file)
 
 

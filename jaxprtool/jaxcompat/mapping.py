@@ -501,8 +501,8 @@ def _written(trace: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[A
 
     The equations are typed already, and no transformation is between them and the jaxpr. The frame
     takes the same equation objects, as when JAX lowers a jaxpr, unless they read outside values: an
-    equation made for the frame keeps those alive. A frame that drops equations with dead results
-    holds only such equations.
+    equation made for the frame keeps those alive. A frame that drops dead equations (`auto_dce`)
+    holds only equations made for it.
     """
     source = source_info_util.current()
     scopes, frame = source.name_stack, trace.frame

@@ -1,6 +1,6 @@
 """The JSON of dataclasses, which commands print with `--json`.
 
-The fields of a dataclass are the keys, unless `document` states otherwise. Documents may gain keys;
+The fields of a dataclass are the keys, unless `document` says otherwise. Documents may gain keys;
 the keys they have keep their names, types and meaning. Numbers that JSON does not have are the
 strings "NaN", "Infinity" and "-Infinity"; a complex number is `[real, imaginary]`.
 """

@@ -126,7 +126,7 @@ class LineReader:
         return self._known[at]
 
     def line_around(self, inner: Line | None, line: Line | None) -> Line | None:
-        """Return the line of an equation in a body: its own, or that of what holds the body."""
+        """Return the line of an equation in a body: its own, or that of the body's equation."""
         if inner is None:
             return line
         if inner.own or line is None or not line.own:

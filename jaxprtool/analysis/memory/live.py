@@ -245,7 +245,7 @@ class LiveValues:
         return None, None
 
     def _origin(self, value: int, level: Level, outer: Sequence[Level]) -> tuple[str, Made]:
-        """Return the name, or else the maker, of the value outside that a body's argument is of."""
+        """Return the name, or else the maker, of the outer value that an argument comes from."""
         while outer and level.kernels.maker[value] < 0:
             *outer, around = outer
             held = around.node.held

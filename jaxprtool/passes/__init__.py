@@ -1,1 +1,1 @@
-"""The rewrites: what a pass is, where passes are found, and a module for each of ours."""
+"""Rewrites of programs: the base class of passes, their registry, and one module for each pass."""

@@ -1,19 +1,18 @@
 """Common-subexpression elimination: one equation for equal ones, and one constant, in each body.
 
 Equations are equal by structure: the same primitive on the same operands (in either order where
-that makes no difference to a bit), with equal parameters, in the same setting. Bodies are equal up
-to the names of their variables, arrays by content, numbers to the bit, functions only if they are
-the same; see `ir.structural_key`. A custom derivative counts as equal if its rules are the same
-functions.
+that changes no bit), with equal parameters, in the same setting. Bodies are equal up to the names
+of their variables, arrays by content, numbers to the bit, functions only if they are identical; see
+`ir.structural_key`. Custom derivatives are equal if their rules are the same functions.
 
-What is never merged: equations with effects, which reading a ref is, at any depth; `sow`, and what
-holds one; `optimization_barrier`, remat and `copy`, which are there to keep computations apart; and
-what may differ from call to call (`Traits.may_merge`). A body does not see what is
-computed around it: what a remat computes again stays computed again. A collective has no effect but
-that it names an axis, and is merged with one on the same operands in the same body.
+These are never merged: equations with effects, including reads of a ref, at any depth; `sow`, and
+equations that hold one; `optimization_barrier`, remat and `copy`, whose purpose is to keep
+computations apart; and equations that may differ from call to call (`Traits.may_merge`). A body
+cannot use values computed outside it: what a remat recomputes stays recomputed. The only effect of
+a collective is that it names an axis; it is merged with one on the same operands in the same body.
 
 Bodies that are equal but distinct objects become one object, which JAX then lowers once. Their
-equations all bear the source lines of the first.
+equations all have the source locations of the first.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ class Cse(Pass):
 
 
 def cse_body(body: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a closed jaxpr in which equal things are computed once, at every depth."""
+    """Merge equal equations and constants of a closed jaxpr, at every depth."""
     return jaxcompat.close_jaxpr(rewrite(body, _Merging().visit))
 
 
 class _Merging:
-    """One run of the pass, which shares equal bodies all over the program."""
+    """The state of one run of the pass, which shares equal bodies across the program."""
 
     def __init__(self) -> None:
         self._bodies: dict[Hashable, AnyJaxpr] = {}
@@ -81,8 +80,8 @@ class _Merging:
     def visit(self, writer: Writer) -> RewriteRule:
         _share_constants(writer)
         eqns, is_nested = writer.eqns, not is_flat(jaxcompat.open_jaxpr(writer.body))
-        # The first equation on some operands, by position, and the first that does the same to
-        # them. Most equations are the only ones on their operands, and need no key of parameters.
+        # The first equation on some operands, by position, and the first with the same operation.
+        # Most equations are the only ones on their operands, and need no key of parameters.
         first: dict[Hashable, int] = {}
         alike: dict[Hashable, int] = {}
 
@@ -111,7 +110,7 @@ class _Merging:
         return rule
 
     def _shared(self, body: AnyJaxpr) -> AnyJaxpr:
-        """Return the first of the bodies that are equal to this one."""
+        """Return the first body that is equal to this one."""
         try:
             return self._bodies.setdefault((structure(body), type(body)), body)
         except Keyless:
@@ -119,7 +118,7 @@ class _Merging:
 
 
 def _operation(eqn: JaxprEqn) -> Hashable:
-    """Return a key for what an equation does to its operands; None if none may be equal to it."""
+    """Return a key for an equation's operation; None if it must not be merged."""
     try:
         key, held = parameters_key(eqn)
     except Keyless:
@@ -128,7 +127,7 @@ def _operation(eqn: JaxprEqn) -> Hashable:
 
 
 def _results(writer: Writer, index: int) -> Sequence[Var]:
-    """The results of an equation that has been written; none of them is dropped from now on."""
+    """Return the results of a written equation, and turn its DropVars into variables."""
     eqn = writer.eqns[index]
     if any(type(v) is DropVar for v in eqn.outvars):
         outs = [Var(v.aval) if type(v) is DropVar else v for v in eqn.outvars]
@@ -138,9 +137,9 @@ def _results(writer: Writer, index: int) -> Sequence[Var]:
 
 
 def _share_constants(writer: Writer) -> None:
-    """Let equal constants of a body be the first of them. Only those of one type are looked at."""
+    """Replace equal constants of a body by the first. Only those of equal type are compared."""
     if len(writer.consts) != len(writer.constvars):
-        return  # a body whose primitive passes the constants in its own way
+        return  # the body's primitive passes the constants in its own way
     by_type: dict[Aval, list[int]] = {}
     for i, var in enumerate(writer.constvars):
         by_type.setdefault(var.aval, []).append(i)

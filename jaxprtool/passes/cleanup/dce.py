@@ -1,15 +1,15 @@
-"""Dead-code elimination: remove every equation, at every depth, whose results nobody uses.
+"""Dead-code elimination: remove every equation, at every depth, whose results are unused.
 
 Liveness flows backwards: an equation stays if one of its results is used or if it has an effect
-that something outside could see, and then the operands it needs are used. Where it passes into
-bodies it follows their edges (see `ir.regions`): what is dead inside goes, and with that operands
-and results that only the dead code needed; the used carries of a loop are found by fixed point.
+that is visible from outside, and then its operands are used. Into bodies, liveness follows their
+edges (see `ir.regions`): dead code inside is removed, and with it the operands and results that
+only it needed; the used carries of a loop are found by a fixed point.
 
-The contract of `dce_jaxpr` and of the rules is that of JAX's `jax.interpreters.partial_eval`; what
-is more here: while loops are entered on every JAX, constants that nobody reads go, and the bodies
-of primitives that no rule knows are cleaned too. Reads of a ref and named axes leave no trace and
-may go; prints, callbacks and every other effect stay, in order. A write to a ref stays if something
-may read the ref later: an equation that stays or, if the ref comes from outside, the caller.
+The contract of `dce_jaxpr` and of the rules is that of JAX's `jax.interpreters.partial_eval`. In
+addition, while loops are entered in every JAX release, unused constants are removed, and the bodies
+of primitives without a rule are cleaned too. Reads of a ref and named axes leave no trace and may
+be removed; prints, callbacks and every other effect stay, in order. A write to a ref stays if
+the ref may be read later: by an equation that stays or, if the ref is an input, by the caller.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from jaxprtool.ir.rewriting.rewrite import with_bodies
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.framework.base import Pass
 
-#: `rule(used_outputs, live_inputs, eqn) -> (used_inputs, new_eqn)`. It is asked only if a result is
-#: used or the equation has an effect that must stay. `live_inputs` says which operands may be read
-#: after the equation; it is False for refs alone. `new_eqn` takes the used inputs and gives the
-#: used outputs (more, if it must); None removes the equation after all.
+#: `rule(used_outputs, live_inputs, eqn) -> (used_inputs, new_eqn)`. It is called only if a result
+#: is used or the equation has an effect that must stay. `live_inputs` marks the operands that may
+#: be read after the equation; it is False only for refs. `new_eqn` takes the used inputs and
+#: returns the used outputs (or more, if it must); None removes the equation after all.
 DceRule = Callable[[Sequence[bool], Sequence[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]]
 
 #: The open table: a plug-in adds its primitive's rule by name. A primitive whose regions are known
@@ -90,22 +90,22 @@ def dce_jaxpr(
 ) -> tuple[AnyJaxpr, list[bool]]:
     """Remove dead code from a jaxpr, as JAX's internal function of the same name does.
 
-    A bool stands for a sequence of it.
+    A bool represents a sequence of that value.
 
     Args:
         jaxpr: A jaxpr, open or closed. Its constvars stay, used or not.
         used_outputs: Which results are wanted.
         instantiate: Which inputs stay even if they are unused.
-        live_inputs: Of each input that is a ref, whether it may be read after the jaxpr has run.
-            A write to one that may not goes if nothing in the jaxpr reads it. What is said of
-            other inputs is ignored.
+        live_inputs: For each input that is a ref, True if it may be read after the jaxpr has run.
+            A write to another ref is removed if nothing in the jaxpr reads it. Flags of other
+            inputs are ignored.
 
     Returns:
-        The jaxpr that takes the used inputs and gives the used outputs, which is `jaxpr` itself
-        if nothing is dead, and the flags of the used inputs.
+        The jaxpr from the used inputs to the used outputs, which is `jaxpr` itself if nothing is
+        dead, and the flags of the used inputs.
 
     Raises:
-        ValueError: If a sequence's length is not the jaxpr's.
+        ValueError: If the length of a sequence does not match the jaxpr.
     """
     outputs = _flags(used_outputs, len(jaxpr.outvars), "used_outputs", "results")
     inputs = _flags(instantiate, len(jaxpr.invars), "instantiate", "inputs")
@@ -123,9 +123,9 @@ def _flags(flags: bool | Sequence[bool], count: int, argument: str, what: str) -
 
 # --- the pass over one jaxpr ------------------------------------------------------------------
 
-# Cleaned bodies by the body they came from, so that a body shared by many equations is cleaned
-# once for each pattern of used results and stays shared. None stands for "as it was": a strong
-# reference to the key would keep it alive for ever.
+# Cleaned bodies by their original body, so that a body shared by many equations is cleaned once
+# for each pattern of used results and stays shared. None means unchanged: a strong reference to the
+# key would keep it alive for ever.
 _cleaned = JaxprCache()
 
 
@@ -135,9 +135,9 @@ def dce_body(
     instantiate: bool | Sequence[bool] = False,
     live_inputs: bool | Sequence[bool] = True,
 ) -> tuple[AnyJaxpr, list[bool]]:
-    """`dce_jaxpr` for a closed jaxpr whose unused constants may go as well.
+    """Remove dead code, and unused constants, from a closed jaxpr; see `dce_jaxpr`.
 
-    Gives the same object back if nothing is dead, and the same new one for the same request.
+    Returns the same object if nothing is dead, and the same new one for the same request.
     """
     count = len(body.invars)
     inputs = _flags(instantiate, count, "instantiate", "inputs")
@@ -159,7 +159,7 @@ def _dce(
     *,
     constants: bool,
 ) -> tuple[AnyJaxpr, list[bool]]:
-    """Remove dead code; `constants` says whether unused constants stay."""
+    """Remove dead code; unused constants stay if `constants` is True."""
     live, eqns = _live_equations(jaxpr, used_outputs, live_inputs)
     used = [flag or v in live for v, flag in zip(jaxpr.invars, instantiate, strict=True)]
     used_consts = [constants or v in live for v in jaxpr.constvars]
@@ -190,7 +190,7 @@ def _live_equations(
     refs = _Refs.of(jaxpr, live_inputs, live)
     jax_rules, kept = jaxcompat.jax_dce_rules, []
     is_nested = not is_flat(jaxcompat.open_jaxpr(jaxpr))
-    rules: dict[str, DceRule | None] = {}  # tables that load plug-ins are asked once for each name
+    rules: dict[str, DceRule | None] = {}  # looked up once per name: the tables load plug-ins
     for eqn in reversed(jaxpr.eqns):
         outs = eqn.outvars
         name = eqn.primitive.name
@@ -198,7 +198,7 @@ def _live_equations(
             rules[name] = _rule_of(name)
         rule = rules[name]
         asks_jax = rule is None and eqn.primitive in jax_rules
-        # JAX's own rules decide themselves: that of `free_ref`, which has no effect, keeps it.
+        # JAX's own rules decide for themselves: that of `free_ref` keeps it, though without effect.
         dead = () if asks_jax or not eqn.effects else refs.dead(eqn)
         unused = not asks_jax and live.isdisjoint(outs)
         if unused and not (eqn.effects and has_lasting_effect(eqn, dead)):
@@ -218,7 +218,7 @@ def _live_equations(
 
 
 def _rule_of(primitive: str) -> DceRule | None:
-    """Return the rule of a primitive, or the rule of all whose regions are known."""
+    """Return the rule of a primitive; if its regions are known, the default is `dce_regions`."""
     rule, structured = dce_rules.get(primitive), views.get(primitive)
     known = structured is not None and structured.edges is not None
     return dce_regions if rule is None and known else rule
@@ -226,7 +226,7 @@ def _rule_of(primitive: str) -> DceRule | None:
 
 @dataclass(frozen=True)
 class _Refs:
-    """Which refs may be read after an equation of a jaxpr that is gone through backwards.
+    """The refs that may be read after an equation, while a jaxpr is traversed backwards.
 
     `at_exit` are those that may be read after the jaxpr, `read` those that equations read. With
     `all_live`, the jaxpr makes no refs of its own, and all others are read after it.
@@ -244,7 +244,7 @@ class _Refs:
         return cls(frozenset((*jaxpr.constvars, *(v for v, f in pairs if f))), read, False)
 
     def live(self, eqn: JaxprEqn) -> list[bool]:
-        """Return which operands may be read after an equation; True for all that are no refs."""
+        """Return which operands may be read after an equation; True for all that are not refs."""
         if self.all_live:
             return [True] * len(eqn.invars)
         return [
@@ -263,9 +263,9 @@ class _Refs:
 
 
 def has_lasting_effect(eqn: JaxprEqn, dead_refs: Sequence[Var] = ()) -> bool:
-    """Return whether an equation must stay even if none of its results is used.
+    """Return True if an equation must stay even if none of its results is used.
 
-    What happens to `dead_refs`, which nothing reads afterwards, does not count.
+    Effects on `dead_refs`, which nothing reads afterwards, do not count.
     """
     return not all(
         jaxcompat.is_removable_effect(effect) or jaxcompat.ref_of(effect) in dead_refs
@@ -279,10 +279,10 @@ def has_lasting_effect(eqn: JaxprEqn, dead_refs: Sequence[Var] = ()) -> bool:
 def dce_regions(
     used_outputs: Sequence[bool], live_inputs: Sequence[bool], eqn: JaxprEqn
 ) -> tuple[list[bool], JaxprEqn | None]:
-    """Return the rule of every equation whose regions are known.
+    """Apply the rule of every equation whose regions are known.
 
-    An operand is used if a body reads it, a result of a body if what it becomes is used, or what
-    it replaces in the next round is. These facts grow until no body reads more.
+    An operand is used if a body reads it. A result of a body is used if the value it becomes, or
+    the carry it replaces in the next iteration, is used. Iterates to a fixed point.
     """
     inside = regions(eqn)
     if inside is None:
@@ -313,7 +313,7 @@ def dce_regions(
             or any(used[i] and not flag for i, flag in reads)
         )
         if not all(live) and inside.repeats:
-            # A ref that any round reads may be read after each of them, in every body.
+            # A ref that any iteration reads may be read after each of them, in every body.
             read = {id(v) for v, flag in zip(eqn.invars, used, strict=True) if flag}
             still = [flag or id(v) in read for v, flag in zip(eqn.invars, live, strict=True)]
             grows, live = grows or still != live, still
@@ -325,17 +325,17 @@ def dce_regions(
 def _fallback(
     used_outputs: Sequence[bool], live_inputs: Sequence[bool], eqn: JaxprEqn
 ) -> tuple[list[bool], JaxprEqn | None]:
-    """JAX's rule, if it has one; then the bodies are cleaned behind an unchanged signature."""
+    """Apply JAX's rule, if it has one; then clean the bodies, whose signatures stay."""
     used, new = [True] * len(eqn.invars), eqn
     if eqn.primitive in jaxcompat.jax_dce_rules:
         used, new = jaxcompat.apply_jax_dce_rule(used_outputs, eqn, live_inputs)
-        if new is not None and _holds_the_same(new, eqn):  # JAX 0.11 makes an equation each time
+        if new is not None and _holds_the_same(new, eqn):  # JAX 0.11 makes a new equation each time
             new = eqn
     return used, None if new is None else with_bodies(new, _clean)
 
 
 def _holds_the_same(new: JaxprEqn, old: JaxprEqn) -> bool:
-    """Return whether an equation has the operands, results and parameters of another one."""
+    """Return True if an equation has the operands, results and parameters of another one."""
     values = [(each.invars, each.outvars, each.params.values()) for each in (new, old)]
     return new.params.keys() == old.params.keys() and all(
         len(a) == len(b) and not any(map(is_not, a, b)) for a, b in zip(*values, strict=True)

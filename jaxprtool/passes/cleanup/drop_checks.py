@@ -1,14 +1,15 @@
-"""Dropping checks: what looks at a program's values and gives none, at every depth.
+"""Removal of checks, at every depth: equations that inspect values and have no results.
 
-*   Checks of `checkify`, and callbacks and prints for debugging: equations that give nothing and
-    whose effects are those of checks or of debugging alone.
-*   Equinox's `error_if`, which hands its operand on. In a jaxpr it is a branch that does nothing
-    but call a function which raises, beside one that gives the operand, in a `custom_jvp` whose
-    rule hands the tangent on. The function is known by its module and name, the branch by its
-    results, which need the call; so a `pure_callback` whose value is used is never taken for one.
+*   Checks of `checkify`, and callbacks and prints for debugging: equations without results whose
+    only effects are those of checks or of debugging.
 
-What nothing but checks needed goes too. Rules of custom derivatives are followed: where one holds
-a check, the call follows the rule's jaxpr without it.
+*   Equinox's `error_if`, which forwards its operand. In a jaxpr it is a cond, in a `custom_jvp`
+    whose rule forwards the tangent. One branch only calls a function that raises, the other
+    returns the operand. The function is recognized by its module and name, the branch by its
+    results, which need the call; so a `pure_callback` whose value is used is never mistaken for it.
+
+What only checks needed is removed too. Rules of custom derivatives are traced: if one holds a
+check, the call gets the rule's jaxpr without it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ _RAISING = frozenset(
     f"equinox._errors._error.<locals>.{name}" for name in ("raises", "display_msg")
 )
 
-#: The name of the jit that `error_if` is.
+#: The name of the jit of `error_if`.
 _ERROR_IF = "branched_error_if_impl"
 
-#: How deep rules are followed that call functions with rules in turn.
+#: The maximum depth of rules that call functions with rules in turn.
 _DEEPEST_RULES = 8
 
 
@@ -81,7 +82,7 @@ class DropChecks(Pass):
 
 
 class _Dropping:
-    """The checks of one program; what is known of the rules of its custom derivatives, by key."""
+    """The state of one run: the rules of custom derivatives by key, and their properties."""
 
     def __init__(self) -> None:
         self._rules: dict[Hashable, CustomRule | None] = {}
@@ -90,7 +91,7 @@ class _Dropping:
         self._unchecked: dict[Hashable, Callable[[], Any]] = {}
 
     def cleaned(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        """The jaxpr without checks and what only they needed; the same object if it has none."""
+        """Return the jaxpr without checks and what only they needed; itself if it has none."""
         left = rewrite(jaxpr, self._visitor)
         return left if left is jaxpr else dce_body(left, [True] * len(left.outvars), True)[0]
 
@@ -123,7 +124,7 @@ class _Dropping:
         return writer.add(self._following(eqn))
 
     def _rule(self, eqn: JaxprEqn) -> CustomRule | None:
-        """Return the rule of a custom call; None for one that cannot be traced."""
+        """Return the rule of a custom call; None if it cannot be traced."""
         key = rule_key(eqn)
         if key not in self._rules:
             try:
@@ -133,7 +134,7 @@ class _Dropping:
         return self._rules[key]
 
     def _has_checks(self, eqn: JaxprEqn) -> bool:
-        """Whether there is a check in the rule of a custom call, or in rules of calls in that."""
+        """Return True if the rule of a custom call, or of calls in it, holds a check."""
         key = rule_key(eqn)
         if key not in self._checked:
             self._checked[key] = self._finds_check(eqn)
@@ -153,11 +154,11 @@ class _Dropping:
         return False
 
     def _forwards(self, eqn: JaxprEqn, call: CustomJVP | CustomVJP) -> bool:
-        """Whether the rule of a call that hands its operands on does so with their tangents."""
+        """Return True if the rule of a call that forwards its operands forwards their tangents."""
         key = rule_key(eqn)
         if key not in self._forwarding:
             known = dict(self._forwarding)
-            self._forwarding[key] = True  # for calls in the rule: it is what is to be shown
+            self._forwarding[key] = True  # assume it for calls in the rule: a proof by induction
             if not self._rule_forwards(eqn, call):
                 self._forwarding = {**known, key: False}
         return self._forwarding[key]
@@ -177,7 +178,7 @@ class _Dropping:
             source = call.body.invars.index(var)
             if body.outvars[i] is not primals[source]:
                 return False
-            # The tangent of an integer has the type float0, and says nothing.
+            # The tangent of an integer has the type float0, and no information.
             if is_float0(var.aval.to_tangent_aval()):
                 zero or next(given)
             elif zero or next(given) is not tangents[source]:
@@ -185,7 +186,7 @@ class _Dropping:
         return True
 
     def _following(self, eqn: JaxprEqn) -> JaxprEqn:
-        """Return the call, following its rule without the checks in it."""
+        """Return the call with its rule replaced by the one without checks."""
         key, p, found = rule_key(eqn), eqn.params, self._rule(eqn)
         assert found is not None
         rule = self._unchecked.setdefault(key, cache(partial(map_rule, self.cleaned, found)))
@@ -200,19 +201,19 @@ def _is_dropped(eqn: JaxprEqn) -> bool:
 
 
 def _without_failing(cond: Cond, writer: Writer) -> Sequence[Atom] | None:
-    """Return what a branching gives without a branch of Equinox's `error_if`; None for another."""
+    """Return the results of a cond without its failing `error_if` branch; None for other conds."""
     passing = _passing_branch(cond)
     if passing is not None and writer.can_hold(passing):
         return writer.splice(passing, cond.operands, cond.eqn)
     if not any(map(jaxcompat.is_check_effect, cond.eqn.effects)):
         return None
-    # JAX gives a branch the effects of all: those of checks in others are gone.
+    # JAX gives each branch the effects of all: those of checks in other branches are removed.
     branches = tuple(jaxcompat.replace_jaxpr(b, eqns=b.eqns) for b in cond.branches)
     return writer.add(cond.rebuild(branches=branches))
 
 
 def _passing_branch(cond: Cond) -> ClosedJaxpr | None:
-    """The branch of Equinox's `error_if` that is taken where the check passes; None for others."""
+    """Return the branch of Equinox's `error_if` for passing checks; None for other conds."""
     if len(cond.branches) != 2:
         return None
     failing = [_does_nothing_but_raise(branch) for branch in cond.branches]
@@ -220,7 +221,7 @@ def _passing_branch(cond: Cond) -> ClosedJaxpr | None:
 
 
 def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
-    """Return whether a branch's results need a call of a function that always raises."""
+    """Return True if a branch's results need a call of a function that always raises."""
     return any(
         eqn.primitive.name == "pure_callback" and callback_name(eqn.params["callback"]) in _RAISING
         for eqn in needed_equations(branch.eqns, branch.outvars)
@@ -228,7 +229,7 @@ def _does_nothing_but_raise(branch: ClosedJaxpr) -> bool:
 
 
 def _forwarded(body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom] | None:
-    """Return what a call gives whose body hands on operands and literals, and does nothing else."""
+    """Return the results of a call whose body only forwards operands and literals; else None."""
     given = dict(zip(body.invars, operands, strict=True))
     if body.effects or any(not isinstance(v, Literal) and v not in given for v in body.outvars):
         return None

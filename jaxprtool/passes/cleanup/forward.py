@@ -1,22 +1,22 @@
-"""Forwarding: the borders of loops, branches and calls made as narrow as they can be.
+"""Forwarding: remove pass-through and duplicate operands and results of loops, branches and calls.
 
-What a body merely hands on need not go through it:
+Values that a body only forwards need not go through it:
 
-*   a result that is an operand, a scalar or a constant of the body is, outside, that very value;
-    results that are always equal become one;
-*   an operand that is given twice is given once, and scalars are put inside the body, where `fold`
-    and `simplify` can see them;
+*   a result that is an operand, a scalar or a constant of the body is replaced by that value
+    outside; results that are always equal become one;
+*   an operand that is passed twice is passed once, and scalars are moved inside the body, where
+    `fold` and `simplify` can use them;
 *   a carry of a scan or while that never changes becomes a constant of the loop, and its result
-    the value that it started with; carries that start equal and stay equal become one. Which ones
-    do is found as the coarsest stable partition of the carries (they form the graph of a function,
-    so sequences are compared by doubling; compare J. E. Hopcroft, "An n log n algorithm for
-    minimizing states in a finite automaton", 1971);
+    the initial value; carries that start equal and stay equal become one. Which ones do is found as
+    the coarsest stable partition of the carries (they form the graph of a function, so sequences
+    are compared by doubling; compare J. E. Hopcroft, "An n log n algorithm for minimizing states in
+    a finite automaton", 1971);
 *   an operand that a scan slices and that only repeats one value becomes a constant of it.
 
-What nobody uses is left to `dce`. What stays as it is: operands that are donated, of a sharding or
-layout that was asked for, or refs; the results of `shard_map`, whose specifications are shardings,
-but for equal ones; the results of a differentiated `remat`, behind its optimization barrier. Past
-custom derivatives nothing is forwarded, since the user's rule may give it any derivative: only
+`dce` removes what is unused afterwards. These stay unchanged: operands that are donated, have a
+requested sharding or layout, or are refs; results of `shard_map`, whose specifications are
+shardings, except duplicates; results of a differentiated `remat`, behind its optimization barrier.
+Nothing is forwarded past custom derivatives, since the user's rule may return any derivative: only
 their bodies are rewritten. An array that a call in the same body donates gets no second name.
 """
 
@@ -70,7 +70,7 @@ class Forward(Pass):
 
     def __call__(self, program: Program) -> Program:
         jaxpr, before = program.jaxpr, None
-        # What has come out of one body, or gone into it, may go on through the next.
+        # What leaves one body, or enters it, may be forwarded through the next.
         while jaxpr is not before:
             visitor = partial(_visitor, Memo())
             jaxpr, before = rewrite(jaxpr, visitor, flat=False), jaxpr
@@ -87,14 +87,14 @@ def _visitor(memo: Memo, writer: Writer) -> RewriteRule:
 
 @dataclass(frozen=True)
 class _Border:
-    """What is asked of operands and results besides their values.
+    """The constraints on operands and results besides their values.
 
     Attributes:
-        operands: For each operand its kind: only those of one kind are taken for the same. Those of
+        operands: The kind of each operand: only operands of the same kind are merged. Those of
             kind `_STAYS` must stay.
         results: The same for each result.
-        into: Whether scalars may be put inside.
-        out: Whether what a body hands on is the operand itself.
+        into: True if scalars may be moved inside.
+        out: True if a result that a body forwards is the operand itself.
     """
 
     operands: Sequence[Hashable]
@@ -120,22 +120,22 @@ class _Border:
         )
 
 
-#: The kind of what must stay as it is.
+#: The kind of operands and results that must stay as they are.
 _STAYS = object()
 
-#: The arguments that an operand becomes, with the number of the region of each.
+#: The arguments for an operand, with the number of the region of each.
 _Inside = Sequence[tuple[int, Var]]
 
 
 class _Forwarding:
-    """What is done to one loop, branch or call."""
+    """The rewriting of one loop, branch or call."""
 
     def __init__(self, writer: Writer, inside: Regions, memo: Memo):
         self.writer, self.inside, self._memo = writer, inside, memo
         self.eqn = inside.eqn
         self.border = _Border.of(inside)
         self.jaxprs = inside.jaxprs
-        #: What variables are from now on, in each region.
+        #: The new atoms of variables, in each region.
         self.names: list[dict[Var, Atom]] = [{} for _ in self.jaxprs]
         self.stay = [True] * len(self.eqn.invars)
         self.wanted = [True] * len(self.eqn.outvars)
@@ -155,7 +155,7 @@ class _Forwarding:
         ]
 
     def written(self) -> Sequence[Atom] | None:
-        """Return what the results are from now on; None if nothing changes."""
+        """Return the atoms that replace the results; None if nothing changes."""
         inside = self.inside
         for field, places in inside.operands.items():
             for i in places:
@@ -167,7 +167,7 @@ class _Forwarding:
             for i in inside.operands[field]:
                 self.give_rows(i, field)
         if inside.edges.has_rule:
-            # The user's rule has all operands, and may give the results any derivative.
+            # The user's rule has all operands, and may return any derivative of the results.
             jaxpr = self.jaxprs[0]
             read = free_variables(jaxpr.eqns, keep(jaxpr.outvars, self.wanted))
             if self.names[0].keys().isdisjoint(read):
@@ -191,13 +191,13 @@ class _Forwarding:
     # --- operands -------------------------------------------------------------------------------
 
     def give(self, i: int, field: str, scalars: bool) -> None:
-        """Let an operand stay, unless it is a scalar, or given already."""
+        """Keep an operand unless it is a scalar or a duplicate."""
         kind = self.border.operands[i]
         if kind is not _STAYS:
             self.stay[i] = self._is_new(self.eqn.invars[i], self.arguments[i], field, scalars, kind)
 
     def give_rows(self, i: int, field: str) -> None:
-        """Let an operand stay of which each round gets a row, unless all rows are one value."""
+        """Keep a sliced operand, unless all its rows are one value."""
         repeated = self._repeated(i)
         if repeated is None:
             self.give(i, field, scalars=False)
@@ -206,7 +206,7 @@ class _Forwarding:
             self.make_constant(repeated, self.arguments[i])
 
     def make_constant(self, atom: Atom, arguments: _Inside) -> None:
-        """Let arguments be a value that is the same in every round, where they are read."""
+        """Replace arguments by a loop-invariant value, in the bodies that read them."""
         for number, var in arguments:
             field = self.inside.regions[number].constants
             assert field is not None
@@ -222,7 +222,10 @@ class _Forwarding:
         scalars: bool = True,
         kind: Hashable = None,
     ) -> bool:
-        """Whether bodies need be given an operand: one that is no scalar and was not given yet."""
+        """Return True if an operand must stay: it is neither a scalar nor a duplicate.
+
+        Otherwise its arguments are renamed.
+        """
         if isinstance(atom.aval, jaxcompat.AbstractRef):
             return True
         if scalars:
@@ -245,11 +248,11 @@ class _Forwarding:
         return False
 
     def _can_add(self, arguments: _Inside) -> bool:
-        """Return whether the bodies of these arguments can be given new constants."""
+        """Return True if the bodies of these arguments can take new constants."""
         return all(self.inside.regions[number].constants is not None for number, _ in arguments)
 
     def _repeated(self, i: int) -> Atom | None:
-        """Return the value that every row of an operand is, if it was made by repeating one."""
+        """Return the value of every row of an operand, if it was made by repeating one."""
         value, arguments = self.writer.repeated_row(self.eqn.invars[i]), self.arguments[i]
         if value is None or not self._can_add(arguments):
             return None
@@ -258,7 +261,7 @@ class _Forwarding:
     # --- what loops carry -----------------------------------------------------------------------
 
     def carry(self) -> None:
-        """Take out of a loop what it carries and never changes, or carries twice."""
+        """Remove loop-invariant and duplicate carries."""
         carried, eqn = self.inside.carried, self.eqn
         kinds = self._carries()
         for number, kind in enumerate(kinds):
@@ -282,10 +285,10 @@ class _Forwarding:
                 self._rename(self.arguments[i], [var for _, var in self.arguments[other]])
 
     def _carries(self) -> list[int | None]:
-        """For each carry the one that always has its value; None if it is always what it starts as.
+        """Return for each carry an equal one, by number; None if it always has its initial value.
 
-        Of equal ones the first whose result is read is taken, or the first, and itself it has its
-        own number.
+        Among equal carries, the first whose result is read is chosen, or the first; for a carry
+        without an equal one it is its own number.
         """
         carried, eqn = self.inside.carried, self.eqn
         rounds = [
@@ -299,9 +302,9 @@ class _Forwarding:
         region, jaxpr = self.inside.regions[number], self.jaxprs[number]
         arguments = dict(zip(region.ins, jaxpr.invars, strict=True))
         nexts = dict(zip(region.back, jaxpr.outvars, strict=True))
-        # What a value is known by at first: by what it starts as, or, computed inside, by itself.
+        # The initial label of a value: its value before the loop or, if computed inside, itself.
         labels: dict[Hashable, Hashable] = {}
-        step: dict[Hashable, Hashable] = {}  # which value it is in the next round
+        step: dict[Hashable, Hashable] = {}  # the variable with this value in the next iteration
         for i, var, fixed in zip(region.ins, jaxpr.invars, region.fixed, strict=True):
             if fixed:
                 labels[var] = self._start(eqn.invars[i], var)
@@ -331,7 +334,7 @@ class _Forwarding:
         return kinds
 
     def _start(self, atom: Atom, inside: Var) -> Hashable:
-        """What a loop's operand starts as; its own variable for what nothing else may stand for."""
+        """Return the initial value of a loop's operand; the variable itself for refs."""
         if isinstance(atom.aval, jaxcompat.AbstractRef):
             return inside
         literal = _scalar(self.writer, atom, inside.aval)
@@ -340,11 +343,11 @@ class _Forwarding:
     # --- results --------------------------------------------------------------------------------
 
     def results(self) -> None:
-        """Leave out the results that are something else outside: an operand, or another result."""
+        """Replace the results that are known outside: an operand, or another result."""
         outs, last = self.eqn.outvars, set(self.carried.values())
         sources = self.inside.sources()
         first: dict[Hashable, Atom] = {}
-        # A result that nobody reads cannot stand for one that somebody does.
+        # An unused result cannot replace one that is used.
         for i in sorted(range(len(outs)), key=lambda i: isinstance(outs[i], DropVar)):
             if i in last or self.border.results[i] is _STAYS:
                 continue
@@ -359,11 +362,11 @@ class _Forwarding:
                 self.answer[i], self.wanted[i] = other, False
 
     def _name(self, number: int, atom: Atom) -> Atom:
-        """Return what an atom of a body is from now on."""
+        """Return the new atom of an atom of a body."""
         return atom if type(atom) is Literal else self.names[number].get(atom, atom)
 
     def _outside(self, result: int, sources: Sequence[tuple[int, Atom]]) -> Atom | None:
-        """Return what a result is outside, if it is that whichever body runs."""
+        """Return the value of a result outside, if it is the same whichever body runs."""
         stacked = result in self.stacked
         found = [self._source(number, atom, stacked) for number, atom in sources]
         if None not in found and len({atom_key(atom) for atom in found if atom is not None}) == 1:
@@ -380,7 +383,7 @@ class _Forwarding:
         return None
 
     def _source(self, number: int, atom: Atom, stacked: bool) -> Atom | None:
-        """Return the operand that a body hands on, row by row if `stacked`, or a scalar."""
+        """Return the operand that a body forwards, row by row if `stacked`, or a scalar."""
         if not stacked:
             atom = self._name(number, atom)
         if type(atom) is Literal:
@@ -391,7 +394,7 @@ class _Forwarding:
         return None if self.border.operands[i] is _STAYS else self.eqn.invars[i]
 
     def _donates(self, *atoms: Atom) -> bool:
-        """Whether a call in this body donates one of these, so that it may have no second name."""
+        """Return True if a call in this body donates one of these, so that it needs one name."""
         return any(type(atom) is not Literal and atom in self.writer.donated for atom in atoms)
 
     # --- bodies ---------------------------------------------------------------------------------
@@ -401,9 +404,9 @@ class _Forwarding:
         return [out is None or self.wanted[out] for out in self.inside.regions[number].outs]
 
     def _narrowed(self, body: ClosedJaxpr, number: int, invars: Sequence[Var]) -> ClosedJaxpr:
-        """A closed body that takes `invars` and gives the wanted results, with variables renamed.
+        """Return a body from `invars` to the wanted results, with variables renamed.
 
-        The same request gives the same object.
+        The same request returns the same object.
         """
         names, wanted = self.names[number], self._results_of(number)
         renamed = tuple((var, atom_key(atom), atom.aval) for var, atom in names.items())
@@ -412,7 +415,7 @@ class _Forwarding:
 
 
 def _asked(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
-    """Of which operands, or results, of a call something is asked."""
+    """Return which operands, or results, of a call have requested settings such as shardings."""
     asked = [False] * count
     for name, values in params.items():
         if name != "prevent_cse" and values.count(UNASKED[name]) < count:
@@ -421,7 +424,7 @@ def _asked(params: dict[str, tuple[Any, ...]], count: int) -> list[bool]:
 
 
 def _scalar(writer: Writer, atom: Atom, aval: Aval) -> Literal | None:
-    """The literal that an operand is in a body, where its type is `aval`; None if it is none."""
+    """Return the literal value of an operand in a body, where its type is `aval`; else None."""
     if getattr(aval, "shape", None) != ():
         return None
     if type(atom) is Literal and atom.aval == aval:
@@ -432,7 +435,7 @@ def _scalar(writer: Writer, atom: Atom, aval: Aval) -> Literal | None:
 
 
 def _stable_classes(labels: Sequence[Hashable], step: Sequence[int]) -> list[int]:
-    """Numbers that are equal where the labels seen by taking one step after the other all are."""
+    """Return class numbers, equal for positions whose label sequences under `step` are equal."""
     numbers: dict[Hashable, int] = {}
     classes = [numbers.setdefault(label, len(numbers)) for label in labels]
     while True:

@@ -1,26 +1,27 @@
-"""Inlining: the equations of a call's body are written in the place of the call, at every depth.
+"""Inlining: replace calls by the equations of their bodies, at every depth.
 
-A call is opened from the outside in, so that each equation is written once however deep the calls
-are nested. What is written keeps its own source lines and settings, in the name scopes of the call.
+Calls are opened from the outside in, so that each equation is written once however deep the calls
+are nested. Equations keep their source locations and settings, in the name scopes of the call.
 
 A call stays as it is
 
 *   if it has a reason to be one (`has_reason`): a jit with donated operands, shardings, layouts,
-    compiler options or `keep_unused`, one that is marked to be left to XLA to inline (`inline=` in
-    JAX 0.12), and every call under `compute_on` or `set_xla_metadata`, which mark the call as a
-    whole. `force=True` inlines these too;
+    compiler options or `keep_unused`, one marked to be inlined by XLA (`inline=` in JAX 0.12), and
+    every call under `compute_on` or `set_xla_metadata`, which mark the call as a whole.
+    `force=True` inlines these too;
+
 *   if opening it would be wrong: a `nest` call with a value sown inside, whose scope is part of the
     name; and one with constants that the body around it cannot hold, such as that of a remat;
-*   if the program would grow out of bounds: n calls within one another, each made twice, are 2**n
-    when they are all written out. Where a program would have more than `MOST_EQUATIONS` equations
-    then, and more than twice those it has, bodies that several calls share stay shared if they
-    would be longer than `LONG`.
 
-`custom_jvp` and `custom_vjp` are inlined only if asked for, since that loses the user's rule of
-differentiation, and `custom_vmap`, since that loses the rule of batching; so is `remat`, since that
-loses what it is for: the body of one that JAX has differentiated (`differentiated=True`) computes a
-second time what the forward pass has computed, and once it is inlined, cse or XLA finds the two to
-be the same and keeps the first.
+*   if the program would grow out of bounds: n nested calls, each made twice, are 2**n when all are
+    inlined. Where a program would then have more than `MOST_EQUATIONS` equations, and more than
+    twice those it has, bodies that several calls share stay shared if they would be longer than
+    `LONG`.
+
+`custom_jvp`, `custom_vjp` and `custom_vmap` are inlined only on request, since that loses the
+user's rule of differentiation or batching; so is `remat`, since that loses its purpose: the body of
+one that JAX has differentiated (`differentiated=True`) recomputes values of the forward pass, and
+once it is inlined, cse or XLA merges the two and keeps the first.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.primitives import scope_of, sow_p
 
-#: How a jit may say that it is to be inlined without being kept from it here.
+#: The values of a jit's `inline` parameter that permit inlining here.
 _INLINEABLE = (False, True, "jax_late")
 
-#: A program of no more equations may come from one of any size.
+#: A program may always grow to this number of equations.
 MOST_EQUATIONS = 10_000
 
-#: A body of more equations stays shared where the program would grow beyond that.
+#: A longer body stays shared where the program would grow beyond that.
 LONG = 100
 
 
@@ -102,7 +103,7 @@ class Inline(Pass):
             """Return the body of a call that may be inlined; None for every other equation."""
             if traits(eqn).call not in self.calls or (not self.force and has_reason(eqn)):
                 return None
-            seen = view(eqn)  # of a `custom_vmap` there is none: its body is the function itself
+            seen = view(eqn)  # a `custom_vmap` has no view: its body is the function itself
             body = jaxcompat.close_jaxpr(eqn.params["call"]) if seen is None else seen.body
             if scope_of(eqn) is not None and sows(body):
                 return None
@@ -123,9 +124,9 @@ class Inline(Pass):
 
 
 def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None]) -> set[Jaxpr]:
-    """Return the open bodies whose calls have to stay for the program not to grow out of bounds."""
-    calls: dict[Jaxpr, list[Jaxpr]] = {}  # the bodies to inline, by the one that calls them
-    held = [jaxcompat.open_jaxpr(jaxpr)]  # those that an equation holds which is no such call
+    """Return the open bodies whose calls must stay to bound the growth of the program."""
+    calls: dict[Jaxpr, list[Jaxpr]] = {}  # the bodies to inline, by the body that calls them
+    held = [jaxcompat.open_jaxpr(jaxpr)]  # the bodies of all other equations
 
     def explore(body: Jaxpr) -> None:
         called, others = [], []
@@ -137,7 +138,7 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
         for inner in (*called, *others):
             if inner not in calls:
                 explore(inner)
-        calls[body] = called  # after those that are in it
+        calls[body] = called  # after the bodies in it
         held.extend(others)
 
     explore(held[0])
@@ -145,7 +146,7 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
     stay: set[Jaxpr] = set()
 
     def lengths(most: float) -> dict[Jaxpr, int]:
-        """Return how many equations each body is to have, if longer ones that are shared stay."""
+        """Return the new number of equations of each body, if longer shared ones stay."""
         found: dict[Jaxpr, int] = {}
         for body, inner in calls.items():
             found[body] = len(body.eqns) + sum(found[b] - 1 for b in inner if b not in stay)
@@ -160,7 +161,7 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
 
 
 def has_reason(call: JaxprEqn) -> bool:
-    """Whether a call asks for something that holds for it as a whole, and is lost without it."""
+    """Return True if a call has settings that apply to it as a whole, and would be lost inline."""
     if call.ctx.compute_type is not None or call.ctx.xla_metadata:
         return True
     if call.primitive.name != "jit":

@@ -1,4 +1,4 @@
-"""What a pass is: a frozen dataclass whose fields are its options, called with a Program.
+"""The base class of passes: a frozen dataclass whose fields are its options.
 
     @dataclass(frozen=True)
     class Batch(Pass):
@@ -9,11 +9,11 @@
 
         def __call__(self, program: Program) -> Program: ...
 
-The first line of the class's docstring is its help, all of it what `jaxprtool explain` says; its
-fields with their types and defaults are its options in a pipeline: `-p "batch(axis_size=8)"`. A
-pass is pure: it gives a new Program (or several named ones, a `Programs`) and leaves the one it was
-given as it was. What it cannot do it says by raising `UnsupportedError`; it never gives a program
-that computes something else.
+The first line of the class's docstring is its help; `jaxprtool explain` shows the whole docstring.
+Its fields, with their types and defaults, are its options in a pipeline: `-p "batch(axis_size=8)"`.
+A pass is pure: it returns a new Program (or several named ones, a `Programs`) and does not change
+its argument. It raises `UnsupportedError` for what it cannot do; it never returns a program that
+computes something else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryNote:
-    """A note that tells the temporary memory of a program, which whoever shows it estimates."""
+    """A note on the temporary memory of a program, which the caller that prints it estimates."""
 
     program: Program
 
@@ -44,22 +44,22 @@ class Pass:
 
     name: ClassVar[str] = ""
 
-    #: What it is for: a title that `jaxprtool passes` lists it under; any text, empty for none.
+    #: The title under which `jaxprtool passes` lists it; any text, empty for none.
     group: ClassVar[str] = ""
 
-    #: Whether what it makes computes the same of the same arguments: so that both can be compared.
+    #: True if the result computes the same values from the same arguments, so both can be compared.
     preserves: ClassVar[bool] = True
 
-    #: Whether checks and debugging prints of the program are still made by what it makes.
+    #: True if the result still makes the checks and debugging prints of the program.
     keeps_checks: ClassVar[bool] = True
 
-    #: Whether it is for programs with symbolic sizes, and has nothing to do for others.
+    #: True if the pass only applies to programs with symbolic sizes.
     symbolic: ClassVar[bool] = False
 
     #: The field that takes all options by other names, as a dict: `specialize(n=512)`.
     more_options: ClassVar[str] = ""
 
-    #: The fields whose text the pass reads itself, which need no quotes in a pipeline:
+    #: The fields whose text the pass parses itself, so that a pipeline need not quote it:
     #: `policy=save_only_these_names('a')`.
     expressions: ClassVar[frozenset[str]] = frozenset()
 
@@ -67,19 +67,19 @@ class Pass:
         raise NotImplementedError
 
     def notes(self, before: Program, after: Program | Programs) -> Iterable[str | MemoryNote]:
-        """Return what a user should know of what the pass did, a line for each; nothing by default.
+        """Return messages for the user about the rewrite, one line each; none by default.
 
-        `after` is the very same object as `before` if the pass left the program as it was.
+        `after` is the same object as `before` if the pass left the program unchanged.
         """
         return ()
 
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
-        """The named axes that the pass binds, with their sizes: free in what it is given."""
+        """The named axes that the pass binds, with their sizes. They are free in its argument."""
         return ()
 
     def __str__(self) -> str:
-        """The pass as a pipeline spells it, options that differ from their defaults included."""
+        """Return the pass as a pipeline text, with the options that differ from their defaults."""
         given = [
             f"{name}={v!r}"
             for o in options(type(self))
@@ -92,7 +92,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a pass: a field of its dataclass. `default` is MISSING if it must be given."""
+    """An option of a pass: a field of its dataclass. `default` is MISSING if it is required."""
 
     name: str
     type: Any
@@ -100,7 +100,7 @@ class Option:
 
     @property
     def type_name(self) -> str:
-        """The type as the pass's source spells it."""
+        """The type as written in the source of the pass."""
         return (
             self.type.__name__
             if isinstance(self.type, type)
@@ -113,12 +113,12 @@ class Option:
 
     @property
     def default_text(self) -> str | None:
-        """The default as Python spells it; None if the option must be given."""
+        """The default as Python code; None if the option is required."""
         return None if self.required else repr(self.default)
 
 
 def options(cls: type[Pass]) -> list[Option]:
-    """Return the options of a pass class, in the order in which they may be given by position."""
+    """Return the options of a pass class, in the order of their positions in a pipeline."""
     hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy takes the instances' __hash__
     result = []
     for field in fields(cls):
@@ -131,7 +131,7 @@ def options(cls: type[Pass]) -> list[Option]:
 
 @lru_cache(maxsize=256)
 def _type_hints(cls: type) -> dict[str, Any]:
-    """Return the types of a class's fields, whose texts take a while to evaluate."""
+    """Return the types of a class's fields. Cached: their annotations are slow to evaluate."""
     return typing.get_type_hints(cls)
 
 
@@ -142,10 +142,10 @@ def summary(cls: type[Pass]) -> str:
 
 
 def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
-    """Return an instance of a pass class from the options a pipeline gives it.
+    """Return an instance of a pass class with the options of a pipeline.
 
-    Raises PipelineError for an unknown option, one given twice or missing, or a value of another
-    type than the field's.
+    Raises PipelineError for an unknown option, one passed twice or missing, or a value whose type
+    is not that of the field.
     """
     known = {option.name: option for option in options(cls)}
     more = known.pop(cls.more_options, None)
@@ -186,7 +186,7 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a literal is of an annotated type; an annotation we cannot read accepts all."""
+    """Return True if a literal matches an annotation; an unsupported annotation accepts all."""
     if hint is Any:
         return True
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -1,4 +1,4 @@
-"""What a docstring says, in parts: those that Google's style and NumPy's have names for."""
+"""Docstrings in parts: the sections of Google's and NumPy's styles."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Documentation:
     """A docstring in parts.
 
     Attributes:
-        text: What stands before the sections, as it is laid out.
-        parameters: What is said of each parameter or attribute.
-        raises: When something is raised.
+        text: The text before the sections, with its line breaks.
+        parameters: The description of each parameter or attribute.
+        raises: The descriptions of exceptions.
         sections: All other sections by their titles: an example, notes.
     """
 
@@ -35,7 +35,7 @@ class Documentation:
 
 
 def documentation(cls: type) -> Documentation:
-    """Return what the docstring of a class says, and of what it inherits those of its bases."""
+    """Return the documentation of a class, with the parameters and exceptions of its bases."""
     said = _documentation(cls)
     for base in cls.__mro__[1:-1]:
         inherited = _documentation(base)
@@ -67,10 +67,10 @@ def _prose(said: Docstring) -> str:
 
 
 def _parsed(text: str) -> list[Docstring]:
-    """Return a docstring as each style reads it; plain, if none can."""
+    """Return a docstring as parsed in each style; as plain text if neither parses it."""
     found = []
     for parser in (_GOOGLE, NumpydocParser()):
-        with suppress(ParseError):  # a section in which something else stands
+        with suppress(ParseError):  # a section that this style cannot parse
             found.append(parser.parse(text))
     if not found:
         found.append(Docstring())

@@ -1,22 +1,22 @@
-"""The named pipelines: `-O0` to `-O3`, in one table that plug-ins may add to.
+"""The named pipelines: `-O0` to `-O3`, in one table that plug-ins may extend.
 
-All are exact: they change no value but for the rounding of what XLA compiles as a whole. None of
-O1's passes ever leaves more equations than it found.
+All are exact: they change values only by the rounding of what XLA compiles as a whole. None of O1's
+passes ever returns more equations than it gets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Passes are repeated at most as often.
+#: The maximum number of repetitions.
 MOST_ROUNDS = 10
 
 
 @dataclass(frozen=True)
 class Level:
-    """Passes that are repeated until none changes anything, and those that run once after them.
+    """Passes to repeat until none changes anything, and passes to run once after them.
 
-    `help` says what they are for.
+    `help` describes their purpose.
     """
 
     repeated: str = ""

@@ -1,12 +1,12 @@
-"""Pipelines: passes run one after the other, read from text such as `unzip, apply.dce`.
+"""Pipelines: passes run one after the other, parsed from text such as `unzip, apply.dce`.
 
 The text is a Python expression list that is parsed and never evaluated. Each item names a pass,
-with its options as literals: `dce`, `batch(axis_size=8)`. Where an earlier pass has made several
-programs, `apply.dce` runs on the one called `apply` alone, and a bare `dce` on each of them. `-O1`
+with its options as literals: `dce`, `batch(axis_size=8)`. After a pass that returns several
+programs, `apply.dce` runs only on the one named `apply`, and a bare `dce` on each of them. `-O1`
 names a whole pipeline (see `levels`), whose passes are repeated until nothing changes.
 
-After every pass the result is type-checked, so that a program is never ill typed without the name
-of the pass that broke it.
+After every pass the result is type-checked, so that an error in a program names the pass that
+caused it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A pass, or a named pipeline, and the one program that it is for; None means every program."""
+    """A pass, or a named pipeline, and the one program it runs on; None means every program."""
 
     transform: Pass | Pipeline
     only: str | None = None
@@ -48,20 +48,20 @@ class Step:
 
 
 class Observer:
-    """What someone who watches a pipeline overrides: called around each pass on each program."""
+    """The callbacks around each pass on each program, to be overridden."""
 
     def before(self, step: Step, program: Program) -> None:
-        """`step` is about to run on `program`."""
+        """Handle that `step` is about to run on `program`."""
 
     def after(
         self, step: Step, program: Program, result: Program | Programs, seconds: float
     ) -> None:
-        """`step` has made `result` of `program` in `seconds`, the type check not counted."""
+        """Handle the `result` of `step` on `program`; `seconds` do not include the type check."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order; called with a Program it gives the rewritten one (or several, by name).
+    """Passes in order; called with a Program, returns the rewritten one (or several, by name).
 
     They are repeated, at most `rounds` times, as long as they change anything. A pipeline that has
     a `name` is one of `levels`.
@@ -73,7 +73,7 @@ class Pipeline:
 
     @classmethod
     def parse(cls, text: str) -> Pipeline:
-        """Read a pipeline. Raises PipelineError for what is malformed, and names what is near."""
+        """Parse a pipeline. Raises PipelineError for a malformed one, with a hint."""
         source = expressions.read(text, "the pipeline", PipelineError)
         if source.keywords:
             name, node = source.keywords[0]
@@ -86,13 +86,13 @@ class Pipeline:
         return f"-{self.name}" if self.name else ", ".join(map(str, self.steps))
 
     def passes(self) -> Iterator[Pass]:
-        """Yield its passes, those of the pipelines that it names included."""
+        """Yield its passes, including those of the pipelines that it names."""
         for step in self.flat():
             assert isinstance(step.transform, Pass)
             yield step.transform
 
     def flat(self) -> list[Step]:
-        """Return its steps, with those of the pipelines that it names in place of these."""
+        """Return its steps, with the pipelines that it names replaced by their steps."""
         nested = (
             step.transform.flat() if isinstance(step.transform, Pipeline) else [step]
             for step in self.steps
@@ -101,9 +101,9 @@ class Pipeline:
 
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
-        """The named axes that its passes bind: a function is traced for them with these free."""
+        """The named axes that its passes bind, which must be free when a function is traced."""
         axes: dict[Hashable, int] = {}
-        for step in reversed(self.steps):  # of one name, the first to bind it has its say
+        for step in reversed(self.steps):  # the first pass to bind a name determines its size
             axes.update(step.transform.bound_axes)
         return tuple(axes.items())
 
@@ -118,14 +118,14 @@ class Pipeline:
         *,
         check: bool = True,
     ) -> Program | Programs:
-        """Run the passes, telling `observer` of each.
+        """Run the passes, and call `observer` for each.
 
-        Raises CheckError if a pass gives an ill-typed program, and PipelineError if a step is for
-        a program that is not there. Unless `check`, only the types of results are looked at.
+        Raises CheckError if a pass returns an ill-typed program, and PipelineError if a step names
+        a program that does not exist. Without `check`, only the types of results are checked.
         """
         observer = observer or Observer()
         result = program
-        # What each step was given last, if it left it as it was.
+        # The last argument of each step that it left unchanged.
         settled: dict[int, Program | Programs] = {}
         for _ in range(self.rounds):
             before = result
@@ -170,8 +170,8 @@ def _run_step(
 
 
 def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> Program | Programs:
-    """Return what a pass makes of a program: the very same object if it changes nothing."""
-    # Imports JAX, which reading a pipeline does not.
+    """Return the result of a pass on a program: the same object if it changes nothing."""
+    # Imports JAX, which parsing a pipeline does not.
     from jaxprtool.ir.programs.program import Program, check_results, type_check
 
     if isinstance(step.transform, Pipeline):
@@ -206,7 +206,7 @@ def _unchanged(program: Program, result: Program | Programs) -> bool:
 
 
 def _apply(step: Step, program: Program) -> Program | Programs:
-    """What a pass makes of a program. What a plug-in raises is its own fault, and says whose."""
+    """Return the result of a pass. An error of a plug-in becomes a PluginError that names it."""
     from jaxprtool.ir.programs.program import Program, Programs
 
     try:
@@ -223,7 +223,7 @@ def _apply(step: Step, program: Program) -> Program | Programs:
 
 
 def _level(name: str) -> Pipeline:
-    """Return the pipeline that a row of `levels` describes."""
+    """Return the pipeline of a row of `levels`."""
     repeated, last = (
         Pipeline.parse(text).steps for text in (levels[name].repeated, levels[name].last)
     )
@@ -263,14 +263,14 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
 
 
 def _option(source: expressions.Source, is_expression: bool, node: ast.expr) -> Any:
-    """Return the value of an option: a literal, or the text of what the pass is to read."""
+    """Return the value of an option: a literal, or the text that the pass parses itself."""
     if is_expression and isinstance(node, ast.Name | ast.Attribute | ast.Call):
         return ast.unparse(node)
     return source.literal(node)
 
 
 def _dotted(node: ast.expr) -> str:
-    """`init.forward.dce` from its nodes; empty for anything but names joined by dots."""
+    """Return a dotted name such as `init.forward.dce` from its nodes; empty for other nodes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (prefix := _dotted(node.value)):

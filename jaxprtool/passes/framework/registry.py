@@ -1,10 +1,9 @@
-"""Where passes are found: entry points, plug-in files and modules, and `register`.
+"""The registry of passes: entry points, plug-in files and modules, and `register`.
 
-Every pass comes through the entry-point group `jaxprtool.passes`, ours by the same door as
-everyone's, and is imported only when a pipeline names it. `register` adds a class by hand, and
-`load_plugin` imports a file or module and registers the passes that it defines. A plug-in that
-cannot be imported, or that claims a name already taken, is a `PluginWarning` that names it;
-everything else goes on working.
+Every pass, built-in ones included, is found in the entry-point group `jaxprtool.passes`, and is
+imported only when a pipeline names it. `register` adds a class by hand, and `load_plugin` imports a
+file or module and registers the passes that it defines. A plug-in that cannot be imported, or whose
+name is in use, causes a `PluginWarning` that names it; everything else goes on working.
 
 Reading the entry points of all installed packages takes tens of milliseconds. It is done once, and
 again when `sys.path` has changed or a name is not found: the package may have been installed since.
@@ -33,12 +32,12 @@ P = TypeVar("P", bound=type[Pass])
 
 
 class PluginWarning(UserWarning):
-    """A plug-in that was left out, and why."""
+    """A plug-in was skipped, with the reason."""
 
 
 @dataclass(frozen=True)
 class PassSource:
-    """A pass by name: where it comes from (a package, file or module), and how to import it."""
+    """The source of a pass: its name, its origin (a package, file or module), and an importer."""
 
     name: str
     origin: str
@@ -51,7 +50,7 @@ _registered: dict[str, PassSource] = {}
 def register(cls: P) -> P:
     """Make a Pass subclass available to pipelines under its `name`; usable as a decorator.
 
-    A class defined anew under the same name in the same module replaces the old one, as when a
+    A class redefined under the same name in the same module replaces the old one, as when a
     notebook cell is run again.
     """
     if not (isinstance(cls, type) and issubclass(cls, Pass) and cls.name):
@@ -112,9 +111,9 @@ def _loader(point: EntryPoint, origin: str) -> Callable[[], type[Pass]]:
 
 
 def find(name: str) -> type[Pass]:
-    """Return the pass class of that name, imported now.
+    """Import and return the pass class of that name.
 
-    Raises PipelineError, with the nearest name, if there is none, and PluginError if its module
+    Raises PipelineError, with the nearest name, for an unknown name, and PluginError if its module
     cannot be imported.
     """
     sources = available()
@@ -132,8 +131,8 @@ def find(name: str) -> type[Pass]:
 def load_plugin(where: str) -> None:
     """Import a plug-in, a file `path/plugin.py` or a module's dotted name, and register its passes.
 
-    The passes are the Pass subclasses that the module itself defines; a plug-in may as well only
-    add rules to the open tables (`dce_rules`). One that fails is left out with a PluginWarning.
+    The passes are the Pass subclasses that the module itself defines; a plug-in may also only add
+    rules to the open tables (`dce_rules`). One that fails is skipped with a PluginWarning.
     """
     try:
         if where.endswith(".py"):
@@ -152,7 +151,7 @@ def load_plugin(where: str) -> None:
 
 
 def import_file(path: Path, prefix: str) -> ModuleType:
-    """Import a Python file as a module of its own, whose name begins with `prefix`."""
+    """Import a Python file as a separate module, whose name begins with `prefix`."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     name = f"{prefix}_{path.stem}"

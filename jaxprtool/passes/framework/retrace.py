@@ -1,7 +1,7 @@
-"""A program as the function that it came from, and the program that a function of it traces to.
+"""A program as the function that it came from, and the program traced from a function of it.
 
 The function is evaluated equation by equation: JAX's transformations see the same operations, from
-the same lines of source, as if they ran the user's own function.
+the same source locations, as if they ran the user's own function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxprtool.ir.rewriting.closed_over import keeps_ended, refused, with_closed
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr
 from jaxprtool.passes.framework.base import Pass
 
-#: Characters of what JAX says of an error that are shown.
+#: The maximum number of characters of JAX's error message that are shown.
 _LONGEST_REASON = 300
 
 
@@ -54,7 +54,7 @@ class WithAux(Pass):
 
 
 def function_of(program: Program, name: str | None = None) -> Callable[..., Any]:
-    """The function that a program is of, under its own name or another; for use under a trace."""
+    """Return the function of a program, with its own name or another; for use under a trace."""
     evaluate = jaxcompat.jaxpr_as_fun(program.jaxpr)
 
     def fun(*args: object, **kwargs: object) -> object:
@@ -65,7 +65,7 @@ def function_of(program: Program, name: str | None = None) -> Callable[..., Any]
 
 
 def as_pair(program: Program) -> Program:
-    """A program that also gives the new state of objects, as one that gives a pair with it."""
+    """Return a program with a pair as result, if it also returns the new state of objects."""
     node = program.out_tree.node_data()
     if node is None or node[0] is not Changed:
         return program
@@ -88,8 +88,8 @@ def retraced(
 ) -> Program:
     """Return the program that `fun` traces to, on arguments like the program's, or of these types.
 
-    Its constants are the program's, and those that JAX adds. `transform` is what an error calls
-    the transformation. Raises UnsupportedError if JAX cannot transform the program, with the
+    Its constants are the program's, and those that JAX adds. `transform` is the name of the
+    transformation in errors. Raises UnsupportedError if JAX cannot transform the program, with the
     source line of the equation at fault if it is known, and UserFunctionError if the rule of a
     custom derivative raises.
     """
@@ -124,14 +124,14 @@ def retraced(
 def with_names(
     jaxpr: ClosedJaxpr, name: str, arg_names: Sequence[str], out_names: Sequence[str]
 ) -> ClosedJaxpr:
-    """Return a closed jaxpr that bears the names of a program, as JAX keeps them for debugging."""
+    """Return a closed jaxpr with the names of a program, as JAX keeps them for debugging."""
     names = {"arg_names": tuple(arg_names), "result_paths": tuple(out_names)}
     debug = jaxpr.debug_info._replace(func_src_info=name, **names)
     return jaxcompat.replace_jaxpr(jaxpr, debug_info=debug)
 
 
 def _check_forward(program: Program, transform: str, jaxpr: ClosedJaxpr) -> None:
-    """Refuse what JAX can trace, but neither run nor compile: custom_vjp functions forwards."""
+    """Refuse forward mode of custom_vjp functions, which JAX traces but cannot run or compile."""
     for eqn in equations(jaxcompat.open_jaxpr(jaxpr)):
         if eqn.primitive.name == "custom_lin":
             raise UnsupportedError(
@@ -143,7 +143,7 @@ def _check_forward(program: Program, transform: str, jaxpr: ClosedJaxpr) -> None
 
 @contextmanager
 def reported(program: Program, transform: str, hint: str | None = None) -> Iterator[None]:
-    """Turn what JAX raises when it transforms a program into an error of ours, on one line."""
+    """Turn an error of JAX in a transformation of a program into one of ours, on one line."""
     try:
         yield
     except JaxprToolError:
@@ -158,13 +158,13 @@ def reported(program: Program, transform: str, hint: str | None = None) -> Itera
 
 
 def _place(error: Exception) -> str:
-    """The source line of the equation at fault: JAX hangs its traceback on what it raises."""
+    """Return the source line of the equation at fault: JAX attaches its traceback to the error."""
     frames = [] if error.__cause__ is None else user_frames(error.__cause__)  # type: ignore[arg-type]
     return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, AssertionError):  # of what a rule of JAX's takes for granted
+    if isinstance(error, AssertionError):  # an assumption of one of JAX's rules
         return "JAX's rule does not hold here"
     text = " ".join(str(error).partition("\n\n")[0].split())
     text = text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
@@ -175,7 +175,7 @@ def _reason(error: Exception) -> str:
 
 
 def positional(program: Program) -> list[list[int]]:
-    """For each positional argument of a program, its flat arguments."""
+    """Return the flat arguments of each positional argument of a program."""
     groups: list[list[int]] = []
     start = 0
     for tree in program.in_tree.children()[0].children():
@@ -185,7 +185,7 @@ def positional(program: Program) -> list[list[int]]:
 
 
 def positional_roots(program: Program) -> list[str]:
-    """Return what each positional argument of a program is called; "" if it has no arrays."""
+    """Return the name of each positional argument of a program; "" if it has no arrays."""
     names = [program.arg_names[flat[0]] if flat else "" for flat in positional(program)]
     return [_root(name) for name in names]
 
@@ -193,9 +193,9 @@ def positional_roots(program: Program) -> list[str]:
 def chosen(
     program: Program, transform: str, option: str, numbers: int | Sequence[int]
 ) -> tuple[int, ...]:
-    """The positions, counted from 0, of the arguments that an option such as `argnums` names.
+    """Return the positions, counted from 0, of the arguments in an option such as `argnums`.
 
-    Raises ArgumentsError if there is no such positional argument.
+    Raises ArgumentsError if a positional argument does not exist.
     """
     count = len(positional(program))
     numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
@@ -215,7 +215,7 @@ def chosen_argnums(
 ) -> tuple[int, ...]:
     """Return the positions of the arguments in `argnums`, which must name some, each once.
 
-    Raises ArgumentsError as `chosen` does, and for what JAX has no clear words for.
+    Raises ArgumentsError as `chosen` does, and where JAX's own message would be unclear.
     """
     positions = chosen(program, transform, "argnums", argnums)
     if not positions:
@@ -226,7 +226,7 @@ def chosen_argnums(
 
 
 def _roots(program: Program) -> str:
-    """Return what the arguments of a program are called as wholes: of `params['w']`, `params`."""
+    """Return the names of the whole arguments of a program: `params` for `params['w']`."""
     return ", ".join(dict.fromkeys(map(_root, program.arg_names)))
 
 
@@ -235,9 +235,9 @@ def _root(name: str) -> str:
 
 
 def main_results(program: Program, transform: str, has_aux: bool) -> list[int]:
-    """The flat results that are differentiated: with `has_aux`, those of the first of a pair.
+    """Return the flat results to differentiate: with `has_aux`, those of the first of a pair.
 
-    Raises ArgumentsError if the program does not give one.
+    Raises ArgumentsError if the result is not a pair.
     """
     if not has_aux:
         return list(range(len(program.out_avals)))

@@ -1,27 +1,28 @@
-"""Hoisting: what each iteration of a scan or a while loop computes alike is computed before it.
+"""Hoisting: compute loop-invariant values of a scan or a while loop once, before the loop.
 
-An equation of a loop's body, or of a while's condition, is *invariant* if it reads literals,
-constants of the loop and results of invariant equations alone. Bodies are taken from the inside
-out, so that an equation leaves as many loops as it is invariant in.
+An equation of a loop's body, or of a while's condition, is *invariant* if it only reads literals,
+constants of the loop and results of invariant equations. Bodies are visited from the inside out, so
+that an equation leaves as many loops as it is invariant in.
 
-Which of the invariant equations leave:
+Which of the invariant equations are hoisted:
 
-*   One that computes leaves, together with the equations that it needs, if its result takes no more
-    bytes than the largest constant that it is computed from, or no more than `SMALL`; or if it
-    costs far more than to read its result does (`Traits.expensive`, and whatever holds jaxprs).
-*   One that only moves, repeats or makes up values (`Traits.moves`: broadcasts, iotas, ...),
-    and one whose result is larger than all it is computed from, leaves only for one that needs it.
-    By itself it would save little and be kept in memory for as long as the loop runs, where it is
-    now fused into what reads it.
-*   So does one that is computed from literals alone: in the loop it is known to be constant.
+*   One that computes is hoisted, together with the equations that it needs, if its result takes no
+    more bytes than the largest constant that it is computed from, or no more than `SMALL`; or if it
+    costs far more than reading its result (`Traits.expensive`, and equations that hold jaxprs).
 
-These never leave: equations with effects and those that touch refs; collectives and whatever says
-where values lie or keeps computations apart (`Traits.may_hoist`); user code that runs outside of
-JAX. Where JAX cannot tell that a loop runs at all, it is taken that it does: what leaves is pure,
-and at worst computed in vain. But a while loop, which may never end, is not moved out of such a
-loop.
+*   One that only moves, repeats or generates values (`Traits.moves`: broadcasts, iotas, ...),
+    and one whose result is larger than all it is computed from, is hoisted only for one that needs
+    it. By itself it would save little and occupy memory for as long as the loop runs, whereas in
+    the loop it is fused into its uses.
 
-Compare XLA's WhileLoopInvariantCodeMotion, which also leaves alone what is not worth its memory.
+*   The same holds for one computed from literals alone: in the loop it is known to be constant.
+
+These are never hoisted: equations with effects and those on refs; collectives and equations that
+place values or keep computations apart (`Traits.may_hoist`); user code that runs outside of JAX.
+A loop that may run no iteration is assumed to run: hoisted equations are pure, and at worst
+computed in vain. But a while loop, which may never end, is not moved out of such a loop.
+
+Compare XLA's WhileLoopInvariantCodeMotion, which also skips what is not worth its memory.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from jaxprtool.ir.rewriting.rewrite import Memo, RewriteRule, Writer, narrow, pa
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.framework.base import Pass
 
-#: Results of so many bytes may leave a loop whatever they are computed from.
+#: Results of at most this many bytes may leave a loop whatever they are computed from.
 SMALL = 65536
 
 
@@ -84,9 +85,9 @@ class Hoist(Pass):
 
 @dataclass(frozen=True)
 class _Taken:
-    """A body in two: what has left, from the loop's constants, and the rest.
+    """A body in two: the hoisted part, which only reads the loop's constants, and the rest.
 
-    `used` says which arguments the rest still takes; it also takes the results of what has `left`.
+    `used` marks the arguments that the rest still takes; it also takes the results of `left`.
     """
 
     left: ClosedJaxpr
@@ -95,11 +96,11 @@ class _Taken:
 
 
 class _Hoisting:
-    """What is known of the bodies met in one run: shared bodies are looked at once."""
+    """The state of one run: shared bodies are analysed once."""
 
     def __init__(self) -> None:
         self._taken = Memo()
-        #: What may not leave a loop, by whether the loop is known to run.
+        #: Equations that must not leave a loop, by whether the loop is known to run.
         self._staying = {True: Contains(_must_stay), False: Contains(_must_stay_if_idle)}
 
     def visit(self, writer: Writer) -> RewriteRule:
@@ -119,7 +120,7 @@ class _Hoisting:
         for number, region in enumerate(inside.regions):
             if region.constants is None:
                 continue
-            # What decides is always evaluated once, whether another body runs or not.
+            # A condition is always evaluated once, whether another body runs or not.
             runs = region.decides or isinstance(trips, int)
             taken = self._take(inside, number, writer.holds_constants, runs)
             if taken is None:
@@ -139,10 +140,10 @@ class _Hoisting:
     def _take(
         self, inside: Regions, number: int, holds_constants: bool, runs: bool
     ) -> _Taken | None:
-        """Return a body in two; None if nothing leaves.
+        """Return a body in two; None if nothing is hoisted.
 
-        `holds_constants` says whether constants may be used outside, and `runs` that the body is
-        known to run at least once.
+        `holds_constants` is True if constants may be used outside, and `runs` if the body is known
+        to run at least once.
         """
         body, region = inside.bodies[number], inside.regions[number]
 
@@ -158,7 +159,7 @@ class _Hoisting:
     def _leaving(
         self, eqns: Sequence[JaxprEqn], constants: Sequence[Var], runs: bool
     ) -> list[JaxprEqn]:
-        """Return the equations that leave a body, in order."""
+        """Return the equations to hoist from a body, in order."""
         # The bytes of the largest value outside that a value is computed from, or its own.
         origin = {v: size_in_bytes(v.aval) for v in constants if is_array(v.aval)}
         invariant: list[JaxprEqn] = []
@@ -187,12 +188,12 @@ def _must_stay(eqn: JaxprEqn) -> bool:
 
 
 def _must_stay_if_idle(eqn: JaxprEqn) -> bool:
-    """Return whether an equation must stay in a loop that may run no round: one may never end."""
+    """Return True if an equation must stay in a loop that may run no iteration, as a `while`."""
     return _must_stay(eqn) or eqn.primitive.name == "while"
 
 
 def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
-    """Return whether a result of so many bytes, from constants of so many, pays for being kept."""
+    """Return True if storing `result` bytes pays off, computed from at most `source` bytes."""
     like = traits(eqn)
     if like.moves:
         return False
@@ -202,7 +203,7 @@ def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
 
 
 def _at_most(size: Any, limit: Any) -> bool:
-    """Return whether one size is known to be no larger than another."""
+    """Return True if one size is known to be no larger than another."""
     try:
         return bool(size <= limit)
     except jax.errors.InconclusiveDimensionOperation:
@@ -213,12 +214,12 @@ def _at_most(size: Any, limit: Any) -> bool:
 
 
 def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
-    """Return a body in what leaves and the rest."""
+    """Split a body into the hoisted equations and the rest."""
     body, region = inside.bodies[number], inside.regions[number]
     assert region.constants is not None
     eqns, made = partition(body, leaving)
     read = free_variables(eqns, body.outvars)
-    # A constant that other bodies are given too stays, read or not.
+    # A constant that other bodies take too stays, read or not.
     own = inside.operands[region.constants]
     used = [i not in own or v in read for i, v in zip(region.ins, body.invars, strict=True)]
     stay = dict(zip(region.ins, used, strict=True))

@@ -1,15 +1,15 @@
-"""Scheduling: equations in an order that keeps fewer bytes alive at once; values do not change.
+"""Scheduling: reorder equations to keep fewer bytes alive at once; values do not change.
 
-The model of what is alive is that of `ir.liveness`. Equations with effects, and sown values, keep
-their order among themselves, and so does whatever touches a ref; a value is read before it is
-donated; the last reader of a weakly typed value stays the last where rules of custom derivatives
-read it; for the rest only operands count. Bodies are scheduled from the inside out, so that a loop
-or call weighs what its own peak is. A body keeps its order, and stays the very same object, unless
-the new order's peak is strictly lower.
+The model of liveness is that of `ir.liveness`. Equations with effects, and sown values, keep their
+order among themselves, and so do all equations on refs; a value is read before it is donated; the
+last reader of a weakly typed value stays the last where rules of custom derivatives read it; apart
+from that, only operands matter. Bodies are scheduled from the inside out, so that a loop or call
+counts with its own peak. A body keeps its order, and stays the same object, unless the new order's
+peak is strictly lower.
 
-`sink` moves equations towards their first readers, in one walk. `schedule` takes the best of
-several orders: the one found, the one of `sink`, list schedules that run from the front and from
-the back and greedily take what frees most (as XLA's list scheduler for memory does), and depth
+`sink` moves equations towards their first readers, in one pass. `schedule` takes the best of
+several orders: the original one, that of `sink`, list schedules from the front and from the back
+that greedily take the equation that frees most (as XLA's list scheduler for memory does), and depth
 first from the results, the operands that need most first (R. Sethi and J. D. Ullman, "The
 generation of optimal code for arithmetic expressions", 1970). To find the best order is NP-hard
 (R. Sethi, "Complete register allocation problems", 1975); these take n log n.
@@ -116,9 +116,9 @@ class DependencyGraph:
 
 
 class _Scheduler:
-    """Reorders the bodies of a program, each by the best of the orders that `orders` gives for it.
+    """Reorder the bodies of a program, each by the best of the orders that `orders` returns.
 
-    With `always` the first is taken, be it better or not.
+    With `always` the first is taken, even if it is not better.
     """
 
     def __init__(self, orders: Callable[[DependencyGraph], Iterable[Order]], always: bool = False):
@@ -144,7 +144,7 @@ class _Scheduler:
         return jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
 
     def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Order | None:
-        """Return the best order; None if that is the one there is, or nothing is known."""
+        """Return the best order; None if it is the current one, or liveness is not known."""
         life = self._liveness.lifetimes(eqns, results)
         if life is None:
             return None
@@ -176,14 +176,14 @@ class _Scheduler:
 
 
 def keep_order(eqns: Sequence[JaxprEqn], sows: Contains) -> list[bool]:
-    """Return which equations keep their order: those with effects, that sow, or that touch a ref.
+    """Return which equations keep their order: those with effects, that sow, or on refs.
 
     Args:
         eqns: The equations of a body.
         sows: Whether an equation sows a value.
     """
     pinned = [bool(eqn.effects) or sows.at(eqn) for eqn in eqns]
-    if any(pinned):  # without, there is nothing that a ref's reader could be moved past
+    if any(pinned):  # otherwise a reader of a ref can be moved past nothing
         for i, eqn in enumerate(eqns):
             atoms = *eqn.invars, *eqn.outvars
             pinned[i] |= any(isinstance(v.aval, jaxcompat.AbstractRef) for v in atoms)
@@ -191,7 +191,7 @@ def keep_order(eqns: Sequence[JaxprEqn], sows: Contains) -> list[bool]:
 
 
 def _donations(eqns: Sequence[JaxprEqn]) -> Iterator[tuple[int, int]]:
-    """Calls that donate an operand and its other readers: pairs that must keep their order."""
+    """Yield calls that donate an operand and its other readers, as pairs with a fixed order."""
     variables = DefUse(eqns)
     for v, i in donations(eqns):
         yield from ((min(i, j), max(i, j)) for j in variables.readers(v) if j != i)
@@ -201,7 +201,7 @@ def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tupl
     """Yield readers of a weakly typed value and the last of them, if one has a derivative rule.
 
     Each pair must keep its order. JAX adds cotangents from the last reader on, and a sum is as
-    weakly typed as its first term; a user's rule may give a strongly typed one.
+    weakly typed as its first term; a user's rule may return a strongly typed one.
     """
     variables = DefUse(eqns)
     for v in variables.uses:
@@ -212,7 +212,7 @@ def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tupl
 
 
 def _bound(life: Lifetimes) -> int:
-    """Return bytes that are alive at once in every order: around some equation, or at the end."""
+    """Return a lower bound of the peak of every order: around some equation, or at the end."""
     sizes = life.sizes
     around = (
         working + sum(sizes[value] for value in reads)
@@ -237,7 +237,10 @@ def _close(graph: DependencyGraph) -> Iterator[Order]:
 
 
 def sunk(graph: DependencyGraph) -> Order:
-    """Return every equation just before its first reader, unless it frees more than it makes."""
+    """Return the order with equations just before their first readers.
+
+    Those that free more than they make stay.
+    """
     life = graph.life
     staying = []
     for i, makes in enumerate(life.makes):
@@ -254,10 +257,10 @@ def sunk(graph: DependencyGraph) -> Order:
 
 
 def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
-    """Return each result with what it needs, one after the other.
+    """Return the order with each result after what it needs, depth first.
 
-    `by_need` computes first what takes most bytes beyond those of its own results; otherwise the
-    operands keep the order in which they were.
+    `by_need` computes first the operands that need most bytes beyond those of their own results;
+    otherwise the operands keep their original order.
     """
     before = graph.before
     if by_need:
@@ -279,9 +282,9 @@ def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
 
 
 def _from_roots(before: Sequence[Sequence[int]], roots: Sequence[int]) -> Order:
-    """The roots in order, each after those equations that it needs and that are not yet there."""
+    """Return the roots in order, each after the equations it needs that are still missing."""
     order: Order = []
-    state = [0] * len(before)  # 1 once it is waited for, 2 once it is there
+    state = [0] * len(before)  # 1 if it is waited for, 2 if it is in the order
     stack: list[int] = []
     for root in roots:
         stack.append(root)
@@ -299,13 +302,13 @@ def _from_roots(before: Sequence[Sequence[int]], roots: Sequence[int]) -> Order:
 
 
 def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
-    """Return the equations whose operands are there: first what shrinks what is alive, and most.
+    """Return a list schedule from the front: ready equations that shrink the live bytes come first.
 
-    Then what grows it least if `greedy`, else in the order in which they were.
+    Then come those that grow them least if `greedy`, else in the original order.
     """
     life, sizes = graph.life, graph.life.sizes
     left = [len(readers) for readers in life.readers]
-    # The numbers of the readers to come, added up: of the last one, its own.
+    # The sum of the numbers of the remaining readers: for the last one, its own.
     rest = [sum(readers) for readers in life.readers]
     change = [
         sum(sizes[v] for v in makes if life.readers[v] or v in life.kept) for makes in life.makes
@@ -326,7 +329,7 @@ def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
 
 
 def from_the_back(graph: DependencyGraph, greedy: bool) -> Order:
-    """The same from the results: of the equations that nothing left needs, the last is chosen."""
+    """Return a list schedule from the back, of equations that nothing remaining needs."""
     life, sizes = graph.life, graph.life.sizes
     alive = [value in life.kept for value in range(len(sizes))]
     change = [
@@ -354,10 +357,10 @@ def _by_change(
     greedy: bool,
     sign: int,
 ) -> Order:
-    """Take the equations one by one, of those that wait for none what changes what is alive least.
+    """Take the equations one by one: among those that wait for none, the one with least change.
 
-    `take` lowers the changes of others once an equation is taken, and yields which. Of equals the
-    first is taken, or with the sign -1 the last; what is no gain is equal unless `greedy`.
+    `take` lowers the changes of others once an equation is taken, and yields which. On a tie the
+    first is taken, or with the sign -1 the last; increases are equal unless `greedy`.
     """
     waiting, done = [len(others) for others in waits_for], [False] * len(change)
     order: Order = []

@@ -1,16 +1,16 @@
-"""Unrolling: a scan of few iterations becomes the equations of one iteration after the other.
+"""Unrolling: replace a scan of few iterations by the equations of its iterations in sequence.
 
-An iteration's elements of `xs` are sliced out of these, as JAX does for `scan(unroll=...)`, unless
-they have been stacked just before, and what the iterations give is concatenated; what is unstacked
-after that is what has been concatenated. Loops are taken from the inside out, so that scans in
+The elements of `xs` for an iteration are sliced, as in JAX's `scan(unroll=...)`, unless they were
+stacked just before, and the results of the iterations are concatenated; if these are unstacked
+later, the concatenated values are used. Loops are unrolled from the inside out, so that nested
 scans become straight-line code too, and the program grows by the product of their lengths.
 
 A scan stays a loop if its length is symbolic, if a value is sown in it (which would be sown again
-in each iteration, under one name), if it goes over refs or makes an empty array of keys, and if its
-body has constants that the body around it cannot hold. So does one with loops inside that are
-written out already, if it would have more than `MOST_EQUATIONS` equations: n loops of two
-iterations within one another are 2**n iterations. While loops stay: of one whose number of
-iterations is known, as in `fori_loop` between constants, JAX has made a scan.
+in each iteration, under one name), if it takes refs as `xs` or makes an empty array of keys, and if
+its body has constants that the body around it cannot hold. So does one with inner loops that are
+already unrolled, if it would have more than `MOST_EQUATIONS` equations: n nested loops of two
+iterations are 2**n iterations. While loops stay: where the number of iterations is known, as in
+`fori_loop` between constants, JAX has made a scan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.primitives import sow_p
 
-#: What becomes of one loop, unless the program itself is as long in so many iterations.
+#: The maximum size of one unrolled loop, unless `max_length` times the program's size is larger.
 MOST_EQUATIONS = 10_000
 
 
@@ -109,12 +109,12 @@ class Unroll(Pass):
         return program.replace(jaxpr=rewrite(program.jaxpr, visitor, flat=False))
 
 
-#: The rows of arrays that are known, by array: what is stacked need not be sliced again.
+#: The known rows of arrays, by array: values that were stacked need not be sliced again.
 _Rows = dict[Atom, Sequence[Atom]]
 
 
 def _taken_rows(eqn: JaxprEqn, known: _Rows) -> Sequence[Atom]:
-    """The rows that a slice takes of an array whose rows are known, if it takes whole ones."""
+    """Return the rows that a slice takes of an array with known rows; empty if not whole rows."""
     (array,), shape = eqn.invars, eqn.outvars[0].aval.shape
     if type(array) is Literal or array not in known or shape[1:] != array.aval.shape[1:]:
         return ()
@@ -123,7 +123,7 @@ def _taken_rows(eqn: JaxprEqn, known: _Rows) -> Sequence[Atom]:
 
 
 def _unrolled(writer: Writer, scan: Scan, known: _Rows) -> list[Atom]:
-    """Return the results of a scan, whose iterations are written one after the other."""
+    """Write the iterations of a scan one after the other, and return its results."""
     length = scan.length
     columns = _columns(writer, scan, known)
 
@@ -156,7 +156,7 @@ def _columns(writer: Writer, scan: Scan, known: _Rows) -> list[Sequence[Atom]]:
 
 
 def _not_run(writer: Writer, scan: Scan) -> list[Atom] | None:
-    """Return the results of a scan of no iterations: what it was given, and empty arrays."""
+    """Return the results of a scan of length 0: its initial carry, and empty arrays."""
     avals = [v.aval for v in scan.ys]
     if any(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) for aval in avals):
         return None

@@ -1,4 +1,4 @@
-"""`@jaxprtool.rewrite`: a pattern, what to put in its place, and when."""
+"""`@jaxprtool.rewrite`: a pattern, its replacement, and a condition."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jaxprtool.passes.patterns.plan import Application
 
 
 def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **kwargs: Any) -> Any:
-    """A `Rewrite` from two functions: every match of the first in a program becomes the second.
+    """Return a `Rewrite` from two functions: matches of the first are replaced by the second.
 
-    As a decorator of the pattern it is given the types of the pattern's arguments, by name or in
+    As a decorator of the pattern it takes the types of the pattern's arguments, by name or in
     order; the replacement follows, and a condition. It is a pass: `program.apply(dense)`.
 
         @jaxprtool.rewrite(x="f32[...,n]", w="f32[n,m]", b="f32[m]")
@@ -34,13 +34,13 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
     once.
 
     A type is text such as `f32[n,d]`, or an example (an array, a `jax.ShapeDtypeStruct`, a
-    number), and may be a pytree of these. It stands for every dtype of its kind and every size;
+    number), and may be a pytree of these. It represents every dtype of its kind and every size;
     names are sizes that must be equal wherever they occur, and `f32[...,n]` has any number of
-    dimensions before `n`. Arguments of the pattern match any value, also literals; what else is
-    in it matches what is the same. Raises ArgumentsError for types that cannot be read or do not
-    fit the pattern, UserFunctionError if it raises, and PluginError if it cannot be a pattern: if
-    it has effects, computes nothing, leaves an argument unused, or falls into parts that share
-    nothing.
+    dimensions before `n`. Arguments of the pattern match any value, also literals; everything else
+    in it matches only itself. Raises ArgumentsError for types that cannot be parsed or do not fit
+    the pattern, UserFunctionError if the pattern raises, and PluginError if it is not a valid
+    pattern: if it has effects, computes nothing, leaves an argument unused, or falls into parts
+    that share nothing.
     """
     if args and callable(args[0]):
         if len(args) < 2 or not callable(args[1]):
@@ -72,7 +72,7 @@ class Rewrite(Definition, Pass):
     """
 
     name: str  # type: ignore[misc]
-    #: Whether it computes the same is up to the user, who says so.
+    #: Whether it preserves values is the user's responsibility.
     preserves: ClassVar[bool] = True
 
     __eq__ = object.__eq__
@@ -84,13 +84,13 @@ class Rewrite(Definition, Pass):
     def __call__(self, program: Program) -> Program:
         """Return the program with every match replaced.
 
-        Raises PluginError if there is no replacement, or it gives other types than the pattern,
+        Raises PluginError if there is no replacement, or its types are not those of the pattern,
         and UserFunctionError if it raises.
         """
         return self.applied(program)[0]
 
     def matches(self, program: Program) -> list[Match]:
-        """Return the matches that would be replaced, as they come in the program's bodies."""
+        """Return the matches that would be replaced, in the order of the program's bodies."""
         return self.applied(program)[1]
 
     def applied(self, program: Program) -> tuple[Program, list[Match]]:

@@ -1,7 +1,7 @@
-"""A rewrite as its parts: the user's functions, and the types that they are declared for.
+"""The parts of a rewrite: the user's functions, and the types that they are declared for.
 
-What looks for a pattern asks it here for the forms it has at given types, for its replacement
-there, and whether the user wants a match replaced.
+The search for a pattern gets from here its forms at given types, its replacement there, and the
+result of the user's check.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Match:
 
     `types` has the type of each argument of the pattern, by its name (`q`, `params['w']`): with
     `.shape`, `.dtype`, `.ndim`. `values` has those arguments that are constants: a NumPy scalar,
-    also for an array that is one number throughout, or an array. `sizes` are those that the
-    pattern names. `equations` are the program's that are to go, and `source` is the line of the
+    also for an array filled with one number, or an array. `sizes` are those that the pattern
+    names. `equations` are the program's that will be replaced, and `source` is the line of the
     user's code, `file.py:12`, that made the last of them (None if unknown), for messages.
     """
 
@@ -51,7 +51,7 @@ class Match:
     source: str | None
 
     def __str__(self) -> str:
-        """`attention(q: f32[8,64], k: f32[8,64]) at model.py:12`."""
+        """Return a text such as `attention(q: f32[8,64], k: f32[8,64]) at model.py:12`."""
         shown = ", ".join(
             f"{name}={self.values[name]}"
             if getattr(self.values.get(name), "shape", None) == ()
@@ -66,7 +66,7 @@ Check = Callable[[Match], bool]
 
 
 class Definition:
-    """A pattern, its replacement and its condition, as the user gives them."""
+    """A user's pattern, its replacement and its condition."""
 
     name: str
 
@@ -92,20 +92,20 @@ class Definition:
         self._check_pattern()
 
     def to(self, replacement: UserFunction) -> UserFunction:
-        """Decorates the function that takes the pattern's place; it gets the same arguments."""
+        """Set the replacement of the pattern, as a decorator; it takes the same arguments."""
         self.replacement = replacement
         return replacement
 
     def check(self, condition: Check) -> Check:
-        """Decorates a function that says of a `Match` whether it is to be replaced."""
+        """Set the check, as a decorator: a function that returns True if a match is replaced."""
         self.condition = condition
         return condition
 
     def skeletons(self, floats: np.dtype | None, more: int, symbolic: bool) -> list[Pattern]:
-        """Return the forms of the pattern at example types; None where it raises.
+        """Return the forms of the pattern at example types.
 
-        The types have these floats, and so many dimensions for an ellipsis; there are forms with
-        symbolic sizes too if programs have them.
+        The types have dtype `floats` for floats, and `more` dimensions for an ellipsis. With
+        `symbolic`, forms with symbolic sizes are included.
         """
         key = floats, more, symbolic, dtypes.x64_enabled()
         if key not in self._skeletons:
@@ -129,11 +129,11 @@ class Definition:
     ) -> tuple[Traced, list[Pattern]] | None:
         """Return the pattern at these types, traced in the setting of an equation, and its forms.
 
-        None if there is none: where it raises, or does not need all its arguments.
+        Returns None where the pattern raises, or does not need all its arguments.
         """
         try:
             traced = Traced(self.pattern, self.in_tree, avals, like)
-        except Exception:  # whatever the user's function raises: it is not for these types
+        except Exception:  # the user's function does not support these types
             return None
         forms = [form for form in map(Pattern, traced.forms()) if _fault(form) is None]
         return (traced, forms) if forms else None
@@ -146,9 +146,9 @@ class Definition:
         pattern: Traced,
         results: Sequence[Aval | None],
     ) -> ClosedJaxpr:
-        """Return the jaxpr of the replacement at these types, with the results wanted of it.
+        """Return the jaxpr of the replacement at these types, with the wanted results.
 
-        `results` are the types of all results, None for those that are not wanted.
+        `results` are the types of all results, None for unwanted ones.
         """
         assert self.replacement is not None
         what = f"the replacement of rewrite '{self.name}'"
@@ -172,7 +172,7 @@ class Definition:
         return dce_body(made.closed, [old is not None for old in results], instantiate=True)[0]
 
     def accepts(self, match: Match) -> bool:
-        """Return whether the user's check, if any, wants a match replaced."""
+        """Return True if the user's check, if any, accepts a match."""
         if self.condition is None:
             return True
         try:
@@ -183,7 +183,7 @@ class Definition:
             ) from error
 
     def _check_pattern(self) -> None:
-        """Raise if what is given cannot be a pattern at all."""
+        """Raise if the function is not a valid pattern."""
         sizes = types.example_sizes(self.declarations)
         avals = [each.aval(sizes) for each in self.declarations]
         what = f"the pattern of rewrite '{self.name}'"
@@ -203,7 +203,7 @@ class Definition:
 
 
 def _fault(form: Pattern) -> str | None:
-    """Return why a graph cannot be looked for, if so."""
+    """Return why a graph is not a valid pattern; None if it is."""
     if not any(form.computed):
         return "computes nothing: its results are its arguments, or constants"
     if any(eqn.effects or eqn.primitive is sow_p for eqn in form.eqns):

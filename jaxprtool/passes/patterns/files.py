@@ -17,9 +17,9 @@ from jaxprtool.passes.patterns.definition import Match
 
 
 def load_rewrites(path: str) -> list[Rewrite]:
-    """Return the rewrites in a Python file, those that it imports included, in order.
+    """Return the rewrites in a Python file, including those that it imports, in order.
 
-    Raises PluginError if the file cannot be imported or has none, and whatever is wrong with one.
+    Raises PluginError if the file cannot be imported or has none, and the error of an invalid one.
     """
     if not Path(path).is_file():
         raise PluginError(f"there is no file {path}")
@@ -53,12 +53,12 @@ class Counted(Pass):
 
 
 class NamedRewrites:
-    """The rewrites of some files, as passes that a pipeline may name, and what they match."""
+    """The rewrites of some files, as passes that a pipeline may name, and their matches."""
 
     def __init__(self, paths: Sequence[str]):
         """Load and register the rewrites of files.
 
-        Raises what `load_rewrites` raises, and PluginError for a name that is taken.
+        Raises the errors of `load_rewrites`, and PluginError for a name that is in use.
         """
         self._passes: dict[str, type[Counted]] = {}
         for path in paths:
@@ -81,11 +81,11 @@ class NamedRewrites:
             registry.register(cls)
 
     def before(self, pipeline: Pipeline) -> Pipeline:
-        """Return a pipeline that begins with those that it does not name itself, in order."""
+        """Return a pipeline that begins with the rewrites it does not name itself, in order."""
         named = {each.name for each in pipeline.passes()}
         first = [Step(each()) for name, each in self._passes.items() if name not in named]
         return Pipeline((*first, *pipeline.steps)) if first else pipeline
 
     def matches(self) -> dict[str, list[Match]]:
-        """Return what each has replaced so far."""
+        """Return the matches of each rewrite so far."""
         return {name: list(each.found) for name, each in self._passes.items()}

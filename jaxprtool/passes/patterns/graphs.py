@@ -1,8 +1,8 @@
-"""What is matched with what: a pattern as a graph, and a body of a program, indexed alike.
+"""Dataflow graphs: a pattern, and a body of a program, indexed alike.
 
-Both are lists of equations with, for each variable, the equation that defines it. Both know of
-values that are one number throughout: literals, scalar constants, and what broadcasts them. JAX
-moves these about, into constants or out of loops, so they are compared by value.
+Both are lists of equations with, for each variable, the equation that defines it. Both track values
+filled with one number: literals, scalar constants, and broadcasts of these. JAX moves these about,
+into constants or out of loops, so they are compared by value.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Lit
 
 
 class DataflowGraph(DefUse):
-    """The equations of a jaxpr, and where its variables are defined and used.
+    """The equations of a jaxpr, with the definitions and uses of its variables.
 
-    `known` are arguments of the jaxpr that are one number throughout, with the number.
+    `known` has the arguments of the jaxpr that are filled with one number, with that number.
     """
 
     def __init__(self, jaxpr: AnyJaxpr, known: Mapping[Var, np.generic | None] | None = None):
@@ -53,7 +53,7 @@ class DataflowGraph(DefUse):
 
     @cached_property
     def dead(self) -> frozenset[int]:
-        """The positions of equations that nobody needs; gradients are full of them."""
+        """The positions of dead equations; gradients are full of them."""
         needed = set(map(id, needed_equations(self.eqns, self.outputs, _has_effects)))
         return frozenset(i for i, eqn in enumerate(self.eqns) if id(eqn) not in needed)
 
@@ -69,13 +69,13 @@ class DataflowGraph(DefUse):
         return found - gone
 
     def number(self, atom: Atom) -> Any:
-        """The number, as a NumPy scalar, that a value is throughout; None if that is not known."""
+        """Return the number that fills a value, as a NumPy scalar; None if unknown."""
         if type(atom) is Literal:
             return np.asarray(atom.val).astype(atom.aval.dtype)[()]
         return self._number(atom)
 
     def value(self, atom: Atom) -> Any:
-        """The number that a value is throughout, or the array that it is; None if unknown."""
+        """Return the number that fills a value, or a constant array; None if unknown."""
         number = self.number(atom)
         return number if number is not None else self.constants.get(atom)
 
@@ -104,9 +104,9 @@ class DataflowGraph(DefUse):
 
 
 class Pattern(DataflowGraph):
-    """A pattern's graph, without what its results do not need.
+    """A pattern's graph, without equations that its results do not need.
 
-    `root` is the equation that a match is looked for from: the last one.
+    `root` is the equation at which a search starts: the last one.
     """
 
     def __init__(self, closed: ClosedJaxpr):
@@ -131,13 +131,13 @@ class Pattern(DataflowGraph):
 
     @cached_property
     def needed(self) -> frozenset[str]:
-        """The primitives without which a body has no match."""
+        """The primitives that a body must contain to have a match."""
         numbers = (i for i, eqn in enumerate(self.eqns) if self.number(eqn.outvars[0]) is None)
         return frozenset(self.eqns[i].primitive.name for i in numbers)
 
     @cached_property
     def skeleton(self) -> Hashable:
-        """The graph without its types and parameters: what tells it from others in a first look."""
+        """The graph without its types and parameters: a key for a first, rough search."""
         number = {v: i for i, v in enumerate(self.inputs)}
         rows = []
         for eqn in self.eqns:
@@ -149,7 +149,7 @@ class Pattern(DataflowGraph):
         return tuple(rows), tuple(outs)
 
     def is_connected(self) -> bool:
-        """Return True if each equation can be reached from the root by values that they share."""
+        """Return True if each equation can be reached from the root through shared values."""
         reached: set[Var] = set()
         near, left = [self.eqns[self.root]], self.eqns[: self.root]
         while near:
@@ -171,19 +171,19 @@ def _is_plain(aval: Aval) -> bool:
     return is_array(aval) and isinstance(aval.dtype, np.dtype)
 
 
-# --- numbers that bodies are given -------------------------------------------------------------
+# --- numbers passed to bodies ------------------------------------------------------------------
 
 
 def known_arguments(holders: Mapping[AnyJaxpr, Sequence[JaxprEqn]]) -> dict[Var, np.generic | None]:
-    """Return the arguments of bodies, each with the number that it always is, or None.
+    """Return the arguments of bodies, each with the number that always fills it, or None.
 
-    A loop gets its constants, and a call its operands, from outside; where these are known to be a
-    number throughout, so is the argument. `holders` has the equations in each body that hold
-    bodies, as `bodies_in` gives them.
+    A loop gets its constants, and a call its operands, from outside; where these are known to be
+    filled with a number, so is the argument. `holders` has the equations in each body that hold
+    bodies, as `bodies_in` returns them.
     """
     known: dict[Var, np.generic | None] = {}
     changed = True
-    while changed:  # a number becomes unknown if callers differ, and with it what is given on
+    while changed:  # a number becomes unknown if callers differ, and so do those derived from it
         changed = False
         for body, eqns in holders.items():
             graph = DataflowGraph(body, known)
@@ -198,7 +198,7 @@ def known_arguments(holders: Mapping[AnyJaxpr, Sequence[JaxprEqn]]) -> dict[Var,
 
 
 def bodies_in(jaxpr: AnyJaxpr) -> dict[AnyJaxpr, list[JaxprEqn]]:
-    """A jaxpr and all bodies in it, outer before inner, each with its equations that hold some."""
+    """Return a jaxpr and all bodies in it, outer before inner, with their structured equations."""
     found: dict[AnyJaxpr, list[JaxprEqn]] = {}
     todo = [jaxpr]
     for body in todo:
@@ -210,7 +210,7 @@ def bodies_in(jaxpr: AnyJaxpr) -> dict[AnyJaxpr, list[JaxprEqn]]:
 
 
 def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
-    """The arguments of an equation's bodies, each with the operand that it always is, or None."""
+    """Return the arguments of an equation's bodies, with the operand each equals, or None."""
     inside = regions(eqn)
     if inside is None or isinstance(inside.view, ShardMap):
         return []
@@ -222,5 +222,5 @@ def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
 
 
 def same_number(a: np.generic, b: np.generic | None) -> bool:
-    """Return True if a NumPy scalar is the same as another, to the bit; None is no number."""
+    """Return True if two NumPy scalars are equal to the bit; False if the second is None."""
     return b is not None and same_array(a, b)

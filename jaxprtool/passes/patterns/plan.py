@@ -1,10 +1,10 @@
-"""Finding what is to be replaced in a program, and writing the replacements.
+"""Finding the matches of a pattern in a program, and writing the replacements.
 
-A match is found in three steps. The pattern as traced at its example types, without parameters and
-numbers, shows where to look, and what the pattern's arguments would be there. It is traced again
-at exactly these types, and must be found at the same position, to the last parameter and literal.
-Last, nobody else may use what its equations compute, but for the results that the replacement
-gives too.
+A match is found in three steps. The pattern traced at example types, without parameters and
+numbers, determines where to search, and the types of its arguments there. It is then traced again
+at exactly these types, and must match at the same position, to the last parameter and literal.
+Finally, no other equation may use what the match computes, except the results that the replacement
+returns too.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, bodies_in, 
 from jaxprtool.passes.patterns.search import Fit, PatternSearch
 from jaxprtool.passes.patterns.tracing import PLAIN_CALLS, Traced, inlined
 
-#: How many dimensions an ellipsis may stand for where the pattern is first looked for.
+#: The numbers of dimensions that an ellipsis may represent in the first search.
 _MORE_DIMS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A match, and what is written at `position`, that of its last equation.
+    """A match, and its replacement at `position`, that of its last equation.
 
     `gone` are the positions of its equations, and of dead ones that use them. `results` are the
     variables that become the results of `jaxpr` on `operands`.
@@ -52,8 +52,8 @@ class Found:
 class Application:
     """One rewrite applied to one program's jaxpr.
 
-    `result` is the jaxpr with every match replaced: after inlining, if there is any, and else the
-    very same object. `matches` are they, in the order in which the bodies are written.
+    `result` is the jaxpr with every match replaced, after inlining; the same object if there is no
+    match. `matches` are in the order in which the bodies are written.
     """
 
     def __init__(self, rewrite: Definition, jaxpr: AnyJaxpr):
@@ -98,7 +98,7 @@ class Application:
     # --- finding --------------------------------------------------------------------------------
 
     def _plan(self, jaxpr: AnyJaxpr) -> list[Found]:
-        """What is to be replaced in a body, none sharing an equation: found from the front."""
+        """Return the disjoint matches to replace in a body, found from the front."""
         body = DataflowGraph(jaxpr)
         skeletons = [p for p in self._skeletons(body) if p.needed <= body.by_primitive.keys()]
         if not skeletons:
@@ -118,7 +118,7 @@ class Application:
         return planned
 
     def _skeletons(self, body: DataflowGraph) -> list[Pattern]:
-        """Return the skeletons that the pattern could have in a body with these types."""
+        """Return the skeletons that the pattern may have in a body with these types."""
         given = [v.aval for v in (*body.inputs, *body.constants)]
         dtypes = {aval.dtype for aval in given if hasattr(aval, "dtype")}
         for position in body.by_primitive.get("convert_element_type", ()):
@@ -138,7 +138,7 @@ class Application:
     def _replaceable(
         self, body: DataflowGraph, taken: set[int], root: int, skeletons: Sequence[Pattern]
     ) -> Iterator[Found]:
-        """The matches with this root that can be replaced, and that the user's check accepts."""
+        """Yield the replaceable matches with this root that the user's check accepts."""
         rewrite, seen = self._rewrite, set()
         for avals, sizes in self._rough(body, taken, root, skeletons):
             traced = self._pattern(avals, body.eqns[root])
@@ -148,7 +148,7 @@ class Application:
                     key = gone, *(id(fit.atoms[v]) for v in form.inputs)
                     if gone is None or key in seen:
                         continue
-                    seen.add(key)  # a sum of one value and itself fits in two ways that are one
+                    seen.add(key)  # a sum of one value and itself fits in two equivalent ways
                     match = _match(rewrite, form, body, fit, gone, sizes)
                     if not rewrite.accepts(match):
                         continue
@@ -162,7 +162,7 @@ class Application:
     def _rough(
         self, body: DataflowGraph, taken: set[int], root: int, skeletons: Sequence[Pattern]
     ) -> Iterator[tuple[tuple[Aval, ...], dict[str, Any]]]:
-        """The types that the pattern's arguments could have here, and the sizes that it names."""
+        """Yield the types that the pattern's arguments may have here, and its named sizes."""
         tried: set[Hashable] = set()
         for skeleton in skeletons:
             for fit in PatternSearch(skeleton, body, taken, exact=False).fits(root):
@@ -179,7 +179,7 @@ class Application:
     def _pattern(
         self, avals: tuple[Aval, ...], like: JaxprEqn
     ) -> tuple[Traced, list[Pattern]] | None:
-        """The pattern at these types, in the setting of an equation; None if it has none there."""
+        """Return the pattern at these types, in the setting of an equation; None if invalid."""
         key = avals, like.ctx
         if key not in self._traced:
             self._traced[key] = self._rewrite.pattern_at(avals, like)
@@ -188,7 +188,7 @@ class Application:
     def _replacement(
         self, form: Pattern, fit: Fit, match: Match, traced: Traced, like: JaxprEqn
     ) -> ClosedJaxpr:
-        """The jaxpr of the replacement for a match, with the results that the pattern computes."""
+        """Return the replacement's jaxpr for a match, with the results the pattern computes."""
         outs = zip(form.outputs, form.computed, strict=True)
         results = tuple(fit.atoms[v].aval if flag else None for v, flag in outs)
         avals = tuple(fit.atoms[v].aval for v in form.inputs)
@@ -202,7 +202,7 @@ class Application:
 def _exact(
     form: Pattern, body: DataflowGraph, taken: set[int], root: int, avals: Sequence[Aval]
 ) -> Iterator[Fit]:
-    """Yield the positions of the pattern, traced at these types, that have them."""
+    """Yield the fits of the pattern traced at these types whose arguments have them."""
     if form.eqns[form.root].primitive is not body.eqns[root].primitive:
         return
     for fit in PatternSearch(form, body, taken, exact=True).fits(root):
@@ -212,9 +212,9 @@ def _exact(
 
 
 def _given_away(form: Pattern, body: DataflowGraph, fit: Fit) -> frozenset[int] | None:
-    """The positions of the equations that a match replaces; None if it shares a value with others.
+    """Return the positions of the equations that a match replaces; None if others use its values.
 
-    What depends on no argument, such as an iota, may be shared, and stays then.
+    Equations that depend on no argument, such as an iota, may be shared, and then stay.
     """
     gone = set(fit.positions.values())
     roots = {fit.atoms[v] for v, flag in zip(form.outputs, form.computed, strict=True) if flag}

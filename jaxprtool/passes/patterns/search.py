@@ -1,10 +1,10 @@
 """Where a pattern fits in a body: a search from the pattern's root against the flow of data.
 
-Each step makes a value of the pattern be one of the body's: an argument may be any value, the
-same wherever it stands; a literal or a constant is one of the same value; a result of an equation
-is the same result of one that is alike, and whose operands then are likewise. Where there is a
-choice (operands that may be swapped, several equations that use a value) the first is taken that
-leads on, in the order of the program: backtracking, as in any matcher of graphs.
+Each step matches a value of the pattern with one of the body's. An argument matches any value, the
+same at each use; a literal or a constant matches one of the same value; a result of an equation
+matches the same result of a similar one, whose operands then must match likewise. At a choice
+(operands that may be swapped, several equations that use a value), the alternatives are tried in
+program order, with backtracking.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from jaxprtool.ir.equality.value_keys import same_array
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 
-#: Steps of one search; a pattern of a hundred equations takes some hundred where it fits.
+#: The most steps of one search; a pattern of a hundred equations takes a few hundred if it fits.
 _MOST_STEPS = 20_000
-#: Ways to fit in one position that are looked at: operands that may be swapped make very many.
+#: The most fits at one position that are tried: operands that may be swapped make very many.
 _MOST_FITS = 64
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What the pattern's variables and equations are in the body."""
+    """The atoms and positions in the body of the pattern's variables and equations."""
 
     atoms: dict[Var, Atom]
     positions: dict[int, int]
@@ -41,22 +41,22 @@ class Fit:
 
 @dataclass(frozen=True)
 class _AsNumber:
-    """A variable of the pattern that is one number throughout, and is to be matched as such."""
+    """A variable of the pattern filled with one number, to be matched as such."""
 
     var: Var
 
 
 #: Two equations by their positions, or two atoms, of the pattern and of the body.
 Goal = tuple[Any, Any]
-#: What is left to do: the first goal, and the rest.
+#: The remaining goals, as a linked list: the first goal, and the rest.
 Goals = tuple[Goal, "Goals"] | None
 
 
 class PatternSearch:
     """One search, from one equation of a body.
 
-    `exact` asks for the same parameters, literals and constants; for a first look, any equations
-    of one primitive go together. Those that are `taken` do not fit.
+    `exact` requires the same parameters, literals and constants; otherwise, equations match if they
+    have the same primitive. Those that are `taken` never match.
     """
 
     def __init__(self, pattern: Pattern, body: DataflowGraph, taken: set[int], *, exact: bool):
@@ -66,7 +66,7 @@ class PatternSearch:
         self._done: list[tuple[dict[Any, Any], Any]] = []
 
     def fits(self, root: int) -> Iterator[Fit]:
-        """The ways in which the pattern fits with its root at this position, the first of many."""
+        """Return the first ways in which the pattern fits with its root at this position."""
         return islice(self._fits(root), _MOST_FITS)
 
     def _fits(self, root: int) -> Iterator[Fit]:
@@ -92,7 +92,7 @@ class PatternSearch:
             mark = len(self._done)
             choices += [(_chain(way, rest), mark) for way in reversed(ways)]
 
-    # --- one step: the ways to go on, each as goals; none if this is not one --------------------
+    # --- one step: the alternatives, each as goals; none if it does not match --------------------
 
     def _atom(self, p: Atom, q: Atom) -> list[list[Goal]]:
         if type(p) is Literal:
@@ -124,7 +124,7 @@ class PatternSearch:
         return [[]]
 
     def _number(self, p: Atom, q: Atom) -> list[list[Goal]]:
-        """Match a pattern of one number throughout; its type may be weak in either."""
+        """Match a value filled with one number; its type may be weak in either graph."""
         number = self.body.number(q)
         if number is None:
             return []
@@ -170,7 +170,7 @@ class PatternSearch:
     # --- the pattern's other roots --------------------------------------------------------------
 
     def _missing(self) -> int | None:
-        """An equation of the pattern that has no position yet, and uses a value that has one."""
+        """Return an equation of the pattern without a position that uses a value that has one."""
         if len(self.positions) == len(self.pattern.eqns):
             return None
         results = zip(self.pattern.outputs, self.pattern.computed, strict=True)
@@ -188,7 +188,7 @@ class PatternSearch:
         return min(found, default=None)
 
     def _users(self, i: int) -> list[list[Goal]]:
-        """Return the equations of the body that could stand for the pattern's `i`."""
+        """Return the equations of the body that may match the pattern's `i`."""
         operands = (self.atoms.get(v) for v in self.pattern.eqns[i].invars if type(v) is Var)
         readers = [self.body.readers(v) for v in operands if type(v) is Var]
         return [[(i, j)] for j in min(readers, key=len, default=())]
@@ -205,15 +205,15 @@ def _chain(goals: list[Goal], rest: Goals) -> Goals:
     return rest
 
 
-# --- which equations are alike ------------------------------------------------------------------
+# --- which equations match ------------------------------------------------------------------------
 
 _PLAIN = (bool, int, str, type(None), np.dtype)
 
 
 def same_parameters(p: JaxprEqn, q: JaxprEqn) -> bool:
-    """Return whether two equations of one primitive do the same with operands of the same types.
+    """Return True if two equations of one primitive compute the same from operands of equal types.
 
-    Jaxprs in their parameters are the same up to names. So are the settings that both are in.
+    Jaxprs in their parameters are compared up to names. The settings of both must be equal.
     """
     settings = jaxcompat.context_settings
     if p.ctx is not q.ctx and settings(p.ctx) != settings(q.ctx):
@@ -227,7 +227,7 @@ def same_parameters(p: JaxprEqn, q: JaxprEqn) -> bool:
     unsure = len(plain) < len(different)
     try:
         return not unsure or same_operation(p, q)
-    except UnsupportedError:  # of a custom rule that cannot be traced, nothing can be said
+    except UnsupportedError:  # a custom rule cannot be traced
         return False
 
 

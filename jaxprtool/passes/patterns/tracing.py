@@ -1,4 +1,4 @@
-"""A user's pattern and replacement, traced at given types to jaxprs that can be matched."""
+"""A user's pattern or replacement, traced at given types to jaxprs that can be matched."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.cleanup.inline import Inline
 
-#: Calls are inlined, in patterns as in the programs that they are looked for in.
+#: Calls are inlined, in patterns as in programs.
 PLAIN_CALLS = Inline()
-#: A gradient has the bodies of functions with custom derivatives, and not the calls.
+#: A gradient has the bodies of functions with custom derivatives instead of the calls.
 ALL_CALLS = Inline(calls=("jit", "closed_call", "custom_jvp", "custom_vjp"))
 
 
 class Traced:
-    """A function's closed jaxpr at some types, and the structure of what it gives."""
+    """A function's closed jaxpr at some types, and the structure of its results."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class Traced:
         like: JaxprEqn | None = None,
         results: Sequence[Aval | None] | None = None,
     ):
-        """Trace it in the setting of an equation; results become as weakly typed as `results`.
+        """Trace the function in the setting of an equation, with results as weak as `results`.
 
-        Raises whatever the function does.
+        Raises whatever the function raises.
         """
         trees = []
 
@@ -58,7 +58,7 @@ class Traced:
         return [v.aval for v in self.closed.outvars]
 
     def forms(self) -> list[ClosedJaxpr]:
-        """The jaxprs to look for: functions with custom derivatives as calls, and inlined."""
+        """Return the jaxprs to search for: with custom derivatives as calls, and inlined."""
         bare = inlined(self.closed, ALL_CALLS)
         return [self.closed] if bare is self.closed else [self.closed, bare]
 
@@ -69,7 +69,7 @@ def inlined(closed: ClosedJaxpr, inline: Inline) -> ClosedJaxpr:
 
 
 def _with_weakness(x: jax.Array, aval: Aval | None) -> jax.Array:
-    """A value with the weak or strong type that it is expected to have; others are left alone."""
+    """Return a value with the expected weak or strong type, if that is the only difference."""
     now = jax.typeof(x)
     if aval is None or not hasattr(now, "weak_type"):
         return x
@@ -80,6 +80,6 @@ def _with_weakness(x: jax.Array, aval: Aval | None) -> jax.Array:
 
 
 def _wide(avals: Sequence[Aval]) -> AbstractContextManager[None]:
-    """64-bit types stay as they are, whatever JAX's configuration is by now."""
+    """Return a context in which 64-bit types are kept, whatever JAX's configuration is."""
     narrow = not any(dtypes.needs_x64(aval.dtype) for aval in avals)
     return nullcontext() if narrow else jax.enable_x64(True)

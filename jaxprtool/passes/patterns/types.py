@@ -1,10 +1,10 @@
-"""The types that a pattern's arguments are declared with: examples, and what they ask of a match.
+"""The declared types of a pattern's arguments: examples, and what they require of a match.
 
 A declaration is text in the notation of a jaxpr, `f32[n,d]`, or anything with a shape and a dtype,
-or a number. It stands for arrays of the same kind of dtype (`f32` for every float, `i32` for every
-integer), of the same number of dimensions, or at least as many where the text begins with an
+or a number. It matches arrays of the same kind of dtype (`f32` for every float, `i32` for every
+integer) with the same number of dimensions, or at least as many where the text begins with an
 ellipsis: `f32[...,n,d]`. A number is an example of a size. A name is one size, the same wherever
-it stands in the pattern, and an expression of names (`2*n`) is what these make of it.
+it occurs in the pattern, and an expression of names (`2*n`) is computed from these.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Declared:
         """Return a type of this declaration, with these sizes for the names.
 
         `floats` is the dtype of those declared as floats, if not their own; `more` is how many
-        dimensions an ellipsis stands for; `weak` has scalars weakly typed, as Python's are.
+        dimensions an ellipsis represents; with `weak`, scalars are weakly typed, as Python's are.
         """
         leading = tuple(range(2, 2 + more)) if self.more_dims else ()
         dtype = floats if floats is not None and kind(self.dtype) is jnp.floating else self.dtype
@@ -62,9 +62,9 @@ class Declared:
 
 
 def declared(value: object, what: str) -> Declared:
-    """The declaration that a leaf of the example arguments is; `what` is its name for messages.
+    """Return the declaration of a leaf of the example arguments; `what` names it in messages.
 
-    Raises ArgumentsError for what is none.
+    Raises ArgumentsError if it is not a declaration.
     """
     if isinstance(value, str):
         return _read(value, what)
@@ -77,7 +77,7 @@ def declared(value: object, what: str) -> Declared:
 
 
 def kind(dtype: np.dtype) -> Any:
-    """Return the kind of a dtype, of which all match each other."""
+    """Return the kind of a dtype; dtypes of the same kind match each other."""
     return next((each for each in _KINDS if jax.dtypes.issubdtype(dtype, each)), dtype)
 
 
@@ -88,7 +88,7 @@ def names_of(declarations: Sequence[Declared]) -> list[str]:
 
 
 def example_sizes(declarations: Sequence[Declared]) -> dict[str, int]:
-    """Return a size for each name: different ones, and none that occurs otherwise."""
+    """Return a distinct size for each name that is unlikely to occur otherwise."""
     primes = (n for n in count(11) if all(n % d for d in range(2, n)))
     return dict(zip(names_of(declarations), primes, strict=False))
 
@@ -104,7 +104,7 @@ def symbolic_sizes(names: Sequence[str]) -> dict[str, Any]:
 
 
 def sizes_in(declarations: Sequence[Declared], avals: Sequence[Aval]) -> dict[str, Any] | None:
-    """The sizes by name with which values of these types are as declared; None if they are not."""
+    """Return the sizes by name with which these types fit the declarations; None if they do not."""
     sizes: dict[str, Any] = {}
     expected: list[tuple[SizeExpression, Any]] = []
     for each, aval in zip(declarations, avals, strict=True):
@@ -125,7 +125,7 @@ def sizes_in(declarations: Sequence[Declared], avals: Sequence[Aval]) -> dict[st
 def _equal(a: object, b: object) -> bool:
     try:
         return bool(a == b)
-    except Exception:  # of symbolic dimensions, that cannot be told
+    except Exception:  # for symbolic dimensions, equality may be undecidable
         return False
 
 

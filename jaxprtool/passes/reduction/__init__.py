@@ -2,7 +2,7 @@
 
 A `ReductionStep` lists the sites of a program where it applies, and makes a candidate by
 simplifying some of them. The search (`api.reduction`) keeps a candidate if the check still holds;
-it tries many sites at once first, and single ones in the end. Candidates are well typed, but need
+it tries many sites at once first, and single ones at the end. Candidates are well typed, but need
 not compute what the program does.
 """
 

@@ -42,13 +42,13 @@ class ReductionStep:
     """One way to make a program simpler.
 
     Attributes:
-        name: What the step does, for the line of progress: "dropping results".
+        name: A description of the step, for the line of progress: "dropping results".
         sites: A function that returns the sites of a program where the step applies.
         apply: A function that makes a candidate from a program and some of its sites; it returns
             None if it cannot.
-        keeps: Whether the sites given to `apply` are those to keep, not those to simplify.
+        keeps: True if the sites passed to `apply` are those to keep, not those to simplify.
         most: The most equations of a program that the step is tried on; None for any number.
-        alone: Whether the step is tried at single sites only.
+        alone: True if the step is tried at single sites only.
     """
 
     name: str

@@ -233,14 +233,14 @@ def _options(program: Program) -> Sequence[tuple[Var, str, object]]:
 
 
 def _plain(eqn: JaxprEqn, name: str, value: object) -> object:
-    """Return the plainest value of a parameter; the value itself if the equation needs that."""
+    """Return the plainest value of a parameter; the value itself if the equation needs it."""
     if isinstance(value, bool):
         return False
     if isinstance(value, int):
         return value if value == 0 else 1
     if isinstance(value, tuple) and name in UNASKED:
         return (UNASKED[name],) * len(value)
-    is_needed = callable(value) or view(eqn) is not None  # a rule, a callback, what has bodies
+    is_needed = callable(value) or view(eqn) is not None  # a rule, a callback, or bodies
     return value if is_needed else None
 
 

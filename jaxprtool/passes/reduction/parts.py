@@ -1,7 +1,7 @@
 """Reduction steps that keep a part of the top level: of its results, equations, or loop iterations.
 
 Variables that the part reads and no longer computes become arguments. The search gets their values
-by running the program that they are cut from.
+by running the program from which they are cut.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxprtool.passes.reduction.candidates import (
 
 
 def part(program: Program, kept: Sequence[JaxprEqn]) -> Candidate | None:
-    """Return the candidate with only some of the equations, or None if there is none.
+    """Return the candidate with only some of the equations; None if it would need a ref argument.
 
     Its arguments are the free variables of the equations. Its results are those of the program that
     are still computed, and the variables that no equation reads any more.

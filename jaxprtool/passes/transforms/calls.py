@@ -38,7 +38,7 @@ from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_scopes
 __all__ = ["Checkpoint", "Closed", "DisableJit", "Jit", "NamedCall", "Pmap"]
 
 
-#: What `jax.checkpoint` takes for `policy`.
+#: The type of the `policy` argument of `jax.checkpoint`.
 Policy = Callable[..., Any]
 
 
@@ -75,7 +75,7 @@ class Checkpoint(Pass):
     only: str | None = None
 
     def __call__(self, program: Program) -> Program:
-        """Raises PipelineError for a policy that JAX does not have."""
+        """Return the program under `jax.checkpoint`. Raises PipelineError for an unknown policy."""
         policy = policy_of(self.policy) if isinstance(self.policy, str) else self.policy
         checkpointed = partial(jax.checkpoint, prevent_cse=self.prevent_cse, policy=policy)
         if self.only is not None:
@@ -124,7 +124,10 @@ class Jit(Pass):
     inline: bool = False
 
     def __call__(self, program: Program) -> Program:
-        """Raises ArgumentsError for arguments to donate that are not there."""
+        """Return the program under `jax.jit`.
+
+        Raises ArgumentsError for unknown arguments to donate.
+        """
         numbers, names = self._donated(program)
         fun = jax.jit(
             function_of(program, self.name),
@@ -137,9 +140,9 @@ class Jit(Pass):
         return call.replace(jit=self._told(program, numbers, names))
 
     def _donated(self, program: Program) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return the positions and the keywords to donate; an argument given by position has both.
+        """Return the positions and the keywords to donate.
 
-        Raises ArgumentsError for what is not there.
+        Raises ArgumentsError for an unknown argument.
         """
         numbers = list(chosen(program, "jit", "donate_argnums", self.donate_argnums))
         given = self.donate_argnames
@@ -161,7 +164,7 @@ class Jit(Pass):
     def _told(
         self, program: Program, numbers: Sequence[int], names: Sequence[str]
     ) -> JitOptions | None:
-        """Return what `jax.jit` is told of the whole program, of which the call is all."""
+        """Return the options of `jax.jit` for the whole program, which consists of the call."""
         if not (numbers or names or self.keep_unused):
             return program.jit
         args, kwargs = filled(program.in_tree, range(len(program.arg_names)))
@@ -240,7 +243,7 @@ class Pmap(Pass):
 
         Raises:
             BatchError: If the axes do not fit the program, as `batch` does.
-            UnsupportedError: If there are not as many devices.
+            UnsupportedError: If there are not enough devices.
         """
         dims, size = program_axes(program, self.in_axes, self._size())
         if size > (there := jax.local_device_count()):
@@ -299,10 +302,10 @@ class DisableJit(Pass):
 
 
 def policy_of(text: str) -> Policy:
-    """Return the policy that text names, as `jax.checkpoint_policies` has it: `dots_saveable`.
+    """Return the policy with a name of `jax.checkpoint_policies`: `dots_saveable`.
 
-    Those that take arguments are written as calls with literals, `save_only_these_names('a')`; of
-    `save_from_both_policies` the arguments are policies. Raises PipelineError.
+    Those that take arguments are written as calls with literals, `save_only_these_names('a')`; the
+    arguments of `save_from_both_policies` are policies. Raises PipelineError.
     """
     source = expressions.read(text, "the policy", PipelineError)
     if len(source.args) != 1 or source.keywords:

@@ -3,10 +3,10 @@
     program.apply("closed({0: 3.0, 'training': False})")
     program.apply(Closed({"params": params}))
 
-A key is the position of an argument, or a path as `Program.arg_names` spells them: of one flat
-value, `params['w']`, or of a whole part of the arguments, `params`, which takes a value of the
-same tree. A number stands for a scalar, lists within lists for an array. An argument that is
-wholly bound is gone, as from a `functools.partial`; a part of one is None in its place.
+A key is the position of an argument, or a path as in `Program.arg_names`: of one flat value,
+`params['w']`, or of a whole part of the arguments, `params`, which takes a value of the same tree.
+A number is a scalar, nested lists are an array. An argument that is wholly bound is removed, as
+from a `functools.partial`; a part of one is replaced by None.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class Closed(Pass):
     args: dict[int | str, Any]
 
     def __call__(self, program: Program) -> Program:
-        """Raises ArgumentsError for an argument that is not there, or a value that does not fit."""
+        """Return the program with the arguments bound.
+
+        Raises ArgumentsError for an unknown argument, or a value that does not fit.
+        """
         values: dict[int, Any] = {}
         for key, value in self.args.items():
             for i, leaf in _leaves(program, key, value):
@@ -76,7 +79,7 @@ class Closed(Pass):
 
 
 def _bound(program: Program, values: dict[int, Any]) -> Program:
-    """Return the program with flat arguments bound: scalars become literals, others constants."""
+    """Return the program with flat arguments bound: scalars as literals, others as constants."""
     jaxpr = program.jaxpr
     literals: dict[Var, Literal] = {}
     constvars, consts = list(jaxpr.constvars), list(jaxpr.consts)
@@ -103,9 +106,9 @@ def _bound(program: Program, values: dict[int, Any]) -> Program:
 
 
 def remaining(program: Program, free: Sequence[bool]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments that are left if only some flat ones are, as numbers of these.
+    """Return the remaining arguments if only some flat ones are, as numbers of these.
 
-    An argument of which nothing is left is gone; a part of one is None.
+    An argument of which nothing remains is removed; a removed part of one is None.
     """
     before = filled(program.in_tree, range(len(free)))
     after = filled(program.in_tree, [i if flag else None for i, flag in enumerate(free)])
@@ -119,7 +122,7 @@ def remaining(program: Program, free: Sequence[bool]) -> tuple[tuple[Any, ...], 
 
 
 def _require_rows(program: Program, name: str) -> None:
-    """Refuse to bind lengths that could then not be held against the rows."""
+    """Refuse to bind lengths that could then not be checked against the rows."""
     bound = dict(program.bounds).get(name)
     if isinstance(bound, LengthsBound) and not isinstance(bound.rows, int):
         raise ArgumentsError(
@@ -132,7 +135,7 @@ def _require_rows(program: Program, name: str) -> None:
 
 
 def _leaves(program: Program, key: int | str, value: object) -> list[tuple[int, Any]]:
-    """Return the flat arguments that a key stands for, each with its part of the value."""
+    """Return the flat arguments that a key names, each with its part of the value."""
     if isinstance(key, str):
         leaves, tree = _named(program, key)
     elif isinstance(key, int) and not isinstance(key, bool):
@@ -154,7 +157,7 @@ def _leaves(program: Program, key: int | str, value: object) -> list[tuple[int, 
 
 
 def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
-    """The flat arguments whose path is, or begins with, `key`, and the tree that they are in."""
+    """Return the flat arguments whose path is, or begins with, `key`, and their tree."""
     names = program.arg_names
     if key in names:
         return [names.index(key)], structure(0)
@@ -180,7 +183,7 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
 
 
 def _subtree(tree: PyTreeDef, leaf: int, depth: int) -> PyTreeDef:
-    """Return the part of a structure that is `depth` steps down the way to a leaf."""
+    """Return the part of a structure that is `depth` steps down the path to a leaf."""
     for _ in range(depth):
         for child in tree.children():
             if leaf < child.num_leaves:
@@ -194,7 +197,7 @@ def _subtree(tree: PyTreeDef, leaf: int, depth: int) -> PyTreeDef:
 
 
 def _of_type(name: str, value: Any, aval: Aval) -> Any:
-    """A value as an array of the type of an argument. Raises ArgumentsError if it does not fit."""
+    """Return a value as an array of an argument's type. Raises ArgumentsError for a misfit."""
     shown = type_of(aval)
     shape = getattr(aval, "shape", None)
     if isinstance(aval, jaxcompat.AbstractRef) or shape is None:
@@ -226,7 +229,7 @@ _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
 
 def _holds(dtype: np.dtype, value: np.ndarray) -> bool:
-    """Return whether a dtype can hold values: the kind must fit, and integers their range."""
+    """Return True if a dtype can represent values: the kind must fit, and integers their range."""
 
     def kind(of: np.dtype) -> int:
         return next((i for i, k in enumerate(_KINDS) if jnp.issubdtype(of, k)), len(_KINDS))

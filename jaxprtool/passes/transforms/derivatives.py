@@ -4,7 +4,7 @@
     trace(loss, params, x).apply("jvp")            # ((primals), (tangents)) -> (result, tangent)
 
 `argnums` counts the program's positional arguments; keyword arguments are not differentiated. What
-JAX would refuse is refused before it is traced, in terms of the program's arguments.
+JAX would refuse is refused before tracing, in terms of the program's arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jaxprtool.passes.framework.retrace import (
     retraced,
 )
 
-#: A transformation of JAX's.
+#: A transformation of JAX.
 Transform = Callable[..., Callable[..., Any]]
 
 #: Values by name.
@@ -62,7 +62,10 @@ class _Derivative(Pass):
     transform: ClassVar[Transform]
 
     def __call__(self, program: Program) -> Program:
-        """Raises ArgumentsError and UnsupportedError where JAX would raise an error."""
+        """Return the derivative.
+
+        Raises ArgumentsError and UnsupportedError where JAX would raise an error.
+        """
         groups, numbers = positional(program), chosen_argnums(program, self.name, self.argnums)
         arguments = [
             (program.arg_names[i], program.in_avals[i]) for n in numbers for i in groups[n]
@@ -90,7 +93,7 @@ class _Derivative(Pass):
         """Check the types of a function that is not holomorphic."""
 
     def _check_scalar(self, program: Program, results: Named) -> None:
-        """Check that there is one number to differentiate, if there must be."""
+        """Check that the result is one number, if the derivative requires it."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,10 @@ class Jvp(WithAux):
     group: ClassVar[str] = "transform"
 
     def __call__(self, program: Program) -> Program:
-        """Takes keyword arguments as the program does. Raises UnsupportedError; see `retraced`."""
+        """Return the program of primals and tangents. Raises UnsupportedError; see `retraced`.
+
+        It takes keyword arguments as the program does.
+        """
         program = as_pair(program)
         outs = main_results(program, self.name, self.has_aux)
         fun = function_of(program)

@@ -4,10 +4,10 @@
     result, residuals = parts["forward"](params, x)
     grads = parts["backward"](residuals, 1.0)      # linearize: backward(residuals, (d_params, d_x))
 
-`forward` gives the results and what `backward` needs of them, the residuals: a dict by the source
-line and the primitive that made each, `model.py:12 tanh`. One that was named with
-`checkpoint_name` bears that name, and an argument its own. Constants of the program are constants
-of `backward` too, and what it would not read is no residual.
+`forward` returns the results and the values that `backward` needs, the residuals: a dict by the
+source line and the primitive that made each, `model.py:12 tanh`. One that was named with
+`checkpoint_name` has that name, and an argument its own. Constants of the program are constants
+of `backward` too, and values that it would not read are not residuals.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Vjp(WithAux):
     def __call__(self, program: Program) -> Programs:
         """Return `forward`, and `backward`, which takes (residuals, cotangents).
 
-        `backward` gives a tuple of cotangents, one for each positional argument. Raises
+        `backward` returns a tuple of cotangents, one for each positional argument. Raises
         ArgumentsError, and UnsupportedError as `retraced` does.
         """
         program = as_pair(program)
@@ -113,11 +113,11 @@ class Linearize(WithAux):
     group: ClassVar[str] = "split"
 
     def __call__(self, program: Program) -> Programs:
-        """Return `forward`, and `backward`, the linear function that `jax.linearize` gives.
+        """Return `forward`, and `backward`, the linear function that `jax.linearize` returns.
 
         `backward`, so called as the counterpart of `forward`, takes (residuals, tangents), with a
-        tuple of tangents, one for each positional argument, and gives those of the results. Raises
-        as `Vjp` does.
+        tuple of tangents, one for each positional argument, and returns those of the results.
+        Raises as `Vjp` does.
         """
         program = as_pair(program)
         main_results(program, self.name, self.has_aux)
@@ -178,8 +178,8 @@ class LinearTranspose(Pass):
         """Return the transposed program.
 
         It takes the other positional arguments, then the cotangents, of the tree of the results,
-        and keyword arguments as the program does. It gives a tuple of cotangents, one for each
-        argument in `argnums`, or those of the one that a single number names.
+        and keyword arguments as the program does. It returns a tuple of cotangents, one for each
+        argument in `argnums`, or a single one if `argnums` is a number.
 
         Raises ArgumentsError for arguments that cannot be transposed, and UnsupportedError, which
         names the line, for a program that is not linear in them.
@@ -226,9 +226,9 @@ class LinearTranspose(Pass):
 
 
 def _transposed(fun: Function, primals: object, cotangents: object) -> Any:
-    """Return what `jax.linear_transpose` gives; on JAX 0.10 too where values are of dtype float0.
+    """Return the result of `jax.linear_transpose`, on JAX 0.10 also for values of dtype float0.
 
-    There is one such value of each shape, so that they are left out.
+    A float0 value is determined by its shape, so these are omitted and filled in again.
     """
     leaves, tree = jax.tree.flatten(primals)
     zeros = [np.zeros(x.shape, x.dtype) if is_float0(x) else None for x in leaves]
@@ -272,7 +272,7 @@ _ARGNUMS_HINT = "argnums says in which of its arguments a function is linear"
 
 
 def _check_integers(program: Program, leaves: Sequence[int]) -> None:
-    """Refuse a program in which JAX's transpose would lose cotangents without a word."""
+    """Refuse a program in which JAX's transpose would silently lose cotangents."""
     found = _first_loss(top_jaxpr(program), frozenset(leaves), Memo())
     if found is None:
         return
@@ -303,7 +303,7 @@ def _first_loss(
             moved = frozenset(i for i, moves_it in enumerate(moves) if moves_it)
             found = memo(partial(_first_loss, body, moved, memo), body, moved)
             inside = [] if found is None else [found[0]]
-        else:  # all that is in a loop or a branch may depend on them
+        else:  # any equation in a loop or a branch may depend on them
             inside = [inner for _, body in bodies(eqn) for inner in equations(body)]
         for inner in (eqn, *inside):
             if not traits(inner).transposes_integers:
@@ -316,7 +316,7 @@ def _first_loss(
 
 @dataclass(frozen=True)
 class _Given:
-    """What `backward` takes beside residuals: arguments as an example, their types and names."""
+    """The arguments of `backward` after the residuals: an example, their types and names."""
 
     example: tuple[object, ...]
     avals: Sequence[Aval]
@@ -328,7 +328,7 @@ def _halves(
 ) -> Programs:
     """Return forward and backward.
 
-    `split`, a function of JAX's, gives the results and a linear function: a pytree, whose leaves
+    `split`, a function of JAX, returns the results and a linear function: a pytree, whose leaves
     are the residuals.
     """
     fun = function_of(program)
@@ -369,7 +369,7 @@ def _halves(
 
 
 def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int) -> Program:
-    """Return the program that gives (results, residuals), and aux, of which there are `count`."""
+    """Return the program of (results, residuals), and aux; results and aux have `count` leaves."""
     (main, *aux), _ = filled(whole.out_tree, range(len(whole.out_avals)))
     result = (main, dict.fromkeys(residuals, 0), *aux)
     outs = whole.jaxpr.outvars[:count]
@@ -388,7 +388,7 @@ def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int
 def _backward(
     late: Program, kept: Sequence[bool], residuals: Mapping[str, Var], given: _Given
 ) -> Program:
-    """Return the linear half, which takes those residuals alone that it reads."""
+    """Return the linear half, which only takes the residuals that it reads."""
     flags = [*kept, *(True for _ in given.avals)]
     jaxpr, arg_names = late.jaxpr, keep(late.arg_names, flags)
     jaxpr = jaxcompat.replace_jaxpr(jaxpr, invars=keep(jaxpr.invars, flags))

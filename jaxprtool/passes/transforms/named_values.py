@@ -1,4 +1,4 @@
-"""Names for values of a program, as `checkpoint_name` in its source would give them."""
+"""Names for values of a program, as `checkpoint_name` in its source would assign them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Var
 
 
 def name_values(program: Program, names: Mapping[Var, str]) -> Program:
-    """Return a program in which variables, at any depth, are handed on under names."""
+    """Return a program in which variables, at any depth, are passed through `checkpoint_name`."""
 
     def visitor(writer: Writer) -> RewriteRule:
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:

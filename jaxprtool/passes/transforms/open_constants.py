@@ -1,11 +1,11 @@
-"""open_constants: constants of a program become an argument, and are given beside it.
+"""open_constants: turn constants of a program into an argument, returned separately.
 
     constants, apply = program.apply("open_constants").values()
-    apply(x, constants())           # program(x), and with other constants what these give
+    apply(x, constants())           # program(x); other constants give other results
 
-Constants of the bodies of loops, branches and calls are handed in from outside. What a custom
-derivative closes over stays: JAX does not differentiate by it, and the rule, a Python function, has
-it by itself.
+Constants of the bodies of loops, branches and calls are passed in from outside. Values that a
+custom derivative closes over stay: JAX does not differentiate with respect to them, and the rule, a
+Python function, has its own.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class OpenConstants(Pass):
 
 
 def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -> Program:
-    """Return the program that takes nothing and gives the list of these constants."""
+    """Return the program without arguments that returns the list of these constants."""
     out_names = tuple(paths("result", values))
     parts: dict[str, Any] = {"constvars": constants, "consts": values, "invars": (), "eqns": ()}
     jaxpr = jaxcompat.replace_jaxpr(program.jaxpr, outvars=constants, **parts)
@@ -114,7 +114,7 @@ def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -
 
 @dataclass
 class _Opening:
-    """The opening of one program's constants; bodies that equations share are opened once."""
+    """The state of opening one program's constants; bodies that equations share are opened once."""
 
     min_bytes: int
     pinned: set[int]
@@ -151,7 +151,7 @@ class _Opening:
         return size is not None and size >= self.min_bytes and identity(value) not in self.pinned
 
     def _equation(self, eqn: JaxprEqn, names: Mapping[Any, Var], taken: Taken) -> JaxprEqn:
-        """An equation whose bodies are handed their constants; `taken` gets those that are new."""
+        """Return an equation whose bodies are passed their constants; adds new ones to `taken`."""
         eqn = with_operands(eqn, names)
         if (inside := open_regions(eqn)) is None:
             return eqn
@@ -163,9 +163,9 @@ class _Opening:
 
 @dataclass
 class _Pinned:
-    """The constants, by identity, that must stay: what custom derivatives close over.
+    """The constants, by identity, that must stay: those that custom derivatives close over.
 
-    So must those of bodies that cannot be given more operands.
+    So must those of bodies that cannot take more operands.
     """
 
     values: set[int] = field(default_factory=set)
@@ -173,9 +173,9 @@ class _Pinned:
 
     @rules_followed()
     def leading(self, body: ClosedJaxpr, outs: Sequence[bool]) -> list[bool]:
-        """Note what stays of a body, and return which of its arguments must not be varied.
+        """Record the constants that stay in a body, and return which of its arguments are fixed.
 
-        `outs` says which results must not be varied.
+        `outs` states which results are fixed, and may not depend on a constant that varies.
         """
         return self.memo(lambda: self._leading(body, outs), body, tuple(outs))
 
@@ -218,7 +218,7 @@ def _rule_constants(eqn: JaxprEqn) -> Iterator[Any]:
     try:
         rule = custom_rule(eqn)
     except UnsupportedError:
-        return  # then nothing is differentiated by it
+        return  # nothing can be differentiated by it then
     for jaxpr in rule_jaxprs(rule).values():
         yield from _constants(jaxpr)
 

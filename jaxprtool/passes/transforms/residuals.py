@@ -1,4 +1,4 @@
-"""What residuals are called: by where in the user's source they are computed."""
+"""The names of residuals: the places in the user's source where they are computed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
 def residual_names(
     values: Sequence[Var], jaxpr: ClosedJaxpr, arg_names: Sequence[str]
 ) -> dict[Var, str]:
-    """Return a name for each variable of a closed jaxpr that is no constant, no two the same.
+    """Return a unique name for each variable of a closed jaxpr that is not a constant.
 
-    An argument has its own; a value named with `checkpoint_name`, that one; others have the file,
-    line and primitive that made them, `model.py:12 tanh`, with as many folders as tell files apart.
+    An argument has its own name; a value named with `checkpoint_name` has that one; others have the
+    file, line and primitive that made them, `model.py:12 tanh`, with as many folders as are needed
+    to distinguish files.
     """
     known = dict(zip(jaxpr.invars, arg_names, strict=True))
     computed = Makers(jaxpr)
@@ -28,7 +29,7 @@ def residual_names(
 
 
 class _Origin(NamedTuple):
-    """What computes a value, and where, with the whole path of the file; "" if that is no name."""
+    """The name of a value, and its source location with the full path; "" if not used."""
 
     name: str
     place: str = ""

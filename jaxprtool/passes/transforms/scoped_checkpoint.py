@@ -2,9 +2,9 @@
 
     checkpoint(only='Block_*', policy='dots_saveable')
 
-A scope is what `ir.scopes` says: a name scope as modules open them, or a function that is called.
-The body of a loop is one too, by the name of its function. Of scopes in scopes the outermost that
-matches is taken. Its equations follow one another; they become one call, which computes the same.
+A scope is one of `ir.scopes`: a name scope as modules open them, or a function that is called.
+The body of a loop is one too, with the name of its function. Of nested matching scopes the
+outermost is taken. Its equations are consecutive; they become one call, which computes the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxprtool.ir.rewriting.rewrite import Writer, rewrite
 from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
 
-#: So many scopes are named where none matches.
+#: The number of scopes to list if none matches.
 _SHOWN = 8
 
 #: Puts a function under `jax.checkpoint`.
@@ -34,11 +34,11 @@ Checkpointed = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def checkpoint_scopes(program: Program, only: str, checkpointed: Checkpointed) -> Program:
-    """Return a program whose scopes of some name are under `jax.checkpoint`, each in a call.
+    """Return a program whose matching scopes are under `jax.checkpoint`, each in a call.
 
     Args:
         program: The program.
-        only: A pattern as of `fnmatch`, of the end of a scope's path: `Block_*`, `GPT/Block_3`.
+        only: A pattern for `fnmatch`, of the end of a scope's path: `Block_*`, `GPT/Block_3`.
         checkpointed: Puts a function under `jax.checkpoint`.
 
     Raises:
@@ -62,12 +62,12 @@ def checkpoint_scopes(program: Program, only: str, checkpointed: Checkpointed) -
 
 @dataclass(eq=False)
 class _Group:
-    """Equations of a body that become one call, told by their first results.
+    """Equations of a body that become one call, identified by their first results.
 
     Attributes:
         last: The first result of the last of them.
-        results: What is read of them by others.
-        eqns: Those that the walk has come by, with their operands as they are now.
+        results: Their results that other equations read.
+        eqns: Those visited so far, with their new operands.
     """
 
     last: Var
@@ -86,7 +86,7 @@ class _Plan:
         self.seen: dict[str, None] = {}
 
     def look_into(self, jaxpr: Jaxpr, path: tuple[str, ...]) -> None:
-        """Add the scopes of a body, which is in some scopes itself."""
+        """Add the matching scopes of a body, which is in the scopes of `path` itself."""
         if jaxpr in self._known:
             return
         self._known.add(jaxpr)
@@ -141,7 +141,7 @@ class _Plan:
 
 
 def _names_of(part: Part) -> tuple[str, ...]:
-    """Return the scopes that a part is: of an equation, those that it is in alone."""
+    """Return the scopes of a part: for an equation, none."""
     text = part.name if isinstance(part, Scope) else ""
     return tuple(text.split("/")) if text else ()
 

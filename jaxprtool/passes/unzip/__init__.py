@@ -10,11 +10,11 @@
 
 Arguments named by `key_args` are keys: the first, or with `auto` all that are keys by type. A value
 that is computed from keys and constants alone, and sown under the tag, is a variable: a result of
-init and an argument of apply. Nothing else may lead from a key to a result. Loops stack their
+init and an argument of apply. No other path may lead from a key to a result. Loops stack their
 variables, scopes nest them (see `split` and `rules`).
 
-The contract is that of Oryx's `unzip` (2020-2023), on jaxprs instead of tracers, and carried
-through loops, branches and custom derivatives.
+The contract is that of Oryx's `unzip` (2020-2023), on jaxprs instead of tracers, and extended
+to loops, branches and custom derivatives.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class Unzip(Pass):
     def unzipped(self, program: Program) -> Unzipped:
         """Return init and apply, and the variables between them.
 
-        Raises UnzipError for variables that do not cut keys from the results or have no name of
-        their own, or where no argument is a key, ArgumentsError for `key_args` that are not there,
-        and UnsupportedError, which names the equation, for variables that cannot be taken out.
+        Raises UnzipError if the variables do not cut keys from the results, if their names are
+        missing or not unique, or if no argument is a key; ArgumentsError for unknown `key_args`;
+        and UnsupportedError, which names the equation, for variables that cannot be extracted.
         """
         if self.tag is None:
             raise UnzipError("Must provide a tag to unzip.")
@@ -118,7 +118,7 @@ class Unzip(Pass):
         return unzipped(sown, CHOSEN, arguments)
 
     def _arguments(self, program: Program) -> Arguments:
-        """Return the arguments that init is given, and the others."""
+        """Return the arguments that init takes, and the others."""
         early = self.key_args if self.known is None else self.known
         if isinstance(early, str):
             if early != "auto":

@@ -1,11 +1,11 @@
 """Variables for a function that declares none: a cut is chosen, and its values are sown.
 
-What is chosen is the cheapest set of values that cuts what a function needs late from what it
-gets early (see `flow` and `cut`): the fewest bytes, and of equals the one nearest to where it is
-needed, so that least is left to compute. Keys are chosen only where one is needed late itself.
+The cut is the cheapest set of values that separates what a function needs late from what it gets
+early (see `flow` and `cut`): the fewest bytes, and on a tie the one nearest to where it is needed,
+so that least is left to compute. Keys are chosen only where one is needed late itself.
 
-The program is given back with a `sow` on each of these values, at whatever depth, under a tag of
-our own. Then it is unzipped as if its author had written them.
+The program is returned with a `sow` on each of these values, at any depth, under a tag of our own.
+Then it is unzipped as if its author had written them.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _LEAF = jax.tree.structure(0)
 
 
 def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bool) -> Program:
-    """The program with a cut of it sown under `tag`, between `early` arguments and its results.
+    """Return the program with a cut between `early` arguments and its results sown under `tag`.
 
-    `early` has an entry for each flat argument. The names are paths, joined by `SEPARATOR`, and
-    no two are the same. If `computed_once`, all that depends on early arguments alone is computed
-    before the cut, save what lays a value out anew or in a wider type; else what is cheapest to
-    keep is kept, and the early arguments are keys. Dead code is removed. Where there is no cut,
-    nothing is sown.
+    `early` has an entry for each flat argument. The names are unique paths, joined by `SEPARATOR`.
+    If `computed_once`, everything that depends only on early arguments is computed before the cut,
+    except changes of a value to another layout or a wider type; else the values cheapest to store
+    are sown, and the early arguments are keys. Dead code is removed. If there is no cut, nothing is
+    sown.
     """
     program = Dce()(program)
     context = Context(tag=None)
@@ -66,7 +66,7 @@ def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bo
 
 
 def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Location]:
-    """Return where the values are that are to be sown; none if there is no cut."""
+    """Return the locations of the values to sow; empty if there is no cut."""
     extra: float = 0 if terms.once else KEY
     flow = flow_of(part, [extra if flag else 0 for flag in early], terms)
     graph, locations = flow.graph, dict(flow.locations)
@@ -82,14 +82,14 @@ def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Location]:
         keys = _cut_off_keys(graph)
         return [locations[node] for node in (*keys, *graph.minimum_cut())]
     except ValueError:
-        return []  # unzip, which finds no variables, says what needs a key and cannot have one
+        return []  # unzip finds no variables then, and reports what needs a key and cannot have one
 
 
 def _cut_off_keys(graph: Graph) -> list[int]:
-    """The keys that are needed late themselves; the graph is left without this need, or choice.
+    """Return the keys that are needed late themselves, and remove them from the graph's choices.
 
-    Were they chosen together with other values, they would be the only ones: all the rest can be
-    computed from keys.
+    If they were chosen together with other values, they would be the only ones: all the rest can
+    be computed from keys.
     """
     hard = {n for n in graph.nodes if graph.costs[n] >= KEY}
     keys = graph.part(hard).minimum_cut()
@@ -107,7 +107,7 @@ def _cut_off_keys(graph: Graph) -> list[int]:
 
 @dataclass
 class _Chosen:
-    """What is chosen in a body: its own variables, and what is chosen in the bodies inside."""
+    """The chosen values of a body: its own variables, and those of the bodies inside."""
 
     own: set[Var] = field(default_factory=set)
     inner: dict[int, dict[int, _Chosen]] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def _values(
 
 
 def _sown(body: ClosedJaxpr, chosen: _Chosen, tag: str, names: Iterator[str]) -> ClosedJaxpr:
-    """A closed jaxpr with the chosen values sown; what comes after them uses what was sown."""
+    """Return a closed jaxpr with the chosen values sown; later equations use the sown values."""
     sown: dict[Var, Var] = {}
     eqns: list[JaxprEqn] = []
 

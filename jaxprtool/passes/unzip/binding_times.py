@@ -1,6 +1,6 @@
 """The binding times of values when a jaxpr is split in two, and the open table of rules.
 
-A binding time is two facts of a value, and both flow forwards:
+A binding time is two facts about a value, and both flow forwards:
 
     early   it is computed from keys and constants alone: `init` can have it
     ready   it is computed from variables, other arguments and constants: `apply` can have it
@@ -27,7 +27,7 @@ from jaxprtool.primitives import sow_p
 
 
 class BindingTime(NamedTuple):
-    """Whether init can have a value (`early`), and whether apply can (`ready`)."""
+    """The facts whether init can have a value (`early`), and whether apply can (`ready`)."""
 
     early: bool
     ready: bool
@@ -47,12 +47,12 @@ def meet(values: Iterable[BindingTime]) -> BindingTime:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a rule makes of one equation.
+    """The result of a rule for one equation.
 
-    `times` has an entry for each of its results. `init` and `apply` are the equations to put in
-    its place in either program; they define its results, as far as these are early or ready. For
-    each leaf of each variable that is declared inside, `values` has its value in init, and
-    `arguments` the variable that it is in apply. `parts` are the `Split`s of the equation's bodies.
+    `times` has an entry for each of its results. `init` and `apply` are the equations that replace
+    it in either program; they define those of its results that are early or ready. For each leaf of
+    each variable that is declared inside, `values` has its value in init, and `arguments` the
+    corresponding variable in apply. `parts` are the `Split`s of the equation's bodies.
     """
 
     times: tuple[BindingTime, ...]
@@ -66,11 +66,11 @@ class Outcome:
 
 @dataclass
 class Context:
-    """What one unzip knows: the tag that it looks for, and what it has split already.
+    """The state of one unzip: the tag that it searches for, and what it has split already.
 
     `replaced` counts, by path, the values sown in mode "clobber" that a later one replaces: these
-    are no variables. `scopes` are those around the body that is being split, and `bodies` that
-    body and those around it, the outermost first. `reached` is what is known of the conditions
+    are not variables. `scopes` are those around the body that is being split, and `bodies` that
+    body and those around it, the outermost first. `reached` is the binding time of the conditions
     that decide whether it is run.
     """
 
@@ -83,28 +83,31 @@ class Context:
     custom_calls: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        #: Whether a variable may be declared in a jaxpr, at any depth.
+        #: Return True if a variable may be declared in a jaxpr, at any depth.
         self.sows = Contains(self._declares)
-        #: Whether a value is sown in a jaxpr under another tag, at any depth.
+        #: Return True if a value is sown in a jaxpr under another tag, at any depth.
         self.sows_otherwise = Contains(self._is_other_sow)
 
     @contextmanager
     def under(self, condition: BindingTime) -> Iterator[None]:
-        """While bodies are split that are run, or not, as a value says of which this is known."""
+        """Split bodies under a condition with this binding time while the context is active."""
         outside = self.reached
         self.reached = meet((outside, condition))
         yield
         self.reached = outside
 
     def is_sow(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation sows a value under the tag."""
+        """Return True if an equation sows a value under the tag."""
         return eqn.primitive is sow_p and eqn.params["tag"] == self.tag
 
     def _is_other_sow(self, eqn: JaxprEqn) -> bool:
         return eqn.primitive is sow_p and eqn.params["tag"] != self.tag
 
     def _declares(self, eqn: JaxprEqn) -> bool:
-        """A plug-in's primitive may declare variables; those that hold bodies only pass them on."""
+        """Return True if an equation sows under the tag, or is a plug-in's that may.
+
+        Equations that hold bodies only pass the variables of these on.
+        """
         own_rule = eqn.primitive.name in unzip_rules and view(eqn) is None
         return own_rule or self.is_sow(eqn)
 
@@ -128,7 +131,7 @@ def rule_of(eqn: JaxprEqn) -> Rule | None:
 
 
 def no_rule(eqn: JaxprEqn) -> UnsupportedError:
-    """Return the error of an equation that declares variables where they cannot be taken out."""
+    """Return the error for an equation from which no rule can extract its variables."""
     return UnsupportedError(
         f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
         f'a rule can be added: @jaxprtool.extend.rule("unzip", "{eqn.primitive.name}")',
@@ -136,16 +139,16 @@ def no_rule(eqn: JaxprEqn) -> UnsupportedError:
 
 
 def operand_of(eqn: JaxprEqn, result: int) -> int | None:
-    """Return which operand a result is, as it is, in part, or laid out anew; None if it is none."""
+    """Return which operand a result is a copy, part or other layout of; None if it is none."""
     gives = traits(eqn).gives
     return None if not gives else result if gives == "same" else 0
 
 
 def whole(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-    """Return an equation kept as it is, in each program that has all of its operands.
+    """Return the outcome of keeping an equation whole, in each program that has its operands.
 
     One with an effect, or with a ref among its values, is kept in one program alone: in apply, if
-    that has its operands, and what decides whether it is run.
+    that has its operands, and the conditions that decide whether it is run.
     """
     results = meet(times)
     if has_lasting_effect(eqn) or _meets_ref(eqn):

@@ -1,9 +1,9 @@
-"""How calls with custom derivatives are split when variables are declared inside.
+"""Splitting of calls with custom derivatives that declare variables inside.
 
-The user's rules say how the function depends on its operands, and nothing of its variables, which
-were values of its own. In apply they are operands, and the derivative is the sum of two: by the
-operands as the user's rules have it, with the variables put into the rules as well, and by the
-variables as JAX differentiates the function's body.
+The user's rules describe how the function depends on its operands, but not on its variables, which
+were internal. In apply they are operands, and the derivative is the sum of two: with respect to the
+operands by the user's rules, in which the variables are substituted as well, and with respect to
+the variables as JAX differentiates the function's body.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def _custom(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Ou
 
 
 def _check_independent(eqn: JaxprEqn, part: Split) -> None:
-    """Refuse variables that depend on operands which apply has, and can be differentiated by.
+    """Refuse variables that depend on differentiable operands which apply has.
 
-    The user's rules hold the derivative through the variable, and nobody can take it out of them.
+    The user's rules include the derivative through the variable, from which it cannot be separated.
     """
     init = part.init([False] * len(part.outs))
     _, used = dce_body(init, [True] * len(init.outvars))
@@ -94,8 +94,8 @@ def _equation(eqn: JaxprEqn, operands: Sequence[Atom], params: dict[str, Any]) -
 def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, Any]:
     """Return the parameters of the call that takes variables, then the operands that are ready.
 
-    What the call closes over is among its operands; to its rules it is a constant, as to JAX.
-    A rule that calls the function it belongs to holds the same call, which follows the same rule.
+    Values that the call closes over are among its operands; its rules see them as constants, as in
+    JAX. A rule that calls its own function holds the same call, which has the same rule.
     """
     request = rule_key(eqn), part.ins
     made = context.custom_calls.get(request)
@@ -105,13 +105,13 @@ def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, A
         made = context.custom_calls[request] = following(eqn, body, lambda: rules[0])
         jvp = eqn.primitive.name == "custom_jvp_call"
         rules.append((_planted_jvp if jvp else _planted_vjp)(eqn, part, body, context))
-        # Only so does JAX say which operands are differentiated by.
+        # JAX only passes which operands are differentiated with symbolic zeros.
         made["symbolic_zeros"] = not all(rules[0].perturbed)
     return made
 
 
 class _Planted:
-    """A jaxpr of a rule, with the function's variables put in where it declares them too."""
+    """A jaxpr of a rule, with the function's variables substituted where it declares them too."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class _Planted:
             self.order += range(starts[number], starts[number + 1])
 
     def __call__(self, values: Sequence[Any], operands: Sequence[Any]) -> dict[int, Any]:
-        """The results that are ready, by number; of `operands` those that are ready are read."""
+        """Return the results that are ready, by number; reads only the ready `operands`."""
         given = keep(operands, [v.ready for v in self.part.ins])
         apply = jaxcompat.jaxpr_as_fun(self.part.apply(self.outs))
         results = apply(*(values[i] for i in self.order), *given)
@@ -148,7 +148,7 @@ class _Planted:
 
 
 def _spread(values: Sequence[Any], marks: Sequence[bool], other: Any) -> list[Any]:
-    """`values` at the positions marked, and `other` elsewhere."""
+    """Return `values` at the marked positions, and `other` elsewhere."""
     given = iter(values)
     return [next(given) if mark else other for mark in marks]
 
@@ -171,7 +171,7 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context
     def jvp(with_variables: bool, *args: Any) -> list[Any]:
         primals, tangents = args[: len(args) // 2], args[len(args) // 2 :]
         values, operands = primals[:num_values], primals[num_values:]
-        # What apply does not have, it is not differentiated by.
+        # Operands that apply does not have get zero tangents.
         dots_in = [
             _zeros(v.aval.to_tangent_aval()) if t is None else t
             for v, t in zip(eqn.invars, _spread(tangents[num_values:], marks, None), strict=True)
@@ -259,7 +259,7 @@ def _traced(
     with jaxcompat.setting_of(eqn):
         try:
             return jaxcompat.trace_flat(partial(rule, True), name, avals), True
-        except Exception:  # JAX raises what it likes for a body that it does not differentiate
+        except Exception:  # JAX raises various errors for a body that it cannot differentiate
             return jaxcompat.trace_flat(partial(rule, False), name, avals), False
 
 

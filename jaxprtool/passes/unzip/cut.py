@@ -1,14 +1,14 @@
 """The cheapest set of a graph's nodes that cuts its sink off from its source.
 
-`Graph.minimum_cut` is exact: no other set costs less, and of those that cost the same it is the
-one nearest the sink. Costs are integers of any size, or `math.inf` for what cannot be chosen.
+`Graph.minimum_cut` is exact: no other set costs less, and of those with the same cost it is the one
+nearest the sink. Costs are integers of any size, or `math.inf` for nodes that cannot be chosen.
 
 Graphs of programs are large and nearly trees, so most of the work is done by `Graph.reduce`, in
-time linear in the graph: bounds from both sides tell of most nodes that others do as well for
-less, or nearer the sink; such nodes are merged into their neighbours, and a node that then stands
-alone between source and sink must be chosen. What remains, a connected part at a time, is cut by
-the maximum flow that NetworkX finds. The cut is read off from the sink's side, where the nearest
-one is (Picard and Queyranne, On the structure of all minimum cuts in a network, 1980).
+time linear in the graph: for most nodes, bounds from both sides prove that others do as well for
+less, or nearer the sink; such nodes are merged into their neighbours, and a node that is then alone
+between source and sink must be chosen. The rest, one connected part at a time, is cut by the
+maximum flow that NetworkX finds. The cut is taken from the sink's side, where the nearest one is
+(Picard and Queyranne, On the structure of all minimum cuts in a network, 1980).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NO_CUT = "no cut: what cannot be chosen leads from the source to the sink"
 class Graph:
     """A directed graph of nodes that have a cost; nodes are numbered as they are added.
 
-    Edges may form cycles. Reductions find the more, the more edges run from lower numbers to
-    higher ones, as they do where nodes are added in the order of computation.
+    Edges may form cycles. Reductions work best if edges run from lower numbers to higher ones, as
+    they do where nodes are added in the order of computation.
     """
 
     def __init__(self) -> None:
@@ -35,25 +35,25 @@ class Graph:
         self.before: list[set[int]] = [set(), set()]
 
     def add(self, cost: float) -> int:
-        """Return a new node that costs `cost`: an int, or `math.inf`."""
+        """Add a node that costs `cost`, an int or `math.inf`, and return it."""
         self.costs.append(cost)
         self.after.append(set())
         self.before.append(set())
         return len(self.costs) - 1
 
     def link(self, start: int, end: int) -> None:
-        """An edge: `end` is not cut off unless `start` is, or one of the two is chosen."""
+        """Add an edge: `end` is not cut off unless `start` is, or one of the two is chosen."""
         if start != end:
             self.after[start].add(end)
             self.before[end].add(start)
 
     def unlink(self, start: int, end: int) -> None:
-        """Take an edge away."""
+        """Remove an edge."""
         self.after[start].discard(end)
         self.before[end].discard(start)
 
     def part(self, nodes: Collection[int]) -> Graph:
-        """The graph of some of the nodes alone, and the edges between them, source and sink."""
+        """Return the subgraph of some nodes, the source and the sink."""
         part, kept = Graph(), {SOURCE, SINK, *nodes}
         part.costs = list(self.costs)
         empty: set[int] = set()
@@ -64,22 +64,22 @@ class Graph:
         return part
 
     def leading_to_sink(self, nodes: Set[int]) -> set[int]:
-        """Return the sink, and those of some nodes that lead to it through one another."""
+        """Return the sink, and those of `nodes` that lead to it through one another."""
         return _reached((SINK,), self.before, nodes)
 
     @property
     def nodes(self) -> list[int]:
-        """The nodes that have edges, source and sink left out, in order."""
+        """The nodes that have edges, without source and sink, in order."""
         return [n for n in range(2, len(self.costs)) if self.after[n] or self.before[n]]
 
     def minimum_cut(self) -> list[int]:
-        """Return the chosen nodes, in order. Uses the graph up.
+        """Return the chosen nodes, in order. Destroys the graph.
 
         Raises ValueError if every cut has a node that cannot be chosen.
         """
         chosen: list[int] = []
         before, count = math.inf, len(self.nodes)
-        while 0 < count < 0.9 * before:  # so that all rounds together cost no more than ten
+        while 0 < count < 0.9 * before:  # bounds the cost of all repetitions by that of ten
             self.reduce()
             forced = self.after[SOURCE] & self.before[SINK]
             chosen += forced
@@ -97,8 +97,8 @@ class Graph:
     def reduce(self, fixed: Collection[int] = ()) -> None:
         """Make the graph smaller without changing its cut.
 
-        `fixed` are nodes where a larger graph will be joined on: they stay, and what the cut of
-        any such graph could choose stays.
+        `fixed` are nodes where a larger graph will be connected: they stay, and so do all nodes
+        that the cut of any such graph could choose.
         """
         fixed = frozenset(fixed)
         self._drop_dead(fixed)
@@ -113,7 +113,7 @@ class Graph:
                 self._bypass(node)
 
     def _drop_dead(self, fixed: Collection[int]) -> None:
-        """Take out what is on no path to the sink, or a fixed node, from the source, or one."""
+        """Remove the nodes on no path from the source or a fixed node to the sink or one."""
         forwards = _reached((SOURCE, *fixed), self.after)
         backwards = _reached((SINK, *fixed), self.before)
         for node in self.nodes:
@@ -121,11 +121,11 @@ class Graph:
                 self._unlink(node)
 
     def _forbid_dominated(self, fixed: Collection[int]) -> None:
-        """Give infinite costs to nodes that are in no minimum cut, or in none nearest the sink.
+        """Set the cost to infinity for nodes that are in no minimum cut, or none nearest the sink.
 
-        A node is not chosen if what comes after it can be cut off from the sink for no more, or
-        what comes before it from the source for less. The bounds choose each node, or what cuts
-        off each of its neighbours, and may count a node twice.
+        A node is not chosen if its successors can be cut off from the sink for no more, or its
+        predecessors from the source for less. The bounds choose each node, or what cuts off each
+        of its neighbours, and may count a node twice.
         """
         costs, nodes = self.costs, self.nodes
         below, above = list(costs), list(costs)
@@ -146,7 +146,7 @@ class Graph:
             costs[node] = math.inf
 
     def _bypass(self, node: int) -> None:
-        """Take out a node that cannot be chosen, and join those before it to those after it."""
+        """Remove a node that cannot be chosen, and connect its predecessors to its successors."""
         before = [SOURCE] if SOURCE in self.before[node] else list(self.before[node])
         after = [SINK] if SINK in self.after[node] else list(self.after[node])
         self._unlink(node)
@@ -164,7 +164,7 @@ class Graph:
     # --- what remains -------------------------------------------------------------------------
 
     def _parts(self) -> Iterator[list[int]]:
-        """Yield the nodes of each part that hangs together, source and sink left out."""
+        """Yield the nodes of each connected part, without source and sink."""
         around = [after | before for after, before in zip(self.after, self.before, strict=True)]
         left = set(self.nodes)
         for node in self.nodes:
@@ -177,7 +177,7 @@ class Graph:
 def _reached(
     start: Iterable[int], edges: Sequence[set[int]], among: Set[int] | None = None
 ) -> set[int]:
-    """Return the nodes that edges lead to from some, among others if these are given."""
+    """Return the nodes reachable from some, only through `among` if it is given."""
     found = set(start)
     todo = list(found)
     while todo:
@@ -189,8 +189,8 @@ def _reached(
 
 
 def _cut_by_flow(graph: Graph, part: Sequence[int]) -> list[int]:
-    """The cut of a part of a graph: each node is an arc of its cost, each edge has room for all."""
-    import networkx  # of use here alone, and slow to import
+    """Return the cut of a part of a graph: nodes are arcs of their cost, edges have no limit."""
+    import networkx  # only used here, and slow to import
 
     network = networkx.DiGraph()
     network.add_nodes_from((SOURCE, SINK))
@@ -205,7 +205,7 @@ def _cut_by_flow(graph: Graph, part: Sequence[int]) -> list[int]:
         residual = networkx.flow.preflow_push(network, SOURCE, SINK)
     except networkx.NetworkXUnbounded:
         raise ValueError(_NO_CUT) from None
-    # What still leads to the sink, where there is room: the side of the nearest cut.
+    # The nodes that still lead to the sink in the residual: the side of the nearest cut.
     arcs = residual.edges
     has_room = networkx.subgraph_view(
         residual, filter_edge=lambda a, b: arcs[a, b]["flow"] < arcs[a, b]["capacity"]

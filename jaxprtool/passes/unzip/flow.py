@@ -1,14 +1,13 @@
-"""Early values as a graph: what each is computed from, what it costs to keep, who needs it later.
+"""Early values as a graph: their operands, the cost of storing them, and their later uses.
 
 The nodes of a body's `Flow` are its early values that are not ready (see `binding_times`). An edge
-leads from each to what is computed from it, and to the sink where something that is not early needs
-it. Values that cut the sink off make all that is needed later ready if they are sown as variables.
+leads from each to the values computed from it, and to the sink if a value that is not early needs
+it. If the values of a cut are sown as variables, everything that is needed later is ready.
 
-What passes through a structured equation passes through the bodies inside: the operand and the
-argument that it becomes are one node, placed outside. A value in the body of a loop costs as much
-as its values in all iterations. A carry has a node of its own, which needs the initial value and
-what the body makes of it. Where no variable can be taken out of a body, its values cost infinitely
-much, and a cut goes around it.
+Structured equations connect to the bodies inside: an operand and the argument for it are one node,
+outside. A value in the body of a loop costs as much as its values in all iterations. A carry has a
+node of its own, which needs the initial value and the body's result for it. Where no variable can
+be extracted from a body, its values cost infinity, and a cut goes around it.
 
 A body's flow is made once and reduced (see `cut`), so that the many calls of an initializer cost
 a few nodes each.
@@ -39,26 +38,26 @@ from jaxprtool.passes.unzip.keys import is_of
 from jaxprtool.passes.unzip.loops import as_scan
 from jaxprtool.passes.unzip.split import Split, split
 
-#: What a bit costs: so much that a difference of less only decides between cuts of one size.
+#: The cost of a bit: so much that a smaller difference only decides between cuts of one size.
 BIT = 1 << 24
 
 #: A key costs more than any number of bits.
 KEY = BIT << 80
 
-#: Where a value is: a variable of the body itself, or the position of an equation, which of its
-#: bodies, and where in that.
+#: The location of a value: a variable of the body itself, or the position of an equation, the index
+#: of one of its bodies, and the location in that.
 Location: TypeAlias = Var | tuple[int, int, "Location"]
 
-#: A manual mesh axis, its size, and whether types tell which values vary over it.
+#: A manual mesh axis, its size, and whether types state which values vary over it.
 ManualAxis: TypeAlias = tuple[Hashable, int, bool]
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a cut may do, and what it costs.
+    """The constraints and costs of a cut.
 
-    With `once`, what is early is computed early: `apply` may only lay it out anew. Else it may
-    compute again whatever it likes, and keys are worth more than anything made from them.
+    With `once`, early values are computed early: `apply` may only change their layout. Otherwise it
+    may recompute anything, and keys cost more than any value computed from them.
     """
 
     once: bool
@@ -68,9 +67,9 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The graph of a body: where its nodes are, and which are its arguments and results, if any.
+    """The graph of a body: the locations of its nodes, and the nodes of its arguments and results.
 
-    `extras` are the results' (see `flow_of`).
+    `extras` are those of the results (see `flow_of`).
     """
 
     graph: Graph
@@ -85,8 +84,8 @@ def flow_of(
 ) -> Flow:
     """Return the reduced flow of a body.
 
-    `extras` are what its arguments cost beside their bits: `KEY` if they are keys or as good,
-    infinity if they cannot be variables, else 0. `axes` are the manual axes around the body.
+    `extras` are the costs of its arguments besides their bits: `KEY` for keys and equivalent
+    values, infinity if they cannot be variables, else 0. `axes` are the manual axes around it.
     """
     request = part, tuple(extras), terms.once, tuple(axes)
     if request not in terms.made:
@@ -95,12 +94,12 @@ def flow_of(
 
 
 def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
-    """Return the splits of the bodies of an equation, as they are if variables are sown in them."""
+    """Return the splits of the bodies of an equation, as if variables were sown in them."""
     eqn = part.body.eqns[position]
     inside = regions(eqn) if position in part.parts else None
     if inside is None or not inside.deciding:
         return part.parts.get(position, ())
-    # Variables of branches are computed whichever is taken: what decides does not matter.
+    # Variables of branches are computed whichever is taken: the index does not matter.
     known = [part.times[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
     with context.under(meet((part.reached, *(known[i] for i in inside.deciding)))):
         return tuple(
@@ -110,7 +109,7 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
 
 
 class _Walk:
-    """The flow of a body, as far as its equations have been gone through."""
+    """The state of building the flow of a body, equation by equation."""
 
     def __init__(
         self, part: Split, extras: Sequence[float], terms: Terms, axes: tuple[ManualAxis, ...]
@@ -123,7 +122,7 @@ class _Walk:
         for var, extra in zip(part.body.invars, extras, strict=True):
             self.mark(var, extra)
             if part.times[var] == EARLY:
-                # What it costs is for the body around to say, which has it as an operand.
+                # Its cost is set by the outer body, where it is an operand.
                 self.nodes[var] = self.graph.add(math.inf)
 
     def flow(self) -> Flow:
@@ -132,7 +131,7 @@ class _Walk:
         context.bodies.append(body)
         for position, eqn in enumerate(body.eqns):
             if all(self.node(atom) is None for atom in eqn.invars):
-                continue  # nothing of it is early and not ready
+                continue  # no operand is early and not ready
             parts = parts_of(self.part, position, context)
             inside = regions(eqn) if parts else None
             if inside is None or self._is_whole(inside):
@@ -145,10 +144,10 @@ class _Walk:
         return Flow(self.graph, self.locations, ins, outs, tuple(map(self.extra, body.outvars)))
 
     def _is_whole(self, inside: Regions) -> bool:
-        """Return whether an equation is not looked into.
+        """Return True if the bodies of an equation are not entered.
 
-        That is so if a user's rule comes with it, and if what is early of a loop or branch is to be
-        computed once, and so all of it.
+        That is so if it has a user's rule, or if the early part of a loop or branch must be
+        computed once, and so as a whole.
         """
         calls = isinstance(inside.view, Call)
         early = self.terms.once and not calls and not self.is_late(inside.eqn)
@@ -161,27 +160,27 @@ class _Walk:
         return None if type(atom) is Literal else self.nodes.get(atom)
 
     def extra(self, atom: Atom) -> float:
-        """Return what a value costs beside its bits."""
+        """Return the cost of a value besides its bits."""
         return 0 if type(atom) is Literal else self.extras.get(atom, 0)
 
     def mark(self, var: Var, extra: float) -> None:
-        """Note what a value costs beside its bits."""
+        """Record the cost of a value besides its bits."""
         if not self.terms.once and is_of(var.aval, jax.dtypes.prng_key):
             extra = max(extra, KEY)
         if extra:
             self.extras[var] = extra
 
     def is_late(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation is left for apply, or a part of it.
+        """Return True if an equation is left for apply, at least in part.
 
-        One with an effect is where init does not know whether it is run, early as its operands are.
+        One with an effect is late if init does not know whether it is run, whatever its operands.
         """
         if has_lasting_effect(eqn) and not self.part.reached.early:
             return True
         return not all(self.part.of(atom).early for atom in (*eqn.invars, *eqn.outvars))
 
     def add(self, var: Var, location: Location, factor: float = 1) -> int:
-        """Return a node for a value, which there are `factor` of."""
+        """Return a node for a value that occurs `factor` times."""
         cost = self.extra(var) + BIT * bits_of(var.aval)
         for axis, size, checked in self.axes:
             if not checked or axis in jaxcompat.varying_axes(var.aval):
@@ -191,7 +190,7 @@ class _Walk:
         return node
 
     def result(self, var: Var, extra: float, before: Sequence[int | None]) -> None:
-        """A result of an equation: it has a node if it is early; if it is late, it needs these."""
+        """Add a node for an early result of an equation; a late result needs `before`."""
         self.mark(var, extra)
         known = self.part.times[var]
         if known == EARLY:
@@ -201,7 +200,7 @@ class _Walk:
             self.need(before)
 
     def need(self, before: Sequence[int | None], node: int = SINK) -> None:
-        """Let a node need others, those that there are."""
+        """Add edges from the nodes that `node` needs; None is ignored."""
         for each in before:
             if each is not None:
                 self.graph.link(each, node)
@@ -209,24 +208,24 @@ class _Walk:
     # --- equations ----------------------------------------------------------------------------
 
     def whole(self, eqn: JaxprEqn) -> None:
-        """An equation that is not looked into: all results need all operands."""
+        """Add an equation whose bodies are not entered: all results need all operands."""
         operands = list(map(self.node, eqn.invars))
         if self.is_late(eqn):
             self.need(operands)
         extra = max((self.extra(atom) for atom in eqn.invars), default=0)
         if any(map(is_ref, (*eqn.invars, *eqn.outvars))):
-            # What befalls a ref does so in one program, in apply; so what is read from it is
-            # no variable, and it needs what is written to it.
+            # Effects on a ref happen in one program, in apply; so values read from it are not
+            # variables, and it needs those written to it.
             extra = math.inf
             self.need(operands)
         again = extra == math.inf or not self.terms.once or _is_layout(eqn)
         before = operands if again else [SOURCE]
         like = traits(eqn)
-        # Better a variable for the value itself, as the source has it, than for another layout of
-        # it. In `first, second = x` it is what has been squeezed that the source has.
+        # Prefer a variable for the value itself, as in the source, to another layout of it. In
+        # `first, second = x`, the source has the squeezed values.
         anew = like.gives == "layout" and eqn.primitive.name != "squeeze"
         for var in eqn.outvars:
-            # Integers computed from keys are as good as keys, if no random numbers.
+            # Integers computed from keys are equivalent to keys, if they are not random numbers.
             integer = is_of(var.aval, jnp.integer) and not like.draws
             same = integer or like.gives == "layout" or extra == math.inf
             if self.part.times[var] == EARLY:
@@ -234,10 +233,10 @@ class _Walk:
                 self.graph.costs[self.nodes[var]] += anew
 
     def through(self, position: int, inside: Regions, parts: Sequence[Split]) -> None:
-        """An equation whose bodies are looked into: values pass along its edges.
+        """Add an equation whose bodies are entered: values pass along its edges.
 
-        A carry is early if its initial value is, and what the body makes of it; both are needed for
-        it, and for its last value. What decides is needed for all that it decides on.
+        A carry is early if its initial value and the body's result for it are; it needs both, and
+        so does its last value. All values that a condition decides on need the condition.
         """
         eqn, late = inside.eqn, self.is_late(inside.eqn)
         factors = [self._factor(inside, number, parts) for number in range(len(parts))]
@@ -275,12 +274,12 @@ class _Walk:
                 self.need([SOURCE], self.nodes[var])
 
     def _factor(self, inside: Regions, number: int, parts: Sequence[Split]) -> float:
-        """Return how often a body runs; infinite if no variable can be taken out of it."""
+        """Return how often a body runs; infinity if no variable can be extracted from it."""
         eqn, trips = inside.eqn, inside.view.trips
         if inside.regions[number].decides:
             return math.inf
         if inside.deciding:
-            # Init cannot know whether a branch will be taken, and so may not have its effects.
+            # Init cannot know whether a branch will be taken, and so may not run its effects.
             return math.inf if parts[number].early.effects else 1
         if isinstance(inside.view, While) and self.is_late(eqn) and parts[0].outs[0].ready:
             with suppress(UnsupportedError):
@@ -290,7 +289,7 @@ class _Walk:
     def _carries(
         self, position: int, inside: Regions, parts: Sequence[Split], factors: Sequence[float]
     ) -> dict[int, int | None]:
-        """Return a node for each operand that a loop carries, if it is early in all rounds."""
+        """Return a node for each carry operand that is early in all iterations, else None."""
         nodes: dict[int, int | None] = {}
         for number, (region, part) in enumerate(zip(inside.regions, parts, strict=True)):
             for i, var in zip(region.ins, part.body.invars, strict=True):
@@ -321,10 +320,10 @@ class _Walk:
         factor: float = 1,
         axes: Sequence[ManualAxis] = (),
     ) -> tuple[list[int | None], tuple[float, ...]]:
-        """Join the flow of a body on. Gives the nodes and extra costs of its results.
+        """Add the flow of a body; return the nodes and extra costs of its results.
 
         Its arguments come from `operands`, and are the nodes `ins`. It runs `factor` times; no
-        variable can be taken out of it if that is infinite.
+        variable can be extracted from it if that is infinite.
         """
         terms = self.terms
         if factor == math.inf:
@@ -334,9 +333,10 @@ class _Walk:
         nodes = {SOURCE: SOURCE, SINK: SINK}
         for start, node in zip(flow.ins, ins, strict=True):
             if start is None:
-                self.need([node])  # what is around the body keeps its argument from being early
+                self.need([node])  # the surroundings of the body keep its argument from being early
             else:
-                # A constant is early alone in a loop whose condition is; that one stands for it.
+                # With an early condition, a loop constant may be early only inside: the condition's
+                # node covers it.
                 nodes[start] = outer.add(math.inf) if node is None else node
         for old in (*inner.nodes, *(n for n in flow.outs if n is not None)):
             if old not in nodes:
@@ -352,7 +352,7 @@ class _Walk:
 
 
 def bits_of(aval: Aval) -> float:
-    """The size of a value; infinite for what no variable can hold or whose size is not known."""
+    """Return the bits of a value; infinity if no variable can hold it or its size is unknown."""
     if isinstance(aval, AbstractRef) or (size := size_of(aval)) is None:
         return math.inf
     if is_of(aval, jax.dtypes.extended):
@@ -361,7 +361,7 @@ def bits_of(aval: Aval) -> float:
 
 
 def _is_layout(eqn: JaxprEqn) -> bool:
-    """Return whether an equation lays a value out anew, or gives it in a wider type."""
+    """Return True if an equation only changes the layout of a value, or widens its type."""
     if eqn.primitive.name == "convert_element_type":
         return bits_of(eqn.outvars[0].aval) > bits_of(eqn.invars[0].aval)
     return traits(eqn).gives == "layout"

@@ -1,7 +1,7 @@
-"""What a loop computes in each iteration from the same early values, computed before the loop.
+"""Hoisting of loop-invariant computations on early values.
 
-A variable sown in a loop is one value for each iteration. Where all of these are the same, one
-before the loop does for all; and it can be one, where the loop's length is not known.
+A variable sown in a loop is one value for each iteration. Where all of these are equal, one before
+the loop suffices; and it is possible even where the loop's length is not known.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from jaxprtool.passes.unzip.split import Split
 
 
 def hoisted(part: Split, context: Context) -> ClosedJaxpr:
-    """The body of a split with what its loops compute from their early constants before them.
+    """Return the body of a split with computations on early constants moved out of its loops.
 
-    Early is here what is not ready as well. Where nothing is moved, the body stays the same object.
+    Here, early values are those that are not ready as well. If nothing moves, the body stays the
+    same object.
     """
     eqns: list[JaxprEqn] = []
     changed = False
@@ -42,9 +43,9 @@ def hoisted(part: Split, context: Context) -> ClosedJaxpr:
 
 
 def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprEqn]:
-    """Return the equations that are taken out of a loop, and the loop without them.
+    """Return the equations that are moved out of a loop, and the loop without them.
 
-    These have no effect, and depend on constants of the loop alone, some of which are early.
+    These have no effect, and depend only on constants of the loop, some of which are early.
     """
     number = len(inside.bodies) - 1
     body, region = inside.bodies[number], inside.regions[number]

@@ -1,8 +1,8 @@
 """Which arguments of a program are keys: those at some positions, or all that are keys by type.
 
 A key by type is typed (`key<fry>[]`), or it is an array of words (`u32[2]`) that the program wraps
-into a typed key, or draws random bits from. If there is neither, an integer that a key is made from
-does as well.
+into a typed key, or draws random bits from. If there is neither, an integer from which a key is
+made counts as one.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Arguments:
 
     @property
     def marks(self) -> list[bool]:
-        """For each flat argument of the program, whether it is one of init."""
+        """For each flat argument of the program, True if it is an argument of init."""
         early, late = map(jax.tree.leaves, (self.early, self.late))
         return [i in set(early) for i in range(len(early) + len(late))]
 
 
 def at_positions(program: Program, keys: Sequence[int]) -> Arguments:
-    """Split off the positional arguments `keys`. Raises ArgumentsError if there are none such."""
+    """Split off the positional arguments `keys`. Raises ArgumentsError if one does not exist."""
     args, kwargs = _positions(program)
-    # A function without positional arguments has no key, and need not be told so.
+    # A function without positional arguments has no key; the default position 0 is ignored.
     keys = keys if args else [key for key in keys if key != 0]
     for key in keys:
         if not -len(args) <= key < len(args):
@@ -57,8 +57,8 @@ def at_positions(program: Program, keys: Sequence[int]) -> Arguments:
 def by_type(program: Program) -> Arguments:
     """Split off all keys, wherever they are. Raises UnzipError if there is none.
 
-    An argument of keys alone is one of init as it is; any other key is a positional argument of
-    init, and None in its place in apply.
+    An argument of keys alone is passed to init unchanged; any other key is a positional argument of
+    init, and replaced by None in apply.
     """
     found = _key_positions(program)
     if not found:
@@ -83,7 +83,7 @@ _GONE = object()
 
 
 def _without(arg: Any, found: set[int], keys: list[Any]) -> Any:
-    """An argument without its keys, which are added to `keys`; `_GONE` if it has nothing else."""
+    """Return an argument without its keys, which are added to `keys`; `_GONE` if empty."""
     if _is_whole(arg, found):
         keys.append(arg)
         return _GONE
@@ -116,12 +116,12 @@ def _key_positions(program: Program) -> set[int]:
 
 
 def is_of(aval: Aval, kind: type) -> bool:
-    """Return whether a value is an array of a kind of dtype."""
+    """Return True if a value is an array of a kind of dtype."""
     return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, kind)
 
 
 def _used_by(program: Program, uses: _Uses) -> set[int]:
-    """Return the flat arguments that are used so."""
+    """Return the flat arguments that are used in the way `uses` searches for."""
     flags = uses.arguments(program.jaxpr, [False] * len(program.jaxpr.outvars))
     return {i for i, flag in enumerate(flags) if flag}
 
@@ -131,19 +131,19 @@ def _makes_key(eqn: JaxprEqn) -> int:
 
 
 class _Uses:
-    """Finds what some primitives use, backwards; goes through each body once.
+    """Find what some primitives use, backwards; visits each body once.
 
-    Between an argument and its use it may be laid out anew or taken apart, and if `computed`
-    anything may be computed from it.
+    Between an argument and its use it may change its layout or be taken in parts; if `computed`,
+    any computation is allowed.
     """
 
     def __init__(self, consumed: Callable[[JaxprEqn], int], computed: bool = False):
-        #: How many operands of an equation, from the first, it uses so.
+        #: The number of operands of an equation, from the first, that it uses in this way.
         self.consumed, self.computed = consumed, computed
         self.found: dict[Hashable, list[bool]] = {}
 
     def arguments(self, body: ClosedJaxpr, outs: Sequence[bool]) -> list[bool]:
-        """Return which arguments of a body are used, if these results of it are."""
+        """Return which arguments of a body are used, if the marked results are."""
         jaxpr = jaxcompat.open_jaxpr(body)
         request = jaxpr, tuple(outs)
         if request not in self.found:
@@ -159,7 +159,7 @@ class _Uses:
         return self.found[request]
 
     def operands(self, eqn: JaxprEqn, outs: list[bool]) -> list[bool]:
-        """Return which operands of an equation are used, if these results of it are."""
+        """Return which operands of an equation are used, if the marked results are."""
         count = len(eqn.invars)
         if consumed := self.consumed(eqn):
             return [i < consumed for i in range(count)]

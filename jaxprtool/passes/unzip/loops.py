@@ -1,7 +1,7 @@
-"""A `while` that runs a number of times known beforehand, as the `scan` that it could have been.
+"""Conversion of a `while` with a known number of iterations to a `scan`.
 
-How often it runs is found by running it: the part of it that its condition depends on, alone, on
-initial values that are constants. `lax.fori_loop` makes such loops where its bounds are arrays.
+The number is found by running it: only the part of it that its condition depends on, on initial
+values that are constants. `lax.fori_loop` makes such loops where its bounds are arrays.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.cleanup.dce import dce_regions
 from jaxprtool.passes.unzip.binding_times import Context
 
-#: A loop is tried this often before it is said to be too long.
+#: The number of iterations after which a loop is considered too long.
 LIMIT = 1_000_000
 
 
 def as_scan(eqn: JaxprEqn, context: Context) -> JaxprEqn:
-    """Return the `scan` that does what this `while` does.
+    """Return the `scan` that is equivalent to this `while`.
 
-    Raises UnsupportedError, which says why, if the number of iterations is not known.
+    Raises UnsupportedError with the reason if the number of iterations is not known.
     """
     loop = While.of(eqn)
     if context.sows(loop.cond):
@@ -77,7 +77,7 @@ def _length(eqn: JaxprEqn, context: Context) -> int:
 def _counter(eqn: JaxprEqn) -> While:
     """Return the part of a loop that its condition depends on."""
     loop = While.of(eqn)
-    # dce keeps what has an effect; here it has to be read as well.
+    # dce keeps equations with effects; here they have to be read as well.
     bare = [each.replace(effects=set()) for each in loop.body.eqns]
     bare_loop = loop.rebuild(body=jaxcompat.replace_jaxpr(loop.body, eqns=bare))
     _, counter = dce_regions([False] * len(loop.outs), [True] * len(eqn.invars), bare_loop)
@@ -91,7 +91,7 @@ def _counter(eqn: JaxprEqn) -> While:
 
 
 def _constants(atoms: Sequence[Atom], context: Context) -> list[jax.Array] | None:
-    """The values of operands in the body that is being split; None if one depends on arguments."""
+    """Return the values of operands in the body being split; None if not all are constant."""
     body = context.bodies[-1]
     held = zip(body.constvars, body.consts, strict=True)
     constants = {v for v, value in held if not isinstance(value, jax.core.Tracer)}

@@ -1,17 +1,17 @@
-"""Names for values that bear none: from the arguments, the user's source, the scopes around them.
+"""Names for values without one: from the arguments, the user's source, the scopes around them.
 
-Of several ways to name a value, the first that there is:
+Of several ways to name a value, the first that applies:
 
-*   the path of the argument that it is: `params['w']` gives `params/w`;
+*   the path of the argument that it is: `params['w']` becomes `params/w`;
 *   the name that a value was sown or checkpointed under;
 *   the name that the user's source assigns it to, in the function that computes it, or else in
-    that which calls it, and so on outwards; a name in a library's source stands under the first
-    in the user's own, unless the library's caller passes a name for it as a string;
-*   of a value laid out anew, the name of the value;
+    its caller, and so on outwards; a name in a library's source is nested under the first in the
+    user's own, unless the library's caller passes a name for it as a string;
+*   for a value in another layout, the name of the value;
 *   the parameter of a jitted function that it is passed to;
 *   the function that computes it.
 
-Before it come the `jax.named_scope`s around it. What is then still the same is numbered.
+It is preceded by the `jax.named_scope`s around it. Names that are still equal are numbered.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class NestedValue:
 def names_of(
     values: Sequence[NestedValue], arg_names: Sequence[str], context: Context
 ) -> list[str]:
-    """Return a name for each value, no two the same and none the scope of another.
+    """Return a unique name for each value, none of which is the scope of another.
 
-    `arg_names` are those of the program's flat arguments. Scopes of `nest`, which stand before
-    the names of all variables inside, are counted but not written.
+    `arg_names` are those of the program's flat arguments. Scopes of `nest`, which precede the names
+    of all variables inside, count for uniqueness but are not written.
     """
     namer = _Namer(arg_names, context)
     nests = [tuple(scope for call in v.calls if (scope := scope_of(call))) for v in values]
@@ -72,7 +72,7 @@ def names_of(
 
 
 def _distinct(paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    """Yield the paths, numbered where they would be the same as another, or as another's scope."""
+    """Yield the paths, numbered where they would equal another path or its scope."""
     taken = {path[:depth] for path in paths for depth in range(1, len(path))}
     wanted = set(paths)
     numbers: dict[tuple[str, ...], int] = {}
@@ -86,7 +86,7 @@ def _distinct(paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
 
 
 class _Namer:
-    """Finds names; reads each source file once, and goes through each body once."""
+    """Find names; reads each source file once, and visits each body once."""
 
     def __init__(self, arg_names: Sequence[str], context: Context):
         self.arg_names, self.context = arg_names, context
@@ -115,7 +115,7 @@ class _Namer:
         part = value.parts[-1]
         if (eqn := self.eqn(value)) is None:
             return value
-        if eqn.primitive.name == "squeeze":  # of `first, second = operand`, the second step
+        if eqn.primitive.name == "squeeze":  # the second step of `first, second = operand`
             before = NestedValue(value.parts, value.calls, eqn.invars[0])
             whole = self.eqn(before)
             return before if whole is not None and whole.primitive.name == "slice" else value
@@ -127,7 +127,7 @@ class _Namer:
         return value
 
     def name(self, value: NestedValue) -> tuple[str, ...] | None:
-        """Return the name of a value, and the scopes that come with it."""
+        """Return the name of a value, and its scopes."""
         value = self.made(value)
         eqn = self.eqn(value)
         if eqn is None:
@@ -142,7 +142,7 @@ class _Namer:
         return self.parameter(value)
 
     def argument(self, value: NestedValue) -> tuple[str, ...] | None:
-        """The name of an argument of the program, or of what an argument of a body comes from."""
+        """Return the name of an argument of the program, or that of a body argument's operand."""
         index = value.parts[-1].body.invars.index(value.var)
         if not value.calls:
             return tuple(_words(self.arg_names[index])) or None
@@ -155,7 +155,7 @@ class _Namer:
     # --- the source ---------------------------------------------------------------------------
 
     def assigned(self, value: NestedValue, eqn: JaxprEqn) -> tuple[str, ...] | None:
-        """Return the name in the source, after that in the user's own if it is in a library's."""
+        """Return the name in the source; for a library's name, preceded by that in the user's."""
         others: dict[str, set[Range]] = {}
         for calls, user, _ in self.late_users(value):
             for each in (*calls, user):
@@ -176,7 +176,7 @@ class _Namer:
     def late_users(
         self, value: NestedValue
     ) -> Iterator[tuple[tuple[JaxprEqn, ...], JaxprEqn, Var]]:
-        """The equations that need a value late, the calls around each, and its variable there."""
+        """Yield the equations that need a value late, their calls, and its variable there."""
         part, var = value.parts[-1], value.var
         for eqn in (part.body.eqns[i] for i in self.body(part).readers(var)):
             if not all(part.times[v].early for v in eqn.outvars):
@@ -233,8 +233,8 @@ def _frames_of(
 ) -> Iterator[tuple[UserFrame, tuple[int, int] | None]]:
     """Yield the user's frames around a value's equation, the innermost first, through the calls.
 
-    An equation bears the frames of its body alone. The frame of a call that gives the value comes
-    with which result it is, and of how many.
+    An equation only has the frames of its body. The frame of a call that returns the value comes
+    with the index of the result, and the number of results.
     """
     var = value.var
     result = _unpacked(eqn, var)
@@ -255,7 +255,7 @@ def _frames_of(
 
 
 def _unpacked(eqn: JaxprEqn, var: Var) -> tuple[int, int] | None:
-    """Which part of its operand an equation gives that stands for `first, second = operand`."""
+    """Return the index and count of a part in an unpacking such as `first, second = operand`."""
     match eqn.primitive.name:
         case "unstack" | "split" | "optimization_barrier":
             return eqn.outvars.index(var), len(eqn.outvars)
@@ -265,13 +265,13 @@ def _unpacked(eqn: JaxprEqn, var: Var) -> tuple[int, int] | None:
 
 
 def _operand(call: JaxprEqn, body: ClosedJaxpr, argument: int) -> int:
-    """Return the position of the operand that an argument of one of a call's bodies comes from."""
+    """Return the position of the operand for an argument of one of a call's bodies."""
     inside = regions(call)
     region = None if inside is None else inside.region_of(jaxcompat.open_jaxpr(body))
     return argument if region is None else region.ins[argument]
 
 
 def _file(debug: DebugInfo) -> str | None:
-    """Return the file of the user's function that a jaxpr is of, if it is known and the user's."""
+    """Return the file of a jaxpr's function, if it is known and the user's."""
     match = _FUNCTION.fullmatch(debug.func_src_info)
     return match[2] if match and is_users_file(match[2]) else None

@@ -14,7 +14,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 from jaxprtool.passes.unzip.split import Split
 from jaxprtool.passes.unzip.variables import UnzipError
 
-#: Of a long path, so many lines of source are shown at either end.
+#: The number of lines of source shown at either end of a long path.
 SHOWN = 5
 
 
@@ -51,13 +51,13 @@ def _place(eqn: JaxprEqn) -> str | None:
 
 
 def _line(place: str | None, eqns: Sequence[JaxprEqn]) -> str:
-    """Return the equations of one line; calls by the names of what they call."""
+    """Return the equations of one line as text; calls by the names of their functions."""
     names = (eqn.params["name"] if eqn.primitive.name == "jit" else eqn.primitive for eqn in eqns)
     return ", ".join(map(str, names)) + ("" if place is None else f" at {place}")
 
 
 def _path(part: Split, atom: Atom) -> tuple[int, list[JaxprEqn]]:
-    """The argument that a value that is not ready comes from, and the equations on the way."""
+    """Return the argument that a value that is not ready comes from, and the path's equations."""
     invars = {v: i for i, v in enumerate(part.body.invars)}
     definitions = DefUse(part.body.eqns).definitions
     steps: list[list[JaxprEqn]] = []
@@ -81,12 +81,12 @@ def _path_of(part: Split, eqn: JaxprEqn) -> tuple[int, list[JaxprEqn]]:
 
 
 def _before(part: Split, position: int, atom: Var) -> tuple[Var, list[JaxprEqn]]:
-    """The operand of an equation that its result is not ready for, and the equations between."""
+    """Return the operand that keeps a result from being ready, and the equations between."""
     eqn = part.body.eqns[position]
     if position in part.parts and eqn.primitive.name in Call.primitives:
         (body,) = part.parts[position]
         index, steps = _path(body, body.body.outvars[eqn.outvars.index(atom)])
-        # What a library's own call does inside has no line of the user's.
+        # Equations inside a library's own call have no line of the user's.
         own = any(jaxcompat.user_frame(each) for each in steps)
         return eqn.invars[index], steps if own else [eqn]
     return _unready(part, eqn), [eqn]

@@ -1,4 +1,4 @@
-"""init and apply as Programs, from a program and what its split is made of."""
+"""init and apply as Programs, from a program and its split."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class VariableLeaf:
 
 @dataclass(frozen=True, eq=False)
 class Unzipped:
-    """What unzip makes of a program; the variables are in the order of their declaration."""
+    """The result of unzipping a program; the variables are in the order of their declaration."""
 
     init: Program
     apply: Program
@@ -50,7 +50,7 @@ class Unzipped:
 
 
 def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:
-    """Split a program at the variables sown under `tag`, and its arguments so.
+    """Split a program, with its arguments, at the variables sown under `tag`.
 
     Raises UnzipError and UnsupportedError; see `Unzip`.
     """
@@ -104,7 +104,7 @@ def _split(program: Program, early: Sequence[bool], tag: str) -> Split:
 def _half(
     program: Program, body: ClosedJaxpr, invars: Sequence[Var], outvars: Sequence[Atom]
 ) -> Program:
-    """Return a program, without dead code, whose names and trees are there, from its body."""
+    """Return a program with a new body and without dead code; its names and trees are set."""
     debug = body.debug_info._replace(
         func_src_info=program.name, arg_names=program.arg_names, result_paths=program.out_names
     )

@@ -1,7 +1,7 @@
-"""A split as the command line asks for it: what is most likely a mistake is refused.
+"""The split for the command line, which also refuses likely mistakes.
 
 From Python, `unzip` follows Oryx's contract, under which a function that sows nothing has no
-variables, and an argument of any type may be called a key.
+variables, and an argument of any type may be used as a key.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _HINT = "--key-args says which arguments are keys, or none"
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; None where nothing is said. Positions are those of the function.
+    """The requested options; None for unspecified ones. Positions are those of the function.
 
     Attributes:
         key_args: The positions of keys.
-        tag: What the variables are sown under.
-        auto: Whether the variables are chosen, and not those that are sown.
-        known: Instead of keys, the positions of the arguments that init is given.
+        tag: The tag that variables are sown under.
+        auto: True to choose the variables, instead of those that are sown.
+        known: Instead of keys, the positions of the arguments that init takes.
     """
 
     key_args: tuple[int, ...] | None
@@ -45,10 +45,10 @@ class Request:
 
         Args:
             program: The program of the function.
-            position: The program's position of an argument from the function's.
+            position: Converts the function's position of an argument to the program's.
 
         Raises:
-            ArgumentsError: For positions of no argument, or of one that is no key, and for a tag
+            ArgumentsError: For positions of no argument, or of one that is not a key, and for a tag
                 under which nothing is sown.
             UnzipError: As `Unzip` does.
         """
@@ -90,7 +90,7 @@ class Request:
             raise ArgumentsError(error.message, _HINT) from None
         for leaf in jax.tree.leaves([args[each] for each in positions]):
             aval, name = program.in_avals[leaf], program.arg_names[leaf]
-            # Keys of both kinds, and integers to make some from.
+            # Keys of both kinds, and integers from which keys are made.
             kinds = (jax.dtypes.prng_key, jnp.integer)
             if not any(jnp.issubdtype(aval.dtype, kind) for kind in kinds):
                 message = f"argument '{name}' of {program.name} is {type_of(aval)}, which is no key"

@@ -1,9 +1,9 @@
-"""How structured equations are split: a rule for each kind of loop, branch and call.
+"""Splitting of structured equations: a rule for each kind of loop, branch and call.
 
 A call that holds variables becomes two, named NAME_init and NAME_apply. A loop's variables are
-stacked: results of init's loop, and in apply's loop, among what is scanned over. Of a branch, init
-computes the variables of all sides, whichever is taken. A call without variables stays one call in
-each program that needs it, and there keeps only what that program can have.
+stacked: results of init's loop, and `xs` of apply's loop. For a branch, init computes the variables
+of all branches, whichever is taken. A call without variables stays one call in each program that
+needs it, and only keeps there what that program can have.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NONE: Mapping[str, Sequence[Var]] = {}
 
 
 def _split_if_needed(split_rule: Rule) -> Rule:
-    """Decorate a rule that is asked only where an equation may have to be split."""
+    """Decorate a rule that is called only where an equation may have to be split."""
 
     def asked(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
         results = meet(times)
@@ -56,7 +56,7 @@ def _split_if_needed(split_rule: Rule) -> Rule:
         if all(results) and not has_lasting_effect(eqn):
             return whole(eqn, times, context)
         outcome = split_rule(eqn, times, context)
-        # What writes to a ref of its own, say, can be had by one program if not by two.
+        # An equation that writes to a ref of its own, for example, must be in one program.
         stuck = any(part.stuck for part in outcome.parts)
         return whole(eqn, times, context) if stuck and any(results) else outcome
 
@@ -84,7 +84,7 @@ def _avals(variables: Sequence[Variable]) -> list[Aval]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """The bodies of an equation split, and what is known of its operands and results."""
+    """The split bodies of an equation, and the binding times of its operands and results."""
 
     inside: Regions
     splits: tuple[Split, ...]
@@ -93,7 +93,7 @@ class _Parts:
 
     @property
     def deciders(self) -> list[BindingTime]:
-        """What is known of the results that decide whether a loop goes on."""
+        """The binding times of the loop conditions."""
         pairs = zip(self.splits, self.inside.regions, strict=True)
         return [part.outs[0] for part, region in pairs if region.decides]
 
@@ -109,7 +109,7 @@ class _Parts:
         return self.inside.rebuild(bodies, marks(self.ins), outs, arguments, values, first=True)
 
     def applied(self, marks: Sequence[bool], fields: Sequence[str]) -> list[ClosedJaxpr]:
-        """The bodies of apply, which take the variables before what the first field gives them."""
+        """Return the bodies of apply, with variables before the arguments of the first field."""
         bodies = []
         for part, region in zip(self.splits, self.inside.regions, strict=True):
             before = itertools.takewhile(lambda name: name not in fields, region.groups)
@@ -120,7 +120,7 @@ class _Parts:
         return bodies
 
     def initial(self, marks: Sequence[bool], variables: bool = True) -> list[ClosedJaxpr]:
-        """Return the bodies of init, which give the variables last."""
+        """Return the bodies of init, which return the variables last."""
         return [
             part.init(self._results(region, marks), variables)
             for part, region in zip(self.splits, self.inside.regions, strict=True)
@@ -144,10 +144,10 @@ class _Parts:
 def _parts(
     eqn: JaxprEqn, times: Sequence[BindingTime], context: Context, together: bool = True
 ) -> _Parts:
-    """Split the bodies of an equation, by what is known in every round.
+    """Split the bodies of an equation, by the binding times that hold in every iteration.
 
-    What is not decided is not known, nor is anything that it decides on. With `together=False` the
-    bodies themselves are split as if it were.
+    A value is at most as early and ready as the condition that decides on it. With
+    `together=False` the bodies themselves are split without regard to conditions.
     """
     inside = regions(eqn)
     assert inside is not None
@@ -212,14 +212,14 @@ def _some(eqn: JaxprEqn | None) -> tuple[JaxprEqn, ...]:
 
 
 def _named(eqn: JaxprEqn, scope: str | None, half: str) -> JaxprEqn:
-    """Return one half of a call, under its name."""
+    """Return one half of a call with its name."""
     if "name" not in eqn.params:
         return eqn
     return eqn.replace(params={**eqn.params, "name": f"{scope or eqn.params['name']}_{half}"})
 
 
 def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Variable, ...]:
-    """The variables of a remat that JAX has differentiated, which computes its values again."""
+    """Return the variables of a differentiated remat, which recomputes its values."""
     for variable in variables:
         if variable.mode != "strict":
             raise UnsupportedError(
@@ -235,7 +235,7 @@ def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Varia
 @rule(kind_rules, "loop")
 @_split_if_needed
 def _loop(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-    """A variable is stacked: a result of init's loop, and in apply's a row for each round."""
+    """Split a loop. Its variables are stacked by init, and a row per iteration in apply."""
     if eqn.primitive.name in While.primitives and context.sows.inside(eqn):
         scan = as_scan(eqn, context)
         return _loop(scan, times[-len(scan.invars) :], context)
@@ -309,7 +309,7 @@ def _branch(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Ou
 
 
 def _variables_of_branches(parts: _Parts) -> tuple[tuple[JaxprEqn, ...], tuple[Var, ...]]:
-    """Calls that compute the variables of each branch, whichever will be taken."""
+    """Return calls that compute the variables of each branch, whichever will be taken."""
     calls: list[JaxprEqn] = []
     values: list[Var] = []
     eqn = parts.inside.eqn
@@ -323,7 +323,7 @@ def _variables_of_branches(parts: _Parts) -> tuple[tuple[JaxprEqn, ...], tuple[V
 
 
 def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> ClosedJaxpr:
-    """Return the apply of one branch, made to take the variables of all branches, in order."""
+    """Return the apply of one branch with the variables of all branches as arguments, in order."""
     own = len(parts[position].arguments)
     before, after = (
         _fresh([v.aval for part in group for v in part.arguments])
@@ -339,7 +339,7 @@ def _widened(body: ClosedJaxpr, position: int, parts: Sequence[Split]) -> Closed
 @rule(unzip_rules, "shard_map")
 @_split_if_needed
 def _shard_map(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-    """A variable that differs between shards has them on a new leading axis, in mesh order."""
+    """Split a shard_map. Variables that vary between shards are stacked, in mesh order."""
     parts = _parts(eqn, times, context)
     (part,), outs, shards = parts.splits, parts.outs, ShardMap.of(eqn)
     axes = [_axes(shards, aval) for aval in _avals(part.variables)]
@@ -364,7 +364,7 @@ def _shard_map(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) ->
 
 
 def _axes(shards: ShardMap, aval: Aval) -> tuple[Hashable, ...]:
-    """The mesh axes, of those that the shard_map makes manual, over which a value may differ."""
+    """Return the mesh axes, among those the shard_map makes manual, over which a value may vary."""
     p = shards.eqn.params
     varying = p["newly_manual_axes"]
     if p["check_vma"]:
@@ -375,7 +375,7 @@ def _axes(shards: ShardMap, aval: Aval) -> tuple[Hashable, ...]:
 def _with_shard_axes(
     body: ClosedJaxpr, side: str, axes: Sequence[tuple[Hashable, ...]]
 ) -> ClosedJaxpr:
-    """A body whose variables, its first arguments or last results, have an axis of shards."""
+    """Return a body whose variables, first arguments or last results, have an axis of shards."""
     first = side == "invars"
     atoms = list(body.invars if first else body.outvars)
     eqns = []

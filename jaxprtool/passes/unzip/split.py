@@ -1,9 +1,9 @@
 """A jaxpr split in two: what can be computed early, from keys, and what is left for later.
 
 A value that was sown under the tag and is early is a *variable*: a result of init, an argument of
-apply, and so both early and ready from there on (see `binding_times`). Structured equations are
-looked into by the rules in `unzip_rules`; a body is split once for each pattern of binding times,
-so that shared bodies stay shared. An effect happens once.
+apply, and so both early and ready from there on (see `binding_times`). The rules in `unzip_rules`
+enter structured equations; a body is split once for each pattern of binding times, so that shared
+bodies stay shared. An effect happens once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from jaxprtool.primitives import SCOPE_PREFIX
 
 @dataclass(eq=False)
 class Half:
-    """One half of a body: its equations, and what stands there for what is no longer sown."""
+    """One half of a body: its equations, and the atoms that replace values no longer sown."""
 
     eqns: list[JaxprEqn] = field(default_factory=list)
     names: dict[Var, Atom] = field(default_factory=dict)
 
     def lookup(self, atoms: Iterable[Atom]) -> list[Atom]:
-        """Return what stands for atoms of the body."""
+        """Return the atoms that replace atoms of the body."""
         return substitute(atoms, self.names)
 
     def add(self, eqn: JaxprEqn) -> None:
@@ -63,10 +63,10 @@ class Split:
 
     `ins`, `outs` and `times` are the binding times of its arguments, of its results, and of every
     variable bound in the body itself. For each leaf of each variable, `values` has its value in
-    init, and `arguments` the variable that it is in apply. `parts` are the splits of the bodies
+    init, and `arguments` the corresponding variable in apply. `parts` are the splits of the bodies
     inside, by the position of the equation that holds them. `stuck` are equations with an effect
-    that neither half can have. `passes_on` says that a value sown under the tag is no variable and
-    stays sown. `reached` is the binding time of the conditions that decide whether it is run.
+    that neither half can have. `passes_on` is True if a value sown under the tag is not a variable
+    and stays sown. `reached` is the binding time of the conditions that decide whether it is run.
     """
 
     def __init__(self, body: ClosedJaxpr, ins: tuple[BindingTime, ...], reached: BindingTime):
@@ -86,19 +86,19 @@ class Split:
 
     @cached_property
     def outs(self) -> tuple[BindingTime, ...]:
-        """What is known of the results."""
+        """The binding times of the results."""
         return tuple(map(self.of, self.body.outvars))
 
     def of(self, atom: Atom) -> BindingTime:
-        """Return what is known of an operand or a result."""
+        """Return the binding time of an operand or a result."""
         return BOTH if type(atom) is Literal else self.times[atom]
 
     # --- the halves as jaxprs -----------------------------------------------------------------
 
     def init(self, outs: Sequence[bool], variables: bool = True) -> ClosedJaxpr:
-        """The closed jaxpr from the early arguments to the results marked, then the variables.
+        """Return the closed jaxpr from the early arguments to the marked results and variables.
 
-        The results marked must be early. The same request gives the same object.
+        The marked results must be early. The same request returns the same object.
         """
         request = "init", tuple(outs), variables
         if request not in self._built:
@@ -108,10 +108,10 @@ class Split:
         return self._built[request]
 
     def apply(self, outs: Sequence[bool], at: int = 0) -> ClosedJaxpr:
-        """Return the closed jaxpr from variables and the ready arguments to the results marked.
+        """Return the closed jaxpr from variables and the ready arguments to the marked results.
 
-        The variables stand before the ready argument number `at`. The results marked must be
-        ready. The same request gives the same object.
+        The variables come before the ready argument number `at`. The marked results must be
+        ready. The same request returns the same object.
         """
         request = "apply", tuple(outs), at
         if request not in self._built:
@@ -138,7 +138,7 @@ class Split:
     # --- the equations of the body, in order ---------------------------------------------------
 
     def declare(self, eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> None:
-        """Make a variable of an early value, or pass it on if a later one replaces it."""
+        """Declare an early value a variable, or pass it on if a later one replaces it."""
         variable = Variable.of(eqn, eqn.params["tree"], [v.aval for v in eqn.outvars])
         operands = eqn.invars[: len(eqn.outvars)]
         values = self.early.lookup(operands)
@@ -155,7 +155,7 @@ class Split:
         self._add_variable(variable, values, arguments)
 
     def add_plain(self, eqn: JaxprEqn) -> None:
-        """Go on with a plain equation, as `add` would by `whole`, at a fraction of the price."""
+        """Add a plain equation: the same as `add` with `whole`, at a fraction of the cost."""
         times = self.times
         early = ready = True
         for atom in eqn.invars:
@@ -172,7 +172,7 @@ class Split:
             self.ready.add(eqn)
 
     def add(self, position: int, eqn: JaxprEqn, outcome: Outcome) -> None:
-        """Go on by what a rule has made of an equation."""
+        """Add the outcome of a rule for an equation."""
         self._check_order(eqn, outcome)
         self.times.update(zip(eqn.outvars, outcome.times, strict=True))
         self._add_variables(outcome)
@@ -189,7 +189,7 @@ class Split:
             self.stuck.append(eqn)
 
     def _add_variables(self, outcome: Outcome) -> None:
-        """Add variables from inside an equation; what is one of before is put in its place."""
+        """Add variables from inside an equation; the earlier one replaces a recomputed one."""
         start = 0
         for variable in outcome.variables:
             end = start + len(variable.avals)
@@ -204,9 +204,9 @@ class Split:
                 self._add_variable(variable, values, arguments)
 
     def _put_in_place(self, first: Var, place: Var, variable: Variable) -> None:
-        """Have a variable of before stand where it is computed again.
+        """Replace a recomputed variable by the earlier one.
 
-        JAX takes out of a loop what is the same in each iteration, and computes it again inside.
+        JAX moves loop-invariant values out of a loop, and recomputes them inside.
         """
         shape, wanted = first.aval.shape, place.aval.shape
         if shape == wanted:
@@ -229,7 +229,7 @@ class Split:
         self._first.setdefault(variable.path, (variable, arguments))
 
     def _check_order(self, eqn: JaxprEqn, outcome: Outcome) -> None:
-        """Init runs before all of apply: ordered effects must already come in that order."""
+        """Check that ordered effects of init come first: init runs before all of apply."""
         early = {e for each in outcome.init for e in each.effects}
         if jaxcompat.ordered_effects(early) & self._ordered:
             raise UnsupportedError(
@@ -241,10 +241,10 @@ class Split:
 
 
 def split(body: ClosedJaxpr, ins: Sequence[BindingTime], context: Context) -> Split:
-    """Return a closed jaxpr split by what is known of its arguments; see `Split`.
+    """Split a closed jaxpr by the binding times of its arguments; see `Split`.
 
     Raises UnzipError for a variable without a name, and UnsupportedError, which names the
-    equation, for a variable where it cannot be taken out, and for ordered effects that the two
+    equation, for a variable that cannot be extracted, and for ordered effects that the two
     halves would reorder.
     """
     # Which of the values sown in mode "clobber" is the last depends on where a body is called.
@@ -272,7 +272,7 @@ def _split(body: ClosedJaxpr, ins: tuple[BindingTime, ...], context: Context) ->
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:
-    """Return whether an equation is what most are: of no rule, without bodies, effects and refs."""
+    """Return True for an equation without a rule, bodies, effects or refs: the common case."""
     name = eqn.primitive.name
     return not (
         eqn.effects
@@ -298,10 +298,10 @@ _KNOWN: dict[tuple[bool, bool], BindingTime] = {
 
 
 def _check_same(before: Variable, variable: Variable) -> None:
-    """Refuse a variable that may be another of its name, and not the one before computed again.
+    """Refuse a variable that may be another one of the same name, rather than recomputed.
 
-    JAX keeps the place where a value was sown first, and marks as computed again, in a remat
-    within a loop within a remat, what is computed for the first time.
+    JAX keeps the location where a value was sown first, and marks as recomputed, in a remat within
+    a loop within a remat, what is computed for the first time.
     """
     traces = (each.eqn.source_info.traceback for each in (before, variable))
     if before.again or len(set(map(id, traces))) > 1:
@@ -313,7 +313,7 @@ def _check_same(before: Variable, variable: Variable) -> None:
 
 
 def reordered(parts: Iterable[Split]) -> bool:
-    """Return whether ordered effects would happen in another order if a loop's halves ran apart."""
+    """Return True if running a loop's halves separately would reorder ordered effects."""
     early: set[Effect] = set()
     ready: set[Effect] = set()
     for part in parts:
@@ -323,7 +323,7 @@ def reordered(parts: Iterable[Split]) -> bool:
 
 
 def equation_of(function: Callable[[jax.Array], jax.Array], operand: Atom, result: Var) -> JaxprEqn:
-    """Return the one equation that a function of one array makes, from `operand` to `result`."""
+    """Return the only equation of a function of one array, from `operand` to `result`."""
     jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype))
     (eqn,) = jaxpr.eqns
     return eqn.replace(invars=[operand], outvars=[result])

@@ -1,7 +1,7 @@
-"""The variables that a function declares, and the pytree in which init gives them.
+"""The variables that a function declares, and the pytree in which init returns them.
 
-A variable is one sown value. In that pytree, scopes are nested dicts and a name leads to the
-value; what was sown several times in mode "append" is a list of the values, in program order.
+A variable is one sown value. In that pytree, scopes are nested dicts and a name is the key of the
+value; values sown several times in mode "append" are a list, in program order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jaxprtool.ir.core.equations import named
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.jaxcompat import Aval, JaxprEqn
 
-#: What unzip sows under where it chooses the variables itself, and what stands in their names
-#: between scopes and name.
+#: The tag under which unzip sows variables that it chooses itself, and the separator between scopes
+#: and name in their names.
 CHOSEN, SEPARATOR = "unzip.chosen", "/"
 
 
@@ -32,8 +32,8 @@ class UnzipError(JaxprToolError, ValueError):
 class Variable:
     """A value that was sown: its scopes and name, the types of its leaves, and its equation.
 
-    `avals` are the types that init gives, with an axis more for each loop around the equation.
-    `again` says that it may be one of before, computed again by what JAX made of a `remat`.
+    `avals` are the types that init returns, with an additional axis for each loop around the
+    equation. `again` is True if it may be an earlier variable, recomputed by JAX for a `remat`.
     """
 
     path: tuple[str, ...]
@@ -57,17 +57,17 @@ class Variable:
         return cls(path, mode, tree, tuple(avals), eqn)
 
     def under(self, scope: str) -> Variable:
-        """Return the variable as it is called outside a `nest` with this scope."""
+        """Return the variable with its path outside a `nest` with this scope."""
         return replace(self, path=(scope, *self.path))
 
     def stacked(self, length: int) -> Variable:
-        """The variable outside a loop: its values in all iterations, on a new leading axis."""
+        """Return the variable outside a loop, with the values of all iterations stacked."""
         avals = tuple(jaxcompat.stacked_aval(length, aval) for aval in self.avals)
         return replace(self, avals=avals)
 
 
 def replaced(variables: Sequence[Variable]) -> dict[tuple[str, ...], int]:
-    """By path, how many values sown in mode "clobber" are followed by another of that path."""
+    """Return, by path, the number of values sown in mode "clobber" that a later one replaces."""
     counts = Counter(v.path for v in variables if v.mode == "clobber")
     return {path: count - 1 for path, count in counts.items() if count > 1}
 
@@ -75,7 +75,7 @@ def replaced(variables: Sequence[Variable]) -> dict[tuple[str, ...], int]:
 def leaf_tree(variables: Sequence[Variable]) -> dict[str, Any]:
     """Return the pytree of variables with, for each leaf, its number in the order of declaration.
 
-    Raises UnzipError if a name is there twice, be it as a scope and as a name.
+    Raises UnzipError if a name is used twice, also as a scope and as a name.
     """
     tree: dict[str, Any] = {}
     names: dict[tuple[str, ...], Variable] = {}

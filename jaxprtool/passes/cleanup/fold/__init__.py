@@ -1,30 +1,31 @@
-"""Constant folding: what does not depend on the program's arguments is computed once, here.
+"""Constant folding: compute what does not depend on the program's arguments once, ahead of time.
 
 A *known* value is a literal, a constant of the body it is in, or the result of a pure equation of
-known values. Where something else needs a known value, the value takes the place of the equations
-that lead to it:
+known values. Where another equation needs a known value, the value replaces the equations that
+compute it:
 
 *   a scalar becomes a literal;
-*   an array whose elements are all the same bits becomes a broadcast literal, which costs no bytes
+*   an array whose elements all have the same bits becomes a broadcast literal, which costs no bytes
     (if its equation has no other result);
-*   another array becomes a constant of the body, if the program's constants take no more than
-    `max_bytes` with it, or if it is no larger than the constants that only it had a use for, whose
-    place it takes. An array that is equal to another counts once in each body.
+*   another array becomes a constant of the body, if the program's constants then take no more than
+    `max_bytes`, or if it is no larger than the constants that only it used, which it replaces.
+    Equal arrays count once in each body.
 
-An equation is left that only makes a big array of a small one (`iota`, and `broadcast_in_dim`): it
-is as good as the constant, and smaller. Then its own operands are what is needed. So is one with a
-value of more than 1 MiB on the way (or 16 times `max_bytes`), or with too much work in its loops.
+An equation that only expands a small array to a big one (`iota`, and `broadcast_in_dim`) stays: it
+is as good as the constant, and smaller. Then its own operands are the needed values. Also kept are
+equations with an intermediate value of more than 1 MiB (or 16 times `max_bytes`), or with too much
+work in their loops.
 
-Values are what the default backend computes, one equation at a time, each as a kernel of its own;
-on another backend an `exp` may have another last bit. They become arrays of NumPy, at home on no
-device. Left are constants that are committed to a device, or are tracers (while JAX traces around
-the pass), and what runs under a mesh, has effects, or may not be folded by its traits. A call with
-custom derivatives goes if all its operands are constants: nothing differentiates it.
+Values are computed by the default backend, one equation at a time, each as a kernel of its own;
+on another backend an `exp` may differ in the last bit. They become NumPy arrays, which are on no
+device. Not folded are constants that are committed to a device or are tracers (while JAX traces
+around the pass), and equations that run under a mesh, have effects, or whose traits forbid it. A
+call with custom derivatives is folded if all its operands are constants: nothing differentiates it.
 
-Control flow whose course is known is opened: a cond with a constant index becomes its branch, a
-scan of no rounds its initial carry, a scan of one round its body (unless that takes more equations,
-for slicing and stacking), and a while whose condition fails at once its initial carry. One is left
-if an effect that it declares, such as a print, is in what would go.
+Control flow that is known is opened: a cond with a constant index becomes its branch, a scan of
+length 0 its initial carry, a scan of length 1 its body (unless slicing and stacking would take more
+equations), and a while whose condition is false at once its initial carry. It stays if that would
+remove an effect that it declares, such as a print.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Fold(Pass):
 
 
 def fold_jaxpr(jaxpr: ClosedJaxpr, max_bytes: int) -> ClosedJaxpr:
-    """Return a closed jaxpr with what is constant in it computed; itself if nothing is."""
+    """Compute the constant parts of a closed jaxpr; return the jaxpr itself if it has none."""
     folding = _Folding(jaxpr, max_bytes)
     while True:
         folding.opened = False
@@ -102,7 +103,7 @@ def fold_jaxpr(jaxpr: ClosedJaxpr, max_bytes: int) -> ClosedJaxpr:
 
 # --- the pass ---------------------------------------------------------------------------------
 
-#: The largest value on the way to another, in bytes, unless `max_bytes` is large.
+#: The largest intermediate value, in bytes, unless `max_bytes` is large.
 _LARGEST = 1 << 20
 
 
@@ -119,12 +120,12 @@ def _constant_bytes(jaxpr: AnyJaxpr, seen: set[AnyJaxpr]) -> int:
 
 
 class _Folding:
-    """One run of the pass: the known values of the program, and the bytes that are left."""
+    """The state of one run: the known values of the program, and the remaining bytes."""
 
     def __init__(self, jaxpr: ClosedJaxpr, max_bytes: int) -> None:
         self._left = max_bytes - _constant_bytes(jaxpr, set())
         self._values = Values(max(_LARGEST, 16 * max_bytes))
-        #: Whether control flow has been opened, whose equations have not been looked at.
+        #: True if control flow was opened whose equations have not been visited.
         self.opened = False
 
     def visit(self, writer: Writer) -> RewriteRule:
@@ -152,7 +153,10 @@ class _Folding:
     def _needed_values(
         self, writer: Writer, known: dict[Var, Number], found: Sequence[JaxprEqn]
     ) -> dict[Var, Array | None]:
-        """The results of the equations that go: of each its value, or None if nothing needs it."""
+        """Return the results of the removed equations, with the values of those that are needed.
+
+        The value of a result that nothing needs is None.
+        """
         jaxpr = jaxcompat.open_jaxpr(writer.body)
         freed = _freed(writer, found) if writer.constvars else {}
         folded, held = {id(eqn) for eqn in found}, set[Number]()
@@ -179,7 +183,7 @@ class _Folding:
         freed: int,
         held: set[Number],
     ) -> dict[Var, Array] | None:
-        """Return the values of an equation's needed results; None if the equation is to stay."""
+        """Return the values of an equation's needed results; None if the equation must stay."""
         arrays = {v: number for v, number in wanted.items() if v.aval.shape != ()}
         cost = sum(size_of(v.aval, 0) for v, number in arrays.items() if number not in held)
         if arrays and (_expands(eqn) or cost - freed > max(self._left, 0)):
@@ -205,7 +209,7 @@ class _Folding:
 
 
 def _drop_constants(writer: Writer, needed: set[Var]) -> None:
-    """Drop the constants of a body that nothing needs any more."""
+    """Drop the constants of a body that nothing reads any more."""
     flags = [v in needed for v in writer.constvars]
     for v, flag in zip(writer.constvars, flags, strict=True):
         if not flag:
@@ -215,7 +219,7 @@ def _drop_constants(writer: Writer, needed: set[Var]) -> None:
 
 
 def _freed(writer: Writer, found: Sequence[JaxprEqn]) -> dict[int, int]:
-    """The bytes of constants that nothing reads when an equation is gone, by its identity."""
+    """Return the bytes of constants that removing each equation frees, by its id."""
     jaxpr = jaxcompat.open_jaxpr(writer.body)
     uses = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if type(v) is not Literal)
     uses.update(v for v in jaxpr.outvars if type(v) is not Literal)
@@ -230,13 +234,13 @@ def _freed(writer: Writer, found: Sequence[JaxprEqn]) -> dict[int, int]:
 
 
 def _expands(eqn: JaxprEqn) -> bool:
-    """Whether an equation makes an array of something smaller, and is as good as the array."""
+    """Return True if an equation only fills a larger array, so that a constant saves nothing."""
     size = sum(size_of(v.aval, 0) for v in eqn.invars if type(v) is not Literal)
     return traits(eqn).fills and size_of(eqn.outvars[0].aval, 0) > size
 
 
 def _element(value: Array) -> np.ndarray | None:
-    """Return the scalar that an array is filled with, if all its elements are the same bits."""
+    """Return the scalar that an array is filled with, if all its elements have the same bits."""
     if value.size == 0:
         return None
     element = np.asarray(value[(0,) * value.ndim])
@@ -244,7 +248,7 @@ def _element(value: Array) -> np.ndarray | None:
 
 
 def _atom(writer: Writer, eqn: JaxprEqn, var: Var, value: Array | None) -> Atom:
-    """Return what takes the place of a result: of an array, one of this scalar, or its value."""
+    """Return the atom that replaces a result: its value, or a broadcast of the scalar value."""
     if value is None:
         return var  # nothing reads it
     if value.shape == var.aval.shape:

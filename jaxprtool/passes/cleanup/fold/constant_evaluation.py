@@ -1,7 +1,7 @@
 """Constant evaluation: the values of what is computed from literals and constants alone.
 
-Equations are evaluated one at a time, as the default backend does, each when its value is asked for
-and once for all that are equal; those whose bits are prescribed, by NumPy (`ir.exact_numpy`).
+Equations are evaluated on demand, once for all that are equal, one at a time, on the default
+backend; those whose bits are prescribed, by NumPy (`ir.exact_numpy`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from jaxprtool.ir.evaluation.interpret import Interpreter, bind
 from jaxprtool.ir.evaluation.nonfinite import unchecked
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
 
-#: What an equation that holds jaxprs may come to, in equations of theirs.
+#: The most equations that evaluating one equation that holds jaxprs may run.
 _MOST_STEPS = 1000
 
-#: A value; random keys are JAX's.
+#: A value; random keys are JAX arrays.
 Array = np.ndarray | jax.Array
 
-#: What a known value goes by: the number of its equation, and which of the results it is.
+#: The id of a known value: the number of its equation, and the index of the result.
 Number = tuple[int, int]
 
 
 class Values:
-    """The known values of a program, each computed when it is first asked for."""
+    """The known values of a program, each computed on first use."""
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
@@ -52,7 +52,7 @@ class Values:
         return self._given(literal_key(atom), np.asarray(atom.val).astype(atom.aval.dtype))
 
     def of_constant(self, value: object) -> Number | None:
-        """Return the number of a constant's value; None if it is not to be computed with."""
+        """Return the number of a constant's value; None if the constant must not be folded."""
         if isinstance(value, jax.core.Tracer) or not isinstance(value, np.ndarray | jax.Array):
             return None
         if isinstance(value, jax.Array) and (value.committed or not value.is_fully_addressable):
@@ -65,7 +65,7 @@ class Values:
         return number, 0
 
     def follow(self, eqns: Sequence[JaxprEqn], known: dict[Var, Number]) -> list[JaxprEqn]:
-        """Return those of the equations whose results are known; puts these into `known`."""
+        """Return the equations whose results are known, and add these results to `known`."""
         found = []
         for eqn in eqns:
             for atom in eqn.invars:
@@ -81,7 +81,7 @@ class Values:
         if eqn.effects or not traits(eqn).may_fold or not self._is_plain(eqn):
             return None
         if not eqn.outvars:
-            return None  # there is nothing to know; dce takes it away
+            return None  # nothing to know; dce removes it
         try:
             key, held = parameters_key(eqn)
         except Keyless:
@@ -98,7 +98,7 @@ class Values:
         return number
 
     def _is_plain(self, eqn: JaxprEqn) -> bool:
-        """Whether there is nothing special about where an equation runs, and its results' types."""
+        """Return True if an equation runs in default settings and has plain, small results."""
         if eqn.ctx not in self._plain_settings:
             settings = jaxcompat.context_settings(eqn.ctx)
             self._plain_settings[eqn.ctx] = all(
@@ -110,7 +110,7 @@ class Values:
         )
 
     def _steps(self, eqn: JaxprEqn) -> float:
-        """Return how many equations are computed for one; no end if one of them is not to be."""
+        """Return how many equations an evaluation runs; infinity if one must not be folded."""
         if not traits(eqn).may_fold or not self._is_plain(eqn):
             return float("inf")
         structured = view(eqn)
@@ -126,7 +126,7 @@ class Values:
         return float("inf")
 
     def value(self, number: Number) -> Array | None:
-        """Return a known value; None if the backend does not compute it."""
+        """Return a known value; None if the backend fails to compute it."""
         todo = [number[0]]
         with _computing():
             while todo:
@@ -151,14 +151,14 @@ class Values:
             values.append(results[i])
         try:
             results = list(map(_at_home, _Evaluator().equation(eqn, list(map(_at_home, values)))))
-        except Exception:  # whatever a backend, or a plug-in's rule, has against it
+        except Exception:  # a backend, or a plug-in's rule, may raise anything
             return None
         types = [(value.shape, value.dtype) for value in results]
         return results if types == [(v.aval.shape, v.aval.dtype) for v in eqn.outvars] else None
 
 
 def is_plain_type(aval: Aval) -> bool:
-    """Return whether a type is that of an array, of which nothing is said but dtype and shape."""
+    """Return True if a type is an array type with nothing but dtype and shape."""
     return (
         isinstance(aval, jax.core.ShapedArray)
         and all(type(size) is int for size in aval.shape)
@@ -174,20 +174,20 @@ def is_plain_type(aval: Aval) -> bool:
 
 @contextmanager
 def _computing() -> Iterator[None]:
-    """Run what is bound, whatever is being traced, and let NaNs, infinities and transfers be."""
+    """Evaluate eagerly, even under a trace, and allow NaNs, infinities and transfers."""
     with jax.ensure_compile_time_eval(), unchecked(), jax.transfer_guard("allow"):
         yield
 
 
 def _at_home(value: Array) -> Array:
-    """Return a result as an array of NumPy; random keys stay JAX's."""
+    """Return a result as a NumPy array; random keys stay JAX arrays."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return value
     return np.asarray(value)
 
 
 class _Evaluator(Interpreter):
-    """Evaluates equations by NumPy where the bits are prescribed, by the backend elsewhere."""
+    """Evaluate equations by NumPy where the bits are prescribed, by the backend elsewhere."""
 
     def constant(self, value: Any, aval: Aval) -> Any:
         return value if isinstance(value, jax.Array) else np.asarray(value, aval.dtype)

@@ -1,4 +1,4 @@
-"""Control flow whose course is known, opened."""
+"""Opening of control flow that is known."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal
 from jaxprtool.passes.cleanup.fold.constant_evaluation import Number, Values, is_plain_type
 from jaxprtool.primitives import sow_p
 
-#: What opens an equation: gives its results, or None where it is to stay.
+#: Opens an equation: returns its results, or None if it must stay.
 Opener = Callable[[Writer, JaxprEqn, Values], Sequence[Atom] | None]
 
 
 def _numbers(writer: Writer, atoms: Sequence[Atom], values: Values) -> list[Number | None]:
-    """Return the numbers of those that are literals, or constants of the body."""
+    """Return the numbers of the atoms that are literals, or constants of the body."""
     known = {
         v: number
         for v in atoms
@@ -39,7 +39,7 @@ def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
     cond = Cond.of(eqn)
     branch = branch_of(cond, values.value(number))
     if eqn.effects:
-        # JAX gives each branch the effects of all: those of its own are its equations'.
+        # JAX gives each branch the effects of all: its own are those of its equations.
         alone = jaxcompat.replace_jaxpr(branch, eqns=branch.eqns)
         if _lasting(jaxcompat.operand_effects(alone, cond.operands)) != _lasting(eqn.effects):
             return None
@@ -47,7 +47,7 @@ def _open_cond(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
 
 
 def _lasting(effects: Iterable[Effect]) -> set[Effect]:
-    """The effects that something outside could see: a program is to declare what it declared."""
+    """Return the effects that are visible from outside: a program must still declare them."""
     return {effect for effect in effects if not jaxcompat.is_removable_effect(effect)}
 
 
@@ -71,7 +71,7 @@ def _open_scan(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
     if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in scan.xs):
         return None  # a ref has no rows
     if Contains(lambda eqn: eqn.primitive is sow_p)(scan.body):
-        return None  # what is sown in a scan is known as one value for each iteration
+        return None  # what is sown in a scan is collected as one value for each iteration
     return _without_rounds(writer, scan) if length == 0 else _with_one_round(writer, scan)
 
 
@@ -86,7 +86,7 @@ def _without_rounds(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
 
 
 def _with_one_round(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
-    """The body in the scan's place, unless slicing and stacking take more than the scan did."""
+    """Return the results of the body inlined, or None if slicing and stacking cost too much."""
     eqn, body, before = scan.eqn, scan.body, len(writer.eqns)
     if not writer.can_hold(body):
         return None
@@ -109,7 +109,7 @@ def _with_one_round(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
 
 
 def _only_row(writer: Writer, x: Atom, eqn: JaxprEqn) -> Atom:
-    """Return the one row of an array."""
+    """Return the only row of an array."""
     if (row := writer.repeated_row(x)) is not None:
         return row
     return writer.trace(lambda array: [lax.squeeze(array, (0,))], [x], eqn)[0]

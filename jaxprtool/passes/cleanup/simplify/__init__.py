@@ -1,25 +1,25 @@
-"""Simplify: algebraic rules, rows of data, applied at every depth until none applies.
+"""Simplify: algebraic rules, as rows of data, applied at every depth until none applies.
 
-A rule is a `Row`: a pattern, what takes its place, and conditions, all readable:
+A rule is a `Row`: a pattern, its replacement, and conditions, all readable:
 
     Row("add(x, neg(y))", "sub(x, y)")
 
-A small letter stands for a value, a capital for a constant, a number for that constant (`0` is
-not `-0`; `~0` has all bits set), `*xs` for all other operands. `unary` and `elementwise2` are
-primitives that compute element by element, `resize` is a reshape or squeeze, `layout` that or a
-broadcast. What is exact on a condition alone is done by `fast` in all other cases.
+A lower-case letter represents a value, a capital a constant, a number that constant (`0` is not
+`-0`; `~0` has all bits set), `*xs` all other operands. `unary` and `elementwise2` are elementwise
+primitives, `resize` is a reshape or squeeze, `layout` that or a broadcast. A rule that is exact
+only on a condition is applied with `fast` in all other cases.
 
-`simplify_rules` is the open list of rows; a plug-in appends its own, of primitives of its own if
-it likes (`row.py` says what a row may hold, `pattern.py` how patterns are written).
-`jaxprtool explain simplify` prints the list. By default only rules that are exact apply: they
-keep every bit of a result, NaN, infinities and the sign of zero included, by IEEE arithmetic (a
-backend that flushes subnormal numbers to zero may do so in fewer places), and its derivatives. So
-`x * 0` stays, since x may be NaN, and so does `x + 0`, since x may be -0.
+`simplify_rules` is the open list of rows; a plug-in appends its own, also for its own primitives
+(`row.py` defines rows, `pattern.py` the syntax of patterns). `jaxprtool explain simplify` prints
+the list. By default only exact rules apply: they keep every bit of a result, NaN, infinities and
+the sign of zero included, by IEEE arithmetic (a backend that flushes subnormal numbers to zero may
+do so in fewer places), and its derivatives. So `x * 0` stays, since x may be NaN, and so does
+`x + 0`, since x may be -0.
 
-What has a purpose that is not its value stays: `copy`, `reduce_precision`, `optimization_barrier`,
-and whatever asks for a sharding of its result.
+Equations with a purpose besides their value stay: `copy`, `reduce_precision`,
+`optimization_barrier`, and all that request a sharding of their result.
 
-Learnt from tinygrad's symbolic rules (patterns as data) and XLA's algebraic simplifier.
+Based on tinygrad's symbolic rules (patterns as data) and XLA's algebraic simplifier.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FAMILIES = {
     "both operands at once": together,
 }
 
-#: The open list: of the rules that apply to an equation the first is taken.
+#: The open list: the first rule that applies to an equation is used.
 simplify_rules: list[Row] = [row for module in _FAMILIES.values() for row in module.ROWS]
 
 

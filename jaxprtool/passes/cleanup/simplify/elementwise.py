@@ -1,4 +1,4 @@
-"""Rules on what is computed element by element: arithmetic, bits, comparisons, selection."""
+"""Rules for elementwise equations: arithmetic, bits, comparisons, selection."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def _no_bounds(match: RowMatch) -> bool:
 
 
 def _bounds(match: RowMatch) -> tuple[float, ...]:
-    """Return the least and the greatest number of the type of C, if numbers of it are ordered."""
+    """Return the least and the greatest number of the type of C; empty if it is not ordered."""
     dtype = match.value("C").dtype
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
     return (-np.inf, np.inf) if jnp.issubdtype(dtype, jnp.floating) else ()
 
 
-# The derivative of a maximum is shared between equal operands, and none at NaN: of floating-point
+# The derivative of a maximum is shared between equal operands, and zero at NaN: for floating-point
 # numbers it would change where x is infinite, or NaN.
 ROWS += [
     Row("max(x, C)", "x", (_least,), exact=integers),
@@ -180,7 +180,7 @@ ROWS += [
 
 
 def _combined(outer: str, inner: str, sign: str, **conditions: Any) -> Row:
-    """Return the row that makes one constant of two: `outer(inner(x, C), D)` is `inner(x, C?D)`."""
+    """Return the row that merges two constants: `outer(inner(x, C), D)` is `inner(x, C?D)`."""
 
     def build(match: RowMatch) -> Outcome:
         with np.errstate(all="ignore"):
@@ -245,7 +245,7 @@ def _is_same(match: RowMatch, a: Atom, b: Atom) -> bool:
 
 
 def _filling(match: RowMatch, atom: Atom) -> np.ndarray | None:
-    """The scalar that a value is everywhere; None if that is not known."""
+    """Return the scalar that fills a value; None if that is not known."""
     eqn = match.writer.defined_by(atom, "broadcast_in_dim")
     return scalar_value(atom if eqn is None else eqn.invars[0], match.writer)
 

@@ -1,13 +1,13 @@
 """The engine of `simplify`: rows looked up by primitive, tried on each equation until none applies.
 
-A body is walked once, from the front. What an equation is simplified to depends on the equations
-before it alone, and those are final, so that one walk reaches the fixed point.
+A body is traversed once, from the front. The simplified form of an equation depends only on the
+equations before it, and those are final, so that one traversal reaches the fixed point.
 
-It ends: a row puts one atom, or one equation, in the place of one equation; a row that writes two
-takes two or more away. Rows whose pattern reaches through an operand to the equation behind it
-leave an equation that reads older values; those that look at one equation alone make another
-primitive, or constant, of it that no row turns back. Rows of a plug-in that turn an equation in
-circles are reported, and so are rows that give it another type.
+It terminates: a row replaces one equation by one atom, or by one equation; a row that writes two
+removes two or more. Rows whose pattern includes the definition of an operand return an equation
+that reads older values; those that match one equation alone change it to another primitive, or
+constant, that no row turns back. Rows of a plug-in that undo each other are reported, and so are
+rows that change the type of an equation.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from jaxprtool.passes.cleanup.simplify.pattern import (
 )
 from jaxprtool.passes.cleanup.simplify.row import NEVER_INEXACT, Outcome, Row, is_inexact
 
-#: No equation is rewritten as often by rows that do not undo each other.
+#: Rows that do not undo each other never rewrite an equation this often.
 MOST_STEPS = 100
 
-#: What is asked of one of the operands: the name of the primitive that defines it, the value of a
-#: constant, `_CONSTANT` for any constant; None where nothing is.
+#: The requirement on one of the operands: the name of the primitive that defines it, the value of a
+#: constant, `_CONSTANT` for any constant; None without one.
 _Head = str | float | None
-#: The rows of a primitive by what they ask of an operand.
+#: The rows of a primitive by their requirement on an operand.
 _Rows = dict[_Head, list[Row]]
 #: The rows of each primitive: all, and those for floating-point and complex numbers.
 _Table = dict[str, tuple[_Rows, _Rows]]
@@ -46,7 +46,7 @@ _CONSTANT = "a constant"
 
 
 class ResultTypes:
-    """The type that an equation computes, of those that are alike inferred once in a run."""
+    """The result types of equations, inferred once per run for equal signatures."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Aval] = {}
@@ -59,7 +59,7 @@ class ResultTypes:
         except KeyError:
             self._known[key] = found = self._inferred(eqn)
             return found
-        except TypeError:  # a parameter that cannot be hashed
+        except TypeError:  # a parameter that is not hashable
             return self._inferred(eqn)
 
     def _inferred(self, eqn: JaxprEqn) -> Aval:
@@ -69,7 +69,7 @@ class ResultTypes:
 
 
 def simplified(jaxpr: AnyJaxpr, rows: Sequence[Row], *, fast: bool) -> AnyJaxpr:
-    """`jaxpr` with the rows applied in it, at every depth; the same object if none applies.
+    """Apply rows to a jaxpr at every depth; return the same object if none applies.
 
     Raises PluginError if rows undo each other for ever.
     """
@@ -77,7 +77,7 @@ def simplified(jaxpr: AnyJaxpr, rows: Sequence[Row], *, fast: bool) -> AnyJaxpr:
 
 
 def _may_be_inexact(row: Row, fast: bool) -> bool:
-    """Whether a rule may apply to floating-point and complex numbers."""
+    """Return True if a rule may apply to floating-point and complex numbers."""
     asked = row.when if fast else (*row.when, row.exact)
     return NEVER_INEXACT.isdisjoint(asked)
 
@@ -96,8 +96,8 @@ def _table_of(rows: tuple[Row, ...], fast: bool) -> _Table:
 
 
 def _heads(tree: OperationPattern) -> Sequence[_Head]:
-    """What one of the operands is, wherever the pattern fits: the operand that is the rarest."""
-    # Of an equation or a number there are fewer than of constants.
+    """Return what one of the operands must be for the pattern to match: the rarest operand."""
+    # Equations and numbers are rarer than constants.
     for node in sorted(tree.operands, key=lambda node: rank(node) % 2):
         if isinstance(node, OperationPattern):
             return sorted(node.primitives)
@@ -116,7 +116,7 @@ def _visitor(table: _Table, fast: bool, types: ResultTypes, writer: Writer) -> R
         return None if rows is None else rows[is_inexact(eqn)]
 
     def step(eqn: JaxprEqn, rows: _Rows) -> Outcome:
-        """What the first rule that applies makes of an equation."""
+        """Return the outcome of the first rule that applies to an equation."""
         for row in rows.get(None, ()):
             if (outcome := _apply(row, eqn, writer, uses, types, fast)) is not None:
                 return outcome
@@ -192,16 +192,16 @@ def _apply(
 def _may_strengthen(eqn: JaxprEqn) -> bool:
     """Return True for a weakly typed array of inexact numbers.
 
-    JAX's transposes of `pad`, `slice` and others make a strongly typed gradient of it.
+    Its gradient by JAX's transposes of `pad`, `slice` and others is strongly typed.
     """
     aval = eqn.outvars[0].aval
     return bool(aval.shape and aval.weak_type and is_inexact(eqn))
 
 
 def _keeps_type(row: Row, eqn: JaxprEqn, computed: Aval) -> bool:
-    """Return True if what an equation computes has the weak type that it is annotated with.
+    """Return True if an equation computes the weak type that it is annotated with.
 
-    Raises PluginError if it has another shape or dtype, which is a fault of the row.
+    Raises PluginError if it has another shape or dtype, which is an error of the row.
     """
     aval = eqn.outvars[0].aval
     if computed.shape != aval.shape or computed.dtype != aval.dtype:
@@ -213,9 +213,9 @@ def _keeps_type(row: Row, eqn: JaxprEqn, computed: Aval) -> bool:
 
 
 def _asks(eqn: JaxprEqn) -> bool:
-    """Whether an equation asks for a dtype, a sharding, or an order of dimensions, of its result.
+    """Return True if an equation has a requested result dtype, sharding, or dimension order.
 
-    What does is left alone, whatever the rule.
+    No rule is applied to such an equation.
     """
     get = eqn.params.get
     if get("sharding") is not None or get("out_sharding") is not None or get("out_dtype"):
@@ -224,6 +224,6 @@ def _asks(eqn: JaxprEqn) -> bool:
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:
-    """Whether no type has a sharding: what a new equation makes of that is for JAX to say."""
+    """Return True if no type has a sharding: only JAX can infer that of a new equation."""
     avals = (v.aval for v in (*eqn.invars, *eqn.outvars))
     return not any(any(getattr(getattr(a, "sharding", None), "spec", ())) for a in avals)

@@ -1,4 +1,4 @@
-"""Rules on what moves elements and computes nothing: reshapes, broadcasts, transposes, converts."""
+"""Rules for equations that only move elements: reshapes, broadcasts, transposes, converts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, equation
 
 
 def is_unit(size: object) -> bool:
-    """Whether a size is 1; a symbolic one is not, whatever it may come to be."""
+    """Return True if a size is 1; False for a symbolic one, whatever its value."""
     return isinstance(size, int | np.integer) and size == 1
 
 
@@ -31,7 +31,7 @@ def _reshaped(match: RowMatch) -> Params:
 
 
 def _only_adds_units(eqn: JaxprEqn) -> bool:
-    """Whether a broadcast_in_dim only adds dimensions of size 1."""
+    """Return True if a broadcast_in_dim only adds dimensions of size 1."""
     old, new = eqn.invars[0].aval.shape, eqn.params["shape"]
     kept = eqn.params["broadcast_dimensions"]
     return all(new[d] == size for d, size in zip(kept, old, strict=True)) and all(
@@ -57,7 +57,7 @@ def _through(match: RowMatch) -> Outcome:
     if not traits(unary).shape_exact:
         return None
     if unary.primitive.name == "div" and not any(map(_is_many, match.out.shape)):
-        return None  # of one number XLA makes a quotient, of many a product with the inverse
+        return None  # XLA divides one number, but multiplies many by the inverse
     if match.aval("x").shape != match.out.shape:
         return None
     if inner.primitive.name == "broadcast_in_dim" and not _only_adds_units(inner):
@@ -98,7 +98,7 @@ def _broadcast_of_reshaped(match: RowMatch) -> Params | None:
 
 
 def _placed(sizes: Sequence[object], kept: Sequence[int], rank: int) -> tuple[int, ...] | None:
-    """Increasing dimensions for sizes: `kept` for those that are not 1, free ones for the rest."""
+    """Return increasing dimensions: `kept` for sizes that are not 1, free ones for the rest."""
     dims: list[int] = []
     bounds = iter([*kept, rank])
     bound, units = next(bounds), 0
@@ -123,7 +123,7 @@ ROWS += [
 ]
 
 
-# --- broadcasts into what broadcasts by itself ------------------------------------------------
+# --- broadcasts into equations that broadcast by themselves ----------------------------------
 
 
 def _is_scalar(match: RowMatch) -> bool:
@@ -135,14 +135,14 @@ def _broadcasts_itself(match: RowMatch) -> Outcome:
     """y is a scalar or of the rank of the result; it is no divisor"""
     eqn = match.eqn
     if eqn.primitive.name == "div" and eqn.invars[1] is match.inner.outvars[0]:
-        return None  # XLA multiplies by the inverse of what it broadcasts, which rounds otherwise
+        return None  # XLA multiplies by the inverse of a broadcast divisor: other rounding
     return _absorbed(match, eqn.primitive.name, eqn.params)
 
 
 def _sum_broadcasts_itself(match: RowMatch) -> Outcome:
     """y is a scalar or of the rank of the result"""
     if not jnp.issubdtype(match.out.dtype, jnp.number):
-        return None  # what has a tangent type of its own
+        return None  # a type with another tangent type
     if len({v.aval.weak_type for v in match.eqn.invars}) > 1:
         return None  # `add_any` takes the type of its first operand
     return _absorbed(match, "add", {})
@@ -161,7 +161,7 @@ def _absorbed(match: RowMatch, primitive: str, params: Params) -> Outcome:
 
 
 def _meet(operands: Sequence[Atom], shape: Sequence[object]) -> bool:
-    """Whether operands, scalars or of the rank of the result, have its shape together."""
+    """Return True if operands, scalar or of the result's rank, together have its shape."""
     shapes = [v.aval.shape for v in operands if v.aval.shape != ()]
     if any(len(each) != len(shape) for each in shapes):
         return False
@@ -226,7 +226,7 @@ def _same_dtype(match: RowMatch) -> bool:
     return bool(match.aval("x").dtype == match.out.dtype)
 
 
-#: What a type holds every value of another of is told by these: mantissa and exponent.
+#: Mantissa and exponent bits, which determine if a type can represent all values of another.
 _FLOATS = {"bfloat16": (7, 8), "float16": (10, 5), "float32": (23, 8), "float64": (52, 11)}
 
 

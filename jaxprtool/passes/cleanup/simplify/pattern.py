@@ -3,11 +3,11 @@
     pattern     := PRIMITIVE ( operand, … )          an equation of that primitive
     operand     := x | C | *xs | number | pattern
 
-A lower-case letter stands for any value, the same one wherever it is written twice. A capital
-stands for a constant: a literal, or a scalar among the body's constants. A number stands for that
-constant: `0` is +0 and not -0, which is written `-0`; `~0` has all bits set. `*xs` stands for all
-operands that are left. A primitive may be several, `add|add_any(x, y)`, or one of `CLASSES`. The
-operands of a commutative primitive are tried in both orders.
+A lower-case letter represents any value, the same one wherever it is repeated. A capital represents
+a constant: a literal, or a scalar among the body's constants. A number represents that constant:
+`0` is +0 and not -0, which is written `-0`; `~0` has all bits set. `*xs` represents all remaining
+operands. A primitive may be several, `add|add_any(x, y)`, or one of `CLASSES`. The operands of a
+commutative primitive are tried in both orders.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxprtool.ir.core.traits import primitives_with, traits
 from jaxprtool.ir.rewriting.rewrite import Writer
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var, open_jaxpr
 
-#: What a pattern may call primitives of a kind.
+#: The names of classes of primitives in patterns.
 CLASSES: dict[str, tuple[str, ...]] = {
     "elementwise2": primitives_with(lambda t: t.broadcasts),
     "ordered2": primitives_with(lambda t: t.broadcasts and not t.commutative),
@@ -41,7 +41,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class OperandPattern:
-    """Any value (`x`), any constant (`C`, negated `-C`), or all operands left (`*xs`)."""
+    """Any value (`x`), any constant (`C`, negated `-C`), or all remaining operands (`*xs`)."""
 
     text: str
 
@@ -57,7 +57,7 @@ class NumberPattern:
     text: str
 
     def is_value(self, atom: Atom, writer: Writer) -> bool:
-        # Most constants are Python numbers, and are told apart before an array is made of them.
+        # Most constants are Python numbers, which are compared before an array is made of them.
         known = writer.value(atom)
         if isinstance(known, float | int) and self.text != "~0" and known != float(self.text):
             return False
@@ -89,7 +89,7 @@ Node = OperandPattern | NumberPattern | OperationPattern
 
 
 def scalar_value(atom: Atom, writer: Writer) -> np.ndarray | None:
-    """The value of a scalar constant, in its dtype; None for all else, keys among them."""
+    """Return the value of a scalar constant, in its dtype; None for all else, including keys."""
     value = writer.value(atom)
     if value is None or atom.aval.shape != ():
         return None
@@ -101,7 +101,7 @@ def scalar_value(atom: Atom, writer: Writer) -> np.ndarray | None:
 
 @cache
 def parsed(text: str) -> Node:
-    """The tree of a pattern or a replacement. Raises ValueError if it is malformed."""
+    """Return the tree of a pattern or a replacement. Raises ValueError if it is malformed."""
     tokens = [m.group(1) for m in _TOKEN.finditer(text)]
     if "".join(tokens) != re.sub(r"\s", "", text):
         raise ValueError(f"cannot read the pattern {text!r}")
@@ -132,10 +132,10 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
 
 
 class Uses:
-    """How often each variable of a body is read, by what is not dead, while it is rewritten.
+    """The number of live uses of each variable of a body while it is rewritten.
 
-    The counts are kept for the body as it has become: a rule may have taken away the only reader
-    of an equation, which then no longer reads what it did, or made a second one.
+    The counts are those of the rewritten body: a rule may have removed the only reader of an
+    equation, whose own operands then lose a use, or added a second one.
     """
 
     def __init__(self, writer: Writer) -> None:
@@ -144,7 +144,7 @@ class Uses:
 
     @property
     def counts(self) -> Counter[Atom]:
-        """The counts; first asked for while the body is as it was."""
+        """The counts; they are initialized while the body is still unchanged."""
         if self._counts is None:
             jaxpr = open_jaxpr(self._writer.body)
             self._counts = Counter(v for e in jaxpr.eqns for v in e.invars if type(v) is Var)
@@ -152,23 +152,23 @@ class Uses:
         return self._counts
 
     def is_only(self, eqn: JaxprEqn) -> bool:
-        """Return True if the result of an equation, which has a reader, has no other."""
+        """Return True if the result of an equation has exactly one use."""
         return self.counts[eqn.outvars[0]] == 1
 
     def replace(self, old: JaxprEqn, new: Sequence[JaxprEqn]) -> None:
-        """Put equations in the place of one."""
+        """Update the counts for the replacement of an equation by others."""
         self.counts.update(v for e in new for v in e.invars if type(v) is Var)
         self._forget(old)
 
     def rename(self, old: JaxprEqn, atom: Atom) -> None:
-        """Put an atom in the place of the result of an equation."""
+        """Update the counts for the replacement of an equation's result by an atom."""
         reads = self.counts.pop(old.outvars[0], 0)
         if type(atom) is not Literal:
             self.counts[atom] += reads
         self._forget(old)
 
     def _forget(self, eqn: JaxprEqn) -> None:
-        """Take away what an equation reads, and the equations that are dead without it."""
+        """Subtract the uses by an equation, and by the equations that are dead without it."""
         gone = [eqn]
         while gone:
             for atom in gone.pop().invars:
@@ -184,7 +184,7 @@ class Uses:
 
 
 class RowMatch:
-    """Where a pattern has matched: the values of its names, and its equations, outermost first."""
+    """A match of a pattern: the values of its names, and its equations, outermost first."""
 
     __slots__ = ("eqns", "names", "uses", "writer")
 
@@ -204,7 +204,7 @@ class RowMatch:
 
     @property
     def inner(self) -> JaxprEqn:
-        """The equation that defines its operand, or the first of those."""
+        """The equation that defines its operand, or the first of several."""
         return self.eqns[1]
 
     @property
@@ -216,27 +216,27 @@ class RowMatch:
         return self.names[name].aval
 
     def value(self, name: str) -> np.ndarray:
-        """The value of a constant, in its dtype."""
+        """Return the value of a constant, in its dtype."""
         value = scalar_value(self.names[name], self.writer)
         assert value is not None, name
         return value
 
 
-#: Whether an operand, or an equation, fits; binds names, which are of no use where it does not.
+#: Return True if an operand, or an equation, matches; binds names, which are invalid otherwise.
 OperandMatcher = Callable[[RowMatch, Any], bool]
 Matcher = Callable[[RowMatch, JaxprEqn], bool]
 
 
 @cache
 def matcher(pattern: OperationPattern) -> Matcher:
-    """The function that matches a pattern with an equation of one of its primitives.
+    """Return the function that matches a pattern with an equation of one of its primitives.
 
     Patterns become functions because they are tried on most equations of a program.
     """
     nodes = pattern.operands
     rest = nodes[-1].text[1:] if nodes and _is_rest(nodes[-1]) else None
     count = len(nodes) - (rest is not None)
-    # What fits least often is looked at first.
+    # The most selective operands are matched first.
     ranked = sorted(enumerate(nodes[:count]), key=lambda pair: rank(pair[1]))
     operands = [(i, _operand_matcher(node)) for i, node in ranked]
 
@@ -273,7 +273,7 @@ def matcher(pattern: OperationPattern) -> Matcher:
 
 
 def rank(node: Node) -> int:
-    """How rarely an operand fits: 0 for a number, then a constant, an operation, and any value."""
+    """Return how rarely an operand matches: number 0, constant 1, operation 2, any value 3."""
     if isinstance(node, OperandPattern):
         return 1 if node.is_constant else 3
     return 0 if isinstance(node, NumberPattern) else 2

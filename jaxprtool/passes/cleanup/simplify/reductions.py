@@ -1,4 +1,4 @@
-"""Rules on reductions, cumulative ones among them, and on contractions."""
+"""Rules for reductions, including cumulative ones, and for contractions."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _times_size(match: RowMatch) -> Outcome:
 _ORDERED = ("reduce_max", "reduce_min")
 _BITWISE = ("reduce_and", "reduce_or")
 
-# The derivative of a maximum is shared between equal elements, and none at NaN: of floating-point
-# numbers it would change. A sum of one number is that number for XLA, -0 too.
+# The derivative of a maximum is shared between equal elements, and zero at NaN: for floating-point
+# numbers it would change. For XLA, a sum of one number is that number, even -0.
 ROWS = [
     *(
         Row(f"{name}(x)", "squeeze(x)", params=_unit_axes)
@@ -72,8 +72,8 @@ ROWS = [
 
 # --- dot_general -------------------------------------------------------------------------------
 #
-# A contraction can name any dimensions, of an operand that is not transposed too. But XLA sums in
-# another order for operands that lie otherwise in memory, which rounds otherwise.
+# A contraction can name any dimensions, so a transpose of its operand is redundant. But XLA sums in
+# another order for operands with another memory layout, which rounds differently.
 
 
 def _absorbed(match: RowMatch) -> Outcome:

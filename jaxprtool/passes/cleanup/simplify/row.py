@@ -1,4 +1,4 @@
-"""What a rule of `simplify` is: a row of text and conditions, and what it makes of a match."""
+"""A rule of `simplify`: a row of text and conditions, and its outcome for a match."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from jaxprtool.passes.cleanup.simplify.pattern import (
     parsed,
 )
 
-#: Says of a match whether a rule holds; the first line of its docstring is shown to the user.
+#: Returns True if a rule holds for a match; the first line of its docstring is shown to the user.
 Condition: TypeAlias = Callable[[RowMatch], bool]
 #: The parameters of an equation.
 Params: TypeAlias = dict[str, Any]
-#: What becomes of the equation: an atom in place of its result, another equation, or None: as is.
+#: The replacement of the equation: an atom for its result, another equation, or None for no change.
 Outcome: TypeAlias = Atom | JaxprEqn | None
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One rule: an equation that `pattern` fits is replaced by `replacement` (see `pattern.py`).
+    """One rule: an equation that matches `pattern` is replaced by `replacement` (see `pattern.py`).
 
-    `when` are conditions, all of which must hold. `params` gives the parameters of the new
-    equation, or None where the rule does not apply; without it they are those of the first
-    equation of the pattern with the same primitive. `build` makes the whole outcome instead, and
-    the replacement is then only shown.
+    All conditions in `when` must hold. `params` returns the parameters of the new equation, or None
+    if the rule does not apply; without it they are those of the first equation of the pattern with
+    the same primitive. `build` returns the whole outcome instead, and the replacement is then only
+    shown.
 
-    `exact` says that every bit of the result stays, NaN, infinities and the sign of zero included:
-    always, never (for `fast` alone), or on a condition. Where the rule is `once`, the inner
-    equations of the pattern must have no other use, and go; `build` may then write as many less
-    one by `emit`.
+    `exact` states if every bit of the result stays, NaN, infinities and the sign of zero included:
+    always, never (only for `fast`), or on a condition. If the rule is `once`, the inner equations
+    of the pattern must have no other use, and are removed; `build` may then write one fewer than
+    these by `emit`.
     """
 
     pattern: str
@@ -63,7 +63,7 @@ class Row:
 
     @cached_property
     def tree(self) -> OperationPattern:
-        """The pattern, read. Raises ValueError if it is malformed or no equation."""
+        """The parsed pattern. Raises ValueError if it is malformed or not an equation."""
         tree = parsed(self.pattern)
         if not isinstance(tree, OperationPattern):
             raise ValueError(f"the pattern {self.pattern!r} is no equation")
@@ -79,7 +79,7 @@ class Row:
 
     @property
     def condition(self) -> str:
-        """All that is asked of a match, in words."""
+        """All conditions on a match, in words."""
         functions = [*self.when, *(f for f in (self.params, self.build) if f is not None)]
         once = ["the inner equations have no other use"] if self.once else []
         return "; ".join([*filter(None, map(_said, functions)), *once])
@@ -91,7 +91,7 @@ class Row:
         return "exact" if self.exact else "fast"
 
     def outcome(self, match: RowMatch, fast: bool) -> Outcome:
-        """What the rule makes of a match of its pattern; None if it does not apply."""
+        """Return the outcome of the rule for a match of its pattern; None if it does not apply."""
         for condition in self.when:
             if not condition(match):
                 return None
@@ -118,7 +118,7 @@ class Row:
         return PARAMS.get(node.text, {})
 
 
-#: The parameters of a primitive of which nothing special is asked; no others have any.
+#: The default parameters of a primitive, for those that have any.
 PARAMS: dict[str, Params] = {"mul": {"out_dtype": None}}
 
 
@@ -146,7 +146,7 @@ def _operands(match: RowMatch, nodes: Sequence[Node]) -> list[Atom]:
 def equation(
     match: RowMatch, name: str, operands: Sequence[Atom], params: Params | None = None
 ) -> JaxprEqn:
-    """The equation to be replaced, made one of another primitive, operands and parameters."""
+    """Return the equation to be replaced with another primitive, operands and parameters."""
     name = match.eqn.primitive.name if name in CLASSES else name
     if params is None:
         params = PARAMS.get(name, {})
@@ -156,7 +156,7 @@ def equation(
 
 
 def emit(match: RowMatch, name: str, operands: Sequence[Atom], params: Params, aval: Aval) -> Var:
-    """Write an equation of one result of this type before the one that is replaced."""
+    """Write an equation with one result of this type before the one that is replaced."""
     primitive, out = _primitive(match, name), Var(aval)
     eqn = match.eqn.replace(
         primitive=primitive, invars=list(operands), outvars=[out], params=params
@@ -173,7 +173,7 @@ def _primitive(match: RowMatch, name: str) -> Primitive:
 
 
 def full(match: RowMatch, value: Any) -> Outcome:
-    """The result as one constant: a literal for a scalar, else a literal broadcast."""
+    """Return the result as one constant: a literal for a scalar, else a broadcast literal."""
     aval = match.out
     if any(map(jaxcompat.is_symbolic_dimension, aval.shape)) or jaxcompat.varying_axes(aval):
         return None
@@ -210,7 +210,7 @@ discrete = _computes_in("integers, booleans", jnp.integer, jnp.bool_)
 integers = _computes_in("integers", jnp.integer)
 booleans = _computes_in("booleans", jnp.bool_)
 
-#: These never hold of floating-point or complex numbers.
+#: These never hold for floating-point or complex numbers.
 NEVER_INEXACT = frozenset({discrete, integers, booleans})
 
 

@@ -14,12 +14,12 @@ from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, equation
 
 
 def _known(*sizes: object) -> bool:
-    """Whether no size is symbolic."""
+    """Return True if no size is symbolic."""
     return all(isinstance(size, int | np.integer) for size in sizes)
 
 
 def _ranges(params: Params) -> list[range] | None:
-    """The indices of a slice by dimension; None if one is symbolic."""
+    """Return the indices of a slice by dimension; None if one is symbolic."""
     starts, limits = params["start_indices"], params["limit_indices"]
     strides = params["strides"] or (1,) * len(starts)
     known = _known(*starts, *limits, *strides)

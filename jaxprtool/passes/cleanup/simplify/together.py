@@ -1,6 +1,6 @@
-"""Rules that do once, to a result, what is done to both operands, or move a sign to where it goes.
+"""Rules that move an operation from both operands to the result, or a sign to where it is free.
 
-They write two equations for three or more, and so want those inside to have no other use.
+They write two equations for three or more, and so require that the inner ones have no other use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _sign_to_sum(match: RowMatch) -> Outcome:
 
 
 def _without_sign(match: RowMatch) -> Var:
-    """The product or quotient of the inner equation, of x instead of -x."""
+    """Write the inner product or quotient with x instead of -x, and return its result."""
     inner, negative = match.eqns[1], match.eqns[2].outvars[0]
     operands = [match["x"] if v is negative else v for v in inner.invars]
     name, aval = inner.primitive.name, inner.outvars[0].aval

@@ -1,25 +1,24 @@
-"""Outlining: what a program repeats becomes one shared body, which is called for every copy.
+"""Outlining: repeated segments of a program become one shared body, called for every copy.
 
-A model written as a Python loop over its layers is the same equations again and again, and XLA
-compiles each copy, in more than linear time. Here segments of equations that are the same but for
+A model written as a Python loop over its layers consists of the same equations repeated, and XLA
+compiles each copy, in superlinear time. Here, segments of equations that are the same except for
 the variables that they use become a body that all copies share and call. The equations and their
-operands stay what they are. Calls that `inline` opens are seen through first; segments are looked
-for in the bodies of calls, loops and branches too, and in the shared bodies themselves.
+operands do not change. Calls that `inline` opens are inlined first; segments are also searched
+for in the bodies of calls, loops and branches, and in the shared bodies themselves.
 
-Where the copies have different literals, these become arguments. Whether a literal's type is weak,
-scopes and source lines may differ; parameters, types and the flow of values inside may not.
-Equations with effects stay where they are, and so do calls that donate.
+Literals that differ between copies become arguments. Copies may differ in the weak types of
+literals, in scopes and source locations, but not in parameters, types or the flow of values inside.
+Equations with effects stay in place, and so do calls that donate.
 
-Which segments are taken is decided by what they save in all: the equations of all copies but one,
-less the shared body and the calls, at what these were measured to cost (see `choice`). With
-`equations=N` whatever repeats N equations is taken. Where nothing is gained the program stays the
-same object.
+Segments are chosen by what they save in total: the equations of all copies but one, minus the
+shared body and the calls, at their measured costs (see `choice`). With `equations=N`, every
+repeated segment of N equations is chosen. If nothing is saved, the same program object is returned.
 
 The calls are marked for XLA: with `mark="unit"` each shared body is a unit that is compiled once,
 with `mark="call"` the calls are not inlined, with `mark="plain"` they are (by XLA, and by the pass
-`inline`, which opens marked ones with `force=True`). A body that writes into a large array that it
-is given is marked as a call where a unit is asked for (see `in_place`), and what a backend does not
-take, or XLA cannot partition, is left out when it is lowered (see `jaxcompat.marked_lowering`).
+`inline`, which opens marked ones with `force=True`). A body that writes into a large argument is
+marked "call" instead of "unit" (see `in_place`). Marks that a backend does not support, or with
+which XLA cannot partition, are omitted in lowering (see `jaxcompat.marked_lowering`).
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from jaxprtool.passes.loops.outline.text import Text, Tokens, rough_tokens, text
 from jaxprtool.passes.loops.outline.windows import Windows
 from jaxprtool.passes.loops.outline.write import outlined
 
-#: A body of fewer equations is not made unless it is asked for.
+#: The least number of equations of a body, unless requested otherwise.
 LEAST = 10
 
-#: More rounds than a program has levels of nesting.
+#: More repetitions than a program has levels of nesting.
 MOST_ROUNDS = 12
 
 
@@ -90,7 +89,7 @@ class Outline(Pass):
         return with_calls(program, [self._costs()], self.mark)
 
     def notes(self, before: Program, after: Program | Programs) -> Iterator[str | MemoryNote]:
-        """Say what is found, and what the calls cost in memory, or that nothing repeats."""
+        """Yield a line on the repetition found, and a note on memory if there are calls."""
         assert isinstance(after, Program)
         found = repetition(after, before)
         yield found.line
@@ -98,22 +97,22 @@ class Outline(Pass):
             yield MemoryNote(after)
 
     def _costs(self) -> Costs:
-        """Return what is gained: of a marked call XLA compiles a module, and cannot fuse it."""
+        """Return the costs: XLA compiles a module for a marked call, and cannot fuse it."""
         if self.equations is not None or self.mark == "plain":
             return Costs(self.copies, self.equations or LEAST, body=0.0, operand=0.0)
         return Costs(self.copies, LEAST, body=150.0, operand=0.4, fusible=False)
 
 
 def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
-    """Return a program in which segments that repeat are calls of shared bodies.
+    """Return a program in which repeated segments are calls of shared bodies.
 
     Args:
         program: The program.
-        costs: What counts as a gain, at first and later on.
+        costs: The costs to use, one after the other.
         mark: How the calls are marked.
 
     Returns:
-        The new program; the same object if nothing is gained.
+        The new program; the same object if nothing is saved.
     """
     bodies = Bodies(Inline()(program).jaxpr)
     if not any(_may_repeat(bodies, each) for each in costs):
@@ -129,7 +128,7 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
 
 
 def _may_repeat(bodies: Bodies, costs: Costs) -> bool:
-    """Return False if it is certain, at little cost, that nothing repeats."""
+    """Return False if a cheap check proves that nothing repeats."""
     if len(bodies.found) > 1:
         return True
     windows = Windows(rough_tokens(bodies.found))
@@ -137,7 +136,7 @@ def _may_repeat(bodies: Bodies, costs: Costs) -> bool:
 
 
 def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
-    """Replace the segments that save most in the bodies as they are; return False if none does."""
+    """Replace the segments that save most by calls; return False if none saves anything."""
     before = list(bodies)
     text = text_of(before, tokens)
     calls: dict[int, tuple[int, Repeated]] = {}
@@ -155,7 +154,7 @@ def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
 def _replaced(
     text: Text, start: int, end: int, calls: dict[int, tuple[int, Repeated]]
 ) -> list[Item]:
-    """Return the items of a stretch of the text, with calls in the places of segments."""
+    """Return the items of a range of the text, with segments replaced by calls."""
     items: list[Item] = []
     while start < end:
         length, call = calls.get(start, (1, None))

@@ -1,9 +1,8 @@
 """The bodies of a program while its repeated segments become calls.
 
-An `OutlineBody` is a jaxpr, or one of the shared bodies that the pass makes, as a list of items:
-equations, and `Repeated` ones, which are the calls to be. Items are replaced from round to round;
-the calls are written at the end, from the innermost bodies outwards, since a shared body may itself
-have calls in it by then.
+An `OutlineBody` is a jaxpr, or one of the new shared bodies, as a list of items: equations, and
+`Repeated` ones, which will be calls. Items are replaced repeatedly; the calls are written at the
+end, from the innermost bodies outwards, since a shared body may contain calls itself by then.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class OutlineBody:
         items: Its equations and calls, in order.
         invars: Its arguments.
         outvars: Its results.
-        name: What the calls of a shared body are called.
+        name: The name of the calls of a shared body.
     """
 
     items: list[Item]
@@ -59,7 +58,7 @@ class Repeated:
         invars: The operands.
         outvars: The results.
         like: The first equation of the copy.
-        source: Where the call says that it comes from.
+        source: The source info of the call.
     """
 
     body: OutlineBody
@@ -74,13 +73,13 @@ Item: TypeAlias = "JaxprEqn | Repeated"
 
 @dataclass(eq=False)
 class Bodies:
-    """All bodies of a program, and the program again with its calls written.
+    """All bodies of a program, from which the program is rebuilt with its calls.
 
     Attributes:
         jaxpr: The program's jaxpr.
         found: A body for each jaxpr that calls may be written in, the outermost first.
-        shared: The bodies that have been made since.
-        names: The names of bodies that calls of the program have been marked with before.
+        shared: The new shared bodies.
+        names: The body names that calls of the program are already marked with.
     """
 
     jaxpr: AnyJaxpr
@@ -99,9 +98,9 @@ class Bodies:
         yield from self.shared
 
     def open_calls(self) -> None:
-        """Open the calls of shared bodies that are called once, or are nothing but a call.
+        """Inline the calls of shared bodies that are called once, or consist of one call.
 
-        Both are left of bodies that have been found as a part of others.
+        Such bodies remain when they were found as a part of others.
         """
         self._forget()
         mentions = Counter(
@@ -119,7 +118,7 @@ class Bodies:
             body.items = list(chain.from_iterable(_without(gone, item) for item in body.items))
 
     def _forget(self) -> None:
-        """Forget the bodies that nothing holds or calls any more: those of loops in copies."""
+        """Forget the bodies that are no longer held or called: those of loops in copies."""
         start = self.found[jaxcompat.open_jaxpr(self.jaxpr)]
         reached = set(reachable((start,), self._inside))
         self.found = {jaxpr: body for jaxpr, body in self.found.items() if body in reached}
@@ -138,13 +137,13 @@ class Bodies:
 
 
 def first_equation(items: Sequence[Item]) -> JaxprEqn:
-    """Return the first equation among items; of a call it is the first of its copy."""
+    """Return the first equation among items; for a call, the first of its copy."""
     first = items[0]
     return first.like if isinstance(first, Repeated) else first
 
 
 def _without(gone: Collection[OutlineBody], item: Item) -> Iterator[Item]:
-    """Yield an item; for the call of one of these bodies what the body does, on fresh variables."""
+    """Yield an item; for a call of one of these bodies, its equations on fresh variables."""
     if not isinstance(item, Repeated) or item.body not in gone:
         yield item
         return
@@ -166,21 +165,21 @@ def _fresh(var: Var) -> Var:
 
 
 def copied(item: Item, operands: list[Atom], outs: list[Var], source: Any) -> Item:
-    """Return an item on other operands, with other results, from another place."""
+    """Return an item with other operands, results and source info."""
     if isinstance(item, Repeated):
         return Repeated(item.body, operands, outs, item.like, source)
     return item.replace(invars=operands, outvars=outs, source_info=source)
 
 
 def source_of_item(item: Item) -> Any:
-    """Return where an item comes from, as a `source_info`."""
+    """Return the `source_info` of an item."""
     return item.source if isinstance(item, Repeated) else item.source_info
 
 
 def _open(eqn: JaxprEqn) -> bool:
     """Return True if calls may be written in the bodies of an equation.
 
-    Those of a custom derivative stand for its function, which JAX differentiates in their place.
+    JAX differentiates the function of a custom derivative in place of its body.
     """
     seen = view(eqn)
     return seen is not None and not isinstance(seen, CustomJVP)
@@ -192,7 +191,7 @@ def _open_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
 
 
 class _Written:
-    """The jaxprs of bodies with their calls, each made once."""
+    """The rebuilt jaxprs of bodies with their calls, each made once."""
 
     def __init__(self, bodies: Bodies, mark: Mark):
         self._bodies = bodies

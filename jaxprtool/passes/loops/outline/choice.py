@@ -1,14 +1,14 @@
 """Which repeated segments become calls: those that save most, best first.
 
-What is saved is what a compiler has to look at: the equations of all copies but one, less what the
-calls cost, which is more the more values cross their boundary. A segment is moved, and its ends cut
-off, where fewer values cross then, and where no chain of equations that a compiler fuses is cut in
-two. Where equations repeat without a gap, any period of them could be the segment: of those that
-save about the same it is the one that begins where scopes and source lines do. Several periods at
-once are none.
+The saving is measured in equations that a compiler processes: those of all copies but one, minus
+the cost of the calls, which grows with the number of values that cross their boundary. A segment is
+shifted, and its ends are cut off, where fewer values cross then, and where no chain of equations
+that a compiler fuses is cut in two. Where equations repeat without a gap, any period of them could
+be the segment: among those that save about the same, the one that begins where scopes and source
+locations do is chosen. A segment of several periods is rejected.
 
-All of this looks at tokens. What is chosen is compared operand by operand: copies of a segment pass
-values on among themselves in the same way, or they are not copies of each other.
+All of this uses tokens. The chosen copies are then compared operand by operand: copies of a segment
+must connect their values in the same way.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from jaxprtool.passes.loops.outline.origin import nearness
 from jaxprtool.passes.loops.outline.text import Positions, Text
 from jaxprtool.passes.loops.outline.windows import GROWTH, Windows
 
-#: Of the periods of windows that follow one another, so many are compared by where they come from,
-#: and operand by operand.
+#: The number of periods of consecutive windows that are compared by their origin, and operand by
+#: operand.
 _TRIED, _COMPARED = 32, 8
 
-#: Where there are more windows than that, only periods that few values cross are looked at.
+#: With more windows than this, only periods that few values cross are considered.
 _MOST = 100_000
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What counts as a gain. All but the first two are in equations.
+    """The costs that savings are weighed against. All but the first two are in equations.
 
     Attributes:
         copies: The least number of copies.
         equations: The least number of equations of a segment.
-        body: What a shared body costs.
-        operand: What each operand and result of a call costs.
-        fusible: Whether a segment counts of which a compiler fuses all: as a stage of an optimizer,
-            which is compiled in no time, and then updates its arrays in place.
-        call: What a call costs besides.
-        value: What each value costs that crosses a boundary which may be moved.
-        fused: What it costs besides if a compiler would fuse the two sides.
-        gaps: Whether there may be other equations between the copies.
+        body: The cost of a shared body.
+        operand: The cost of each operand and result of a call.
+        fusible: True if a segment that a compiler fuses as a whole may be chosen, such as a stage
+            of an optimizer. Inlined, it compiles in no time and updates its arrays in place.
+        call: The fixed cost of a call.
+        value: The cost of each value that crosses a boundary which may be moved.
+        fused: The additional cost if a compiler would fuse the two sides.
+        gaps: True if there may be other equations between the copies.
     """
 
     copies: int
@@ -64,7 +64,7 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Copies of a segment: where they start, how long they are, and what they save in all."""
+    """The copies of a segment: their starts, their length, and the total saving."""
 
     starts: Positions
     length: int
@@ -72,7 +72,7 @@ class Segment:
 
 
 class Choice:
-    """One round of choosing among the repeated segments of a text."""
+    """One selection among the repeated segments of a text."""
 
     def __init__(self, text: Text, costs: Costs):
         self._text = text
@@ -111,7 +111,7 @@ class Choice:
         np.cumsum(~self._free[:-1], out=self._taken[1:])
 
     def _at_most(self, starts: Positions, length: int) -> float:
-        """Return about the most that a group can save, however it is extended."""
+        """Return an approximate upper bound of what a group can save, however it is extended."""
         longest = int(length * GROWTH) + 1
         copies = min(len(starts), 1 + int(starts[-1] - starts[0]) // length)
         end = min(int(starts[0]) + longest, len(self._text.tokens))
@@ -123,13 +123,13 @@ class Choice:
     # --- one group -----------------------------------------------------------------------------
 
     def _segment(self, starts: Positions, length: int) -> Segment | None:
-        """Return the best segment that a group of equal windows gives; None if it gains nothing."""
+        """Return the best segment of a group of equal windows; None if it saves nothing."""
         starts = _apart(starts[self._taken[starts + length] == self._taken[starts]], length)
         if len(starts) < self._costs.copies:
             return None
         starts, length = self._extended(starts, length)
         if self._windows.is_periodic(int(starts[0]), length):
-            return None  # its period is a segment, and more copies of it are saved
+            return None  # its period is a segment, and more copies of that are saved
         best = Segment(starts, length, 0.0)
         for moved in self._moved(starts, length):
             found = self._alike(*moved)
@@ -140,7 +140,7 @@ class Choice:
         return best if best.saved > 0 else None
 
     def _extended(self, starts: Positions, length: int) -> tuple[Positions, int]:
-        """Return windows made longer, to the right and then to the left, while they are equal."""
+        """Extend windows while they are equal, to the right and then to the left."""
         gap = int(np.diff(starts).min())
         n = len(self._text.tokens)
         most = min(gap, n - int(starts[-1])) - length
@@ -150,7 +150,7 @@ class Choice:
         return starts - left, length + left
 
     def _free_after(self, ends: Positions, most: int) -> int:
-        """Return how many positions after each of some are free, up to most."""
+        """Return how many positions after each end are free, up to `most`."""
         while most > 0 and (self._taken[ends + most] != self._taken[ends]).any():
             most //= 2
         return max(most, 0)
@@ -161,10 +161,10 @@ class Choice:
         return max(most, 0)
 
     def _moved(self, starts: Positions, length: int) -> list[tuple[Positions, int, float]]:
-        """Return the windows moved, or cut at their ends, to where least crosses them.
+        """Return the windows shifted, or cut at their ends, to where least crosses them.
 
-        Each with what the boundaries cost. If most windows follow one another, several are
-        returned: any period may be one in which all copies are alike.
+        Each comes with the cost of its boundaries. If most windows are consecutive, several are
+        returned: in any period, all copies may be alike.
         """
         crossing = self._crossing(starts, length)
         weights = self._text.weights
@@ -181,7 +181,7 @@ class Choice:
     def _turned(
         self, starts: Positions, length: int, crossing: NDArray[np.float64]
     ) -> list[tuple[Positions, int, float]]:
-        """Return the best of the periods, of windows most of which follow one another."""
+        """Return the best periods for windows most of which are consecutive."""
         weight = self._text.weight(int(starts[0]), length)
         starts = np.concatenate([[starts[0] - length], starts])
         moves = np.arange(length) if length * len(starts) <= _MOST else np.argsort(crossing)[:64]
@@ -204,7 +204,7 @@ class Choice:
         return [(at[i][same[i]], length, float(cost[i])) for i in chosen]
 
     def _nearness(self, starts: Positions) -> tuple[int, int, int]:
-        """Return how near windows are to what stands before them, by an inner one of them."""
+        """Return the nearness of an inner window to the item before it; see `nearness`."""
         start = int(starts[len(starts) // 2])
         before, after = (self._text.items[i] for i in (start - 1, start))
         if before is None or after is None:
@@ -212,9 +212,9 @@ class Choice:
         return nearness(first_equation([before]), first_equation([after]))
 
     def _crossing(self, starts: Positions, length: int) -> NDArray[np.float64]:
-        """Return what values cost that cross each of the offsets in windows, of all in sum.
+        """Return the cost of the values that cross each offset in windows, summed over all windows.
 
-        Values that come from further away than a window is long cross any boundary, wherever it is.
+        Values from further away than the length of a window cross any boundary, wherever it is.
         """
         text = self._text
         low, high = max(0, int(starts[0]) - length), int(starts[-1]) + length
@@ -235,7 +235,7 @@ class Choice:
         return found
 
     def _alike(self, starts: Positions, length: int, cost: float) -> Segment:
-        """Return the copies that pass values on in the same way, of the kind that saves most."""
+        """Return the copies that connect values in the same way, of the kind that saves most."""
         tokens = self._text.tokens[starts[:, None] + np.arange(length)]
         starts = starts[(tokens == tokens[0]).all(1)]  # equal hashes are no proof
         links = self._text.links(starts, length)
@@ -265,7 +265,7 @@ class Choice:
 
 
 def _apart(starts: Positions, length: int) -> Positions:
-    """Return as many starts, from the first, as windows there do not overlap."""
+    """Return a maximal subset of starts, from the first, whose windows do not overlap."""
     chosen: list[int] = []
     end = -1
     for start in starts.tolist():

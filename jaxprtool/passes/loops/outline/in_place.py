@@ -1,8 +1,8 @@
-"""Which bodies a compiler lets write into arrays that they are given.
+"""Which bodies a compiler lets write into their arguments.
 
-It does so where nothing needs the array afterwards: where some elements are updated, and where all
-are computed anew one by one, as an optimizer's step does for parameters that are donated. A unit is
-compiled for any caller, so that it makes another array, which is copied, at every call.
+It does so where the array is not needed afterwards: where some elements are updated, and where all
+are recomputed element by element, as in an optimizer's step on donated parameters. A unit is
+compiled for any caller, so that it allocates another array, which is copied at every call.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var, open_jaxpr
 
-#: Bytes of an array that may be copied at every call.
+#: The size in bytes of an array that may be copied at every call.
 MOST_COPIED = 2**16
 
 
 def writes_into_arguments(jaxpr: AnyJaxpr) -> bool:
     """Return True if a body may write a result into a large argument, where it is inlined.
 
-    It does if it, or a body within it, updates the argument, if the argument is a result, and if
-    all equations compute element by element, which as a unit would be compiled no faster.
+    It does if it, or a body within it, updates the argument, if the argument is a result, or if all
+    equations are elementwise; the latter would compile no faster as a unit.
     """
     body = open_jaxpr(jaxpr)
     large = {v for v in body.invars if size_of(v.aval, 0) > MOST_COPIED}

@@ -1,10 +1,10 @@
-"""What shared bodies are called, and where they and their calls say that they come from.
+"""The names of shared bodies, and the source locations of them and their calls.
 
-A body bears the name of the scope that most of its equations are in, less the number that tells
-copies apart (`layer` for `layer_3`); without one, that of the user's function that they were traced
-in, or of the class that is called. Backward equations decide where there are many of them, and the
-name says so. The part of the name stack that a whole copy shares is the call's, the rest is the
-body's, as of every call.
+A body has the name of the scope that most of its equations are in, without the number that
+distinguishes copies (`layer` for `layer_3`); without a scope, that of the user's function that they
+were traced in, or of the class that is called. Backward equations decide if there are many of them,
+and the name then has a suffix. The common part of the name stack of a copy goes to the call, the
+rest to the body, as in every call.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.loops.outline.bodies import Item, Repeated, source_of_item
 from jaxprtool.passes.loops.outline.origin import calls, scopes
 
-#: Of longer bodies only so many equations are asked for their scope and source.
+#: The number of equations of a long body whose scope and source are considered.
 _ASKED = 64
 
-#: The share of the equations with a scope, or function, that has to be in the one that names them.
+#: The share of the equations with a scope, or function, that must be in the one that names them.
 _MOST = 0.75
 
 #: The share of backward equations from which they decide.
@@ -30,13 +30,13 @@ _SOME = 0.25
 
 
 class Names:
-    """The names that are taken in one program."""
+    """The names that are used in one program."""
 
     def __init__(self, taken: Iterable[str]):
         self._taken = set(taken)
 
     def name(self, copies: Sequence[Sequence[Item]]) -> str:
-        """Return a name for the shared body of some copies which no other body has."""
+        """Return a unique name for the shared body of some copies."""
         like = [item.like if isinstance(item, Repeated) else item for item in copies[0]]
         like = like[:: max(1, len(like) // _ASKED)]
         backward = [eqn for eqn in like if "transpose(" in jaxcompat.name_stack(eqn)]
@@ -47,7 +47,7 @@ class Names:
         return self.unique(name + "_transpose" * is_backward)
 
     def unique(self, name: str) -> str:
-        """Return a name that is not taken, which it is from now on."""
+        """Return a name that is not in use yet, and reserve it."""
         found, number = name, 1
         while found in self._taken:
             found, number = f"{name}_{number}", number + 1
@@ -71,7 +71,7 @@ def _functions(eqn: JaxprEqn) -> list[str]:
 
 
 def _common(paths: Iterable[Sequence[str]]) -> str | None:
-    """Return the end of the longest path that most paths begin with; None if there is none."""
+    """Return the last element of the longest path that most paths begin with; None if none."""
     known = [path for path in paths if path]
     counts = Counter(tuple(path[:i]) for path in known for i in range(1, len(path) + 1))
     most = [path for path, n in counts.items() if n >= _MOST * len(known)]

@@ -1,7 +1,7 @@
-"""Where in the user's program an equation comes from: name scopes, and calls of functions.
+"""The origin of an equation in the user's program: name scopes, and calls of functions.
 
-Where copies of a segment follow one another, any period of them is as good as another; the user
-knows the one that begins where a layer does. There the scope changes, or the source goes back from
+Where copies of a segment are consecutive, they can be cut at any period. The period that begins
+where a layer does is the clearest: there the scope changes, or the source location goes back from
 the last line of a function to its first.
 """
 
@@ -22,9 +22,9 @@ def scopes(eqn: JaxprEqn) -> list[str]:
 
 
 def calls(eqn: JaxprEqn) -> list[tuple[str, int]]:
-    """Return the user's functions that an equation was traced in, outermost first, and the lines.
+    """Return the user's functions that an equation was traced in, outermost first, with lines.
 
-    A method that Python calls by itself bears the name of its class.
+    A special method, as `__call__`, has the name of its class.
     """
     found = []
     for frame in reversed(jaxcompat.user_frames(eqn)):
@@ -34,11 +34,11 @@ def calls(eqn: JaxprEqn) -> list[tuple[str, int]]:
 
 
 def nearness(before: JaxprEqn, after: JaxprEqn) -> tuple[int, int, int]:
-    """Return how near two equations that follow one another are to each other; least where to cut.
+    """Return how near two consecutive equations are to each other; the smallest is the best cut.
 
     Returns:
-        The scopes and the calls that both are in, and how far the source goes on between them,
-        forward or back, as a negative number.
+        The number of common scopes, the number of common calls, and the negated distance of their
+        source lines.
     """
     path, other = calls(before), calls(after)
     depth = _shared(path, other)
@@ -51,7 +51,7 @@ def nearness(before: JaxprEqn, after: JaxprEqn) -> tuple[int, int, int]:
 def _shared(
     path: list[str] | list[tuple[str, int]], other: list[str] | list[tuple[str, int]]
 ) -> int:
-    """Return the length of the beginning that two paths have in common."""
+    """Return the length of the common prefix of two paths."""
     depth = 0
     while depth < min(len(path), len(other)) and path[depth] == other[depth]:
         depth += 1

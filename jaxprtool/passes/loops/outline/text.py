@@ -1,13 +1,13 @@
-"""A program as one sequence of tokens, in which repetition can be searched for.
+"""A program as one sequence of tokens, in which repetition is searched for.
 
-Each equation of each body is a position of the sequence, and equations that do the same to operands
-of the same types have the same token: which operands these are, the values of literals, whether an
-literal's type is weak, name scopes and source lines do not count. Tokens that occur once set bodies
-apart. Equations that may not be moved into a call have such a token too: those with effects, and
-those that would not be what they are in a call.
+Each equation of each body is a position of the sequence, and equations with the same operation on
+operands of the same types have the same token. Which operands these are, the values of literals,
+whether a literal's type is weak, name scopes and source locations do not matter. Unique tokens
+separate bodies. Equations that may not be moved into a call have a unique token too: those with
+effects, and those whose meaning would change in a call.
 
-Beside the tokens stand arrays that say where values come from and where they are read last, so that
-two segments are compared, and what crosses a boundary is counted, without a look at the equations.
+Arrays beside the tokens state where values are defined and last read, so that segments are
+compared, and the values that cross a boundary counted, without visiting the equations.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ Positions = NDArray[np.int64]
 #: The last use of a value that is a result of its body.
 NEVER_DEAD = np.iinfo(np.int64).max
 
-#: What an equation weighs that only moves elements: a compiler makes next to nothing of it.
+#: The weight of an equation that only moves elements: it costs a compiler next to nothing.
 LITTLE = 0.25
 
-#: What a reduction weighs: XLA fuses it with all that is around it, in more than linear time.
+#: The weight of a reduction: XLA fuses it with everything around it, in superlinear time.
 MUCH = 12.0
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """The sequence, and what is known of each position, of each operand and of each value.
+    """The sequence, with facts about each position, each operand and each value.
 
     Attributes:
-        items: What stands at each position; None between two bodies.
+        items: The item at each position; None between two bodies.
         starts: The position at which each body begins.
         tokens: The token of each position.
-        weights: How much compiling each costs, in equations, summed up: of the first i positions.
-        sizes: How many equations each is, with those in its bodies, summed up likewise.
+        weights: The cumulative cost of compilation, in equations: that of the first i positions.
+        sizes: The cumulative number of equations, including those in bodies.
         values: The number of the first value that each position defines.
         slots: The number of the first operand of each position.
-        read: The value that each operand is, or -1 if it is none that the body's items define.
+        read: The value of each operand, or -1 if no item of the body defines it.
         readers: The position of the item of each operand.
         definitions: The position that defines each value.
         last: The last position that reads each value; NEVER_DEAD if it is a result of the body.
-        fusible: Whether a compiler fuses what stands there with what reads it or is read by it.
+        fusible: True if a compiler fuses the item with those that read it or that it reads.
     """
 
     items: Sequence[Item | None]
@@ -84,9 +84,9 @@ class Text:
         return bool(self.fusible[start : start + length].all())
 
     def links(self, starts: Positions, length: int) -> Positions:
-        """Return for each operand of segments which of the segment's values it is, or -1.
+        """Return the value of the segment that each operand of segments is, or -1.
 
-        The segments have the same tokens, and with them as many operands: there is a row for each.
+        There is a row for each segment. All have the same tokens, and so as many operands.
         """
         first = int(starts[0])
         operands = np.arange(int(self.slots[first + length] - self.slots[first]))
@@ -103,12 +103,12 @@ class Text:
         return read
 
     def weight(self, start: int, length: int) -> float:
-        """Return how much compiling a segment costs, in equations."""
+        """Return the compilation cost of a segment, in equations."""
         return float(self.weights[start + length] - self.weights[start])
 
 
 class Token(NamedTuple):
-    """What an item is in the text, what it weighs, and how many equations it is in all."""
+    """The token of an item, its weight, and its total number of equations."""
 
     number: int
     weight: float
@@ -116,25 +116,25 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """The tokens of one run of the pass: the same for items that do the same."""
+    """The tokens of one run of the pass: equal for items with the same operation."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
         self._types: dict[int, tuple[Aval, int]] = {}
         self._alone = count(-1, -1)
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
-        #: By the identity of the item, which is kept here too.
+        #: By the id of the item, which is kept alive here too.
         self._items: dict[int, tuple[Item, Token]] = {}
 
     def of(self, item: Item) -> Token:
-        """Return what the text says of an item."""
+        """Return the token, weight and size of an item."""
         known = self._items.get(id(item))
         if known is None:
             known = self._items[id(item)] = item, self._new(item)
         return known[1]
 
     def alone(self) -> int:
-        """Return a token that no item has."""
+        """Return a new, unique token."""
         return next(self._alone)
 
     def _new(self, item: Item) -> Token:
@@ -156,7 +156,7 @@ class Tokens:
         except Keyless:
             return self.alone()
         types = [self._type(v.aval) for v in eqn.invars]
-        # A gradient has the weak type of the variable that it is taken by; by literals none is.
+        # A gradient is weakly typed if the variable it is taken by is, which a literal never is.
         weak = [
             type(v) is not Literal and getattr(v.aval, "weak_type", False)
             for v in (*eqn.invars, *eqn.outvars)
@@ -166,7 +166,7 @@ class Tokens:
         return self._known.setdefault(whole, len(self._known))
 
     def _type(self, aval: Aval) -> int:
-        """Return a number for a type, the same whether it is weak or not."""
+        """Return a number for a type that does not depend on whether it is weak."""
         known = self._types.get(id(aval))
         if known is None:
             strong = aval.strip_weak_type() if hasattr(aval, "strip_weak_type") else aval
@@ -175,7 +175,7 @@ class Tokens:
         return known[1]
 
     def _costs(self, eqn: JaxprEqn) -> tuple[float, int]:
-        """Return what an equation with bodies weighs, and how many equations it is in all."""
+        """Return the weight of an equation with bodies, and its total number of equations."""
         if jaxcompat.mark_of(eqn) != "plain":
             return 1.0, 1  # its body is shared already
         bodies = [self._costs_of(jaxcompat.open_jaxpr(body)) for _, body in sub_jaxprs(eqn)]
@@ -191,7 +191,7 @@ class Tokens:
 
 
 def _weight(eqn: JaxprEqn) -> float:
-    """Return what an equation without bodies weighs."""
+    """Return the weight of an equation without bodies."""
     like = traits(eqn)
     if like.reduces:
         return MUCH
@@ -199,7 +199,7 @@ def _weight(eqn: JaxprEqn) -> float:
 
 
 def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:
-    """Return tokens of jaxprs that are equal where those of `Tokens` are, found in less time."""
+    """Return cheap tokens of jaxprs, which are equal at least where those of `Tokens` are."""
     known: dict[Hashable, int] = {}
     found: list[int] = []
     for jaxpr in jaxprs:

@@ -2,9 +2,9 @@
 
 A window of m tokens is hashed as a polynomial of them, modulo 2**64, from sums over prefixes (R. M.
 Karp and M. O. Rabin, "Efficient randomized pattern-matching algorithms", 1987), so that all windows
-of one length cost a few operations on arrays. Lengths grow by a factor: what repeats beyond a
-length is found at the longest length that it has, and then extended. Equal hashes are taken for
-equal windows here; who uses them compares the equations.
+of one length cost a few operations on arrays. Lengths grow by a factor: a segment is found at the
+greatest of these lengths that it contains, and then extended. Equal hashes are assumed to be equal
+windows here; callers compare the equations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from jaxprtool.passes.loops.outline.text import Positions
 
-#: By how much one length is greater than the last.
+#: The ratio of successive lengths.
 GROWTH = 1.4
 
 
@@ -35,7 +35,7 @@ class Windows:
         np.cumsum(values[numbers] * self._powers[:n], out=self._sums[1:])
 
     def hashes(self, starts: Positions, length: int) -> NDArray[np.uint64]:
-        """Return the hashes of the windows of a length that begin at some positions."""
+        """Return the hashes of the windows of a length at some starts."""
         found: NDArray[np.uint64] = (
             self._sums[starts + length] - self._sums[starts]
         ) * self._inverses[starts]
@@ -44,7 +44,7 @@ class Windows:
     def groups(self, least: int, copies: int) -> Iterator[tuple[int, list[Positions]]]:
         """Yield lengths, each with the groups of equal windows of that length.
 
-        A group that is another one, moved to the right by one position, is left out.
+        A group that is another one shifted to the right by one position is omitted.
 
         Args:
             least: The first length.
@@ -60,7 +60,7 @@ class Windows:
                 return
             group = np.full(n + 1, -1)
             group[order] = np.repeat(np.where(repeated, np.arange(len(sizes)), -1), sizes)
-            before = group[order - 1]  # of the first position it is that of the last, which is -1
+            before = group[order - 1]  # index -1 wraps to the last position, where it is -1
             first, end = (
                 np.minimum.reduceat(before, bounds[:-1]),
                 np.maximum.reduceat(before, bounds[:-1]),
@@ -73,7 +73,7 @@ class Windows:
             starts = starts[starts + length <= n]
 
     def _sorted(self, starts: Positions, length: int) -> tuple[Positions, Positions]:
-        """Return starts with those of equal windows beside each other, and where groups begin."""
+        """Return starts sorted by window, and the bounds of the groups of equal ones."""
         found = self.hashes(starts, length)
         order = np.argsort(found, kind="stable")
         ordered = found[order]
@@ -81,7 +81,7 @@ class Windows:
         return starts[order], np.concatenate([[0], edges, [len(starts)]])
 
     def is_periodic(self, start: int, length: int) -> bool:
-        """Return True if a window is a shorter one, several times."""
+        """Return True if a window consists of repetitions of a shorter one."""
         at = np.array([start])
         periods = [d for d in range(1, length // 2 + 1) if length % d == 0]
         return any(
@@ -89,7 +89,7 @@ class Windows:
         )
 
     def common(self, starts: Positions, length: int, most: int, *, left: bool = False) -> int:
-        """Return by how many positions equal windows can be extended and stay equal, up to most."""
+        """Return by how many positions equal windows can be extended while equal, up to `most`."""
         low, high = 0, most
         while low < high:
             more = (low + high + 1) // 2

@@ -1,6 +1,6 @@
-"""The shared body of a segment, and the calls that take the places of its copies.
+"""The shared body of a segment, and the calls that replace its copies.
 
-An operand from outside becomes an argument of the body, one for all places in which each copy has
+An operand from outside becomes an argument of the body, one for all operands at which each copy has
 the same atom. Where all copies have the same literal, it stays in the body. A value that is read
 outside of some copy is a result of the body, which the calls of the other copies drop.
 """
@@ -48,7 +48,7 @@ def outlined(text: Text, segment: Segment, names: Names) -> tuple[OutlineBody, l
 def _arguments(
     copies: Sequence[Sequence[Item]], links: np.ndarray
 ) -> tuple[list[list[Atom]], dict[int, int]]:
-    """Return the atoms of each argument, one a copy, and the argument that each operand is."""
+    """Return the atom of each argument in each copy, and the argument for each operand."""
     operands = [[v for item in copy for v in item.invars] for copy in copies]
     columns: dict[Hashable, int] = {}
     atoms: list[list[Atom]] = []
@@ -73,7 +73,7 @@ def _body(
     columns: Sequence[Sequence[Atom]],
     kept: np.ndarray,
 ) -> OutlineBody:
-    """Return the body, on variables of its own."""
+    """Return the body, on fresh variables."""
     firsts = [next((v for v in column if type(v) is not Literal), column[0]) for column in columns]
     invars = [Var(first.aval) for first in firsts]
     read = {*links.tolist(), *kept.tolist()}

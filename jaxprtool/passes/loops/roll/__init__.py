@@ -1,35 +1,36 @@
-"""Rolling: what a Python loop has written out becomes a scan again.
+"""Rolling: turn the unrolled iterations of a Python loop into a scan again.
 
-What repeats is found as `outline` finds it, and so through the boundaries of calls and at every
-depth. Copies in which each reads results of the one before are a *chain*, and three or more of a
-chain become a scan: what they hand on is carried, what all of them read is constant, and what each
-has for itself, the weights of a layer, its random key, or a literal that differs, is stacked. A
-result that is read after the loop is the last carry, or is stacked and unstacked again.
+Repetition is found as in `outline`, and so through the boundaries of calls and at every depth.
+Copies that each read results of the previous one are a *chain*, and three or more copies of a chain
+become a scan: what they pass on is carried, what all of them read is constant, and what each has
+for itself, the weights of a layer, its random key, or a literal that differs, is stacked. A result
+that is read after the loop is the last carry, or is stacked and unstacked again.
 
-Rows of an array are not stacked: the scan goes over the array itself. So the backward half of a
-gradient scans, in reverse, over what the forward half has stacked, with what each round begins with
-where JAX's own derivative of a scan has it. Copies on the rows of an array that another scan goes
-over, or gives, become a scan even if they hand nothing on: the update of the parameters of each
-layer, say.
+Rows of an array are not stacked: the scan takes the array itself. So the backward half of a
+gradient scans, in reverse, over the stacks of the forward half, with the carry before each
+iteration where JAX's own derivative of a scan has it. Copies on the rows of an array that another
+scan takes, or returns, become a scan even if they pass nothing on: the update of the parameters of
+each layer, say.
 
-What stands between the copies goes before the scan, or after it if it depends on one of them. Where
-it would have to stay in between, the chain is cut: a copy reads what depends on another copy and is
-not handed on, or there are effects, the order of which stays. A chain is also cut where what is
-handed on changes, in type or place. Calls stay that sow a value, donate, or are marked to be called
-(`inline` says which).
+Equations between the copies go before the scan, or after it if they depend on a copy. The chain is
+cut where they would have to stay in between: where a copy reads a value that depends on another
+copy and is not passed on, or at effects, whose order stays. A chain is also cut where the type or
+position of what is passed on changes. Calls stay that sow a value, donate, or are marked to be
+called (see `inline`).
 
-XLA's convolutions for the CPU are slow in a loop's body, and so a round that convolves is one call,
-marked as a unit that XLA compiles by itself (see `outline`). `inline(force=True)` opens it.
+XLA's convolutions for the CPU are slow in a loop's body, and so an iteration that convolves becomes
+one call, marked as a unit that XLA compiles by itself (see `outline`). `inline(force=True)` opens
+it.
 
-Every value is the same to the bit, evaluated equation by equation. Only what is rolled is changed,
-but for dead code and plain calls, which are gone. `unroll`, with a `max_length` that is large
-enough, then `simplify` and `dce`, gives the equations back.
+Every value is the same to the bit, evaluated equation by equation. Only what is rolled changes,
+except that dead code and plain calls are removed. `unroll`, with a sufficient `max_length`, then
+`simplify` and `dce`, restores the equations.
 
-`roll(stack="inside")` stacks in the program, which copies what it stacks: `jaxprtool opt` says
+`roll(stack="inside")` stacks in the program, which copies what it stacks: `jaxprtool opt` reports
 how many bytes. `roll(stack="arguments")`
 leaves that to the caller: where all rows of a stack are arguments, the stack is an argument, and
-the pass returns three programs: `rolled`; `stack`, which makes its arguments of the original ones;
-and `unstack`, which makes these again. Both take the arguments that change, and give the same: as a
+the pass returns three programs: `rolled`; `stack`, which computes its arguments from the original
+ones; and `unstack`, its inverse. Both take the arguments that change, and return the same: as a
 tuple if there are several, and as `(args, kwargs)` if some are keyword arguments. So a checkpoint
 can be converted both ways:
 
@@ -38,8 +39,8 @@ can be converted both ways:
     params, state, loss = parts["rolled"](params, state, batch)
     params, state = parts["unstack"](params, state)
 
-The stacked array is in the place of the first of its rows; in the places of the others is None, as
-`arguments` says. An argument that is used outside of its stack as well is refused.
+The stacked array takes the place of the first of its rows; the others are replaced by None (see
+`arguments`). An argument that is also used outside of its stack is refused.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from jaxprtool.passes.loops.roll.stacking import stacking
 from jaxprtool.passes.loops.roll.writing import Rolling
 from jaxprtool.primitives import sow_p
 
-#: What follows itself comes first: whole layers, not what most layers have in common.
+#: Consecutive copies come first: whole layers, not what most layers have in common.
 _COSTS = [
     Costs(FEWEST, 3, body=0.0, operand=0.05, value=0.3, fused=0.0, gaps=gaps)
     for gaps in (False, True)
@@ -121,11 +122,11 @@ class Roll(Pass):
 
     def __call__(self, program: Program) -> Program | Programs:
         outlined = with_calls(program, _COSTS, "plain")
-        # What the user has made a function of may be too short to be outlined.
+        # Functions of the user's program may be too short to be outlined.
         return self._rolled(outlined) or self._rolled(program) or program
 
     def notes(self, before: Program, after: Program | Programs) -> Iterator[str]:
-        """Say what the scans cost in memory, or that nothing repeats."""
+        """Yield a line on the memory that scans need, or that nothing repeats."""
         if after is before:
             yield f"nothing repeats in {before.name}"
             return
@@ -136,7 +137,7 @@ class Roll(Pass):
         )
 
     def _rolled(self, program: Program) -> Program | Programs | None:
-        """Return a program with scans in the places of chains of calls; None if it has none."""
+        """Return a program with chains of calls replaced by scans; None if it has none."""
         bodies = _Bodies(program.jaxpr)
         rolling = bodies.rolling(bodies.opened(program.jaxpr))
         jaxpr = rolling.run()
@@ -147,10 +148,10 @@ class Roll(Pass):
 
 
 class _Bodies:
-    """One run of the pass; a body that equations share is rolled once."""
+    """The state of one run of the pass; a body that equations share is rolled once."""
 
     def __init__(self, jaxpr: AnyJaxpr) -> None:
-        #: Whether there is a loop that was none.
+        #: True if a loop was created.
         self.rolled = False
         self._memo = Memo()
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
@@ -158,7 +159,7 @@ class _Bodies:
         self._names = Names(name for name in marked if name is not None)
 
     def rolling(self, jaxpr: AnyJaxpr) -> Rolling:
-        """Return what rolls a body, in whose equations all bodies are rolled."""
+        """Return the `Rolling` of a body, in whose equations all bodies are rolled."""
         eqns = jaxcompat.open_jaxpr(jaxpr).eqns
         new = [with_bodies(eqn, self._inside) for eqn in eqns]
         if any(a is not b for a, b in zip(new, eqns, strict=True)):
@@ -175,9 +176,9 @@ class _Bodies:
         return self._memo(roll, jaxpr)
 
     def opened(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        """Write calls of what is little more than a call of another body as calls of that one.
+        """Inline the bodies that do little more than call another body.
 
-        If it is called elsewhere too, these may make a chain.
+        If that other body is called elsewhere too, the calls may form a chain.
         """
         callers: dict[AnyJaxpr, set[AnyJaxpr]] = defaultdict(set)
         for body in all_jaxprs(jaxcompat.open_jaxpr(jaxpr)):
@@ -203,7 +204,7 @@ class _Bodies:
         return rewrite(jaxpr, visitor, flat=False)
 
     def _usable(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation may become a round of a loop."""
+        """Return True if an equation may become an iteration of a loop."""
         return (
             traits(eqn).call == "jit"
             and not has_reason(eqn)

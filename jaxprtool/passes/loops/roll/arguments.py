@@ -1,11 +1,11 @@
-"""Stacked arguments in the places of those that a program would stack itself.
+"""Stacked arguments in place of the rows that a program would stack itself.
 
-Of the arguments of one stack, the first has the stacked array in its place, and the others are
-gone: an argument as a whole is left out, a part of one is None, which JAX's trees skip. So
+Of the arguments of one stack, the first is replaced by the stacked array, and the others are
+removed: a whole argument is omitted, a part of one is None, which JAX's trees skip. So
 `{"layer_0": {"w": f32[4]}, "layer_1": {"w": f32[4]}}` becomes
 `{"layer_0": {"w": f32[2,4]}, "layer_1": {"w": None}}`, whatever the classes of its nodes.
 
-A result, or a part of one, that has the tree of an argument so changed is changed like it.
+A result, or a part of one, that has the tree of a changed argument is changed in the same way.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from jaxprtool.passes.loops.roll.rows import Rows
 from jaxprtool.passes.loops.roll.writing import whole_array, write_stack
 from jaxprtool.passes.transforms.closed import remaining
 
-#: The stacked arrays of a program, each with the arguments that are its rows, as numbers.
+#: The stacked arrays of a program, each with its rows, as numbers of arguments.
 Groups = dict[Var, list[int]]
 
 
 def with_stacked_arguments(
     program: Program, stacks: Mapping[Var, Sequence[Atom]]
 ) -> Program | Programs:
-    """Make arrays that a program stacks of its arguments arguments themselves.
+    """Turn arrays that a program stacks from its arguments into arguments.
 
     Args:
         program: A program without dead code.
@@ -51,7 +51,7 @@ def with_stacked_arguments(
         program itself if none does.
 
     Raises:
-        UnsupportedError: If an argument is used outside of its stack as well, or has a sharding.
+        UnsupportedError: If an argument is also used outside of its stack, or has a sharding.
     """
     numbers = {v: i for i, v in enumerate(program.jaxpr.invars)}
     made = {v for eqn in program.jaxpr.eqns for v in eqn.outvars}
@@ -81,7 +81,7 @@ def with_stacked_arguments(
 
 
 def _lifted(program: Program, groups: Groups) -> Program:
-    """Return the program, to which the stacked arrays are given after its own arguments."""
+    """Return the program with the stacked arrays as additional arguments at the end."""
     jaxpr = program.jaxpr
     eqns = [eqn for eqn in jaxpr.eqns if not any(v in groups for v in eqn.outvars)]
     jaxpr = jaxcompat.replace_jaxpr(jaxpr, eqns=eqns, invars=[*jaxpr.invars, *groups])
@@ -107,7 +107,7 @@ def _check_unused(program: Program, groups: Groups) -> None:
 
 
 def _reader(jaxpr: Jaxpr, var: Var) -> str:
-    """Return what an argument is used for first; empty if it is not used."""
+    """Return the first use of an argument, in words; empty if it is not used."""
     for eqn in jaxpr.eqns:
         if var in eqn.invars:
             return f"read by {named(eqn)}"
@@ -115,7 +115,7 @@ def _reader(jaxpr: Jaxpr, var: Var) -> str:
 
 
 def _with_donations(before: Program, after: Program, groups: Groups) -> Program:
-    """Return the program, whose stacked arguments are donated if all their rows were."""
+    """Return the program with stacked arguments donated if all their rows were."""
     if before.jit is None:
         return after
     asked = before.jit.of_arguments(before.arguments)
@@ -146,7 +146,7 @@ class _Arguments:
 
     @property
     def changed(self) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and keyword arguments that change, before they do, as numbers."""
+        """The positional and keyword arguments that change, before stacking, as numbers."""
         args, kwargs = filled(self.program.in_tree, range(len(self.program.arg_names)))
         changes = self._changes
         return [v for v in args if changes(v)], {k: v for k, v in kwargs.items() if changes(v)}
@@ -156,7 +156,7 @@ class _Arguments:
         return not numbers.isdisjoint(jax.tree.leaves(value))
 
     def _both(self) -> tuple[Any, Any]:
-        """Return what changes before and after, as arguments of `stack` and of `unstack`."""
+        """Return the changed arguments before and after: those of `stack` and of `unstack`."""
         args, kwargs = self.after
         changes = self._changes
         after = tuple(filter(changes, args)), {k: v for k, v in kwargs.items() if changes(v)}
@@ -174,7 +174,7 @@ class _Arguments:
         return self._traced("stack", before, after, values)
 
     def unstack(self) -> Program:
-        """Return the program that unstacks what `stack` has stacked."""
+        """Return the inverse of the program `stack`."""
         before, after = self._both()
         row = {i: (rows[0], n) for rows in self.groups.values() for n, i in enumerate(rows)}
 
@@ -218,7 +218,7 @@ class _Arguments:
 
 
 def _with_stacked_results(program: Program, arguments: _Arguments) -> Program:
-    """Return the program, whose results are stacked where they have the tree of an argument."""
+    """Return the program with results stacked where they have the tree of an argument."""
     jaxpr = program.jaxpr
     rows = Rows()
     for eqn in jaxpr.eqns:
@@ -243,7 +243,7 @@ def _with_stacked_results(program: Program, arguments: _Arguments) -> Program:
 
 
 def _result_groups(program: Program, arguments: _Arguments) -> Iterator[list[int]]:
-    """Yield the flat results that are stacked to one, for each of these."""
+    """Yield each group of flat results that is stacked."""
     args, kwargs = arguments.changed
     places: dict[PyTreeDef, list[list[int]]] = {}
     for value in (*args, *kwargs.values()):

@@ -1,8 +1,8 @@
-"""Which calls of one body follow one another, and which of them one loop can take the place of.
+"""Which calls of one body follow one another, and which of them one loop can replace.
 
-Facts only. A *chain* is a sequence of calls of the same body, in which each call may read results
-of the call before: these are *handed* on, from a position among the results to a position among
-the operands, the same from each call to the next.
+This module only analyses. A *chain* is a sequence of calls of the same body, in which each call may
+read results of the previous call: these are *handed* on, from a position among the results to a
+position among the operands, the same from each call to the next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Chain:
 
     Attributes:
         calls: The calls, first to last.
-        handed: For each position of an operand that is a result of the call before, the position
+        handed: For each position of an operand that is a result of the previous call, the position
             of the result. It is empty if the calls do not depend on one another.
     """
 
@@ -55,12 +55,12 @@ class Chain:
 
     @cached_property
     def carry(self) -> list[int]:
-        """The positions of the operands that are results of the call before."""
+        """The positions of the operands that are results of the previous call."""
         return sorted(self.handed)
 
     @cached_property
     def xs(self) -> list[int]:
-        """The positions of the operands that each call has for itself."""
+        """The positions of the operands that differ between calls and are not carried."""
         taken = {*self.consts, *self.handed}
         return [i for i in range(len(self.calls[0].invars)) if i not in taken]
 
@@ -69,7 +69,7 @@ class Chain:
         return [call.invars[position] for call in self.calls]
 
     def first(self, count: int) -> Chain:
-        """Return the chain of the first so many calls."""
+        """Return the chain of the first `count` calls."""
         return self if count == len(self.calls) else Chain(self.calls[:count], self.handed)
 
 
@@ -85,9 +85,9 @@ def calls_by_body(
 
 
 def chains(calls: Sequence[JaxprEqn]) -> list[Chain]:
-    """Return the chains among calls of one body that hand something on.
+    """Return the chains among calls of one body that pass results on.
 
-    Each call follows at most one other, of those that it reads the one that hands most on to it.
+    Each call follows at most one other: among those it reads, the one with most results read.
     """
     definitions = DefUse(calls).definitions
     body = jaxcompat.open_jaxpr(calls[0].params["jaxpr"])
@@ -117,7 +117,7 @@ def chains(calls: Sequence[JaxprEqn]) -> list[Chain]:
 
 
 def _alike(calls: Sequence[JaxprEqn], handed: Sequence[Mapping[int, int]]) -> list[Chain]:
-    """Cut a sequence of calls where what is handed on changes, or what cannot be stacked does."""
+    """Cut a sequence of calls where the passed results change, or values cannot be stacked."""
     found: list[Chain] = []
     start = 0
     for i, call in enumerate(calls[1:], 1):
@@ -138,12 +138,12 @@ def fits(first: JaxprEqn, other: JaxprEqn, handed: Mapping[int, int]) -> bool:
 
 
 def _is_stackable(aval: Aval) -> bool:
-    """Return True if values of a type can go round in a loop, and be stacked."""
+    """Return True if values of a type can be carried by a loop, and be stacked."""
     return is_array(aval) and not is_float0(aval)
 
 
 def _goes_round(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
-    """Return whether results have the types of the operands that they become, up to weak types."""
+    """Return True if results have the types of the operands they become, up to weak types."""
     return all(
         _is_stackable(body.invars[i].aval)
         and body.invars[i].aval.strip_weak_type() == body.outvars[out].aval.strip_weak_type()
@@ -153,10 +153,10 @@ def _goes_round(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """The equations around a loop that takes the place of calls.
+    """The equations around a loop that replaces calls.
 
     Attributes:
-        calls: The calls that it takes the place of.
+        calls: The replaced calls.
         before: The equations that come before it.
         after: Those that come after it, which are all that depend on one of the calls.
     """
@@ -167,21 +167,21 @@ class Place:
 
 
 def place(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) -> Place:
-    """Return which calls of a chain one loop can take the place of, from the first on.
+    """Return which calls of a chain one loop can replace, from the first on.
 
-    A call cannot be in the loop if it reads what depends on another call of it and is not handed
-    on, or if an equation whose order counts would have to stand between the two. Of calls that
-    hand nothing on it stays behind; a chain ends before it.
+    A call cannot be in the loop if it reads a value that depends on another call of the loop and is
+    not passed on, or if an equation with a fixed order would have to stay between the two. The
+    chain ends before such a call; if calls do not pass results on, only that call stays outside.
 
     Args:
         chain: The chain.
         window: All equations from the first call of the chain to the last.
-        pinned: For each of these, whether it keeps its order among those of which this is said.
+        pinned: For each of these, whether it must keep its order among pinned equations.
     """
     number = {id(call): i for i, call in enumerate(chain.calls)}
     found = Place([], [], [])
     dependent: set[Var] = set()
-    called = behind = False  # whether a pinned call is in the loop, and a pinned equation after it
+    called = behind = False  # is a pinned call in the loop; is a pinned equation after it
     for eqn, keeps_order in zip(window, pinned, strict=True):
         i = number.get(id(eqn))
         handed = chain.handed if i else {}

@@ -20,17 +20,17 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
-        """Whether these are all the rows."""
+        """True if these are all the rows."""
         return self.start == 0 and self.array.aval.shape[0] == self.stop
 
 
 class Rows:
-    """The rows that are known, with the arrays that they are of."""
+    """The known rows, with the arrays that they belong to."""
 
     def __init__(self) -> None:
         self._of: dict[Var, dict[Var, int]] = defaultdict(dict)
         self._slices: dict[Var, tuple[Var, int]] = {}
-        #: Arrays whose rows are slices of one row of others, which are made when they are read.
+        #: Arrays whose rows are one-row slices of other arrays; written when they are read.
         self.of_slices: dict[Var, Var] = {}
         self._expanded: dict[Var, Var] = {}
 
@@ -39,12 +39,12 @@ class Rows:
         return {} if type(atom) is Literal else self._of.get(atom, {})
 
     def add(self, atom: Atom, array: Var, number: int) -> None:
-        """Say that an atom is a row of an array."""
+        """Record that an atom is a row of an array."""
         if type(atom) is not Literal:
             self._of[atom][array] = number
 
     def see(self, eqn: JaxprEqn) -> None:
-        """Take note of the rows that an equation takes out of an array."""
+        """Record the rows that an equation takes from an array."""
         name = eqn.primitive.name
         if name == "unstack" and eqn.params["axis"] == 0:
             for i, var in enumerate(eqn.outvars):
@@ -66,14 +66,14 @@ class Rows:
         self.add(var, self._expanded[array], number)
 
     def parts(self, values: Sequence[Atom], usable: Callable[[Var], bool]) -> list[Atom | Range]:
-        """Return the parts that an array of these rows is made of.
+        """Return the parts of an array with these rows.
 
         Args:
             values: The rows.
             usable: Whether an array may be read.
 
         Returns:
-            Ranges of arrays, as long as can be, and single rows.
+            Ranges of arrays, as long as possible, and single rows.
         """
         parts: list[Atom | Range] = []
         while values:
@@ -92,7 +92,7 @@ class Rows:
 
 
 def _one_row(eqn: JaxprEqn) -> int | None:
-    """Return the number of the row that a slice takes, if it takes all of one row."""
+    """Return the number of the row that a slice takes, if it takes exactly one whole row."""
     if type(eqn.invars[0]) is Literal:
         return None
     shape, starts = eqn.invars[0].aval.shape, eqn.params["start_indices"]

@@ -1,4 +1,4 @@
-"""What scans cost in memory: arrays that are stacked for them, and those that they stack."""
+"""The memory cost of scans: arrays that are stacked for them, and those that they stack."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxprtool.jaxcompat import Jaxpr, Literal, Var
 
 @dataclass(frozen=True)
 class Stacking:
-    """What all scans of a program need besides what they compute with, those of a body once.
+    """The additional memory of all scans of a program; scans of a shared body count once.
 
     Attributes:
-        scans: How many scans there are.
-        copied: The bytes of the arrays that are stacked of others, to be gone over by a scan.
-        results: The bytes of the arrays that scans stack of what each round gives.
+        scans: The number of scans.
+        copied: The bytes of the arrays that are stacked from others as inputs of a scan.
+        results: The bytes of the results that scans stack.
     """
 
     scans: int
@@ -27,7 +27,7 @@ class Stacking:
 
 
 def stacking(program: Program) -> Stacking:
-    """Return what the scans of a program stack; sizes that are symbolic count as nothing."""
+    """Return what the scans of a program stack; symbolic sizes count as 0."""
     top = top_jaxpr(program)
     scans: list[Scan] = []
     stacks: set[Var] = set()
@@ -43,7 +43,7 @@ def stacking(program: Program) -> Stacking:
 
 
 def _stacks(body: Jaxpr) -> set[Var]:
-    """Return the arrays that a body makes of others, one after the other."""
+    """Return the arrays that a body stacks or concatenates along the first axis."""
     return {
         eqn.outvars[0]
         for eqn in body.eqns

@@ -1,7 +1,8 @@
-"""The round of a loop as one call of a unit.
+"""One iteration of a loop as the call of a unit.
 
-XLA has its fast convolutions for the CPU where a module begins. A loop's body is none, but a unit
-that it calls is one: a round with a convolution that is not in a unit is twenty times slower.
+XLA only has its fast convolutions for the CPU at the top of a module. A loop's body is not a
+module, but a unit that it calls is: without it, an iteration with a convolution is twenty times
+slower.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from jaxprtool.jaxcompat import ClosedJaxpr, DebugInfo, JaxprEqn, Literal, Var
 
 
 def as_unit(body: ClosedJaxpr, name: str, like: JaxprEqn) -> ClosedJaxpr:
-    """Return a body that calls a unit for what a body computes.
+    """Return a body that calls a unit with the computation of a body.
 
-    What this only hands on, which the unit would copy at every call, goes around it.
+    Values that the body only forwards, which the unit would copy at every call, bypass it.
 
     Args:
         body: The body.
-        name: What the unit is called. Units that call one another have different names.
-        like: An equation, in whose context and place the call is.
+        name: The name of the unit. Units that call one another have different names.
+        like: An equation, whose context and source location the call gets.
     """
     old = jaxcompat.open_jaxpr(body)
     invars = [Var(v.aval) for v in old.invars]

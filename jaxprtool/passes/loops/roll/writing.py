@@ -35,8 +35,8 @@ class _Result:
 
     Attributes:
         value: The value: a result of the body, or an argument that is carried.
-        rows: The variables that are its values in each round, where they are needed.
-        start: What it is in the first round, if that is a value from before the loop.
+        rows: The variables that are its values in each iteration, where they are needed.
+        start: Its value in the first iteration, if that comes from before the loop.
     """
 
     value: Atom
@@ -45,13 +45,13 @@ class _Result:
 
 
 class Rolling:
-    """One body while its chains become scans.
+    """The state of one body while its chains become scans.
 
     Args:
         jaxpr: The body.
         sows: Whether an equation sows a value.
-        usable: Whether an equation is a call that may become a round of a loop.
-        names: The names of units that are taken.
+        usable: Whether an equation is a call that may become an iteration of a loop.
+        names: The names of units that are in use.
     """
 
     def __init__(
@@ -59,26 +59,26 @@ class Rolling:
     ) -> None:
         body = jaxcompat.open_jaxpr(jaxpr)
         self._jaxpr, self._sows, self._usable, self._names = jaxpr, sows, usable, names
-        #: The arrays that are stacked of arguments of the body alone, with their rows.
+        #: The arrays stacked only from arguments of the body, with their rows.
         self.stacks: dict[Var, tuple[Atom, ...]] = {}
-        #: Stacks of arguments come first of all; the rest is in slots, one for each equation that
-        #: the body had, so that a loop changes those between its first and its last call only.
+        #: Stacks of arguments come first of all; the rest is in slots, one for each equation of the
+        #: original body, so that a loop only changes those between its first and its last call.
         self._first: list[JaxprEqn] = []
         self._slots = [[eqn] for eqn in body.eqns]
         self._slot: dict[int, int] = {}
-        self._alive: list[JaxprEqn] = []  # so that their identities stay theirs
+        self._alive: list[JaxprEqn] = []  # so that their ids stay unique
         self._made_in: dict[Var, int] = dict.fromkeys((*body.constvars, *body.invars), -1)
         self._arguments = set(body.invars)
         self._reads = Counter(v for v in body.outvars if type(v) is not Literal)
         self._rows = Rows()
         self._replaced: set[int] = set()
-        #: The arrays that scans go over, or give.
+        #: The arrays that scans take as inputs, or return.
         self._arrays: set[Var] = set()
         for i, eqn in enumerate(body.eqns):
             self._enter([eqn], i)
 
     def run(self) -> AnyJaxpr:
-        """Return the body with scans in the places of chains; the same object if there are none."""
+        """Return the body with chains replaced by scans; the same object if there are none."""
         eqns = jaxcompat.open_jaxpr(self._jaxpr).eqns
         groups = calls_by_body(eqns, self._usable)
         found = [chain for calls in groups for chain in chains(calls)]
@@ -87,7 +87,7 @@ class Rolling:
         if not self._replaced:
             return self._jaxpr
         while aligned := [each for calls in groups if (each := self._row_by_row(calls))]:
-            # What makes rows comes before what reads them: none is unstacked in between.
+            # Equations that make rows come before their readers: none is unstacked in between.
             chain = min(aligned, key=lambda chain: self._window(chain)[-1])
             self._write(chain, self._place(chain))
         written = [*self._first, *(eqn for slot in self._slots for eqn in slot)]
@@ -95,13 +95,13 @@ class Rolling:
 
     @property
     def rolled(self) -> bool:
-        """Whether a chain has become a scan."""
+        """True if a chain has become a scan."""
         return bool(self._replaced)
 
     # --- which calls ---------------------------------------------------------------------------
 
     def _roll(self, chain: Chain) -> None:
-        """Put loops in the place of a chain, each as long as can be."""
+        """Replace a chain by loops, each as long as possible."""
         start = 0
         while len(chain.calls) - start >= FEWEST:
             rest = Chain(chain.calls[start:], chain.handed)
@@ -112,9 +112,9 @@ class Rolling:
             start += max(len(found.calls), 1)
 
     def _row_by_row(self, calls: Sequence[JaxprEqn]) -> Chain | None:
-        """Return calls on the rows of an array that a scan goes over, or gives, if there are any.
+        """Return calls on the rows of an array that a scan takes or returns, if there are any.
 
-        They need not hand anything on.
+        They need not pass results on.
         """
         by_array: dict[tuple[int, Var], dict[int, JaxprEqn]] = {}
         for call in calls:
@@ -146,12 +146,12 @@ class Rolling:
     # --- the scan ------------------------------------------------------------------------------
 
     def _write(self, chain: Chain, found: Place) -> None:
-        """Put a scan in the place of all calls of a chain."""
+        """Replace all calls of a chain by a scan."""
         window, length, calls = self._window(chain), len(chain.calls), chain.calls
         columns = [chain.column(i) for i in chain.xs]
 
         def usable(array: Var) -> bool:
-            # What has been stacked for another column of this chain is made in its window.
+            # Stacks made for another column of this chain are defined in its window.
             made = self._made_in.get(self._rows.of_slices.get(array, array), window[0])
             return made <= window[-1]
 
@@ -188,7 +188,7 @@ class Rolling:
         self._replace(window, chain, [*found.before, *writer.eqns, *found.after], writer.eqns)
 
     def _carry_outs(self, chain: Chain) -> list[Var]:
-        """Return the variables that are the last values of what is carried, each once."""
+        """Return the variables that hold the final carries, each once."""
         outs: list[Var] = []
         for i in chain.carry:
             var = chain.calls[-1].outvars[chain.handed[i]]
@@ -196,7 +196,7 @@ class Rolling:
         return outs
 
     def _stacked_results(self, chain: Chain) -> Iterator[_Result]:
-        """Yield what a loop in the place of a chain has to stack."""
+        """Yield the results that a loop in place of a chain must stack."""
         body, positions = chain.body, {out: i for i, out in chain.handed.items()}
         counts = Counter(chain.handed.values())
         for out, value in enumerate(body.outvars):
@@ -216,7 +216,7 @@ class Rolling:
     def _stacked(
         self, writer: Writer, rows: Sequence[Atom], usable: Callable[[Var], bool], like: JaxprEqn
     ) -> Var:
-        """Return the array of these rows, which is written if there is none."""
+        """Return the array of these rows, which is written if it does not exist."""
         parts = [self._made(writer, part, like) for part in self._rows.parts(rows, usable)]
         if (whole := whole_array(parts)) is not None:
             return whole
@@ -233,7 +233,7 @@ class Rolling:
         return array
 
     def _made(self, writer: Writer, part: Atom | Range, like: JaxprEqn) -> Atom | Range:
-        """Return a part of an array that there is: one of slices is written."""
+        """Return a part with an existing array; write the array if its rows are slices."""
         if not isinstance(part, Range) or part.array not in self._rows.of_slices:
             return part
         of = self._rows.of_slices[part.array]
@@ -246,7 +246,7 @@ class Rolling:
     def _replace(
         self, window: range, chain: Chain, eqns: list[JaxprEqn], new: Sequence[JaxprEqn]
     ) -> None:
-        """Put equations, some of which are new, in the place of those in a window."""
+        """Replace the equations in a window by others, some of which are new."""
         for call in chain.calls:
             self._reads.subtract(v for v in call.invars if type(v) is not Literal)
         self._replaced.update(map(id, chain.calls))
@@ -259,7 +259,7 @@ class Rolling:
             self._made_in.update(dict.fromkeys(eqn.outvars, window[0]))
 
     def _enter(self, eqns: Sequence[JaxprEqn], slot: int) -> None:
-        """Take note of new equations."""
+        """Record new equations."""
         self._alive += eqns
         for eqn in eqns:
             self._slot[id(eqn)] = slot
@@ -269,13 +269,13 @@ class Rolling:
 
 
 def whole_array(parts: Sequence[Atom | Range]) -> Var | None:
-    """Return the array that parts are all rows of, in order, if there is one."""
+    """Return the array whose rows, all and in order, the parts are; None if there is none."""
     first = parts[0]
     return first.array if isinstance(first, Range) and first.is_whole and len(parts) == 1 else None
 
 
 def write_stack(writer: Writer, parts: Sequence[Atom | Range], like: JaxprEqn) -> Var:
-    """Write the equations that make an array of parts, and return it."""
+    """Write the equations that make an array from parts, and return it."""
 
     def stacked(*values: Any) -> list[Any]:
         if not any(isinstance(part, Range) for part in parts):
@@ -295,7 +295,7 @@ def write_stack(writer: Writer, parts: Sequence[Atom | Range], like: JaxprEqn) -
 
 
 def _copied(parts: Sequence[Atom | Range]) -> int:
-    """Return the bytes, or if they are not known the values, that are copied to stack parts."""
+    """Return the number of bytes, or of values of unknown size, copied to stack parts."""
     if whole_array(parts) is not None:
         return 0
     return sum(

@@ -1,8 +1,8 @@
-"""What `in_axes`, `out_axes` and `axis_size` say, as for `jax.vmap`, and what is wrong with them.
+"""Checks of `in_axes`, `out_axes` and `axis_size`, with the contract of `jax.vmap`.
 
 An axes tree is an int, None, or a prefix of the tree of arguments or results with ints and None at
 its leaves. `Batch` reads it against a `Program`, whose arguments have no mapped axis yet, and
-`jaxprtool.vmap` against arguments that have one. Both check alike, and say it in JAX's words.
+`jaxprtool.vmap` against arguments that have one. Both make the same checks, with JAX's messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BatchError(JaxprToolError, ValueError):
 
 
 class BatchTypeError(JaxprToolError, TypeError):
-    """Axes or a size of a type that none can have, or a value that JAX does not know."""
+    """Axes or a size of the wrong type, or a value that is no JAX type."""
 
 
 def result_type(value: object) -> Aval:
@@ -42,12 +42,12 @@ def result_type(value: object) -> Aval:
         ) from error
 
 
-#: One readable name per flat value, for an error; made only when there is one.
+#: A readable name per flat value, for error messages; called only when there is an error.
 Names = Callable[[], Sequence[str]]
 
 
 def check_axes(in_axes: object, out_axes: object, specs: tuple[type, ...] = ()) -> None:
-    """Check that axes trees are made of ints, None and `specs`, types that are registered.
+    """Check that the leaves of axes trees are ints, None or of the registered types `specs`.
 
     Raises BatchTypeError.
     """
@@ -67,7 +67,7 @@ def check_axes(in_axes: object, out_axes: object, specs: tuple[type, ...] = ()) 
 def flat_in_axes(in_tree: PyTreeDef, in_axes: object) -> list[Any]:
     """Return the axis of each flat argument; `in_tree` is the tree of `(args, kwargs)`.
 
-    Keyword arguments are mapped along their first axis, as `jax.vmap` has it. Raises BatchError.
+    Keyword arguments are mapped along their first axis, as in `jax.vmap`. Raises BatchError.
     """
     args, kwargs = in_tree.children()
     count = len(args.children())
@@ -88,15 +88,18 @@ def flat_in_axes(in_tree: PyTreeDef, in_axes: object) -> list[Any]:
 
 
 def flat_out_axes(out_tree: PyTreeDef, out_axes: object) -> list[Any]:
-    """The axis of each flat result. Raises BatchError if `out_axes` is no prefix of the tree."""
+    """Return the axis of each flat result.
+
+    Raises BatchError if `out_axes` is not a prefix of the tree.
+    """
     return _spread(out_axes, out_tree, "out_axes")
 
 
 def axis_size_of(axis_size: Any, axes: Sequence[Any], avals: Sequence[Any], names: Names) -> Any:
-    """The size of the mapped axis, from the arguments that have it and from what is asked for.
+    """Return the size of the mapped axis, from the mapped arguments and the requested size.
 
-    `axes` are those of the arguments, `avals` their types with the mapped axis; None for what has
-    no type. Raises BatchError if sizes differ, there is none, or a rank is too low.
+    `axes` are those of the arguments, `avals` their types with the mapped axis; None for a value
+    without a type. Raises BatchError if sizes differ, none is known, or a rank is too low.
     """
     sizes = [
         None if aval is None or type(axis) is not int else _size_along(axis, aval, names, i)
@@ -104,7 +107,7 @@ def axis_size_of(axis_size: Any, axes: Sequence[Any], avals: Sequence[Any], name
     ]
     counts = Counter(size for size in sizes if size is not None).most_common()
     asked = [] if axis_size is None else [axis_size]
-    traced = isinstance(axis_size, jax.core.Tracer)  # which has no hash, and is like no size
+    traced = isinstance(axis_size, jax.core.Tracer)  # a tracer has no hash and equals no size
     if traced and not counts:
         raise BatchTypeError(f"axis_size must be an integer, but got {axis_size}")
     distinct = asked if traced else list(dict.fromkeys([*asked, *(size for size, _ in counts)]))
@@ -146,10 +149,10 @@ def _check_rank(axis: int, rank: int, shape: str, names: Names, place: int) -> N
 
 
 def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[list[Dim], Any]:
-    """Where each flat argument of a program is to be mapped, and the axis size, both checked.
+    """Return the checked batch dimension of each flat argument of a program, and the axis size.
 
-    An axis is a position in the argument as it will be, with the mapped axis: for one that has n
-    dimensions now, from -(n+1) to n. Raises BatchError and BatchTypeError.
+    An axis is a position in the batched argument: for one with n dimensions now, from -(n+1) to n.
+    Raises BatchError and BatchTypeError.
     """
     axes = flat_in_axes(program.in_tree, in_axes)
     if axis_size is None:
@@ -176,7 +179,7 @@ def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[lis
 
 
 def _lanes(axis_size: Any) -> Any:
-    """Return an axis size that is asked for, checked: a number, or a symbolic dimension."""
+    """Check a requested axis size and return it as a number or a symbolic dimension."""
     if is_symbolic_dimension(axis_size):
         return axis_size
     try:
@@ -189,7 +192,7 @@ def _lanes(axis_size: Any) -> Any:
 
 
 def result_dims(out_axes: Sequence[Any], ranks: Sequence[int], names: Names) -> list[Dim]:
-    """Return where each flat result is to be mapped, counted from 0; None: not at all.
+    """Return the batch dimension of each flat result, counted from 0; None if it is unmapped.
 
     `out_axes` are flat, `ranks` those of the results without the mapped axis. Raises BatchError
     if one is out of bounds.
@@ -211,7 +214,7 @@ def check_unmapped(
     out_tree: PyTreeDef,
     axis_name: Hashable | None,
 ) -> None:
-    """Check that what `out_axes` (flat) says is unmapped is so. Raises BatchError."""
+    """Check that results whose flat `out_axes` entry is None are unmapped. Raises BatchError."""
     for i, (axis, dim) in enumerate(zip(out_axes, out_dims, strict=True)):
         if axis is not None or dim is None:
             continue
@@ -232,7 +235,7 @@ def free_axes(
 ) -> tuple[tuple[Hashable, int], ...]:
     """Return the named axes that stay free in a program when one is bound.
 
-    Raises BatchError if the program was traced for another size of that one: the size is in it.
+    Raises BatchError if the program was traced with another size of that axis: the jaxpr has it.
     """
     for name, traced in program.axis_env:
         if name == axis_name and traced != size:
@@ -247,7 +250,7 @@ def free_axes(
 
 
 def _spread(axes: object, tree: PyTreeDef, option: str) -> list[Any]:
-    """The leaves of a prefix, None among them, each for all the leaves of `tree` that it covers."""
+    """Return the leaves of a prefix, including None, each repeated for the leaves it covers."""
     if axes is None or type(axes) is int:
         return [axes] * tree.num_leaves
     leaves, prefix = jax.tree.flatten(axes, is_leaf=lambda node: node is None)
@@ -257,7 +260,7 @@ def _spread(axes: object, tree: PyTreeDef, option: str) -> list[Any]:
 def _covered(
     leaves: Iterator[Any], prefix: PyTreeDef, tree: PyTreeDef, place: str
 ) -> Iterator[Any]:
-    """As `_spread`, for structures; `place` is the way to them, for an error."""
+    """Yield the leaves as `_spread` does, for structures; `place` is their path, for errors."""
     node = prefix.node_data()
     if node is None:
         yield from [next(leaves)] * tree.num_leaves
@@ -275,7 +278,7 @@ def _covered(
 
 
 def _kind(tree: PyTreeDef) -> str:
-    """Return a node of a tree structure in words."""
+    """Describe a node of a tree structure in words."""
     node = tree.node_data()
     if node is None:
         return "a leaf"

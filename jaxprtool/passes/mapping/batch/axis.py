@@ -10,7 +10,7 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import Aval
 
-#: The batch dimension of a value; None if it is unmapped, the same in all lanes.
+#: The batch dimension of a value; None if it is unmapped, the same in all batch elements.
 Dim = int | None
 
 
@@ -35,9 +35,9 @@ class Axis:
 
     @cached_property
     def data(self) -> Any:
-        """Return the axis as JAX's own batching rules take it."""
+        """The axis in the form that JAX's own batching rules take."""
         return jaxcompat.axis_data(self.name, self.size, self.spmd_name, self.mesh_axes)
 
     def aval(self, aval: Aval, dim: Dim) -> Aval:
-        """Return the type of a value whose lanes are of type `aval`, with batch dimension `dim`."""
+        """Return the type of a value whose batch elements have type `aval`, batched at `dim`."""
         return jaxcompat.mapped_aval(self.data, dim, aval)

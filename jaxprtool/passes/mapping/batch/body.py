@@ -1,9 +1,9 @@
 """Batch a jaxpr: the domain of mapped programs (`passes.domains`).
 
-The kind of a value is its batch dimension; None if it is unmapped, the same in every lane. An
-equation whose operands are all unmapped stays as it is, unless it has an effect, which a rule may
-repeat, or names the mapped axis. Every other one is replaced by its template (see `templates`), or,
-if it holds jaxprs, by its structured rule, which batches these in turn.
+The kind of a value is its batch dimension; None if it is unmapped, the same in every batch element.
+An equation whose operands are all unmapped stays as it is, unless it names the mapped axis or has
+an effect, which a rule may repeat. Every other equation is replaced by its template (see
+`templates`) or, if it holds jaxprs, by its structured rule, which batches these in turn.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from jaxprtool.passes.mapping.batch.templates import template_of, trace_match
 from jaxprtool.passes.mapping.domains import Domain, Rewritten, Role, Writing
 from jaxprtool.passes.mapping.domains.templates import Template
 
-#: Batched bodies by the body that they were made of: one that many equations share is batched once
-#: for each pattern of mapped arguments, and stays shared.
+#: Batched bodies by their original body: a body that many equations share is batched once for each
+#: pattern of mapped arguments, and stays shared.
 _batched = JaxprCache()
 
 
@@ -49,20 +49,20 @@ def batch_body(
     """Batch a closed jaxpr. Free named axes must be bound.
 
     Args:
-        body: The jaxpr of one lane.
-        dims: The batch dimension of each invar, as its position in the new shape; None for those
-            that are unmapped.
-        axis: The axis that is mapped.
-        outs: The batch dimensions asked for of the results, which are moved or broadcast to have
-            them. None leaves a result as it comes.
-        outermost: Put the name scopes of equations in `vmap(...)`, and take None in `outs` to ask
-            for a result that is unmapped, if it can be.
+        body: The jaxpr of one batch element.
+        dims: The batch dimension of each invar, as its position in the new shape; None for
+            unmapped ones.
+        axis: The mapped axis.
+        outs: The requested batch dimensions of the results, which are moved or broadcast to have
+            them. None accepts any.
+        outermost: Put the name scopes of equations in `vmap(...)`, and let None in `outs` request
+            a result that is unmapped, if possible.
 
     Returns:
         The batched jaxpr, and the batch dimensions of its results.
 
     Raises:
-        BatchUnsupported: If an equation cannot be batched. It is named.
+        BatchUnsupported: If an equation, which the message names, cannot be batched.
     """
     asked = outermost and outs is not None
     outs = (None,) * len(body.outvars) if outs is None else tuple(outs)
@@ -76,16 +76,16 @@ def batch_body(
 
 
 def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
-    """Return how many results are mapped that were to be unmapped."""
+    """Return the number of mapped results that were requested to be unmapped."""
     return sum(out is None and dim is not None for out, dim in zip(outs, dims, strict=True))
 
 
 @dataclass(eq=False)
 class BatchWriting(Writing[Dim]):
-    """One batched body while it is written. Its context is True in the outermost body.
+    """The state of writing one batched body. Its context is True in the outermost body.
 
-    `numbered` has the new atom, and the number of its type and batch dimension (`Domain.number`),
-    of each variable of the old jaxpr that is mapped or has another name now.
+    `numbered` has, for each variable of the old jaxpr that is mapped or renamed, the new atom and
+    the number of its type and batch dimension (`Domain.number`).
     """
 
     numbered: dict[Var, tuple[Atom, int]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class BatchWriting(Writing[Dim]):
             self.numbered[var] = atom, self.domain.number(atom.aval, kind)
 
     def held(self, atom: Atom, kind: Dim) -> Atom:
-        """Return the atom with this batch dimension, moved or broadcast if it has another."""
+        """Return the atom with this batch dimension, moved or broadcast if necessary."""
         value = None if type(atom) is Literal else self.numbered.get(atom)
         if value is None and kind is None:
             return atom
@@ -119,7 +119,7 @@ class BatchWriting(Writing[Dim]):
     # --- equations ------------------------------------------------------------------------------
 
     def equations(self, jaxpr: Jaxpr) -> None:
-        """Batch every equation in turn. Most have a template of one step, which is written here."""
+        """Batch every equation in turn. One-step templates, the common case, are written inline."""
         values, known, written = self.numbered, self.domain.templates, self.eqns
         unmapped, outermost, scopes = self._unmapped, self.context, self._scopes
         key_of, named = self.domain.key, self.domain.axis.name is not None
@@ -143,7 +143,7 @@ class BatchWriting(Writing[Dim]):
                 continue
             try:
                 template = known.get(key_of(eqn, kinds))
-            except TypeError:  # a parameter that cannot be hashed
+            except TypeError:  # a parameter that is not hashable
                 template = None
             if template is None or template.alone is None:
                 self._equation(eqn, operands, kinds, template)
@@ -169,7 +169,7 @@ class BatchWriting(Writing[Dim]):
         numbers: Sequence[int],
         template: Template | None,
     ) -> None:
-        """Batch an equation of more than one step, or that holds jaxprs, or is met at first."""
+        """Batch an equation that holds jaxprs, or whose template is new or has several steps."""
         domain: BatchDomain = self.domain
         dims = [domain.kinds[number] for number in numbers]
         if not (eqn.effects or any(dim is not None for dim in dims) or self._names_axis(eqn)):
@@ -184,12 +184,12 @@ class BatchWriting(Writing[Dim]):
             atoms = self.instantiate(template, operands, eqn.source_info)
         except JaxprToolError:
             raise
-        except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
+        except Exception as error:  # a rule of JAX or a plug-in may raise anything
             raise failed(eqn, error) from error
         self.numbered.update(zip(eqn.outvars, zip(atoms, template.kinds, strict=True), strict=True))
 
     def structured(self, eqn: JaxprEqn) -> bool:
-        # A plug-in's own rule for JAX is the rule for us, too.
+        # A plug-in's own rule for JAX is used here, too.
         theirs = eqn.primitive in jaxcompat.jaxs_batching_rules
         known = not theirs or eqn.primitive.name in structured_rules
         return known and super().structured(eqn)
@@ -209,12 +209,12 @@ class BatchWriting(Writing[Dim]):
         return name is not None and jaxcompat.names_axis(eqn.params, name)
 
     def _unmapped_number(self, aval: Aval) -> int:
-        # The types of the old jaxpr live as long as it does.
+        # `id` is a safe key: the types of the old jaxpr live as long as it does.
         number = self._unmapped[id(aval)] = self.domain.number(aval, None)
         return number
 
     def _under_vmap(self, source: Any) -> Any:
-        """Return the source of an equation of the outermost jaxpr, under `vmap(...)`."""
+        """Return the source info of an equation of the outermost jaxpr, under `vmap(...)`."""
         scopes = self._scopes.get(id(source.name_stack)) or self._within(source.name_stack)
         return jaxcompat.source_info(source.traceback, scopes)
 
@@ -249,11 +249,11 @@ class BatchDomain(Domain[Dim]):
         return kind is None
 
     def settled(self, kind: Dim, aval: Aval, role: Role, found: Regions) -> Dim:
-        """Return the batch dimension where JAX's rules have it: in front, except as follows.
+        """Return the batch dimension where JAX's rules place it: in front, except as follows.
 
-        Refs cannot be moved. A while loop whose predicate has dimensions has it behind these, as
-        they must be a prefix of the dimensions of each carry. Slices are cut off along the leading
-        dimension, which therefore cannot be the batch dimension.
+        Refs cannot be moved. In a while loop whose predicate has dimensions, it comes after these,
+        as they must be a prefix of the dimensions of each carry. Slices are cut off along the
+        leading dimension, which therefore cannot be the batch dimension.
         """
         if kind is None:
             return None
@@ -303,7 +303,7 @@ class BatchDomain(Domain[Dim]):
 
 
 def _moves_constants(found: Regions) -> bool:
-    """Return True for a loop whose constants JAX's rule moves: a scan, on some releases."""
+    """Return True for a loop whose constants JAX's rule moves: a scan, in some JAX releases."""
     return bool(found.edges.sliced) and not jaxcompat.SCAN_LEAVES_CONSTS
 
 
@@ -313,7 +313,7 @@ _MOST_AXES, _MOST_TEMPLATES = 256, 100_000
 
 
 def domain_of(axis: Axis) -> BatchDomain:
-    """Return the domain of an axis in the present tracing context."""
+    """Return the domain of an axis in the current tracing context."""
     count = sum(len(each.templates) + len(each.kinds) for each in [*_domains.values()])
     if len(_domains) > _MOST_AXES or count > _MOST_TEMPLATES:
         _domains.clear()

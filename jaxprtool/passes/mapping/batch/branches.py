@@ -1,12 +1,12 @@
 """Batching of cond and switch.
 
-If the index is unmapped, all lanes take one branch. Otherwise every branch is computed, and each
-lane selects its own.
+If the index is unmapped, all batch elements take one branch. Otherwise every branch is computed,
+and each batch element selects its own.
 
-Operands are selected too, so that a NaN in the derivative of a branch that a lane does not take
-does not reach the lane's gradient (jax-ml/jax#1052). Operands without a derivative need not be
-selected, nor those that a branch only returns, since results are selected. With an effect in a
-branch every operand is mapped: an effect of what one branch is given happens once for each lane.
+Operands are selected too, so that a NaN in the derivative of a branch that a batch element does not
+take does not reach its gradient (jax-ml/jax#1052). Operands without a derivative need not be
+selected, nor those that a branch only returns, since results are selected. If a branch has an
+effect, every operand is mapped: its effects happen once for each batch element.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _cond(writing: BatchWriting, eqn: JaxprEqn) -> bool:
 def _select(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> tuple[list[jax.Array], list[Dim]]:
-    """Compute every branch, of operands that are as they were in the lanes that take it."""
+    """Compute every branch. Batch elements that do not take it get operands without gradient."""
     if "branches_platforms" in params:
         return jaxs_rule(axis, primitive, operands, dims, params)
     branches = [*map(jaxcompat.close_jaxpr, params["branches"])]
@@ -70,12 +70,12 @@ def _select(
 
     @cache
     def mask(shape: tuple[int, ...], i: int | None = None) -> jax.Array:
-        """Return the index, or whether it is `i`, in a shape."""
+        """Return the index, or if `i` is given whether it is `i`, in a shape."""
         which = index if i is None else lax.eq(index, lax.full_like(index, i, shape=()))
         return which if which.ndim == len(shape) else lax.broadcast_in_dim(which, shape, (0,))
 
     def in_branch(i: int, x: jax.Array, other: jax.Array) -> jax.Array:
-        """Return `x` in the lanes that take branch `i`, and `other` in the rest."""
+        """Return `x` in the batch elements that take branch `i`, and `other` in the rest."""
         if len(branches) > 2:
             return lax.select_n(mask(x.shape, i), other, x)
         return lax.select_n(mask(x.shape), *((x, other) if i == 0 else (other, x)))
@@ -102,6 +102,6 @@ def _select(
 
 
 def _passed_on(branch: ClosedJaxpr, result: int) -> int | None:
-    """Return the number of the operand that a branch returns as this result, if it is one."""
+    """Return the number of the operand that a branch forwards as this result; None for others."""
     atom = branch.outvars[result]
     return branch.invars.index(atom) if atom in branch.invars else None

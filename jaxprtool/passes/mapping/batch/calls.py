@@ -15,7 +15,7 @@ from jaxprtool.passes.mapping.batch.body import BatchWriting
 from jaxprtool.passes.mapping.batch.table import refusal, structured_rules
 from jaxprtool.passes.mapping.domains import by_edges, solve, write
 
-#: What a jit says of its operands, or results, by the name of the parameter.
+#: The parameters of a jit that have an entry per operand, or per result, by parameter name.
 Layouts = dict[str, tuple[Any, ...]]
 
 rule(structured_rules, *CALLS)(by_edges)
@@ -44,7 +44,7 @@ def _laid_out(
     eqn: JaxprEqn,
     axis: Axis,
 ) -> Layouts:
-    """What a jit says of its operands, or results, when these have a mapped dimension more."""
+    """Return the parameters of a jit for operands, or results, with their batch dimensions."""
     if any(layout is not None for layout in params[f"{side}_layouts"]):
         raise refusal(eqn, "Concrete layouts are not supported for vmap(jit).")
     shardings = tuple(

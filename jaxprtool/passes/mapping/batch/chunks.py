@@ -1,17 +1,17 @@
-"""`chunk=k`: k lanes at a time, so that memory is bounded by k and not by the number of lanes.
+"""`chunk=k`: map k batch elements at a time, so that memory is bounded by k, not by the axis size.
 
-A scan maps the program over n // k chunks of k lanes each, and what is left over, n % k lanes, is
-mapped once more after it. What is the same in all lanes is computed once, before the scan; that is
-so in the bodies of jits too, each of which becomes two.
+A scan maps the program over n // k chunks of k batch elements each. The remaining n % k are mapped
+once more after it. Values that are the same in all batch elements are computed once, before the
+scan; this includes the bodies of jits, each of which is split in two.
 
 Arguments are cut before the scan, by a reshape and, where the mapped axis is not the leading one,
 one transpose. Slices taken in the scan would move fewer bytes, but not in reverse: the gradient of
 each slice is as large as the whole argument, and n // k of these would be added up.
 
-Lanes of different chunks never meet. So collectives over the mapped axis are refused, and the axis
-bears no name in a chunk: what is only traced later, such as the rule of a custom derivative, then
-fails loudly instead of summing over one chunk. Random bits that lanes draw together, as JAX has the
-lanes of `rbg` keys do, depend on the chunk.
+Batch elements of different chunks are never in memory together. So collectives over the mapped axis
+are refused, and the axis has no name in a chunk: what is only traced later, such as the rule of a
+custom derivative, then raises instead of summing over one chunk. Random bits that depend on the
+whole batch, as in JAX's rule for `rbg` keys, depend on the chunk.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from jaxprtool.passes.mapping.batch.axis import Axis, Dim
 from jaxprtool.passes.mapping.batch.body import batch_body
 from jaxprtool.passes.mapping.batch.table import BatchUnsupported
 
-#: A value, and where it is mapped.
+#: A value, and its batch dimension.
 Batched = tuple[jax.Array, Dim]
 
 
 def chunked_body(
     body: ClosedJaxpr, dims: Sequence[Dim], axis: Axis, outs: Sequence[Dim], chunk: int
 ) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
-    """Map a closed jaxpr over an axis, `chunk` lanes at a time; see `batch_body`.
+    """Map a closed jaxpr over an axis, `chunk` batch elements at a time; see `batch_body`.
 
-    A mapped result that is not asked for anywhere is mapped at its leading dimension.
+    A mapped result without a requested batch dimension has it at 0.
 
     Raises:
         BatchTypeError: If the chunk is not an integer.
-        BatchError: If the chunk or the axis is one that cannot be.
+        BatchError: If the chunk or the axis is invalid.
         BatchUnsupported: If there is a collective over the axis, a ref that chunks would share, or
-            an effect that would happen once for each chunk. The equation is named.
+            an effect that would happen once for each chunk. The message names the equation.
     """
     _check_chunk(chunk, axis)
     _check_lanes_apart(body, axis.name, chunk)
     if axis.size <= chunk:
         return batch_body(body, dims, axis, outs, outermost=True)
-    # An argument that is a result need not be cut and put together again.
+    # An argument that is a result need not be cut and concatenated again.
     made = [v for v in _variables(body.outvars) if v not in body.invars]
     wanted = jaxcompat.replace_jaxpr(body, outvars=made)
     halves = _split(wanted, [dim is not None for dim in dims], Memo())
@@ -109,7 +109,7 @@ def chunked_body(
 def _in_chunks(
     body: ClosedJaxpr, operands: Sequence[Batched], outs: Sequence[int], axis: Axis, chunk: int
 ) -> list[Batched]:
-    """Return the results of a body of one lane, those that are mapped at the dimensions `outs`."""
+    """Return the results of a body in chunks, the mapped ones with batch dimensions `outs`."""
     dims = [dim for _, dim in operands]
 
     def batched(size: int) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
@@ -117,7 +117,7 @@ def _in_chunks(
 
     mapped, places = batched(chunk)
     count, rest = divmod(axis.size, chunk)
-    if not rest and None in places:  # what is the same in all lanes, the last chunk gives
+    if not rest and None in places:  # the last chunk returns what is the same in all batch elements
         count, rest = count - 1, chunk
 
     def scanned(_: None, rows: Sequence[jax.Array]) -> tuple[None, Sequence[jax.Array]]:
@@ -141,7 +141,7 @@ def _in_chunks(
         if place is None:
             results.append((lasts[i], None))
             continue
-        # Chunks, [count, ..., chunk, ...], and the lanes after them.
+        # Chunks, [count, ..., chunk, ...], and the batch elements after them.
         stack = jnp.moveaxis(next(stacks), (0, place + 1), (out, out + 1))
         pieces = [_reshaped(stack, out, 2, (count * chunk,))]
         if rest:
@@ -158,12 +158,12 @@ def _chunks_of(x: jax.Array, dim: int, count: int, chunk: int) -> jax.Array:
 
 
 def _reshaped(x: jax.Array, start: int, many: int, sizes: tuple[int, ...]) -> jax.Array:
-    """Return an array with other sizes for some of its dimensions, which keep their product."""
+    """Return an array with some of its dimensions reshaped to `sizes` of the same product."""
     return lax.reshape(x, (*x.shape[:start], *sizes, *x.shape[start + many :]))
 
 
 def _without_our_source(jaxpr: ClosedJaxpr, body: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a jaxpr in which only the equations of `body` say where they come from."""
+    """Return a jaxpr in which only the equations of `body` have source locations."""
     known = {id(eqn.source_info.traceback) for eqn in equations(jaxcompat.open_jaxpr(body))}
 
     def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
@@ -197,7 +197,7 @@ def _check_chunk(chunk: object, axis: Axis) -> None:
 
 
 def _check_lanes_apart(body: ClosedJaxpr, name: Hashable, chunk: int) -> None:
-    """Refuse equations over the axis of this name, at any depth: they need all lanes at once."""
+    """Refuse equations over the axis of this name, at any depth: they need the whole batch."""
     if name is None:
         return
     for eqn in equations(jaxcompat.open_jaxpr(body)):
@@ -211,7 +211,7 @@ def _check_lanes_apart(body: ClosedJaxpr, name: Hashable, chunk: int) -> None:
 
 
 def _is_over(eqn: JaxprEqn, name: Hashable) -> bool:
-    """Whether an equation is over a named axis. Not all have an effect that tells: ppermute."""
+    """Return True if an equation is over a named axis. Some, as ppermute, have no effect for it."""
     over = eqn.params.get("axis_name", eqn.params.get("axes"))
     if over == name or (isinstance(over, tuple | list) and name in over):
         return True
@@ -219,7 +219,7 @@ def _is_over(eqn: JaxprEqn, name: Hashable) -> bool:
 
 
 def _check_no_ref_enters(values: Iterable[Var], eqns: Sequence[JaxprEqn]) -> None:
-    """Refuse refs from outside of the scan that equations in it use."""
+    """Refuse equations of the scan that use refs from outside."""
     refs = {v for v in values if isinstance(v.aval, AbstractRef)}
     for eqn in eqns:
         if not refs.isdisjoint(_variables(eqn.invars)):
@@ -231,7 +231,7 @@ def _check_no_ref_enters(values: Iterable[Var], eqns: Sequence[JaxprEqn]) -> Non
 def _check_effects(body: ClosedJaxpr, mapped: Sequence[bool], chunk: int) -> None:
     """Refuse effects of unmapped values in a body that each chunk runs.
 
-    With all lanes at once such an effect happens once; in chunks it would happen for each of them.
+    In an unchunked batch such an effect happens once; in chunks it would happen for each of them.
     """
     if not any(map(_leaves_the_program, body.effects)):
         return
@@ -260,7 +260,7 @@ def _repeated_effect(
         if held is not None:
             look = partial(inside, held.bodies)
             facts, outs = held.forward(facts, lambda *at, f=look: f(*at)[0], or_, decided=True)
-            # All branches of a mapped index are computed, of operands that are mapped too.
+            # All branches of a mapped index are computed, with mapped operands.
             chosen = any(facts[i] for i in held.deciding)
             for number, region in enumerate(held.regions):
                 found = found or look(number, [chosen or facts[i] for i in region.ins])[1]
@@ -271,7 +271,7 @@ def _repeated_effect(
 
 
 def _leaves_the_program(effect: Effect) -> bool:
-    """Return True if an effect is seen from outside. Each chunk has refs of its own."""
+    """Return True if an effect is visible from outside. Refs are not: each chunk has its own."""
     return not jaxcompat.is_removable_effect(effect) and jaxcompat.ref_of(effect) is None
 
 
@@ -280,10 +280,10 @@ def _leaves_the_program(effect: Effect) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Halves:
-    """A body in two: what is the same in all lanes, and the rest.
+    """A body in two: what is the same in all batch elements, and the rest.
 
-    `first` takes the unmapped arguments. It returns the results marked in `same`, and then what
-    `second` takes before the arguments marked in `taken`; `second` returns the other results.
+    `first` takes the unmapped arguments. It returns the results marked in `same`, then the values
+    that `second` takes before the arguments marked in `taken`; `second` returns the other results.
     """
 
     first: ClosedJaxpr
@@ -298,7 +298,7 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
     lanes: list[JaxprEqn] = []
     inside = set(keep(body.invars, mapped))
     for eqn in body.eqns:
-        # A ref has room for all lanes, each of which may write to it: each chunk has its own.
+        # A ref holds all batch elements, each of which may write to it: each chunk has its own.
         makes_ref = any(isinstance(v.aval, AbstractRef) for v in eqn.outvars) or any(
             jaxcompat.allocates_refs(held) for _, held in bodies(eqn)
         )
@@ -326,11 +326,11 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
 
 
 def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn], JaxprEqn]:
-    """Return what a jit computes once, a call or nothing, and the call that computes the rest."""
+    """Return the call of what a jit computes once, if any, and the call that computes the rest."""
     mapped = tuple(type(v) is not Literal and v in inside for v in call.operands)
     halves = memo(partial(_split, call.body, mapped, memo), call.body, mapped)
     first, same = halves.first, halves.same
-    # Nothing is gained by a call that only makes constants for the other.
+    # A call that only makes constants for the other saves nothing.
     given = {
         v for v, x in zip(call.body.invars, call.operands, strict=True) if type(x) is not Literal
     }
@@ -338,7 +338,7 @@ def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn
         eqn.effects or not given.isdisjoint(_variables(eqn.invars)) for eqn in first.eqns
     ):
         return [], call.eqn
-    # What both calls take can be donated to neither.
+    # Operands that both calls take can be donated to neither.
     kept = {**call.operand_params, "donated_invars": (False,) * len(call.operands)}
     called = Regions.of(replace(call, operand_params=kept))
     passed = [Var(v.aval) for v in first.outvars[sum(same) :]]

@@ -1,4 +1,4 @@
-"""Rules that replace JAX's where JAX's fail, give wrong types, or make slower programs of them."""
+"""Rules that replace JAX's where those fail, compute wrong types, or make slower programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxprtool.passes.mapping.batch.table import (
 )
 from jaxprtool.passes.mapping.domains import Writing
 
-#: A result, and where it is mapped.
+#: A result, and its batch dimension.
 Lanes = tuple[jax.Array, Dim]
 
 
@@ -32,7 +32,7 @@ def _at_bdim(axis: Axis, x: jax.Array, bdim: Dim, target: int) -> jax.Array:
 
 
 def _lane_shape(x: jax.Array, bdim: Dim) -> tuple[int, ...]:
-    """Return the shape of one lane of a value."""
+    """Return the shape of one batch element of a value."""
     return x.shape if bdim is None else x.shape[:bdim] + x.shape[bdim + 1 :]
 
 
@@ -43,7 +43,7 @@ def _lane_shape(x: jax.Array, bdim: Dim) -> tuple[int, ...]:
 def _clamp(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Lanes | None:
-    """Clamp a scalar of each lane. JAX's rule fails if only the upper bound is mapped."""
+    """Clamp a scalar per batch element. JAX's rule fails if only the upper bound is mapped."""
     if _lane_shape(operands[1], dims[1]):
         return None
     lanes = _at_bdim(axis, operands[1], dims[1], 0)
@@ -54,7 +54,7 @@ def _clamp(
 def _tie(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Lanes | None:
-    """Return the second operand, wherever that is mapped; the first may be anything."""
+    """Return the second operand with its batch dimension; that of the first is arbitrary."""
     return primitive.bind(*operands, **params), dims[1]
 
 
@@ -64,7 +64,7 @@ def _bitcast_convert_type(
 ) -> Lanes | None:
     """Keep the batch dimension from being last where a wider type consumes the last dimension.
 
-    JAX's rule lets the elements of the new type be made of the lanes.
+    JAX's rule would combine batch elements into elements of the new type.
     """
     (x,), (bdim,) = operands, dims
     lane = jax.ShapeDtypeStruct(_lane_shape(x, bdim), x.dtype)
@@ -80,7 +80,7 @@ def _bitcast_convert_type(
 # A function that returns a ref cannot be traced: JAX's rule makes no template.
 @rule(structured_rules, "new_ref")
 def _new_ref(writing: Writing[Dim], eqn: JaxprEqn) -> bool:
-    """Make room for all lanes, since any of them may write to the ref."""
+    """Allocate the ref with a batch dimension, since any batch element may write to it."""
     dims = [writing.kind(atom) or 0 for atom in eqn.invars]
     operands = [*map(writing.held, eqn.invars, dims)]
     outs = writing.outs(eqn.outvars, dims)
@@ -92,7 +92,7 @@ def _new_ref(writing: Writing[Dim], eqn: JaxprEqn) -> bool:
 def _written(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> tuple[list[jax.Array], list[Dim]]:
-    """Map what is written to a whole ref as the ref is; JAX's own rule relies on it."""
+    """Move a value written to a whole ref to the ref's batch dimension, as JAX's rule requires."""
     ref, value, *others = operands
     dim = dims[0]
     if not others and dim is not None and dims[1] is not None:
@@ -111,9 +111,9 @@ _REDUCTIONS = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduc
 def _reduce(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Lanes | None:
-    """Reduce over the lanes as over any dimension, if no other axis is left.
+    """Reduce over the batch dimension as over any other, if no other named axis is left.
 
-    JAX's rule keeps a collective over numbered dimensions, of which some have no derivative.
+    JAX's rule keeps a collective over numbered dimensions, some of which have no derivative.
     """
     ((x,), (bdim,)), names = (operands, dims), params["axes"]
     if bdim is None or axis.name not in names or params["axis_index_groups"] is not None:
@@ -129,9 +129,9 @@ def _reduce(
 def _ppermute(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Lanes | None:
-    """Permute lanes by one gather. A lane that is sent nothing has zeros, as on devices.
+    """Permute batch elements by one gather. Those without a source are zero, as on devices.
 
-    JAX's rule has no zeros for such permutations.
+    JAX's rule does not fill in these zeros.
     """
     (x,), (bdim,) = operands, dims
     if params["axis_name"] not in (axis.name, (axis.name,)):
@@ -161,7 +161,7 @@ def _ppermute(
 def _all_to_all(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Lanes | None:
-    """Send the same parts from all lanes; JAX's rule misreads the shape of an unmapped operand."""
+    """Send the same parts from everywhere; JAX's rule misreads the shape of an unmapped operand."""
     (x,), (bdim,), names = operands, dims, params["axis_name"]
     names = names if isinstance(names, (tuple, list)) else (names,)
     if bdim is not None or axis.name not in names or params["axis_index_groups"] is not None:
@@ -173,7 +173,7 @@ def _all_to_all(
 def _reduce_scatter(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Lanes | None:
-    """Scatter over another axis. Untiled it removes a dimension, and JAX's rule adds one."""
+    """Scatter over another axis. Untiled it removes a dimension, but JAX's rule adds one."""
     (x,), (bdim,), names = operands, dims, params["axis_name"]
     names = names if isinstance(names, (tuple, list)) else (names,)
     if bdim is None or axis.name in names or params["tiled"] or bdim <= params["scatter_dimension"]:
@@ -182,16 +182,17 @@ def _reduce_scatter(
 
 
 # --- slow in JAX --------------------------------------------------------------------------------
-# JAX makes a gather of every dynamic slice and a scatter of every dynamic update. Where the start
-# is the same in all lanes XLA makes twice the instructions of that scatter, and reads the array
-# twice. Lanes are in front, as with JAX's rules.
+#
+# JAX turns every dynamic slice into a gather, and every dynamic update into a scatter. Where the
+# start is unmapped, XLA compiles that scatter to twice the instructions, and reads the array twice.
+# The batch dimension is in front, as with JAX's rules.
 
 
 @rule(batch_rules, "dynamic_slice")
 def _dynamic_slice(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Lanes | None:
-    """Slice all lanes at the same start."""
+    """Slice all batch elements at the same start."""
     (x, *starts), (bdim, *start_dims) = operands, dims
     if _is_left_to_jax(axis, starts, start_dims) or bdim is None or len(starts) != x.ndim - 1:
         return None
@@ -204,14 +205,14 @@ def _dynamic_slice(
 def _dynamic_update_slice(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> Lanes | None:
-    """Update all lanes at the same start."""
+    """Update all batch elements at the same start."""
     (x, update, *starts), (bdim, update_bdim, *start_dims) = operands, dims
     if _is_left_to_jax(axis, starts, start_dims) or bdim is update_bdim is None:
         return None
     like = jax.typeof(x)
     if is_weak(like):
-        # JAX's scatter is weakly typed if the array is, and so are gradients. An update is if the
-        # starts are, too.
+        # JAX's scatter, and so its gradient, is weakly typed if the array is. An update is only if
+        # the starts are, too.
         x, update = strongly_typed(x), strongly_typed(update)
     lanes = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
     made = primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts)))
@@ -219,12 +220,12 @@ def _dynamic_update_slice(
 
 
 def _is_left_to_jax(axis: Axis, starts: Operands, start_dims: Sequence[Dim]) -> bool:
-    """Return True if the start differs by lane, or if lanes are spread over a mesh."""
+    """Return True if the start is mapped, or if batch elements are sharded over a mesh."""
     spread = axis.spmd_name is not None or axis.mesh_axes is not None
     return spread or any(bdim is not None for bdim in start_dims)
 
 
 def _with_zero(starts: Operands) -> list[jax.Array | np.generic]:
-    """Return the starts of all lanes, from those of one."""
+    """Return the starts for the batched array, from those of one batch element."""
     dtype = starts[0].dtype if starts else np.dtype(np.int32)
     return [dtype.type(0), *starts]

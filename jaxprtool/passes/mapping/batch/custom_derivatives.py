@@ -1,11 +1,12 @@
-"""Batching of custom_jvp and custom_vjp calls: the function, and its rules when they are asked.
+"""Batching of custom_jvp and custom_vjp calls: the function at once, its rules on demand.
 
-A result that is the same in all lanes may have a derivative that is not, by the user's rule. So
-that the call has a derivative then, such a result is mapped too, as in `grad` of `jax.vmap`. To
-find out, the rule is traced; only where a mapped call gives an unmapped result. A rule may hold
-such a call in turn, and so on without end: few are traced, and calls further in are left unmapped.
-So they are where the program is to give what would then be mapped unmapped. Such a call is refused
-if it is differentiated after all, and its derivative is mapped.
+A result that is the same in all batch elements may have a mapped derivative, by the user's rule.
+Such a result is mapped too, as in `grad` of `jax.vmap`, so that the call has this derivative. To
+find out, the rule is traced, but only where a mapped call has an unmapped result. A rule may hold
+such a call in turn, without end: few are traced, and calls nested deeper are left unmapped.
+
+Results are also left unmapped where mapping them would map a program result that is to be unmapped.
+Such a call is refused if it is differentiated after all and its derivative is mapped.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ def _custom_derivative(writing: BatchWriting, eqn: JaxprEqn) -> bool:
 #: How many rules are traced within one another, and within one altogether.
 _MOST_WITHIN, _MOST_TRACED = 3, 16
 
-#: Where the rules that have been traced within one give mapped results; None while one is traced.
+#: The result dimensions of the rules traced within one; None while a rule is being traced.
 _known: ContextVar[dict[Hashable, Sequence[Dim] | None] | None] = ContextVar("known", default=None)
 
 
 def _rule_dims(
     eqn: JaxprEqn, axis: Axis, batch: Callable[..., Any], dims: Sequence[Dim]
 ) -> Sequence[Dim] | None:
-    """Where the rules of a call give results, or their tangents, mapped; None if not known."""
+    """Return where the rules of a call map results or their tangents; None if not known."""
     outer = _known.get()
     known = {} if outer is None else outer
     request = rule_key(eqn), tuple(dims)
@@ -75,7 +76,7 @@ def _rule_dims(
     token, known[request] = _known.set(known), None
     try:
         known[request] = asked(eqn, axis.data, batch, dims)
-    except Exception:  # the rule is the user's, and may not be one for all of its operands
+    except Exception:  # the user's rule may not support these operands
         known[request] = ()
     finally:
         _known.reset(token)

@@ -1,6 +1,6 @@
-"""`batch_jaxpr`: a jaxpr mapped over an axis, as JAX's internal functions of 2022 did it.
+"""`batch_jaxpr`: map a jaxpr over an axis, as JAX's internal functions of 2022 did.
 
-Those were three, by how one says where results are mapped; here it is an option.
+Those were three, which differed in how the mapped axes of results were given; here it is an option.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Var
 from jaxprtool.passes.mapping.batch.axis import Axis, Dim
 from jaxprtool.passes.mapping.batch.body import batch_body
 
-#: Says of a result that it is to be mapped along its first axis if it differs between lanes.
+#: Request that a result be mapped along its first axis if it is mapped at all.
 ZERO_IF_MAPPED = "zero_if_mapped"
 
 
@@ -61,7 +61,7 @@ def batch_jaxpr(
 
 
 def _axes(option: str, axes: Any, variables: Sequence[Var]) -> tuple[Any, ...]:
-    """Return an axis for each variable, counted from 0 in a value with one axis more."""
+    """Return the axis of each variable, counted from 0 in a value with one more axis."""
     each = axes if isinstance(axes, Sequence) and not isinstance(axes, str) else None
     each = [axes] * len(variables) if each is None else each
     if len(each) != len(variables):

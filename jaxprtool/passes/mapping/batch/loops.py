@@ -1,7 +1,7 @@
 """Batching of while loops.
 
-A while loop whose predicate is mapped runs until all lanes are done, with every carry mapped; JAX's
-`while` primitive then keeps the carries of lanes that are done as they are.
+A while loop whose predicate is mapped runs until all batch elements are done, with every carry
+mapped; JAX's `while` primitive then leaves the carries of finished batch elements unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which arguments of a program are mapped, for those who tell the user."""
+"""Which arguments of a program are mapped, for messages to the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxprtool.passes.mapping.batch.axes import program_axes
 
 
 def mapped_arguments(batch: Batch, program: Program) -> list[tuple[str, int | None]]:
-    """Return each flat argument with the axis along which it is mapped, None if it is not."""
+    """Return each flat argument with the axis along which it is mapped; None if it is unmapped."""
     dims, _ = program_axes(program, batch.in_axes, batch.axis_size)
     return list(zip(program.arg_names, dims, strict=True))
 
@@ -35,5 +35,5 @@ def names_by_axis(mapped: Iterable[tuple[str, int | None]]) -> dict[int | None, 
 
 
 def _root(name: str) -> str:
-    """Return the argument that a leaf's path begins with: `params` of `params['w']`."""
+    """Return the argument at the root of a leaf's path: `params` of `params['w']`."""
     return re.split(r"[.\[]", name)[0]

@@ -1,7 +1,7 @@
 """Batching of shard_map.
 
-Every shard of an operand has all lanes, or, with `spmd_axis_name`, the lanes are spread over these
-axes of the mesh.
+Every shard of an operand has all batch elements, or, with `spmd_axis_name`, the batch elements are
+distributed over these axes of the mesh.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _shard_map(writing: BatchWriting, eqn: JaxprEqn) -> bool:
 
 
 def _specs(specs: Sequence[jax.P], dims: Sequence[Dim], axis: Axis, what: str) -> tuple[jax.P, ...]:
-    """Partition specs with an entry more for the mapped dimension."""
+    """Return partition specs with an entry for the batch dimension."""
     own = axis.spmd_name or axis.mesh_axes or ()
     for spec in specs:
         if (used := set(own).intersection(jaxcompat.axes_of_spec(spec))) and axis.spmd_name:

@@ -1,9 +1,9 @@
-"""The open tables of batching rules, and JAX's own rules, for every primitive without one here.
+"""The open tables of batching rules, and JAX's own rules for every other primitive.
 
-A rule of `batch_rules` is a Python function that computes with JAX on operands of which some have a
-batch dimension. It is traced once per signature (see `templates`). A rule of `structured_rules` is
-for an equation that holds jaxprs (see `passes.domains`); if it returns False, the equation is one
-for `batch_rules` after all.
+A rule of `batch_rules` is a Python function that computes with JAX on operands, some of which have
+a batch dimension. It is traced once per signature (see `templates`). A rule of `structured_rules`
+is for an equation that holds jaxprs (see `passes.domains`); if it returns False, the rule in
+`batch_rules` applies instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Operands = Sequence[jax.Array]
 
 #: `rule(axis, primitive, operands, dims, params) -> (results, dims)`. Results and their dimensions
 #: are lists if the primitive has multiple results, as in JAX's own table. At least one operand is
-#: mapped, unless the equation has an effect. None leaves the case to JAX's own rule.
+#: mapped, unless the equation has an effect. A rule that returns None leaves the case to JAX's own.
 BatchRule = Callable[[Axis, Primitive, Operands, Sequence[Dim], Params], tuple[Any, Any] | None]
 
 #: The open table: a plug-in adds its primitive's rule by name.
@@ -46,7 +46,7 @@ structured_rules: RuleTable[StructuredRule] = RuleTable()
 def jaxs_rule(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> tuple[Any, Any]:
-    """Apply JAX's own rule for a primitive, from the table that other packages use too."""
+    """Apply JAX's own rule for a primitive, from the table that other packages register in too."""
     rule = jaxcompat.jaxs_batching_rules.get(primitive)
     if rule is None and not any(dim is not None for dim in dims):
         results = primitive.bind(*operands, **params)
@@ -59,12 +59,12 @@ def jaxs_rule(
 def refusal(
     eqn: JaxprEqn, reason: str, kind: type[JaxprToolError] = BatchUnsupported
 ) -> JaxprToolError:
-    """Return the error for an equation that cannot be batched, which it names."""
+    """Return the error for an equation that cannot be batched; its message names the equation."""
     return kind(f"{named(eqn)} cannot be batched: {reason}")
 
 
 def failed(eqn: JaxprEqn, error: Exception) -> JaxprToolError:
-    """Return the error for an equation whose rule raised one, of its kind and in its words."""
+    """Return the error for an equation whose rule raised one, with its kind and message."""
     reason = " ".join(str(error).split()) or type(error).__name__
     kinds = {ValueError: BatchError, TypeError: BatchTypeError}
     kind = next((kinds[k] for k in kinds if isinstance(error, k)), BatchUnsupported)

@@ -1,7 +1,7 @@
-"""Batching rules traced once for all equations that are alike, to templates (`ir.templates`).
+"""Batching rules, traced once for all similar equations to templates (`ir.templates`).
 
-Templates are kept for the process (in domains, and in `_of_bodies`), which makes a second program
-of a kind, and `jaxprtool.vmap`, fast; `jaxprtool.clear_caches` drops them.
+Templates are kept for the process (in domains, and in `_of_bodies`), which makes `jaxprtool.vmap`
+and the next program of a kind fast; `jaxprtool.clear_caches` drops them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxprtool.passes.mapping.domains.templates import Template, has_float
 if TYPE_CHECKING:
     from jaxprtool.passes.mapping.batch.body import BatchDomain
 
-#: Templates of equations that hold jaxprs, by the first that they hold.
+#: Templates of equations that hold jaxprs, by the first of these jaxprs.
 _of_bodies = JaxprCache()
 
 
@@ -34,19 +34,19 @@ def template_of(
     kinds: Sequence[int],
     domain: BatchDomain,
 ) -> Template:
-    """Return the template of an equation, traced once for all that are alike.
+    """Return the template of an equation, traced once for all with the same signature.
 
-    The template of one that holds jaxprs is kept with the first of them, to keep none alive.
+    The template of an equation that holds jaxprs is kept with the first of them, weakly.
 
     Args:
         eqn: The equation.
         avals: The types of its operands.
-        dims: Where these are mapped.
+        dims: The batch dimensions of its operands.
         kinds: The kinds of its operands.
         domain: The domain that keeps the template.
 
     Raises:
-        Exception: What its rule raises.
+        Exception: If its rule raises.
     """
     known, like = domain.templates, eqn
     key: tuple[Hashable, ...] = ()
@@ -59,7 +59,7 @@ def template_of(
     key += domain.key(like, kinds)
     try:
         template = known.get(key)
-    except TypeError:  # a parameter that cannot be hashed
+    except TypeError:  # a parameter that is not hashable
         return _trace_rule(eqn, avals, dims, domain)
     if template is None:
         template = _trace_rule(eqn, avals, dims, domain)

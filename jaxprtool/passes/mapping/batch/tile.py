@@ -89,11 +89,11 @@ class Tile(Pass):
         return ((self.axis_name, self.tile_size),)
 
     def __call__(self, program: Program) -> Program:
-        """An argument of size m along its axis is one of size `tile_size * m` in the new program.
+        """Return the tiled program: an argument of size m along its axis has size `tile_size * m`.
 
         Raises BatchError for axes that an argument or a result does not have, or that are None for
-        results that differ, and BatchTypeError for what can be no axis; BatchUnsupported, which
-        names the equation, for what cannot be mapped.
+        results that differ, BatchTypeError for invalid axes, and BatchUnsupported for an equation
+        that cannot be mapped, which the message names.
         """
         if type(self.tile_size) not in (int, NoneType):
             raise BatchTypeError(f"tile_size must be an integer, but got {self.tile_size!r}")
@@ -104,7 +104,7 @@ class Tile(Pass):
         out_axes = flat_out_axes(program.out_tree, self.out_axes)
         dims = _dims("in_axes", in_axes, program.in_avals, program.arg_names)
         outs = _dims("out_axes", out_axes, program.out_avals, program.out_names)
-        # Counted from 0 an axis of the tile is the position before it, where the tiles come.
+        # Counted from 0, an axis of the tile is also the position where the axis of tiles goes.
         args, _ = filled(program.in_tree, dims)
         results = filled(program.out_tree, outs)
         tiles = self._tiles(program, dims)
@@ -113,7 +113,7 @@ class Tile(Pass):
         return mapped.replace(jaxpr=jaxpr)
 
     def _tiles(self, program: Program, dims: Sequence[Dim]) -> Any:
-        """Return the number of tiles: a number, or a symbol that the program does not have yet."""
+        """Return the number of tiles: a number, or a symbol that is new to the program."""
         traced = dict(program.axis_env).get(self.axis_name)
         if self.tile_size is not None or traced is not None:
             return traced if self.tile_size is None else self.tile_size
@@ -130,7 +130,7 @@ class Tile(Pass):
 def _dims(
     option: str, axes: Sequence[Any], avals: Sequence[Aval], names: Sequence[str]
 ) -> list[Dim]:
-    """Flat axes, counted from 0. Raises BatchError for one that a value does not have."""
+    """Return flat axes counted from 0. Raises BatchError for one that a value does not have."""
     dims: list[Dim] = []
     for axis, aval, name in zip(axes, avals, names, strict=True):
         rank = len(getattr(aval, "shape", ()))

@@ -19,13 +19,13 @@ from jaxprtool.passes.mapping.domains.templates import Template, has_float, inst
 
 @dataclass(eq=False)
 class Writing(Generic[K]):
-    """One new body while it is written.
+    """The state of writing one new body.
 
     Attributes:
         domain: The domain of the program.
         context: What equations depend on besides their operands; see `Domain.context`.
         eqns: The equations written so far.
-        values: For variables of the old body, the atoms of the new body that hold them, and kinds.
+        values: The atom of the new body that holds each variable of the old one, and its kind.
         extras: The extra arguments of the new body, by name.
         consts: The constants that rules have used, by id.
         source: The source info of the equation that is being rewritten.
@@ -74,7 +74,7 @@ class Writing(Generic[K]):
             self.source = eqn.source_info
             try:
                 self.rewrite(eqn)
-            except Exception as error:  # a rule, JAX's or a plug-in's, may raise anything
+            except Exception as error:  # a rule of JAX or a plug-in may raise anything
                 if (other := self.domain.failed(eqn, error)) is error:
                     raise
                 raise other from error
@@ -82,7 +82,7 @@ class Writing(Generic[K]):
     def results(
         self, atoms: Sequence[Atom], wanted: Sequence[K | None]
     ) -> tuple[list[Atom], list[K]]:
-        """Return the atoms of the results, and their kinds: those that are wanted, or any."""
+        """Return the atoms of the results and their kinds: the wanted kinds, or any where None."""
         pairs = zip(atoms, wanted, strict=True)
         kinds = [self.kind(atom) if want is None else want for atom, want in pairs]
         return [*map(self.held, atoms, kinds)], kinds
@@ -99,7 +99,7 @@ class Writing(Generic[K]):
         return self.domain.kind_of(atom) if found is None else found[1]
 
     def held(self, atom: Atom, kind: K) -> Atom:
-        """Return the atom that holds an atom of the old body as a kind; convert it if needed."""
+        """Return the atom that holds an atom of the old body as this kind; convert it if needed."""
         found = None if type(atom) is Literal else self.values.get(atom)
         return atom if found is None else found[0]
 
@@ -128,7 +128,7 @@ class Writing(Generic[K]):
         return self._facts[fact]
 
     def made_fact(self, fact: tuple[str, Any]) -> Atom:
-        """Compute a fact: an extra argument, or one about a size."""
+        """Compute a fact: an extra argument, or a value computed from a size."""
         what, value = fact
         if what == "extra":
             return self.extra(value)
@@ -151,7 +151,7 @@ class Writing(Generic[K]):
             self.bind(old, kind, new)
 
     def unchanged(self, eqn: JaxprEqn, operands: Sequence[Atom]) -> None:
-        """Write an equation as it is, of other operands."""
+        """Write an equation unchanged except for its operands."""
         same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
         effects = eqn.effects
         if effects and not same:
@@ -163,7 +163,7 @@ class Writing(Generic[K]):
     def structured(self, eqn: JaxprEqn) -> bool:
         """Write an equation that holds jaxprs; return False if it has another rule, or none.
 
-        A loop or branch of a plug-in that has no rule is written by its edges.
+        A plug-in's loop or branch without a rule is written by its edges.
         """
         domain, name = self.domain, eqn.primitive.name
         apply = domain.structured_rules.get(name)
@@ -179,7 +179,7 @@ class Writing(Generic[K]):
     # --- templates ------------------------------------------------------------------------------
 
     def rule_context(self, name: str, known: dict[Any, Any]) -> Any:
-        """Return what the rule of a primitive is given besides its operands."""
+        """Return the context argument of a primitive's rule."""
         raise NotImplementedError
 
     def operand(self, array: Any, kind: K, shape: tuple[Any, ...]) -> Any:
@@ -229,7 +229,7 @@ class Writing(Generic[K]):
         Args:
             eqn: The equation.
             apply: The rule of its primitive.
-            kinds: The kinds as which the rule takes the operands.
+            kinds: The kinds in which the rule takes the operands.
             key: What the template depends on besides the equation, the kinds, and the context.
         """
         domain, operands = self.domain, [*map(self.held, eqn.invars, kinds)]
@@ -274,9 +274,9 @@ class Writing(Generic[K]):
 
         Args:
             key: Equal for calls that trace to the same equations.
-            compute: Return results and their kinds, or None. It takes the facts by name.
+            compute: Returns results and their kinds, or None. It takes the facts by name.
             operands: The atoms of the new body that it is applied to.
-            facts: Return the facts that it may use. Those that it does not use are not computed.
+            facts: Returns the facts that it may use. Those that it does not use are not computed.
             eqn: The equation in whose context (mesh, precision, …) it is traced.
 
         Returns:
@@ -285,7 +285,7 @@ class Writing(Generic[K]):
         templates = self.domain.templates
         try:
             known = templates.get(key)
-        except TypeError:  # a parameter that cannot be hashed
+        except TypeError:  # a parameter that is not hashable
             key = id(eqn)
             known = templates.get(key)
         if known is None:
@@ -299,7 +299,7 @@ class Writing(Generic[K]):
         values: list[Any] = [*operands]
         for i, fact in enumerate(uses, len(operands)):
             values.append(self.fact(fact) if i in template.used else None)
-        # What is computed from facts alone comes from no line of the source.
+        # A value computed from facts alone has no source location.
         source = self.source if operands or eqn is not None else jaxcompat.NO_SOURCE
         return self.instantiate(template, values, source), template.kinds
 

@@ -1,8 +1,8 @@
 """`custom_jvp` and `custom_vjp` calls.
 
-The function is rewritten at once, its derivative rules when JAX first asks for them: a rule may
-call its own function. The extra arguments become operands of the call, since the derivative rules
-need them too; they have no derivative.
+The function is rewritten at once, its derivative rules when JAX first needs them: a rule may call
+its own function. The extra arguments become operands of the call, since the derivative rules need
+them too; they have no derivative.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a pass knows of the values of a program: the base class of all domains."""
+"""The base class of all domains, which define the kinds of values."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 
-#: Numbers of types and kinds: no other thread is given the same, and none is given twice.
+#: Numbers of types and kinds, unique in the process and across threads.
 _new_number = count()
 
-#: What a value is to a loop, branch or call: an operand that its bodies take as it is, a carry, the
-#: row of an operand that one iteration takes, or a result of a body.
+#: The role of a value in a loop, branch or call: an operand that its bodies take unchanged, a
+#: carry, the row of an operand that one iteration takes, or a result of a body.
 Role: TypeAlias = Literal["operand", "carry", "row", "result"]
 
 #: `rule(writing, eqn) -> bool`. It writes an equation that holds jaxprs and returns True, or writes
 #: nothing and returns False.
 StructuredRule: TypeAlias = Callable[[Any, JaxprEqn], bool]
 
-#: `compute(facts, *arrays) -> (results, kinds)`, or None if the rule is not for these operands.
+#: `compute(facts, *arrays) -> (results, kinds)`, or None if the rule does not apply.
 Compute: TypeAlias = Callable[..., tuple[Sequence[Any], Sequence[Any]] | None]
 
 
@@ -61,8 +61,8 @@ class Rewritten(Generic[K]):
 class Domain(Generic[K]):
     """The kinds of values, and the state of rewriting one program by them.
 
-    A kind is immutable and hashable. Subclasses define `kind_of` and `join`, and the hooks below
-    them where the default is not right.
+    A kind is immutable and hashable. Subclasses define `kind_of` and `join`, and override the hooks
+    whose defaults do not apply.
 
     Attributes:
         writing: The class that rewrites one body.
@@ -75,7 +75,7 @@ class Domain(Generic[K]):
         templates: The template of each rule that was traced, None for a rule that returned None,
             and the facts that it may use.
         with_floats: Primitives with a float in the parameters of some equation.
-        kinds: The kind that each number stands for; see `number`.
+        kinds: The kind of each number; see `number`.
         derivatives: The rewritten derivative rules of custom calls.
     """
 
@@ -94,7 +94,7 @@ class Domain(Generic[K]):
         self._numbers: dict[Hashable, int] = {}
 
     def number(self, aval: Aval, kind: K) -> int:
-        """Return the number that stands for a type and a kind in keys: these are slow to hash."""
+        """Return the number that represents a type and a kind in keys: these are slow to hash."""
         number = self._numbers.get((aval, kind))
         if number is None:
             number = next(_new_number)
@@ -117,9 +117,9 @@ class Domain(Generic[K]):
         raise NotImplementedError
 
     def widened(self, before: K, now: K) -> K:
-        """Return the kind of a carry, from that before an iteration and that after it.
+        """Return the kind of a carry, from those before and after an iteration.
 
-        A sequence of such kinds must come to an end.
+        A sequence of such kinds must be finite.
         """
         return self.join(before, now)
 
@@ -128,18 +128,18 @@ class Domain(Generic[K]):
         return aval
 
     def settled(self, kind: K, aval: Aval, role: Role, found: Regions) -> K:
-        """Return the kind that a value gets where several equations must agree on one.
+        """Return the kind of a value where several equations must agree on one.
 
         Args:
             kind: The kind of the value; with the role "row", that of the whole operand.
             aval: The old type of the value in the body.
-            role: What the value is to the equation.
+            role: The role of the value in the equation.
             found: The regions of the equation.
         """
         return kind
 
     def stacked(self, kind: K, length: Any) -> K:
-        """Return the kind of the values of all iterations, from the kind of one."""
+        """Return the kind of the stacked values of all iterations, from the kind of one."""
         return kind
 
     def fits(self, kind: K, wanted: K | None) -> bool:
@@ -147,7 +147,7 @@ class Domain(Generic[K]):
         return wanted is None or kind == wanted
 
     def uniform(self, kind: K) -> bool:
-        """Return True if a value of this kind can decide which body runs."""
+        """Return True if a value of this kind can be a predicate or branch index."""
         return True
 
     # --- bodies ---------------------------------------------------------------------------------
@@ -195,12 +195,12 @@ class Domain(Generic[K]):
             body: The jaxpr.
             kinds: The kinds of its arguments.
             wanted: The kinds of its results; None for a result that may have any.
-            context: What else its equations depend on.
+            context: What its equations depend on besides their operands.
         """
         wanted = (None,) * len(body.outvars) if wanted is None else tuple(wanted)
         key = id(jaxcompat.open_jaxpr(body)), tuple(kinds), wanted, context
         if key not in self._bodies:
-            # Keep the old body alive, so that no other gets its id.
+            # Keep the old body alive, so that no other body gets its id.
             self._bodies[key] = body, self.writing(self, context).body(body, kinds, wanted)
         return self._bodies[key][1]
 
@@ -209,7 +209,7 @@ class Domain(Generic[K]):
     ) -> Rewritten[K]:
         """Return the rewritten form whose results have the wanted kinds; see `body`.
 
-        If they have these kinds as they are, the body that was made to find out is shared.
+        If the results have these kinds anyway, the shared body for any kinds is returned.
         """
         made = self.body(body, kinds, None, context)
         fit = all(map(self.fits, made.kinds, wanted))
@@ -249,7 +249,7 @@ class Domain(Generic[K]):
         return template_of_jaxpr(jaxpr, found)
 
     def template_kinds(self, avals: Sequence[Aval], kinds: Sequence[Any]) -> Sequence[Any]:
-        """Return what templates keep as the kinds of results of these types."""
+        """Return the kinds of results of these types in the form that templates keep."""
         return kinds
 
     # --- custom derivatives ---------------------------------------------------------------------

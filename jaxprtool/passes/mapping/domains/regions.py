@@ -18,7 +18,7 @@ from jaxprtool.passes.mapping.domains.domain import Domain, K, Rewritten, Role
 if TYPE_CHECKING:
     from jaxprtool.passes.mapping.domains.body import Writing
 
-#: Bodies that take their constants as arguments, by the body that holds them.
+#: Bodies that take their constants as arguments, by their original body.
 _lifted = JaxprCache()
 
 
@@ -26,7 +26,7 @@ _lifted = JaxprCache()
 class Solution(Generic[K]):
     """The kinds of the operands and results of an equation that holds jaxprs, and its new bodies.
 
-    Of an operand that is sliced, and of a result that is stacked, it is the kind of one row.
+    For a sliced operand or a stacked result, the kind is that of one row.
     """
 
     found: Regions
@@ -36,7 +36,7 @@ class Solution(Generic[K]):
 
 
 def by_edges(writing: Writing[K], eqn: JaxprEqn) -> bool:
-    """Write a loop, branch or call; return False if what decides is not uniform."""
+    """Write a loop, branch or call; return False if a predicate or index is not uniform."""
     found = regions(eqn)
     assert found is not None
     solution = solve(writing, found)
@@ -48,13 +48,13 @@ def by_edges(writing: Writing[K], eqn: JaxprEqn) -> bool:
 def solve(
     writing: Writing[K], found: Regions, kinds: Sequence[K] | None = None, context: Any = None
 ) -> Solution[K] | None:
-    """Return the kinds that hold in every iteration, or None if what decides is not uniform.
+    """Return the kinds that hold in every iteration, or None if a predicate is not uniform.
 
     Args:
         writing: The body that the equation is in. It is not written to.
         found: The regions of the equation.
-        kinds: The kinds of the operands, if they are not those that `writing` knows.
-        context: The context of the bodies; if None, the one that the domain gives them.
+        kinds: The kinds of the operands, if they are not those in `writing`.
+        context: The context of the bodies; if None, the one that the domain returns.
     """
     domain: Domain[K] = writing.domain
     context = domain.context(writing.context, found) if context is None else context
@@ -95,7 +95,7 @@ def solve(
 
 
 def _roles(found: Regions) -> list[Role]:
-    """Return what each operand is to the bodies."""
+    """Return the role of each operand in the bodies."""
     roles: list[Role] = ["operand"] * len(found.eqn.invars)
     for i, _ in found.carried:
         roles[i] = "carry"
@@ -188,7 +188,7 @@ def _with_extras(
 
 
 def _with_constants_as_extras(writing: Writing[K], made: Rewritten[K]) -> Rewritten[K]:
-    """Return a body without constants; the variables of these are the names of extra arguments."""
+    """Return a body whose constants are extra arguments, named by their variables."""
     body, consts = lifted(made.jaxpr)
     return replace(made, jaxpr=body, extras=(*map(writing.constant, consts), *made.extras))
 
@@ -196,7 +196,7 @@ def _with_constants_as_extras(writing: Writing[K], made: Rewritten[K]) -> Rewrit
 def lifted(body: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
     """Return a closed jaxpr that takes its constants before its arguments, and these constants.
 
-    It is for equations whose bodies hold none. Shared bodies stay shared.
+    Use it for equations whose bodies hold no constants. Shared bodies stay shared.
     """
     if not body.consts:
         return body, ()

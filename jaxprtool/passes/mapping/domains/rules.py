@@ -1,4 +1,4 @@
-"""The context of the rules of domains whose types mention sizes that are known at run time."""
+"""The rule context of domains whose types mention sizes that are only known at run time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxprtool.jaxcompat import JaxprEqn
 
 
 class RuleContext:
-    """What a rule is given while it is traced, besides its operands.
+    """The context argument of a rule while it is traced.
 
     A *fact* is a value that is computed from a size, such as the mask of an axis of this size. Each
     is computed once in a body, and passed to the templates that use it. The method `_NAME(size)` of
@@ -42,7 +42,7 @@ class RuleContext:
 
         Args:
             eqn: The equation.
-            operands: Arrays, or operands, which stand for their arrays.
+            operands: Arrays, or operands, whose arrays are used.
             params: Parameters that replace those of the equation, used as they are.
         """
         arrays = [x.array if isinstance(x, self.operand) else x for x in operands]

@@ -217,6 +217,6 @@ def _masked(program: Program, bounds: Bounds) -> Program:
 
 
 def _sizes(bounds: Bounds, aval: Aval) -> tuple[int, ...] | None:
-    """Return a tree with a leaf for each size of a padded result; None for any other."""
+    """Return a tree with a leaf for each size of a padded result; None for unpadded ones."""
     shape = getattr(aval, "shape", ())
     return tuple(range(len(shape))) if bounds.axes(shape) else None

@@ -1,12 +1,12 @@
 """Mask a jaxpr: the domain of masked programs (`passes.domains`).
 
-Variables whose types mention a masked symbol become padded variables. The kind of a value is what
-is known of it, its `Facts`.
+Variables whose types mention a masked symbol become padded variables. The kind of a value is the
+known `Facts` about it.
 
 - An equation that mentions no masked symbol stays as it is.
 - An equation that holds jaxprs has a structured rule, which masks these in turn.
-- Any other equation is replaced by the equations of its rule. Equations that are alike share a
-  template, for which the rule is traced once (`ir.templates`).
+- Any other equation is replaced by the equations of its rule. Equations with the same signature
+  share a template, for which the rule is traced once (`ir.templates`).
 
 A masked body takes the symbols that it needs as its first arguments. It computes each size and each
 mask from these once.
@@ -45,7 +45,7 @@ from jaxprtool.passes.mapping.mask.values import Facts, Padded, is_float, result
 
 #: The type of a symbol.
 SCALAR = jax.core.ShapedArray((), np.dtype(np.int32))
-#: The name and the type of the flag that says if an iteration of a scan is real, and not padding.
+#: The name and the type of the flag that is True in an iteration of a scan that is not padding.
 ITERATION = "iteration"
 _FLAG = jax.core.ShapedArray((), np.dtype(np.bool_))
 
@@ -56,12 +56,12 @@ rule(structured_mask_rules, *CustomJVP.primitives, *CustomVJP.primitives)(custom
 
 
 class Place(NamedTuple):
-    """Where a body is.
+    """The position of a body in the program.
 
     Attributes:
-        iterations: Whether it is, or is called by, the body of a scan of masked length. It may then
-            take a flag that says if the current iteration is real, `ITERATION`.
-        in_scan: Whether it is the body of a scan, or inside one.
+        iterations: True if it is, or is called by, the body of a scan of masked length. It may then
+            take a flag that is True if the current iteration is not padding, `ITERATION`.
+        in_scan: True if it is the body of a scan, or inside one.
     """
 
     iterations: bool = False
@@ -69,9 +69,9 @@ class Place(NamedTuple):
 
 
 class MaskWriting(Writing[Facts]):
-    """One masked body while it is written."""
+    """The state of writing one masked body."""
 
-    # The operands of the current equation are to be guarded.
+    # True while the operands of an equation are to be guarded.
     _guarding = False
 
     def held(self, atom: Atom, kind: Facts) -> Atom:
@@ -82,9 +82,9 @@ class MaskWriting(Writing[Facts]):
 
     def rewrite(self, eqn: JaxprEqn) -> None:
         facts = [*map(self.kind, eqn.invars)]
-        # In a scan, the derivative of a value that is the same in all iterations is a sum over
-        # these, to which those of the padding must add zero. Rules of bilinear primitives, and
-        # bodies of calls, ensure that themselves.
+        # In a scan, the derivative of a loop-invariant value is a sum over iterations, to which
+        # those of the padding must add zero. Rules of bilinear primitives, and bodies of calls,
+        # ensure that themselves.
         mixed = self.context.iterations and mixes_rounds(facts)
         sums_itself = traits(eqn).bilinear or eqn.primitive.name in CALLS
         self._guarding = mixed and not sums_itself
@@ -139,7 +139,7 @@ class MaskWriting(Writing[Facts]):
     def apart(self, atom: Atom, facts: Facts) -> Atom:
         """Return an argument of the program whose derivative is zero in its padding.
 
-        The caller may have computed the padding from something that is differentiated.
+        The caller may have computed the padding from a differentiated value.
         """
         shape, axes = facts.shape, self.domain.bounds.axes(facts.shape)
 

@@ -39,7 +39,7 @@ rule(mask_rules, "cumprod")(_cumulative(lambda dtype: 1))
 def _extreme(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
     """Scan forward even in reverse, on reversed elements, so that padding comes last.
 
-    Its fill could be equal to an infinite element, and take a part of its derivative.
+    The fill could be equal to an infinite element, and receive a part of its derivative.
     """
     axis, reverse = eqn.params["axis"], eqn.params["reverse"]
     turn = reverse and masking.bounds.is_masked(x.shape[axis])

@@ -1,4 +1,4 @@
-"""Masking of elementwise operations: the padding is computed like the other elements."""
+"""Masking of elementwise operations, which compute the padding like the other elements."""
 
 from __future__ import annotations
 

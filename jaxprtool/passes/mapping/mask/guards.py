@@ -37,7 +37,7 @@ class Guard:
         after: For each operand, the fills of its padding where the derivative is taken.
         mixed: The axes of the result over which the transpose sums, and the indices of their masks.
         varying: In the body of a scan of masked length, for each operand whether it differs between
-            rounds. The last mask is then the flag of the round, True unless it is padding.
+            iterations. The last mask is then the flag of the iteration, True unless it is padding.
     """
 
     name: str
@@ -105,7 +105,7 @@ def _filled(array: Any, fills: Sequence[MaskedFill], masks: Sequence[Any]) -> An
 
 
 def with_fill(array: Any, axis: int, value: Any, mask: Any) -> Any:
-    """Return an array with a number in place of elements where a mask along an axis is False."""
+    """Replace the elements of an array by a number where a mask along an axis is False."""
     return lax.select(_along(axis, mask, array), array, lax.full_like(array, value))
 
 
@@ -113,13 +113,13 @@ def _along(axis: int, mask: Any, array: Any) -> Any:
     return lax.broadcast_in_dim(mask, array.shape, (axis,))
 
 
-# --- rounds of a scan of masked length ------------------------------------------------------------
+# --- iterations of a scan of masked length --------------------------------------------------------
 
 
 def mixes_rounds(facts: Sequence[Facts]) -> bool:
-    """Return True if some operands differ between rounds, and others, which do not, are active.
+    """Return True if some operands vary between iterations, and loop-invariant ones are active.
 
-    The derivative by the latter is a sum over the rounds.
+    The derivative with respect to the latter is a sum over the iterations.
     """
     return any(each.varies for each in facts) and any(
         each.active and not each.varies for each in facts
@@ -135,6 +135,6 @@ def in_round(flag: Any, new: Any, old: Any) -> Any:
     """Return `new` if a flag is True, otherwise `old`.
 
     The flag is broadcast here, so that CSE merges equal masks. If `select` took a scalar, batching
-    would broadcast it anew each time, and JAX would store each mask in every round for derivatives.
+    would broadcast it each time, and JAX would store each mask in every iteration for derivatives.
     """
     return lax.select(lax.broadcast(flag, new.shape), new, old)

@@ -38,7 +38,7 @@ def _limits(masking: Masking, limits: Sequence[Any], like: Any) -> Any:
 
 
 def _wide(indices: Any) -> Any:
-    """Return indices of a type of at least 32 bits, which holds all sizes."""
+    """Return indices of a type of at least 32 bits, which can represent all sizes."""
     if indices.dtype.itemsize < 4:
         return lax.convert_element_type(indices, np.int32)
     return indices

@@ -45,12 +45,12 @@ def _approx_top_k(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 def _selected(masking: Masking, eqn: JaxprEqn, x: Padded, axis: int, last: Any) -> Any:
-    """Select elements along an axis, padding last. Return the elements and their indices."""
+    """Return the elements selected along an axis, padding last, and their indices."""
     values, places = masking.bind(eqn, masking.filled(x, {axis: last}))
     shape = eqn.outvars[0].aval.shape
     return masking.apart(values, shape, [axis], active=x.active), places
 
 
-# Both take the first of equal elements, so never padding, which comes after the others.
+# Both select the first of equal elements, so never padding, which comes after the others.
 rule(mask_rules, "argmax")(reduction(least))
 rule(mask_rules, "argmin")(reduction(largest))

@@ -18,7 +18,7 @@ def _dot_general(masking: Masking, eqn: JaxprEqn, x: Padded, y: Padded) -> Any:
         [i for i in range(z.ndim) if i not in (*contracted[k], *batch[k])]
         for k, z in enumerate(operands)
     ]
-    # The derivative by one operand is a product that sums over the free axes of the other.
+    # The derivative with respect to one operand is a product that sums over the other's free axes.
     derivative: list[dict[int, int]] = [{}, {}]
     mixed = []
     start = len(batch[0])

@@ -1,4 +1,4 @@
-"""Masking of random bits: each element has the bits of its logical position.
+"""Masking of random bits: the bits of each element depend on its logical position.
 
 With `jax_threefry_partitionable`, the default, JAX computes the bits of Threefry from the position
 of each element alone. So they do not depend on the size of the array.

@@ -138,7 +138,7 @@ def _reduce(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 def _reduced_with_flags(
     masking: Masking, eqn: JaxprEqn, xs: Sequence[Padded], inits: Sequence[Padded]
 ) -> Any:
-    """Return a reduction whose operands carry a flag, False in the padding."""
+    """Return a reduction whose operands have a flag, False in the padding."""
     axes = eqn.params["dimensions"]
     combine = jaxcompat.jaxpr_as_fun(jaxcompat.close_jaxpr(eqn.params["jaxpr"]))
     within = masking.filled(

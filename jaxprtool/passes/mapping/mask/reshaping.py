@@ -3,7 +3,7 @@
 A reshape is split into groups of axes with the same number of elements before and after:
 `f32[n,6] -> f32[n,2,3]` is `n -> n` and `6 -> (2, 3)`. In most groups the padding comes last both
 before and after, and JAX's reshape is used. In the others, as in `f32[2,n] -> f32[2*n]`, each
-element is looked up.
+element is gathered.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_Group]:
             for m, n in sorted(rest, key=sum)
             if m + n and prod(before[i : i + m]) == prod(after[j : j + n])
         ]
-        if not fitting:  # JAX traces such a reshape, which is valid at some sizes only
+        if not fitting:  # JAX traces such a reshape, which is valid only at some sizes
             raise ValueError("it does not keep the number of elements at all sizes")
         m, n = fitting[0]
         groups.append(_Group(range(i, i + m), range(j, j + n)))
@@ -112,7 +112,7 @@ def _looked_up(
     after: Sequence[Any],
     group: _Group,
 ) -> Any:
-    """Reshape a group by look-up: for each element of the result, find its place before.
+    """Reshape a group by a gather: compute the old position of each element of the result.
 
     Args:
         masking: The context of the rule.
@@ -139,7 +139,7 @@ def _looked_up(
 
 
 def _numbers(masking: Masking, shape: Sequence[Any]) -> Any:
-    """Return the row-major index that each element of a padded array has in its logical shape."""
+    """Return the row-major index of each element of a padded array in its logical shape."""
     sizes = masking.bounds.shape(shape)
     number, step = jnp.zeros(sizes, np.int32), jnp.int32(1)
     for axis in reversed(range(len(shape))):

@@ -67,13 +67,12 @@ def _guarded_iteration(
     """Return one iteration of a scan, in which the carry is kept if the flag is False.
 
     An iteration in the padding may compute NaN, with a NaN derivative. The masked body keeps these
-    out of the derivatives of values that are the same in all iterations. Here they are kept out of
-    the carry.
+    out of the derivatives of loop-invariant values. This function keeps them out of the carry.
 
     Args:
         body: The masked body.
-        flag_at: The place of the flag among its arguments.
-        start: The place of the first carry.
+        flag_at: The position of the flag among its arguments.
+        start: The position of the first carry.
         carried: The number of carries.
     """
     evaluate = jaxcompat.jaxpr_as_fun(body)

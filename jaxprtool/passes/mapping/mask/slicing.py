@@ -137,7 +137,7 @@ def turned(masking: Masking, array: Any, shape: Sequence[Any], axes: Sequence[in
         A padded array with zeros in the padding along these axes.
     """
     sizes, aval = masking.bounds.shape(shape), jax.typeof(array)
-    # JAX's transposes of pads and slices give strongly typed gradients.
+    # JAX's transposes of pads and slices return strongly typed gradients.
     array = lax.rev(strongly_typed(array), axes)
     array = with_room(array, [sizes[axis] if axis in axes else 0 for axis in range(len(sizes))])
     starts = [
@@ -197,7 +197,7 @@ def _dynamic_update_slice(
     room = [room_for(masking.bounds, *each) for each in zip(x.shape, update.shape, strict=True)]
     array, window = with_room(x.array, room), update.array
     part = [axis for axis in masking.axes(update) if update.shape[axis] != x.shape[axis]]
-    if part:  # under the padding of the update, the operand must not change
+    if part:  # the operand must not change under the padding of the update
         under = window_at(array, at, window.shape)
         for axis in part:
             valid = masking.valid(update.shape[axis])
@@ -270,7 +270,7 @@ def _unstack(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 @rule(mask_rules, "pad")
 def _pad(masking: Masking, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
-    """Pad an operand whose own padding is filled with the value that it is padded with."""
+    """Pad an operand after filling its own padding with the padding value."""
     config, bounds = eqn.params["padding_config"], masking.bounds
     shape = eqn.outvars[0].aval.shape
     axes = [i for i in range(x.ndim) if any(map(bounds.is_masked, (x.shape[i], *config[i])))]

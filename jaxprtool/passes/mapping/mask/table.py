@@ -1,4 +1,4 @@
-"""The open table of masking rules, and the context that a rule is given.
+"""The open table of masking rules, and the context argument of rules.
 
     @rule(mask_rules, "my_primitive")
     def _(masking, eqn, x):
@@ -8,7 +8,6 @@
 A rule takes padded operands and returns padded results, computed with JAX's functions. Each result
 is an array of the padded shape, or a `Filled` if the contents of its padding are known. The padding
 of a result may hold anything. The padding of an operand must not influence an element of a result.
-
 It must not influence a derivative either, although the padding of operands and cotangents may be
 NaN. An elementwise operation satisfies that as it is. A rule that combines elements along a padded
 axis, or repeats them along one (its transpose sums), must use `Masking.apply`.
@@ -193,7 +192,7 @@ def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedE
 
 
 def _is(known: np.ndarray | None, wanted: Any, dtype: Any) -> bool:
-    """Return True if padding is known to hold a number. 0.0 and -0.0 are taken to be equal."""
+    """Return True if padding is known to hold a number. 0.0 and -0.0 count as equal."""
     if known is None or isinstance(wanted, jax.core.Tracer):
         return False
     return np.array_equal(known, np.asarray(wanted, dtype), equal_nan=True)

@@ -1,6 +1,6 @@
 """Padded values, and the facts known about them.
 
-A value whose type mentions a masked symbol, `f32[n,d]`, is held padded, `f32[512,d]`. Along each
+A value whose type mentions a masked symbol, `f32[n,d]`, is padded to `f32[512,d]`. Along each
 padded axis its elements come first; the padding after them may hold anything, NaN included. If the
 contents of the padding are known, they are called a *fill*. Along an axis with fill 0.0, all
 elements beyond the logical size are 0.0, at every position along the other axes.
@@ -28,9 +28,9 @@ class Facts:
     Attributes:
         shape: The logical shape, which the value has in the old program.
         fills: The fill along each axis; None if it is unknown, or the axis has no padding.
-        active: Whether the value may have a derivative with respect to an argument of the program.
+        active: True if the value may have a derivative with respect to an argument of the program.
         literal: The bytes of the value, if it is a scalar literal.
-        varies: Whether the value differs between rounds, in the body of a scan of masked length.
+        varies: True if the value varies between iterations, in the body of a scan of masked length.
     """
 
     shape: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Facts:
 
     @classmethod
     def of(cls, atom: Atom, *, active: bool) -> Facts:
-        """Return the facts that the type of an atom tells, and its value if it is a literal."""
+        """Return the facts known from the type of an atom, and its value if it is a literal."""
         shape = getattr(atom.aval, "shape", ())
         literal = None
         if type(atom) is Literal and shape == () and is_number(atom.aval):
@@ -50,7 +50,7 @@ class Facts:
 
     @classmethod
     def unknown(cls, shape: Sequence[Any], *, active: bool = False) -> Facts:
-        """Return the facts about a value of which only the logical shape is known."""
+        """Return the facts about a value if only the logical shape is known."""
         return cls(tuple(shape), (None,) * len(shape), active)
 
     def joined(self, other: Facts) -> Facts:
@@ -116,7 +116,7 @@ class Padded:
 
     @property
     def active(self) -> bool:
-        """Whether the value may have a derivative."""
+        """True if the value may have a derivative."""
         return self.facts.active
 
     def fill(self, axis: int) -> np.ndarray | None:
@@ -131,7 +131,7 @@ class Filled:
 
     Attributes:
         array: The array, of the padded shape.
-        fills: The number that fills the padding along some axes. None stands for unknown.
+        fills: The number that fills the padding along some axes. None means unknown.
     """
 
     array: Any

@@ -1,7 +1,7 @@
 """Masking of convolutions and pooling, which move a window over an array.
 
 The padding is filled with a number that does not change a result, so that windows may reach into
-it. The padding of the equation at the end is chosen for the padded size. The padding at the start
+it. The equation's own padding at the end is computed for the padded size. Its padding at the start
 may depend on the size, as for "SAME" with a stride; then the array is shifted.
 """
 
@@ -75,7 +75,7 @@ def _spread(size: Any, apart: int) -> Any:
 
 @dataclass(frozen=True)
 class _Placed:
-    """An operand whose first window starts at a known place, and its new parameters.
+    """An operand whose first window starts at a known position, and its new parameters.
 
     Attributes:
         x: The operand.
@@ -116,7 +116,7 @@ def _placed(masking: Masking, x: Padded, axes: Sequence[_Axis], blank: Any) -> _
             padding.append((each.low, high))
             dilation.append(each.dilation)
     if moved:
-        # JAX's transposes of pads and slices give strongly typed gradients.
+        # JAX's transposes of pads and slices return strongly typed gradients.
         strong = strongly_typed(array)
         strong = lax.pad(strong, lax.full_like(strong, blank, shape=()), config)
         array = as_weak_as(window_at(strong, starts, sizes), jax.typeof(array))
@@ -137,7 +137,7 @@ def _cut(placed: _Placed) -> _Placed:
 
 
 def _with_ends(array: Any, rows: Sequence[int]) -> Any:
-    """Pad an array at the end of each axis with this number of zeros; crop it if negative."""
+    """Pad an array at the end of each axis with `rows` zeros; crop it if negative."""
     config = [(0, n, 0) for n in rows]
     return lax.pad(array, lax.full_like(array, 0, shape=()), config) if any(rows) else array
 
@@ -169,7 +169,8 @@ def _convolution(masking: Masking, eqn: JaxprEqn, x: Padded, kernel: Padded) -> 
     ]
     placed = _placed(masking, x, axes, 0)
     more = {"padding": tuple(placed.padding), "lhs_dilation": tuple(placed.dilation)}
-    # The derivative by the kernel sums over examples and windows, by `x` over output features.
+    # The derivative with respect to the kernel sums over examples and windows, with respect to `x`
+    # over output features.
     summed = dict.fromkeys(of_kernel[1:], 0)
     return masking.apply(
         lambda a, b: masking.bind(eqn, a, b, **more),
@@ -280,7 +281,7 @@ def _reduce_window(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 
 def _rejected(eqn: JaxprEqn, dtype: Any) -> Any:
-    """Return the number that loses every comparison of a selection."""
+    """Return the number that loses every comparison of the equation."""
     return least(dtype) if eqn.params["select_prim"] is lax.ge_p else largest(dtype)
 
 

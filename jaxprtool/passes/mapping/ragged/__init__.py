@@ -3,7 +3,7 @@
     program.apply("ragged(axis='n', lanes=32)")
 
 An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and
-there is one more argument, the lengths of the examples. Rules for primitives are in an open table,
+the lengths of the examples are an additional argument. Rules for primitives are in an open table,
 `@rule("ragged", …)`. A primitive without a rule is computed on padded examples, by its `mask` rule.
 """
 

@@ -1,4 +1,4 @@
-"""The pairs of rows that are held: each row with the rows near enough to be of the same lane.
+"""Bands of pairs of rows: each row with the rows near enough to be of the same lane.
 
 If lanes have at most `longest` rows, two rows of one lane are less than `longest` apart. So rows
 are cut into blocks, and each row is paired with the window of its block: the block itself, and
@@ -6,7 +6,7 @@ are cut into blocks, and each row is paired with the window of its block: the bl
 `[N, N]`. If `longest` is not known, or there are few rows, there is one block of all rows, which is
 also its window.
 
-The windows at either end reach beyond the rows. These places hold a fill value.
+The windows at either end extend beyond the rows. These positions hold a fill value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Band:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row is paired with every row."""
+        """True if every row is paired with every row."""
         return self.block is self.rows or bool(self.block == self.rows)
 
     @property
@@ -113,7 +113,7 @@ class Band:
         Args:
             array: The rows, along the second axis. The size along the first axis is 1.
             axes: The two axes.
-            fill: The value in places of a window beyond the rows.
+            fill: The value at positions of a window beyond the rows.
         """
         first, second = axes
         if self.is_whole:

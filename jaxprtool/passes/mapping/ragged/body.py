@@ -1,15 +1,15 @@
 """Rewrite the jaxpr of one example into the jaxpr of all: the domain of ragged programs.
 
 - An equation whose operands are all shared stays as it is.
-- An equation of packed operands is replaced by the equations of its rule. Equations that are alike
-  share a template, for which the rule is traced once (`ir.templates`).
+- An equation of packed operands is replaced by the equations of its rule. Equations with the same
+  signature share a template, for which the rule is traced once (`ir.templates`).
 - An equation that holds jaxprs has a structured rule, which rewrites these jaxprs in turn. Branches
   and loops are rewritten if all lanes take them together.
 - Any other equation is computed lane by lane, padded and masked (`by_lanes`).
 
-A value is packed where possible. One that comes stacked out of a masking rule stays stacked while
-only cheap equations use it. When an equation needs another layout, the value is converted, once.
-The kind of a value (`passes.domains`) is its layout.
+A value is packed where possible. A stacked result of a masking rule stays stacked while only cheap
+equations use it. When an equation needs another layout, the value is converted, once. The kind of a
+value (`passes.domains`) is its layout.
 
 A rewritten body takes the lengths of the ragged symbols that it needs as its first arguments.
 """
@@ -82,7 +82,7 @@ def _scan(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
 
 @dataclass(eq=False)
 class RaggedWriting(Writing[Kind]):
-    """One new body while it is written.
+    """The state of writing one new body.
 
     Attributes:
         forms: For each variable of the old body, the atoms of the new body that hold it, by kind.
@@ -131,7 +131,7 @@ class RaggedWriting(Writing[Kind]):
         convert = lanes_of_pairs if isinstance(source, Pairs) else _CONVERSIONS[type(kind)]
 
         def compute(ragging: Ragging, value: Any) -> Any:
-            # JAX's transpose of a look-up of rows gives a strongly typed gradient.
+            # The gradient of a gather of rows by JAX's transpose is strongly typed.
             made = convert(ragging, Value(strongly_typed(value), source, shape))
             return as_weak_as(made, array.aval)
 
@@ -231,7 +231,7 @@ class RaggedDomain(Domain[Kind]):
         self.sizes = sizes
         self.extras = tuple(sizes.bounds)
         self.masks = MaskDomain(sizes.bounds)
-        #: What `by_lanes` has made for equations without a packed rule.
+        #: The results of `by_lanes` for equations without a packed rule.
         self.by_lanes: dict[Hashable, Any] = {}
 
     def kind_of(self, atom: Atom) -> Kind:
@@ -311,7 +311,7 @@ class RaggedDomain(Domain[Kind]):
 
     def fact_aval(self, fact: tuple[str, Any]) -> Aval:
         what, size = fact
-        # Of a size that cannot be packed, no rule uses the facts about rows: any type will do.
+        # No rule uses the facts about rows of a size that cannot be packed: any type will do.
         count = self.sizes.count(size) if what in ("examples", "lanes", "positions") else None
         lengths = self.sizes.lengths_aval
         return lengths if count is None else jax.core.ShapedArray((count,), jnp.int32)

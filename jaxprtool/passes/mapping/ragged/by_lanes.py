@@ -1,7 +1,6 @@
 """The fallback rule, which computes an equation lane by lane.
 
-The masking rule of the equation gives its computation for one padded lane, which is then batched
-over all lanes.
+The masking rule of the equation computes one padded lane, and is then batched over all lanes.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _by_lanes(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
     key: Hashable = ByLanes, signature(eqn, (), domain.with_floats), types, outs
     try:
         made = domain.by_lanes.get(key)
-    except TypeError:  # a parameter that cannot be hashed
+    except TypeError:  # a parameter that is not hashable
         key, made = id(eqn), None
     if made is None:
         domain.by_lanes[key] = made = _masked_and_batched(domain, eqn, kinds, facts)
@@ -105,7 +104,7 @@ def _masked_and_batched(
 def _as_weak(batched: ClosedJaxpr, variables: Sequence[Var], eqn: JaxprEqn) -> ClosedJaxpr:
     """Return a jaxpr whose results are as weakly typed as these variables.
 
-    JAX makes scatters of updates, which are weakly typed if the array alone is.
+    JAX turns updates into scatters, which are weakly typed if the array alone is.
     """
     avals = [var.aval for var in variables]
     if all(is_weak(a) == is_weak(b.aval) for a, b in zip(avals, batched.outvars, strict=True)):

@@ -40,7 +40,7 @@ def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
 
 
 def _rows(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
-    """Look up single rows: turn positions in a lane into indices of packed rows."""
+    """Gather single rows: convert positions in a lane to indices of packed rows."""
     numbers, size = eqn.params["dimension_numbers"], x.size
     if numbers.operand_batching_dims:
         return None
@@ -102,7 +102,7 @@ def _shared_window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) ->
 
 
 def _is_whole(x: Value, sizes: Sequence[Any], axis: int) -> bool:
-    """Return True if a slice of these sizes is the whole of `x` along all axes but one."""
+    """Return True if a slice of these sizes covers all of `x` along all axes but one."""
     pairs = zip(sizes, x.shape, strict=True)
     return all(size == n for i, (size, n) in enumerate(pairs) if i != axis)
 

@@ -40,7 +40,7 @@ def all_lanes(
         body: The jaxpr of one lane.
         kinds: The layouts of its arguments.
         sizes: The ragged symbols, the number of their rows, and the layout of values.
-        result_names: Return the names of the results, for errors.
+        result_names: Returns the names of the results, for errors.
 
     Raises:
         UnsupportedError: If an equation cannot be computed for lanes of different lengths, or a

@@ -109,13 +109,13 @@ def _tile(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 def rows_at(ragging: Ragging, x: Value, positions: Any, size: Any) -> Any:
-    """Look up rows of a packed value by their position in the lane.
+    """Return rows of a packed value by their position in the lane.
 
     Args:
         ragging: The context of the rule.
         x: The packed value.
         positions: For each row of the result, the position in its lane of the row to take:
-            `i32[N]`. A position outside the lane gives an arbitrary row.
+            `i32[N]`. A position outside the lane returns an arbitrary row.
         size: The size of the result along the ragged axis, in one lane.
 
     Returns:
@@ -184,7 +184,7 @@ def first_rows(ragging: Ragging, x: Value, start: Any, count: Any) -> Any:
 
 @rule(ragged_rules, "concatenate")
 def _concatenate(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
-    """Look up each row of the result in the operand that its position falls into."""
+    """Gather each row of the result from the operand that its position falls into."""
     shape, dimension = eqn.outvars[0].aval.shape, eqn.params["dimension"]
     axis = ragged_axis(ragging, shape)
     if dimension != axis:
@@ -192,7 +192,7 @@ def _concatenate(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
     size = shape[axis]
     lanes, left = ragging.lanes(size), ragging.positions(size)
     # `left` is the position of each row, relative to the operand. If it is negative, the row is one
-    # of an operand before.
+    # of an earlier operand.
     result = None
     for x in operands:
         if x.is_packed:
@@ -207,7 +207,7 @@ def _concatenate(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 
 
 def _static_rows(x: Value, positions: Any, lanes: Any, axis: int) -> Any:
-    """Look up rows, by position, of a value that is shared or by lanes."""
+    """Return rows, by position, of a value that is shared or by lanes."""
     if not isinstance(x.kind, Lanes):
         return taken(x.array, positions, axis)
     rows = jnp.moveaxis(x.array, axis + 1, 1)

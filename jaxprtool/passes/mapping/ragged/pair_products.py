@@ -76,7 +76,7 @@ def _in_blocks(
         cuts: For each factor, the axis along which it is cut into blocks, and the function that
             cuts it.
         place: The ragged axis of the product; the first if it has two.
-        join: Join the blocks of the product to rows.
+        join: Joins the blocks of the product to rows.
     """
     if band.is_whole:
         return eqn.primitive.bind(*factors, **eqn.params)
@@ -134,7 +134,7 @@ def _ragged_axes(x: Value) -> tuple[int, ...]:
 
 
 def _factor(ragging: Ragging, x: Value, over: int) -> Any:
-    """Return a factor of a product over a ragged axis, with zeros in what the sum leaves out.
+    """Return a factor of a product over a ragged axis, with zeros where the sum skips elements.
 
     Pairs are masked by zeros. But zero times infinity is NaN, so the other factor, of rows, is made
     finite here; `_not_finite` adds the NaN again, in the lanes where it belongs.
@@ -176,7 +176,7 @@ def _not_finite(
     rows = ragging.at_rows(lanes, x.size)
     rest = [axis for axis in rest if axis not in contracted]
     free = [axis for axis in rest if axis not in batch]
-    # In the product are the batch dimensions, then the free ones of each factor.
+    # The product has the batch dimensions first, then the free ones of each factor.
     start = len(batch) if place == 0 else like.ndim - len(free)
     at = {axis: i for i, axis in enumerate(batch)} | {a: start + i for i, a in enumerate(free)}
     return broadcast_unsorted(rows, like.shape, [row_axis, *(at[axis] for axis in rest)])

@@ -1,9 +1,9 @@
 """Rules for pairs of rows, `[..., N, ..., width]`: attention within a band, masked by example.
 
 A pair is *valid* if both its rows are of one lane. Other pairs are computed like valid ones, and so
-are the places of a window before the first row and after the last. An invalid pair holds a copy of
-the pair of its first row with itself, so it produces no NaN that a valid pair does not produce,
-neither in a value nor in a derivative. Reductions over one of the two axes leave it out.
+are the positions of a window before the first row and after the last. An invalid pair holds a copy
+of the pair of its first row with itself, so it produces no NaN that a valid pair does not produce,
+neither in a value nor in a derivative. Reductions over one of the two axes skip it.
 
 These rules apply to equations with pairs among their operands or results. Like the rules of
 `table.ragged_rules`, they may return None; then lanes are padded.
@@ -37,8 +37,8 @@ def of_one_lane(
 ) -> Any:
     """Return the mask of valid pairs, those of two rows of one lane.
 
-    A spare row is taken for a copy of the first row, except along the axis of a reduction, where it
-    is left out. The first row is always kept, so that no reduction is over nothing.
+    A spare row counts as a copy of the first row, except along the axis of a reduction, where it is
+    masked. The first row is always kept, so that no reduction is over an empty set.
 
     Args:
         ragging: The context of the rule.
@@ -56,13 +56,13 @@ def of_one_lane(
 
 
 def without_others(ragging: Ragging, array: Any, kind: Pairs, over: int, other: Any = 0) -> Any:
-    """Return pairs with `other` in those that a reduction over an axis leaves out."""
+    """Return pairs with `other` in those that a reduction over an axis must skip."""
     counted = of_one_lane(ragging, array.shape, kind, over)
     return lax.select(counted, array, lax.full_like(array, other))
 
 
 def paired(ragging: Ragging, array: Any, kind: Pairs) -> Any:
-    """Return pairs with a copy of the pair of a row with itself in each invalid one."""
+    """Replace each invalid pair by a copy of the pair of its first row with itself."""
     own = ragging.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
     dims = [i for i in range(array.ndim) if i != kind.axes[1]]
     others = lax.broadcast_in_dim(own, array.shape, dims)
@@ -169,7 +169,7 @@ def _product(sizes: Any) -> Any:
 
 @rule(pair_rules, "gather")
 def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
-    """Look up elements of a shared table at pairs, such as a bias for each distance."""
+    """Gather elements of a shared table at pairs, such as a bias for each distance."""
     if not isinstance(x.kind, Shared) or not isinstance(indices.kind, Pairs):
         return None
     return ragging.bind(eqn, x, indices)

@@ -84,7 +84,7 @@ def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     rows, others = _rows_first(eqn, x)
     rows = rows.astype(jnp.int32) if logical else rows
     found = _extreme(_IS_MAX[name], others, rows, ragging.examples(x.size), ragging.sizes.lanes)
-    return found > 0 if logical else found  # an empty lane gives the least, or largest, integer
+    return found > 0 if logical else found  # for an empty lane it is the least, or largest, integer
 
 
 @rule(ragged_rules, "argmax", "argmin")
@@ -119,13 +119,13 @@ _SCANS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
 
 @rule(ragged_rules, *_SCANS)
 def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
-    """Scan all rows as one segmented scan, which starts anew where a lane begins."""
+    """Scan all rows as one segmented scan, which restarts where a lane begins."""
     axis, size, reverse = x.axis, x.size, eqn.params["reverse"]
     if eqn.params["axis"] != axis:
         return ragging.bind(eqn, x)
     combine, start = _SCANS[eqn.primitive.name]
     identity = jnp.asarray(start(x.array.dtype), x.array.dtype)
-    if is_symbolic_dimension(x.array.shape[axis]):  # which `lax.associative_scan` does not take
+    if is_symbolic_dimension(x.array.shape[axis]):  # not supported by `lax.associative_scan`
         return _doubled(ragging, x, combine, identity, reverse)
     positions = ragging.positions(size)
     ends = ragging.at_rows(ragging.lengths(size), size) - 1
@@ -149,7 +149,7 @@ def _doubled(
 ) -> Any:
     """Scan a symbolic number of rows, by the algorithm of Hillis and Steele.
 
-    In round k, each row is combined with the one 2**k rows before it, if that is in its lane.
+    In step k, each row is combined with the one 2**k rows before it, if that is in its lane.
     """
     axis, size = x.axis, x.size
     longest = ragging.sizes.bounds.padded(size)

@@ -1,12 +1,12 @@
 """Packed rule for a scan over the rows of an example, which scans all examples at once.
 
-Padded, each of the lanes would take as many rounds as the longest one. Instead, the lanes are
+Padded, each of the lanes would take as many iterations as the longest one. Instead, the lanes are
 distributed over fewer *slots*, longest first. A slot scans the rows of its lanes one after the
-other, and starts again from the initial carry where the next lane begins. Rounds are grouped into
+other, and restarts from the initial carry where the next lane begins. Iterations are grouped into
 blocks, and a block is skipped if no slot has rows left.
 
-A slot without rows left repeats the first round of the first lane. So it computes no NaN that a
-real round does not compute, and the body needs no masks to keep NaN out of derivatives.
+A slot without rows left repeats the first iteration of the first lane. So it computes no NaN that a
+real iteration does not compute, and the body needs no masks to keep NaN out of derivatives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jaxprtool.passes.mapping.mask.values import Facts, is_float, is_number
 from jaxprtool.passes.mapping.ragged.table import Ragging, ragged_rules, taken
 from jaxprtool.passes.mapping.ragged.values import Lanes, Shared, Value
 
-#: The number of blocks of rounds, and the least number of rounds in a block.
+#: The number of blocks of iterations, and the least number of iterations in a block.
 _BLOCKS, _SHORTEST = 16, 4
 
 #: The most elements of carries and per-lane operands to store for each row, relative to its own.
@@ -81,7 +81,7 @@ def _elements(avals: Sequence[Aval]) -> Any:
 
 
 def _stacked(scan: Scan) -> tuple[list[int], list[int]]:
-    """Return the results of the body to stack, and the place of each carry among them.
+    """Return the results of the body to stack, and the position of each carry among them.
 
     A carry that is also stacked as a `y` is stacked once.
     """
@@ -100,8 +100,8 @@ class _Deal(NamedTuple):
 
     Attributes:
         slots: The slot of each lane: `i32[B]`.
-        starts: The round in which each lane begins: `i32[B]`.
-        rounds: The number of rounds in which some slot has a row: `i32[]`.
+        starts: The iteration in which each lane begins: `i32[B]`.
+        rounds: The number of iterations in which some slot has a row: `i32[]`.
     """
 
     slots: Any
@@ -138,7 +138,7 @@ class _Shape(NamedTuple):
     Attributes:
         width: The number of slots.
         blocks: The number of blocks.
-        block: The number of rounds in a block.
+        block: The number of iterations in a block.
     """
 
     width: int
@@ -147,7 +147,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(ragging: Ragging, size: Any) -> _Shape:
-    """Return the shape for lanes of a size, with enough rounds for any lengths.
+    """Return the shape for lanes of a size, with enough iterations for any lengths.
 
     By the bound in `_dealt`, a slot has at most `rows / width + longest` rows.
     """
@@ -204,7 +204,7 @@ def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[A
 def _row_of_round(
     ragging: Ragging, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
 ) -> Any:
-    """Return the row of each slot in each round, `i32[rounds,width]`; `first` where it has none."""
+    """Return the row of each slot in each iteration, `i32[rounds,width]`; `first` if none."""
     rounds = shape.blocks * shape.block
     if not ragging.sizes.is_exact(size):
         time = jnp.where(ragging.real(size), time, rounds)
@@ -220,7 +220,7 @@ def _at_rows(ragging: Ragging, x: Value, size: Any) -> Any:
 def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
     """Return operands whose derivatives are zero if no lane has a row.
 
-    Then there is no real round to repeat, and the slots compute on arbitrary values.
+    Then there is no real iteration to repeat, and the slots compute on arbitrary values.
     """
     some = lengths.sum() > 0
     return [replace(x, array=guarded(some, x.array)) if is_float(x.array) else x for x in operands]
@@ -239,7 +239,7 @@ def _slot_body(
     stacked: Sequence[int],
     width: int,
 ) -> Any:
-    """Return the jaxpr of one round of all slots.
+    """Return the jaxpr of one iteration of all slots.
 
     Its arguments are a flag for where a lane begins, the symbols, the operands that are not shared,
     the shared ones, and the carry. Its results are the carry and the stacked results.
@@ -263,7 +263,7 @@ def _slot_body(
     avals += scan.body.in_avals[n:k]
     one = jaxcompat.trace_in_setting(fun, avals, scan.eqn)
     dims: list[int | None] = [0] * (1 + m + len(by_row)) + [None] * len(shared) + [0] * (k - n)
-    # Merge equal masks: JAX would store each of them in every round, for derivatives.
+    # Merge equal masks: JAX would store each of them in every iteration, for derivatives.
     return cse_body(batch_body(one, dims, Axis(None, width), [0] * len(one.outvars))[0])
 
 
@@ -275,7 +275,7 @@ def _scanned(
     shape: _Shape,
     rounds: Any,
 ) -> list[Any]:
-    """Scan the rounds of slots, and return the stacked results: zeros for a skipped block."""
+    """Scan the iterations of slots; return the stacked results, zeros for a skipped block."""
     if isinstance(shape.blocks, int) and shape.blocks == 1:
         return list(lax.scan(step, init, xs, reverse=scan.reverse)[1])
     types = jax.eval_shape(step, init, [x[0] for x in xs])[1]

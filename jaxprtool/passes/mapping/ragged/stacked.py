@@ -14,7 +14,7 @@ from jaxprtool.passes.mapping.ragged.values import Value
 
 
 def to_lanes(ragging: Ragging, x: Value) -> Any:
-    """Return a shared value repeated for each lane: `[...]` to `[B, ...]`."""
+    """Repeat a shared value for each lane: `[...]` to `[B, ...]`."""
     return lax.broadcast(x.array, (ragging.sizes.lanes,))
 
 
@@ -45,7 +45,7 @@ def packed_rows(ragging: Ragging, x: Value) -> Any:
 def with_a_row(ragging: Ragging, lanes: Any, *axes: int) -> Any:
     """Return padded lanes with one element along each of `axes` that may be empty.
 
-    A look-up with clipped indices needs at least one element.
+    A gather with clipped indices needs at least one element.
     """
     known = (*ragging.sizes.rows.values(), ragging.sizes.lanes)
 

@@ -1,4 +1,4 @@
-"""The open table of rules for packed rows, and the context that a rule is given.
+"""The open table of rules for packed rows, and the context argument of rules.
 
     @rule("ragged", "my_primitive")
     def _(ragging, eqn, x):
@@ -44,7 +44,7 @@ FACTS = ("value", "lengths", "starts", "examples", "lanes", "positions")
 
 
 class Ragging(RuleContext):
-    """The context of a rule while it is traced: the lengths of the lanes and the places of rows.
+    """The context of a rule while it is traced: the lengths of the lanes and the positions of rows.
 
     In the shapes below, B is the number of lanes, and N is the number of packed rows of a size.
 

@@ -1,8 +1,8 @@
-"""The layouts in which a ragged program holds its values, and their sizes.
+"""The layouts of the values of a ragged program, and their sizes.
 
 The program to rewrite computes one example. Its types may mention a ragged symbol, the length of
 the example. The new program computes all examples at once; each of them is a *lane*. A `Kind`
-says how the value of all lanes is laid out in one array:
+states how the value of all lanes is laid out in one array:
 
 | kind      | array                                                                       |
 | --------- | --------------------------------------------------------------------------- |
@@ -13,8 +13,8 @@ says how the value of all lanes is laid out in one array:
 | Stacked   | each lane padded: `[B, ..., bound, ...]`, and the known values of the padding |
 | RowsFirst | a stack of Lanes or Stacked values, as a scan takes it: `[length, B, ...]`          |
 
-B is the number of lanes and N the number of rows that are held. N may exceed the number of rows in
-use: `x[1:]` of examples that may be empty is held in as many rows as `x`. The *spare rows* at the
+B is the number of lanes and N the number of stored rows. N may exceed the number of rows in use:
+`x[1:]` of examples that may be empty is stored in as many rows as `x`. The *spare rows* at the
 end are copies of the first row. So an operation on them produces no NaN or error that the first row
 does not produce, and no result depends on them. For the same reason, a pair of rows of two
 different lanes holds a copy of the pair of its first row with itself.
@@ -89,7 +89,7 @@ class Stacked:
 class RowsFirst:
     """The values of all iterations of a scan, with the axis of lanes behind that of iterations.
 
-    Only the operands and results of a scan are laid out like that.
+    Only the operands and results of a scan have this layout.
 
     Attributes:
         kind: The layout with the axis of lanes first.
@@ -117,7 +117,7 @@ class Value:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the value is packed."""
+        """True if the value is packed."""
         return isinstance(self.kind, Packed)
 
     @property
@@ -217,13 +217,13 @@ class Sizes:
         return self._exact[size]
 
     def canonical(self, aval: Aval, *, shared: bool = False) -> Kind:
-        """Return the layout that depends on the type of a value alone, not on how it is computed.
+        """Return the layout that depends only on the type of a value, not on how it is computed.
 
         Rules, branches and loops use it, where several equations must agree on one layout.
 
         Args:
             aval: The type of the value in one lane.
-            shared: Whether a value without ragged axes is the same in all lanes.
+            shared: True if a value without ragged axes is the same in all lanes.
         """
         shape = tuple(getattr(aval, "shape", ()))
         if not self.axes(shape):
@@ -260,7 +260,7 @@ class Sizes:
             return False
 
     def band(self, size: Any) -> Band:
-        """Return the band that says which rows of a size are paired."""
+        """Return the band that states which rows of a size are paired."""
         if size not in self._bands:
             try:
                 longest = self.bounds.padded(size)

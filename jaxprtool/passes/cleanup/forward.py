@@ -287,8 +287,8 @@ class _Forwarding:
     def _carries(self) -> list[int | None]:
         """Return for each carry an equal one, by number; None if it always has its initial value.
 
-        Among equal carries, the first whose result is read is chosen, or the first; for a carry
-        without an equal one it is its own number.
+        Among equal carries, the first whose result is read is chosen, or else the first; the chosen
+        one has its own number.
         """
         carried, eqn = self.inside.carried, self.eqn
         rounds = [
@@ -334,7 +334,7 @@ class _Forwarding:
         return kinds
 
     def _start(self, atom: Atom, inside: Var) -> Hashable:
-        """Return the initial value of a loop's operand; the variable itself for refs."""
+        """Return a key for the initial value of a loop's operand; its own variable for refs."""
         if isinstance(atom.aval, jaxcompat.AbstractRef):
             return inside
         literal = _scalar(self.writer, atom, inside.aval)

@@ -1,7 +1,7 @@
 """The parts of a rewrite: the user's functions, and the types that they are declared for.
 
-The search for a pattern gets from here its forms at given types, its replacement there, and the
-result of the user's check.
+A `Definition` has the forms of a pattern at given types, its replacement there, and the user's
+check.
 """
 
 from __future__ import annotations

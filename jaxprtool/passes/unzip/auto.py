@@ -86,7 +86,7 @@ def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Location]:
 
 
 def _cut_off_keys(graph: Graph) -> list[int]:
-    """Return the keys that are needed late themselves, and remove them from the graph's choices.
+    """Return the keys that are needed late themselves, and remove keys from the choice.
 
     If they were chosen together with other values, they would be the only ones: all the rest can
     be computed from keys.

@@ -105,7 +105,7 @@ def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, A
         made = context.custom_calls[request] = following(eqn, body, lambda: rules[0])
         jvp = eqn.primitive.name == "custom_jvp_call"
         rules.append((_planted_jvp if jvp else _planted_vjp)(eqn, part, body, context))
-        # JAX only passes which operands are differentiated with symbolic zeros.
+        # With symbolic zeros, JAX passes which operands are differentiated.
         made["symbolic_zeros"] = not all(rules[0].perturbed)
     return made
 

@@ -176,9 +176,9 @@ class _Bodies:
         return self._memo(roll, jaxpr)
 
     def opened(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        """Inline the bodies that do little more than call another body.
+        """Inline the bodies that do little more than call another body with several callers.
 
-        If that other body is called elsewhere too, the calls may form a chain.
+        The calls of that other body may then form a chain.
         """
         callers: dict[AnyJaxpr, set[AnyJaxpr]] = defaultdict(set)
         for body in all_jaxprs(jaxcompat.open_jaxpr(jaxpr)):

@@ -20,11 +20,11 @@ class Axis:
 
     Attributes:
         name: The name by which collectives call it, or None.
-        size: The number of lanes.
-        spmd_name: The mesh axes that lanes are spread over (`spmd_axis_name` of `jax.vmap`).
+        size: The number of batch elements.
+        spmd_name: The mesh axes over which batch elements are sharded (`spmd_axis_name` of
+            `jax.vmap`).
         mesh_axes: The explicit mesh axes over which the batch dimension of arguments is sharded.
-        derivatives: Map results of custom derivatives that are the same in all lanes where their
-            derivatives are mapped.
+        derivatives: Map an unmapped result of a custom derivative call if its derivative is mapped.
     """
 
     name: Hashable

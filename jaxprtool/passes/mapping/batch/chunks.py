@@ -8,7 +8,7 @@ Arguments are cut before the scan, by a reshape and, where the mapped axis is no
 one transpose. Slices taken in the scan would move fewer bytes, but not in reverse: the gradient of
 each slice is as large as the whole argument, and n // k of these would be added up.
 
-Batch elements of different chunks are never in memory together. So collectives over the mapped axis
+Batch elements of different chunks are never computed together. So collectives over the mapped axis
 are refused, and the axis has no name in a chunk: what is only traced later, such as the rule of a
 custom derivative, then raises instead of summing over one chunk. Random bits that depend on the
 whole batch, as in JAX's rule for `rbg` keys, depend on the chunk.
@@ -275,7 +275,7 @@ def _leaves_the_program(effect: Effect) -> bool:
     return not jaxcompat.is_removable_effect(effect) and jaxcompat.ref_of(effect) is None
 
 
-# --- what is the same in all lanes ------------------------------------------------------------
+# --- what is the same in all batch elements ---------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """`batch_jaxpr`: map a jaxpr over an axis, as JAX's internal functions of 2022 did.
 
-Those were three, which differed in how the mapped axes of results were given; here it is an option.
+There were three of those, one for each way to specify the axes of results; here it is an option.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ def batch_jaxpr(
     out_axes: Any = None,
     axis_name: Hashable = None,
 ) -> tuple[ClosedJaxpr, tuple[Dim, ...]]:
-    """Map a jaxpr over an axis: that of `jax.vmap` of what it computes.
+    """Map a jaxpr over an axis: return the jaxpr of `jax.vmap` of its function.
 
-    One value stands for a sequence of it. Axes are positions in values with the mapped axis, and
-    may count from the end.
+    A single value represents a sequence of that value. Axes are positions in values with the mapped
+    axis, and may count from the end.
 
     Args:
         jaxpr: A closed jaxpr, or an open one without constants.
         size: The size of the mapped axis.
-        in_axes: The mapped axis of each argument; None for those that all lanes share.
-        out_axes: Where each result is to be mapped: None leaves it where it comes, a number has it
-            moved or repeated to be mapped there, and "zero_if_mapped" has it mapped along its first
-            axis if it is mapped at all.
+        in_axes: The mapped axis of each argument; None for unmapped ones.
+        out_axes: The requested mapped axis of each result: None accepts any, a number moves or
+            broadcasts the result to be mapped there, and "zero_if_mapped" moves the mapped axis to
+            the front if there is one.
         axis_name: The name by which collectives call the axis.
 
     Returns:
-        The mapped jaxpr, closed, and the mapped axis of each result; None for those that are the
-        same in all lanes.
+        The mapped jaxpr, closed, and the mapped axis of each result; None for unmapped ones.
 
     Raises:
-        ValueError: If a sequence's length is not the jaxpr's, or an axis is none.
-        BatchUnsupported: If an equation, which it names, cannot be batched.
+        ValueError: If a sequence's length is not the jaxpr's, or an axis is invalid.
+        BatchUnsupported: If an equation, which the message names, cannot be batched.
     """
     body = jaxcompat.close_jaxpr(jaxpr)
     if len(body.consts) != len(body.constvars):

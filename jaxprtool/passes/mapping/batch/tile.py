@@ -8,10 +8,10 @@
     whole = program.apply("tile(tile_size=4, axis_name='tiles')")       # f32[32,3] -> f32[32,3]
 
 This is `vtile` as JAX had it in 2022, for programs. The program takes one tile; the tiled program
-takes all of them along one axis, one after the other, and gives their results put together in the
-same way. Without a `tile_size` it takes any number of tiles, a symbol in its types: as many as the
-arguments have, which is what None said in 2022. `in_axes` and `out_axes` are positions in what the
-program itself takes and gives.
+takes all of them along one axis, one after the other, and concatenates their results in the same
+way. Without a `tile_size` it takes any number of tiles, a symbol in its types: as many as the
+arguments have, which None meant in 2022. `in_axes` and `out_axes` are positions in the arguments
+and results of the program for one tile.
 """
 
 from __future__ import annotations

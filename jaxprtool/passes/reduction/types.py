@@ -24,7 +24,7 @@ _Mapped = Callable[[Any], Any]
 
 
 class _Retyping:
-    """Maps the avals, parameters and constants of a jaxpr and all jaxprs in it."""
+    """A mapping of the avals, parameters and constants of a jaxpr and all jaxprs in it."""
 
     def __init__(self, aval: _Mapped, param: _Mapped, value: _Mapped):
         self._aval, self._param, self._value = aval, param, value

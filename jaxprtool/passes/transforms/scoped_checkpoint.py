@@ -76,7 +76,7 @@ class _Group:
 
 
 class _Plan:
-    """Which equations of which bodies become calls."""
+    """The plan: which equations of which bodies become calls."""
 
     def __init__(self, only: str, program: Program) -> None:
         self._pattern = only.split("/")

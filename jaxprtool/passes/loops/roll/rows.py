@@ -1,4 +1,4 @@
-"""Which variables are rows of which arrays, along the leading axis."""
+"""The known rows of arrays along the leading axis: which variable is which row."""
 
 from __future__ import annotations
 

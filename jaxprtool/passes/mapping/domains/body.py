@@ -208,7 +208,7 @@ class Writing(Generic[K]):
 
         Args:
             key: Equal for calls that trace to the same equations.
-            compute: Return an array.
+            compute: Returns an array.
             operands: The atoms of the new body that it is applied to.
             sizes: The sizes whose facts it may use.
             facts: The facts that are passed to it; it computes any others itself.

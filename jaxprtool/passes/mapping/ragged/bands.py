@@ -37,7 +37,7 @@ class Band:
 
     @classmethod
     def of(cls, rows: Any, longest: Any) -> Band:
-        """Return the band for lanes of at most `longest` rows, which is None if not known."""
+        """Return the band for lanes of at most `longest` rows; `longest` is None if unknown."""
         if not isinstance(longest, int):
             return cls(rows, rows, 0)
         block = max(SMALLEST_BLOCK, -(-longest // 2))

@@ -1,1 +1,1 @@
-"""Rewrites of programs: the base class of passes, their registry, and one module for each pass."""
+"""Rewrites of programs: the framework of passes and pipelines, and the passes, by what they do."""

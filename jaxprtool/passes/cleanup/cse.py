@@ -3,7 +3,7 @@
 Equations are equal by structure: the same primitive on the same operands (in either order where
 that changes no bit), with equal parameters, in the same setting. Bodies are equal up to the names
 of their variables, arrays by content, numbers to the bit, functions only if they are identical; see
-`ir.structural_key`. Custom derivatives are equal if their rules are the same functions.
+`ir.equality.structural_key`. Custom derivatives are equal if their rules are the same functions.
 
 These are never merged: equations with effects, including reads of a ref, at any depth; `sow`, and
 equations that hold one; `optimization_barrier`, remat and `copy`, whose purpose is to keep

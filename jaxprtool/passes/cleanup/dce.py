@@ -2,8 +2,8 @@
 
 Liveness flows backwards: an equation stays if one of its results is used or if it has an effect
 that is visible from outside, and then its operands are used. Into bodies, liveness follows their
-edges (see `ir.regions`): dead code inside is removed, and with it the operands and results that
-only it needed; the used carries of a loop are found by a fixed point.
+edges (see `ir.core.regions`): dead code inside is removed, with the operands and results that only
+it needed; the used carries of a loop are found by a fixed point.
 
 The contract of `dce_jaxpr` and of the rules is that of JAX's `jax.interpreters.partial_eval`. In
 addition, while loops are entered in every JAX release, unused constants are removed, and the bodies

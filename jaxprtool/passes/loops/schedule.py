@@ -1,6 +1,6 @@
 """Scheduling: reorder equations to keep fewer bytes alive at once; values do not change.
 
-The model of liveness is that of `ir.liveness`. Equations with effects, and sown values, keep their
+The model of liveness is that of `liveness`. Equations with effects, and sown values, keep their
 order among themselves, and so do all equations on refs; a value is read before it is donated; the
 last reader of a weakly typed value stays the last where rules of custom derivatives read it; apart
 from that, only operands matter. Bodies are scheduled from the inside out, so that a loop or call

@@ -2,7 +2,7 @@
 
     checkpoint(only='Block_*', policy='dots_saveable')
 
-A scope is one of `ir.scopes`: a name scope as modules open them, or a function that is called.
+A scope is one of `ir.source.scopes`: a name scope as modules open them, or a called function.
 The body of a loop is one too, with the name of its function. Of nested matching scopes the
 outermost is taken. Its equations are consecutive; they become one call, which computes the same.
 """

@@ -1,4 +1,4 @@
-"""Batch a jaxpr: the domain of mapped programs (`passes.domains`).
+"""Batch a jaxpr: the domain of mapped programs (`mapping.domains`).
 
 The kind of a value is its batch dimension; None if it is unmapped, the same in every batch element.
 An equation whose operands are all unmapped stays as it is, unless it names the mapped axis or has

@@ -2,7 +2,7 @@
 
 A rule of `batch_rules` is a Python function that computes with JAX on operands, some of which have
 a batch dimension. It is traced once per signature (see `templates`). A rule of `structured_rules`
-is for an equation that holds jaxprs (see `passes.domains`); if it returns False, the rule in
+is for an equation that holds jaxprs (see `mapping.domains`); if it returns False, the rule in
 `batch_rules` applies instead.
 """
 

@@ -1,4 +1,4 @@
-"""Batching rules, traced once for all similar equations to templates (`ir.templates`).
+"""Batching rules, traced once for all similar equations to templates (`domains.templates`).
 
 Templates are kept for the process (in domains, and in `_of_bodies`), which makes `jaxprtool.vmap`
 and the next program of a kind fast; `jaxprtool.clear_caches` drops them.

@@ -5,7 +5,7 @@
 and which extra arguments a body needs. Its `Writing` rewrites one body, equation by equation.
 
 Loops, branches and calls (`regions`) and custom derivatives (`custom_derivatives`) are rewritten
-here for all domains, on the edges of their bodies (`ir.regions`).
+here for all domains, on the edges of their bodies (`ir.core.regions`).
 """
 
 from jaxprtool.passes.mapping.domains.body import Writing

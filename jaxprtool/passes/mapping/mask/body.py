@@ -1,4 +1,4 @@
-"""Mask a jaxpr: the domain of masked programs (`passes.domains`).
+"""Mask a jaxpr: the domain of masked programs (`mapping.domains`).
 
 Variables whose types mention a masked symbol become padded variables. The kind of a value is the
 known `Facts` about it.
@@ -6,7 +6,7 @@ known `Facts` about it.
 - An equation that mentions no masked symbol stays as it is.
 - An equation that holds jaxprs has a structured rule, which masks these in turn.
 - Any other equation is replaced by the equations of its rule. Equations with the same signature
-  share a template, for which the rule is traced once (`ir.templates`).
+  share a template, for which the rule is traced once (`domains.templates`).
 
 A masked body takes the symbols that it needs as its first arguments. It computes each size and each
 mask from these once.

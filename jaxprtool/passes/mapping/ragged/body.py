@@ -2,14 +2,14 @@
 
 - An equation whose operands are all shared stays as it is.
 - An equation of packed operands is replaced by the equations of its rule. Equations with the same
-  signature share a template, for which the rule is traced once (`ir.templates`).
+  signature share a template, for which the rule is traced once (`domains.templates`).
 - An equation that holds jaxprs has a structured rule, which rewrites these jaxprs in turn. Branches
   and loops are rewritten if all lanes take them together.
 - Any other equation is computed lane by lane, padded and masked (`by_lanes`).
 
 A value is packed where possible. A stacked result of a masking rule stays stacked while only cheap
 equations use it. When an equation needs another layout, the value is converted, once. The kind of a
-value (`passes.domains`) is its layout.
+value (`mapping.domains`) is its layout.
 
 A rewritten body takes the lengths of the ragged symbols that it needs as its first arguments.
 """

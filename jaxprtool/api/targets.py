@@ -29,7 +29,7 @@ from jaxprtool.ir.programs.trees import filled
 from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
-from jaxprtool.loading.elsewhere import Elsewhere, written_elsewhere
+from jaxprtool.loading.elsewhere import RemoteTarget, written_elsewhere
 from jaxprtool.loading.load import Entry
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
@@ -122,7 +122,7 @@ def import_module(target: str) -> None:
         functions.resolve(target)
 
 
-def find_elsewhere(place: Elsewhere, options: Sequence[str]) -> ProgramEntry:
+def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
     """Return the program that a TARGET is in a git revision, or as another Python traces it.
 
     `options` are those of `jaxprtool opt`. Raises what `written_elsewhere` does.

@@ -6,13 +6,13 @@ or raises `Mismatch`.
 """
 
 from jaxprtool.ir.basics.paths import paths, unique
-from jaxprtool.ir.programs.held import Held
+from jaxprtool.ir.programs.held import StaticLeaf
 from jaxprtool.ir.programs.matching import Mismatch, matched_leaves
 from jaxprtool.ir.programs.trees import filled, leaf_paths, structure
 
 __all__ = [
-    "Held",
     "Mismatch",
+    "StaticLeaf",
     "filled",
     "leaf_paths",
     "matched_leaves",

@@ -26,7 +26,7 @@ _FUNCTION_RAISED = UserFunctionError.exit_code
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteTarget:
     """Where a TARGET is traced.
 
     Attributes:
@@ -50,18 +50,18 @@ class Elsewhere:
         return f"{self.target}{at}{by}"
 
 
-def elsewhere(target: str, python: str | None = None) -> Elsewhere:
+def elsewhere(target: str, python: str | None = None) -> RemoteTarget:
     """Read a TARGET that may have a revision: `model.py:loss@HEAD~1`, `loss.jaxpr@main`."""
     place, at, revision = target.rpartition("@")
     if is_call(target) or os.path.exists(target):
-        return Elsewhere(target, None, python)
+        return RemoteTarget(target, None, python)
     if at and (":" in place or place.endswith(".jaxpr")):
-        return Elsewhere(place, revision, python)
-    return Elsewhere(target, None, python)
+        return RemoteTarget(place, revision, python)
+    return RemoteTarget(target, None, python)
 
 
 @contextmanager
-def written_elsewhere(place: Elsewhere, options: Sequence[str]) -> Iterator[str]:
+def written_elsewhere(place: RemoteTarget, options: Sequence[str]) -> Iterator[str]:
     """Trace a TARGET elsewhere, and yield the path of the program's file while it is there.
 
     Args:
@@ -91,7 +91,7 @@ def written_elsewhere(place: Elsewhere, options: Sequence[str]) -> Iterator[str]
         yield file
 
 
-def _python(place: Elsewhere) -> str:
+def _python(place: RemoteTarget) -> str:
     if place.python is None:
         return sys.executable
     found = shutil.which(os.path.expanduser(place.python))
@@ -101,7 +101,7 @@ def _python(place: Elsewhere) -> str:
     return os.path.abspath(found)
 
 
-def _fault(place: Elsewhere, outcome: processes.Outcome) -> JaxprToolError:
+def _fault(place: RemoteTarget, outcome: processes.Outcome) -> JaxprToolError:
     """Return what went wrong, as the other process said it."""
     lines = outcome.stderr.splitlines()
     said = [line.partition(": ")[2] for line in lines if line.startswith("error: ")]
@@ -117,7 +117,7 @@ def _fault(place: Elsewhere, outcome: processes.Outcome) -> JaxprToolError:
 # --- revisions ------------------------------------------------------------------------------------
 
 
-def _unpacked(place: Elsewhere, folder: str) -> tuple[str, str, list[str]]:
+def _unpacked(place: RemoteTarget, folder: str) -> tuple[str, str, list[str]]:
     """Unpack the files of a revision into a folder.
 
     Returns:
@@ -170,7 +170,7 @@ def _below(path: str, top: str) -> str | None:
     return None if inside.split(os.sep)[0] == os.pardir else inside
 
 
-def _root_of(place: Elsewhere, module: str, top: str) -> str:
+def _root_of(place: RemoteTarget, module: str, top: str) -> str:
     """Return the folder from which a module is imported."""
     name = module.partition(".")[0]
     spec = PathFinder.find_spec(name, [os.getcwd(), *sys.path]) or importlib.util.find_spec(name)
@@ -193,4 +193,4 @@ def _git(folder: str, *arguments: str) -> str:
         return outcome.stdout
     if "not a git repository" in outcome.stderr:
         raise TargetError(f"{folder} is in no git repository, so that it has no revisions")
-    raise TargetError(f"git {arguments[0]}: {processes.last_words(outcome.stderr)}")
+    raise TargetError(f"git {arguments[0]}: {processes.stderr_tail(outcome.stderr)}")

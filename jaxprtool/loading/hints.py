@@ -10,7 +10,7 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.errors import TargetError
-from jaxprtool.ir.programs.held import Held
+from jaxprtool.ir.programs.held import StaticLeaf
 from jaxprtool.ir.programs.program import Program
 
 # --- targets that are not what is to be traced ------------------------------------------------
@@ -52,7 +52,7 @@ def require_arrays(program: Program, target: str, hint: str | None) -> None:
     if _is_made_by_factory(tree, bool(program.jaxpr.invars)):
         raise TargetError(f"{name} returns a function and arguments for it", add)
     node = tree.node_data()
-    if node is None or node[0] is not Held:
+    if node is None or node[0] is not StaticLeaf:
         return
     value = node[1].value
     if not callable(value):
@@ -74,7 +74,9 @@ def _is_made_by_factory(tree: PyTreeDef, takes_arrays: bool) -> bool:
     fun, args = parts[:2]
     if fun is None or args is None or args[0] not in (tuple, list):
         return False
-    return callable(fun[1].value) if fun[0] is Held else not takes_arrays and _has_call(fun[0])
+    return (
+        callable(fun[1].value) if fun[0] is StaticLeaf else not takes_arrays and _has_call(fun[0])
+    )
 
 
 def _has_call(cls: type) -> bool:

@@ -23,7 +23,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
 from jaxprtool.ir.basics.paths import unique
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
-from jaxprtool.ir.programs.held import Held
+from jaxprtool.ir.programs.held import StaticLeaf
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.state import (
@@ -199,7 +199,7 @@ def _made(
         trees.append(jax.tree.structure(out))
         return out
 
-    args = [Held(arg) if static else arg for arg, static in call.positional]
+    args = [StaticLeaf(arg) if static else arg for arg, static in call.positional]
     jaxpr = jax.make_jaxpr(noting, axis_env=axis_env)(*args, **call.kwargs)
     return jaxcompat.from_jax(jaxpr), filled(trees[-1], jaxpr.out_avals)
 
@@ -339,7 +339,7 @@ def _held(tree: Any, scalars: bool) -> Any:
     def traced(leaf: Any) -> bool:
         return is_traced(leaf) and (scalars or not isinstance(leaf, _SCALARS))
 
-    return jax.tree.map(lambda leaf: leaf if traced(leaf) else Held(_bare(leaf)), tree)
+    return jax.tree.map(lambda leaf: leaf if traced(leaf) else StaticLeaf(_bare(leaf)), tree)
 
 
 def _is_module(node: object) -> bool:
@@ -364,7 +364,7 @@ def released(
     """
 
     def call(*args: object, **kwargs: object) -> object:
-        static = [isinstance(arg, Held) for arg in args]
+        static = [isinstance(arg, StaticLeaf) for arg in args]
         args, kwargs = sharing((args, kwargs), shared or ())
         given = _by_name(fun, args, {**kwargs, **static_kwargs})
         with changes_told(watched, fun, given) if watched else contextlib.nullcontext():

@@ -92,11 +92,11 @@ class Outcome:
         if self.timed_out:
             return f"out of time after {self.seconds:.0f} s"
         how = f"exit status {self.status}" if self.signal is None else self.signal
-        said = last_words(self.stderr)
+        said = stderr_tail(self.stderr)
         return f"{how}: {said}" if said else how
 
 
-def last_words(stderr: str) -> str:
+def stderr_tail(stderr: str) -> str:
     """Return the line of a command's output that says why it died.
 
     This is the line of a fatal check, which XLA writes before the stack, or else the last line,

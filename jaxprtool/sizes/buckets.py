@@ -60,7 +60,7 @@ class Buckets:
     #: What to pad in a call, by the types of its arguments.
     calls: dict[Hashable, Call] = field(default_factory=dict)
     #: What to cut of results, by their structure and the sizes of the call.
-    cuts: dict[Hashable, Cuts] = field(default_factory=dict)
+    cuts: dict[Hashable, Unpadding] = field(default_factory=dict)
 
     @classmethod
     def read(cls, fun: Callable, shapes: Mapping[str, int | Sequence[int]], types: Any) -> Buckets:
@@ -131,7 +131,7 @@ class Buckets:
         key = tree, tuple(call.sizes.values())
         cuts = self.cuts.get(key)
         if cuts is None:
-            cuts = Cuts.read(results, call.sizes)
+            cuts = Unpadding.read(results, call.sizes)
             _keep(self.cuts, key, cuts)
         if not cuts.shapes:
             return results
@@ -234,14 +234,14 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Cuts:
+class Unpadding:
     """What is cut of results: which leaves, to which shapes, and the structure that is left."""
 
     shapes: Sequence[tuple[int, tuple[int, ...]]]
     tree: PyTreeDef
 
     @classmethod
-    def read(cls, results: Any, sizes: Mapping[str, int]) -> Cuts:
+    def read(cls, results: Any, sizes: Mapping[str, int]) -> Unpadding:
         """Return what is cut of results where symbols have these sizes."""
         parts, tree = jax.tree.flatten(results, is_leaf=lambda each: isinstance(each, ToCut))
         shapes = [

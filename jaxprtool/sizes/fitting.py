@@ -17,7 +17,14 @@ from jaxprtool.errors import ArgumentsError, StructureError
 from jaxprtool.extend import AbstractRef, Aval, contents, is_extended, is_ref, type_of
 from jaxprtool.extend.sizes import LengthsBound, SizeBound, ragged_parts, written_lengths
 from jaxprtool.extend.tracing import Static
-from jaxprtool.extend.trees import Held, Mismatch, filled, leaf_paths, matched_leaves, structure
+from jaxprtool.extend.trees import (
+    Mismatch,
+    StaticLeaf,
+    filled,
+    leaf_paths,
+    matched_leaves,
+    structure,
+)
 
 
 def fitted(
@@ -53,7 +60,7 @@ def fitted(
 
 
 def _as_held(leaf: object) -> object:
-    return Held(leaf.value) if isinstance(leaf, Static) else leaf
+    return StaticLeaf(leaf.value) if isinstance(leaf, Static) else leaf
 
 
 def _nested(

@@ -23,7 +23,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import Ragged
 from jaxprtool.extend import Aval, type_of
 from jaxprtool.extend.batch import Axis
-from jaxprtool.extend.ragged import Kind, Lanes, Packed, Ragging, Shared, Sizes, all_lanes
+from jaxprtool.extend.ragged import Kind, Lanes, Packed, RaggedContext, Shared, Sizes, all_lanes
 from jaxprtool.extend.sizes import (
     LengthsBound,
     is_concrete,
@@ -350,7 +350,7 @@ class _Results:
         own = {
             str(self.symbols[name]): jnp.asarray(each.lengths) for name, each in self.known.items()
         }
-        lengths = Ragging(self.sizes, own, {}).lengths(size)
+        lengths = RaggedContext(self.sizes, own, {}).lengths(size)
         full = self.sizes.is_exact(size)
         if is_concrete(lengths):
             values, full = values[: int(lengths.sum())], True

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.execute.compare.bisection import parting
-from jaxprtool.execute.compare.judging import Judge
+from jaxprtool.execute.compare.judging import Comparator
 from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.variants import Variant
 
@@ -213,9 +213,9 @@ def test_rounding_alone_is_found_only_by_the_strict_tolerance():
 
 def test_a_judge_measures_by_the_largest_element_unless_it_is_strict():
     a, b = np.array([1000.0, 1e-6], np.float32), np.array([1000.0, 5e-6], np.float32)
-    assert not Judge(Tolerance()).differ(a, b)
-    assert Judge(Tolerance(), strict=True).differ(a, b)
-    assert Judge(Tolerance()).differ(a, np.array([1000.0, np.nan], np.float32))
+    assert not Comparator(Tolerance()).differ(a, b)
+    assert Comparator(Tolerance(), strict=True).differ(a, b)
+    assert Comparator(Tolerance()).differ(a, np.array([1000.0, np.nan], np.float32))
     mask = np.array([True, False])
-    assert not Judge(Tolerance()).differ(mask, ~mask)
-    assert Judge(Tolerance()).differ(np.bool_(True), np.bool_(False))
+    assert not Comparator(Tolerance()).differ(mask, ~mask)
+    assert Comparator(Tolerance()).differ(np.bool_(True), np.bool_(False))

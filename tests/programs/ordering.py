@@ -16,7 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.caches import anchor
 from jaxprtool.ir.core.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.equality.equivalence import difference
-from jaxprtool.ir.equality.structural_key import Keyless, value_key
+from jaxprtool.ir.equality.structural_key import Unkeyable, value_key
 from jaxprtool.ir.equality.value_keys import literal_key
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.rewriting.rewrite import with_bodies
@@ -57,7 +57,7 @@ class _Order:
             if not holds_jaxpr([value]) and not callable(value):
                 try:
                     yield name, value_key(value)
-                except Keyless:
+                except Unkeyable:
                     continue
         for path, inner in sub_jaxprs(eqn):
             body = jaxcompat.open_jaxpr(inner)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxprtool.execute.compare.judging import Judge
+from jaxprtool.execute.compare.judging import Comparator
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.compare.parting import Found, Pair, PartingSearch
-from jaxprtool.execute.compare.pieces import Machine
+from jaxprtool.execute.compare.pieces import Executor
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.regions import regions
@@ -92,12 +92,12 @@ def parting(
     """
     first, second = (_with_scalar_predicates(each) for each in variants)
     variants = first, second
-    machines: Any = tuple(Machine(*each) for each in zip(variants, arguments, strict=True))
+    machines: Any = tuple(Executor(*each) for each in zip(variants, arguments, strict=True))
     bodies: Any = tuple(each.program.jaxpr for each in variants)
     given = machines[0].arguments, machines[1].arguments
     names = variants[0].name, variants[1].name
     for strict in (False, True):
-        search = PartingSearch(Judge(tolerance, strict), machines, told)
+        search = PartingSearch(Comparator(tolerance, strict), machines, told)
         found = search.find(bodies, given, results, positions=positions)
         if found is not None:
             return _Reading(variants[0], found, tolerance).parting(*names, strict)

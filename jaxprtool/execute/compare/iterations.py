@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprtool.execute.compare.judging import Judge
-from jaxprtool.execute.compare.pieces import Machine
+from jaxprtool.execute.compare.judging import Comparator
+from jaxprtool.execute.compare.pieces import Executor
 from jaxprtool.execute.stepping.iterations import Progress, advanced, started
 from jaxprtool.ir.basics.dtypes import as_array
 from jaxprtool.ir.core.structured import Scan, While
@@ -49,7 +49,7 @@ class _Iterations:
         operands: What it is given.
     """
 
-    def __init__(self, machine: Machine, loop: Scan | While, operands: Sequence[Any]):
+    def __init__(self, machine: Executor, loop: Scan | While, operands: Sequence[Any]):
         self._machine, self.loop = machine, loop
         self.operands = LoopOperands.of(loop, map(as_array, operands))
         self._compiled = jax.jit(self._until)
@@ -85,8 +85,8 @@ class _Iterations:
 
 
 def first_iteration(
-    judge: Judge,
-    machines: tuple[Machine, Machine],
+    judge: Comparator,
+    machines: tuple[Executor, Executor],
     loops: tuple[Scan | While, Scan | While],
     operands: tuple[Sequence[Any], Sequence[Any]],
     results: tuple[Sequence[Any], Sequence[Any]],
@@ -143,12 +143,12 @@ def _deciding(
     return Iteration(number, (a.loop.cond, b.loop.cond), given)
 
 
-def _part(judge: Judge, carries: Sequence[Sequence[Any]]) -> bool:
+def _part(judge: Comparator, carries: Sequence[Sequence[Any]]) -> bool:
     return any(judge.differ(*pair) for pair in zip(*carries, strict=True))
 
 
 def _first_row(
-    judge: Judge, loop: Scan | While, results: tuple[Sequence[Any], Sequence[Any]]
+    judge: Comparator, loop: Scan | While, results: tuple[Sequence[Any], Sequence[Any]]
 ) -> int | None:
     """Return the number of the first iteration whose row of a stacked result is another."""
     if not isinstance(loop, Scan):

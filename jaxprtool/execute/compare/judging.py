@@ -19,7 +19,7 @@ _ROUNDINGS = 64
 
 
 @dataclass(frozen=True)
-class Judge:
+class Comparator:
     """Tells which elements of two arrays are other values.
 
     Attributes:

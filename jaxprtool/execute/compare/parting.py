@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.compare.iterations import first_iteration
-from jaxprtool.execute.compare.judging import Judge, comparable
-from jaxprtool.execute.compare.pieces import Machine, Side, needed
+from jaxprtool.execute.compare.judging import Comparator, comparable
+from jaxprtool.execute.compare.pieces import BodyRun, Executor, needed
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.structured import Cond, Scan, ShardMap, While, view
 from jaxprtool.ir.evaluation.interpret import branch_of
@@ -65,7 +65,7 @@ class Found:
         between: Equations of each, without a counterpart, that are on the way from these.
     """
 
-    sides: tuple[Side, Side]
+    sides: tuple[BodyRun, BodyRun]
     path: Path
     eqns: tuple[JaxprEqn | None, JaxprEqn | None]
     results: Sequence[Pair]
@@ -104,7 +104,7 @@ class PartingSearch:
     """
 
     def __init__(
-        self, judge: Judge, machines: tuple[Machine, Machine], told: Callable[[str], object]
+        self, judge: Comparator, machines: tuple[Executor, Executor], told: Callable[[str], object]
     ):
         self._judge, self._machines, self._told = judge, machines, told
         self._matches = Matches()
@@ -129,7 +129,7 @@ class PartingSearch:
         Returns:
             Nothing if all their results agree.
         """
-        a, b = (Side(*each) for each in zip(self._machines, bodies, arguments, strict=True))
+        a, b = (BodyRun(*each) for each in zip(self._machines, bodies, arguments, strict=True))
         outs = list(zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True))
         if results is None:
             results = a.values(a.jaxpr.outvars), b.values(b.jaxpr.outvars)
@@ -210,9 +210,9 @@ class _Level:
 
     def __init__(
         self,
-        judge: Judge,
-        a: Side,
-        b: Side,
+        judge: Comparator,
+        a: BodyRun,
+        b: BodyRun,
         partner: Callable[[Var], Var | None],
         wrong: Sequence[Pair],
     ):
@@ -341,6 +341,6 @@ def _roots(
     yield from found.items()
 
 
-def _between(side: Side, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
+def _between(side: BodyRun, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
     """Return the equations that compute values from those that have a counterpart."""
     return needed(side.jaxpr, list(_variables(wanted)), known)

@@ -32,7 +32,7 @@ from jaxprtool.jaxcompat import (
 _DEBUG = DebugInfo("piece", "piece", None, None)
 
 
-class Machine:
+class Executor:
     """Where and how a variant runs.
 
     Args:
@@ -73,7 +73,7 @@ class Machine:
             return list(jax.block_until_ready(compiled(*arguments)))
 
 
-class Side:
+class BodyRun:
     """A body that a variant runs, and what is known of its values.
 
     Args:
@@ -82,7 +82,7 @@ class Side:
         arguments: What it is given.
     """
 
-    def __init__(self, machine: Machine, body: ClosedJaxpr, arguments: Sequence[Any]):
+    def __init__(self, machine: Executor, body: ClosedJaxpr, arguments: Sequence[Any]):
         self.machine, self.body = machine, body
         jaxpr = jaxcompat.open_jaxpr(body)
         self.jaxpr: Jaxpr = jaxpr

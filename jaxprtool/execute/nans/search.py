@@ -49,11 +49,11 @@ from jaxprtool.execute.nans.tracked import (
     tainted,
     union,
 )
-from jaxprtool.execute.nans.ways import way_to
+from jaxprtool.execute.nans.ways import provenance
 from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
 from jaxprtool.execute.stepping.iterations import Progress, bodies_of
 from jaxprtool.ir.core.structured import Scan, ShardMap, While, view
-from jaxprtool.ir.equality.structural_key import Keyless, structure
+from jaxprtool.ir.equality.structural_key import Unkeyable, structure
 from jaxprtool.ir.evaluation.interpret import LoopOperands, row_of, slice_number
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
@@ -258,7 +258,7 @@ class OriginSearch(SteppingInterpreter):
             known[-1].times += 1
             return known[-1]
         # Now, before what led to it is forgotten.
-        way = way_to(step, results) if results else ()
+        way = provenance(step, results) if results else ()
         origin = Origin(state, step, "", results, tuple(operands), way, number=self._number)
         self._number += 1
         known.append(origin)
@@ -367,7 +367,7 @@ class OriginSearch(SteppingInterpreter):
             length = (loop.length, loop.reverse) if isinstance(loop, Scan) else None
             counts = len(loop.body.invars), len(loop.eqn.invars), len(loop.eqn.outvars)
             key: Any = (length, counts, *map(structure, bodies_of(loop)))
-        except Keyless:
+        except Unkeyable:
             key = id(loop.eqn)
         if key not in self._compiled:
             self._compiled[key] = compiled_iterations(loop)

@@ -17,7 +17,7 @@ from jaxprtool.ir.core.traits import traits
 _LONGEST, _FURTHEST = 12, 100
 
 
-def way_to(step: Evaluation, results: Sequence[Tracked]) -> list[OnWay]:
+def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[OnWay]:
     """Return the values that led to what a step gave: from its operands back to an argument.
 
     Followed is one element at a time, from the first that is not finite to what it was computed

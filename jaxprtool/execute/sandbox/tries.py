@@ -28,7 +28,7 @@ from typing import IO, Any, TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import described
-from jaxprtool.processes import last_words
+from jaxprtool.processes import stderr_tail
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ class Tried:
         if self.timed_out:
             return f"out of time after {self.seconds:.2g} s"
         if self.signal:
-            return f"{self.signal}: {said}" if (said := last_words(self.output)) else self.signal
-        return self.error or last_words(self.output)
+            return f"{self.signal}: {said}" if (said := stderr_tail(self.output)) else self.signal
+        return self.error or stderr_tail(self.output)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from jaxprtool.formats.jaxpr.values import (
 )
 from jaxprtool.ir.basics.dtypes import array_dtypes
 from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
-from jaxprtool.ir.programs.held import LITERALS, Held, StandIn, description
+from jaxprtool.ir.programs.held import LITERALS, StandIn, StaticLeaf, description
 from jaxprtool.ir.programs.trees import Opaque
 from jaxprtool.ir.rewriting.callbacks import Stub, callback_name
 
@@ -338,25 +338,25 @@ def _read_opaque(type_name: str, children: Any, aux: str = "") -> Opaque:
 add_class(Opaque, _opaque, Node=_read_opaque)
 
 
-def _held(held: Held, encode: Encode) -> str:
+def _held(held: StaticLeaf, encode: Encode) -> str:
     if type(held.value) in LITERALS:
         return f"Static({encode(held.value)})"
     return f"Object({description(held.value)!r})"
 
 
-def _static(value: Any) -> Held:
+def _static(value: Any) -> StaticLeaf:
     if type(value) not in LITERALS:
         raise ValueError("static is a number, a bool, a text or bytes; else it is an Object('...')")
-    return Held(value)
+    return StaticLeaf(value)
 
 
-def _object(text: str) -> Held:
+def _object(text: str) -> StaticLeaf:
     if not isinstance(text, str):
         raise ValueError("an object is written Object('how it prints')")
-    return Held(StandIn(text))
+    return StaticLeaf(StandIn(text))
 
 
-add_class(Held, _held, Static=_static, Object=_object)
+add_class(StaticLeaf, _held, Static=_static, Object=_object)
 
 # Where JAX has a class of its own for closed jaxprs, a parameter may hold one that is open.
 add_maker("open", jaxcompat.open_jaxpr)

@@ -28,7 +28,7 @@ from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type
 from jaxprtool.ir.rewriting.callbacks import BATCHING_HINT, HINT, stubbed
-from jaxprtool.ir.rewriting.high import classic
+from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
@@ -119,7 +119,7 @@ class FileNotation(Notation):
     def _make(self, eqn: JaxprEqn) -> Signature:
         if eqn.primitive.name == jaxcompat.CALL_HIGH:
             written = type(eqn.params["_prim"]) in jaxcompat.HIGH_PRIMITIVES
-            eqn = eqn if written else classic(eqn)
+            eqn = eqn if written else lower_hijax(eqn)
         eqn = stubbed(eqn) if self._stubs else eqn
         name, parameter = params.primitive_name(eqn), ""
         operands, results = ([v.aval for v in atoms] for atoms in (eqn.invars, eqn.outvars))

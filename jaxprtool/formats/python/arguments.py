@@ -32,7 +32,7 @@ from jaxprtool.formats.python.expressions import (
     plain,
 )
 from jaxprtool.formats.python.naming import identifier, numbered
-from jaxprtool.ir.programs.held import LITERALS, Held
+from jaxprtool.ir.programs.held import LITERALS, StaticLeaf
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, Opaque, Shell, filled, one_level
 
@@ -58,7 +58,7 @@ class CallSignature:
             name = self.free(f"{identifier(root)}_leaves")
             self.flattened[name] = root
             for at, leaf in enumerate(_with_held(arg)):
-                if not isinstance(leaf, Held):
+                if not isinstance(leaf, StaticLeaf):
                     self.places[leaf] = f"{name}[{at}]"
         for i, access, _ in leaves or ():
             self.places[i] = root + access
@@ -115,7 +115,7 @@ def _rest(names: Sequence[tuple[str, int | None]]) -> int:
 
 def _with_held(tree: Any) -> list[Any]:
     """The leaves of a tree, those that it holds among them, as a caller's argument has them."""
-    return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Held))
+    return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, StaticLeaf))
 
 
 def _leaves(tree: Any) -> list[tuple[int, str, str]] | None:
@@ -227,7 +227,7 @@ class _Results:
         """The structure of a tree of indexes, in Python's containers and what makes others."""
         if isinstance(tree, int):
             return Slot(tree)
-        if isinstance(tree, Held):
+        if isinstance(tree, StaticLeaf):
             return tree.value if type(tree.value) in LITERALS else None
         keys, children, own = one_level(tree)
         if _is_class(own) and jax.tree.structure(tree) in self.known:
@@ -245,7 +245,7 @@ class _Results:
         """Return a node with the structure of an argument's, and the objects that this holds."""
         text, _ = self.known[jax.tree.structure(tree)]
         leaves = [
-            Name(f"jax.tree.leaves({text})[{at}]") if isinstance(leaf, Held) else Slot(leaf)
+            Name(f"jax.tree.leaves({text})[{at}]") if isinstance(leaf, StaticLeaf) else Slot(leaf)
             for at, leaf in enumerate(_with_held(tree))
         ]
         return call("jax.tree.unflatten", call("jax.tree.structure", Name(text)), leaves)

@@ -242,7 +242,7 @@ class PythonFunction(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Giving:
+class MultiResult:
     """An expression that is known to give an equation's results, in a structure of its own."""
 
     of: Expression
@@ -250,7 +250,7 @@ class Giving:
 
 
 #: What a rule may yield.
-Proposal: TypeAlias = Expression | Giving
+Proposal: TypeAlias = Expression | MultiResult
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxprtool.formats.python.expressions import Giving
+from jaxprtool.formats.python.expressions import MultiResult
 from jaxprtool.formats.python.rules.loops import on_number, on_platform, on_predicate
 from jaxprtool.ir.core.structured import Cond
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, open_jaxpr
@@ -27,7 +27,7 @@ class Line:
 
     eqn: JaxprEqn
     operands: tuple[Atom, ...]
-    expression: Giving | None = None
+    expression: MultiResult | None = None
 
 
 def lines(jaxpr: Jaxpr) -> list[Line]:
@@ -49,7 +49,7 @@ def lines(jaxpr: Jaxpr) -> list[Line]:
     return found
 
 
-def _condition(eqn: JaxprEqn, maker: JaxprEqn) -> tuple[tuple[Atom, ...], Giving] | None:
+def _condition(eqn: JaxprEqn, maker: JaxprEqn) -> tuple[tuple[Atom, ...], MultiResult] | None:
     """What a branch depends on before it is made an index, and how the branch is written then."""
     index = eqn.invars[0]
     if not any(v is index for v in maker.outvars) or _hands_on(eqn):

@@ -23,10 +23,10 @@ from jaxprtool.formats.python.expressions import (
     Attribute,
     CallExpression,
     Expression,
-    Giving,
     Grouping,
     Helper,
     ModuleValue,
+    MultiResult,
     PythonFunction,
     Scope,
     Slot,
@@ -37,7 +37,7 @@ from jaxprtool.formats.python.layout import Hole, Piece, filled, flat, holes_of
 from jaxprtool.formats.python.rules.table import proposals, unsupported
 from jaxprtool.formats.python.values import literal, primitive
 from jaxprtool.ir.equality.equivalence import equivalent
-from jaxprtool.ir.equality.structural_key import Keyless, parameters_key
+from jaxprtool.ir.equality.structural_key import Unkeyable, parameters_key
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
 
@@ -120,7 +120,7 @@ class TextTemplates:
         slots = [Slot(i) for i in range(len(eqn.invars))]
         has_literals = any(isinstance(v, Literal) for v in eqn.invars)
         for expression in proposals(eqn, *slots):
-            if isinstance(expression, Giving):
+            if isinstance(expression, MultiResult):
                 return expression.of, expression.results, True
             for typed in (False, True) if has_literals else (False,):
                 if found := self._check.results(expression, eqn, typed):
@@ -145,7 +145,7 @@ def _content(eqn: JaxprEqn) -> Hashable:
     operands = tuple(literal(v).kind if isinstance(v, Literal) else v.aval for v in eqn.invars)
     try:
         params, _ = parameters_key(eqn)
-    except Keyless:
+    except Unkeyable:
         params = id(eqn)
     outs = tuple((v.aval, type(v)) for v in eqn.outvars)
     return eqn.primitive, id(eqn.ctx), operands, params, outs

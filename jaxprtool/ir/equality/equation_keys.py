@@ -33,7 +33,7 @@ from jaxprtool.ir.rewriting.custom_rules import has_rule, rule_key
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
-class Likeness(IntEnum):
+class MatchLevel(IntEnum):
     """How much two equations have in common.
 
     Attributes:
@@ -160,7 +160,7 @@ class EquationKeys:
 
     # --- equations --------------------------------------------------------------------------------
 
-    def equation(self, eqn: JaxprEqn, likeness: Likeness) -> int:
+    def equation(self, eqn: JaxprEqn, likeness: MatchLevel) -> int:
         """Return the number of an equation, equal for equations that have this much in common.
 
         Operands do not count, except that literals must be equal for equations to be the SAME.
@@ -253,7 +253,7 @@ class EquationKeys:
 class Origins:
     """Value numbering of a jaxpr: each value is numbered by how it is computed.
 
-    With `Likeness.SAME`, values with the same number are equal.
+    With `MatchLevel.SAME`, values with the same number are equal.
 
     Args:
         keys: The numbering of equations.
@@ -272,11 +272,11 @@ class Origins:
         keys: EquationKeys,
         jaxpr: AnyJaxpr,
         arguments: Sequence[Hashable],
-        likeness: Likeness = Likeness.SAME,
+        likeness: MatchLevel = MatchLevel.SAME,
     ):
         self._keys = keys
         number, body = keys.number, jaxcompat.open_jaxpr(jaxpr)
-        same = likeness is Likeness.SAME
+        same = likeness is MatchLevel.SAME
         names = keys.constants(jaxpr) if same else [("constant",)] * len(body.constvars)
         borders = [
             *zip(body.constvars, names, strict=True),

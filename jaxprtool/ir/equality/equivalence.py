@@ -28,7 +28,7 @@ from jaxprtool.ir.equality.value_keys import (
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import same_tree
 from jaxprtool.ir.rewriting.custom_rules import custom_rule, has_rule, rule_key, rules_followed
-from jaxprtool.ir.rewriting.high import classic
+from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 
 
@@ -226,7 +226,7 @@ class _Comparison:
 
 def as_classic(eqn: JaxprEqn) -> JaxprEqn:
     """Return an equation in the form of a file, which has no objects with rules of their own."""
-    return classic(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
+    return lower_hijax(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
 
 
 #: For primitives that hold live Python objects, or differ between JAX releases: functions that

@@ -17,7 +17,7 @@ class FileMap(mmap.mmap):
         return cls(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def give_back(array: np.ndarray) -> None:
+def release_pages(array: np.ndarray) -> None:
     """Release the memory of a mapped array; it is read again on its next use."""
     base: Any = array
     while isinstance(base, np.ndarray):

@@ -40,7 +40,7 @@ class Structure:
     repeatable: bool
 
 
-class Keyless(Exception):
+class Unkeyable(Exception):
     """A parameter has no key: an equation or jaxpr with it equals only itself."""
 
 
@@ -49,7 +49,7 @@ _by_key: WeakValueDictionary[Hashable, Structure] = WeakValueDictionary()
 
 
 def structure(jaxpr: AnyJaxpr) -> Structure:
-    """Return the structure of a jaxpr, closed or open. Raises Keyless if it has none."""
+    """Return the structure of a jaxpr, closed or open. Raises Unkeyable if it has none."""
     known = _structures.get(jaxpr)
     if known is None:
         found = _jaxpr_key(jaxpr)
@@ -91,7 +91,7 @@ def _jaxpr_key(jaxpr: AnyJaxpr) -> tuple[Hashable, bool]:
 def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
     """Return a key for an equation's parameters, and the structures of the jaxprs among them.
 
-    Raises Keyless if a parameter has no key.
+    Raises Unkeyable if a parameter has no key.
     """
     params = eqn.params
     if not params:
@@ -113,7 +113,7 @@ def parameters_key(eqn: JaxprEqn) -> tuple[Hashable, Sequence[Structure]]:
 
 
 def value_key(value: object) -> Hashable:
-    """Return a key for a parameter or a constant. Raises Keyless if it has no key."""
+    """Return a key for a parameter or a constant. Raises Unkeyable if it has no key."""
     return _key(value, [])
 
 
@@ -149,7 +149,7 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        raise Keyless from None
+        raise Unkeyable from None
     return kind, value
 
 
@@ -158,7 +158,7 @@ def _array_key(array: np.ndarray | jax.Array) -> Hashable:
     digest = array_digest(array)
     if isinstance(array, np.ndarray):
         if digest is None:
-            raise Keyless
+            raise Unkeyable
         return "array", None, *digest
     if digest is None:
         return "object", id(array)

@@ -21,7 +21,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.caches import process_cache
 from jaxprtool.ir.basics.dtypes import is_extended, physical
-from jaxprtool.ir.equality.mapped_arrays import give_back
+from jaxprtool.ir.equality.mapped_arrays import release_pages
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal
 
 
@@ -104,8 +104,8 @@ def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
         block = slice(start, start + _BLOCK)
         if not np.array_equal(a[block], b[block]):
             return False
-        give_back(a)
-        give_back(b)
+        release_pages(a)
+        release_pages(b)
     return True
 
 

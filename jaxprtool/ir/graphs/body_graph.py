@@ -13,7 +13,7 @@ from jaxprtool.ir.core.equations import with_operands
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.def_use import DefUse
-from jaxprtool.ir.equality.equation_keys import EquationKeys, Likeness, Origins
+from jaxprtool.ir.equality.equation_keys import EquationKeys, MatchLevel, Origins
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var
 
 #: The most variables that `Side.nearest_known` visits.
@@ -59,16 +59,16 @@ class Side(DefUse):
         return [(i, body) for i, eqn in enumerate(self.eqns) if (body := _called(eqn)) is not None]
 
     @cached_method
-    def own(self, likeness: Likeness) -> list[int]:
+    def own(self, likeness: MatchLevel) -> list[int]:
         """Return a key for each equation by itself, whatever its operands are computed from."""
         return [self._keys.equation(eqn, likeness) for eqn in self.eqns]
 
     @cached_method
-    def origins(self, likeness: Likeness) -> Origins:
+    def origins(self, likeness: MatchLevel) -> Origins:
         """Return the value numbering of the body."""
         return Origins(self._keys, self.held, self._arguments, likeness)
 
-    def use_numbers(self, likeness: Likeness) -> list[int]:
+    def use_numbers(self, likeness: MatchLevel) -> list[int]:
         """Return a number for each equation by what is computed from its results.
 
         This is value numbering backwards, from the results of the body that have a counterpart.

@@ -16,7 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import substitute
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import holds_jaxpr
-from jaxprtool.ir.equality.equation_keys import EquationKeys, Likeness
+from jaxprtool.ir.equality.equation_keys import EquationKeys, MatchLevel
 from jaxprtool.ir.graphs.body_graph import Side
 from jaxprtool.ir.graphs.body_pairs import MOST_ALIKE, MatchedBody, Opened, in_order
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
@@ -94,7 +94,7 @@ class _BodyMatching:
     def run(self) -> None:
         """Find all pairs."""
         self._pair_in_order(*(self._by_variables(side) for side in self._found.sides))
-        for likeness in Likeness:
+        for likeness in MatchLevel:
             if not self._is_done(likeness):
                 origins = [side.origins(likeness).equations for side in self._found.sides]
                 uses = [side.use_numbers(likeness) for side in self._found.sides]
@@ -115,7 +115,7 @@ class _BodyMatching:
                 self._pair_rest(likeness, spread)
         self._pair_replaced()
 
-    def _is_done(self, likeness: Likeness) -> bool:
+    def _is_done(self, likeness: MatchLevel) -> bool:
         """Return True if no unpaired equations of the two bodies have the same key."""
         left = self._found.unpaired()
         if not (left[0] and left[1]):
@@ -144,7 +144,7 @@ class _BodyMatching:
     def _is_in_other(self, which: int, position: int) -> bool:
         """Return True if the other body has an unpaired call similar to this one."""
         this, other = self._found.sides[which], self._found.sides[1 - which]
-        key, keys = this.own(Likeness.SIMILAR)[position], other.own(Likeness.SIMILAR)
+        key, keys = this.own(MatchLevel.SIMILAR)[position], other.own(MatchLevel.SIMILAR)
         taken = self._found.taken[1 - which]
         return any(key == keys[j] for j, _ in other.calls if j not in taken)
 
@@ -198,16 +198,16 @@ class _BodyMatching:
         left = len(self._found.sides[1 - which].eqns) - len(self._found.taken[1 - which])
         if inner.jaxpr.constvars:
             _pair_constants(self._keys, self._found, by_type=False)
-        _Spread(self._found, Likeness.SAME).run()
-        spread = _Spread(self._found, Likeness.SIMILAR)
+        _Spread(self._found, MatchLevel.SAME).run()
+        spread = _Spread(self._found, MatchLevel.SIMILAR)
         spread.run()
         self._open_calls(spread, (which,))
-        _Spread(self._found, Likeness.KIND).run()  # beyond loops that differ
+        _Spread(self._found, MatchLevel.KIND).run()  # beyond loops that differ
         # Nested calls that are SIMILAR may have different bodies: only those that are SAME count.
         flat = [not holds_jaxpr(each.params.values()) for each in inner.eqns]
         similar, same = (
             [side.own(likeness) for side in self._found.sides]
-            for likeness in (Likeness.SIMILAR, Likeness.SAME)
+            for likeness in (MatchLevel.SIMILAR, MatchLevel.SAME)
         )
         found = []
         for pair in self._found.order:
@@ -246,7 +246,7 @@ class _BodyMatching:
 
         Many passes keep the variables of the equations that they leave alone.
         """
-        own = side.own(Likeness.SAME)
+        own = side.own(MatchLevel.SAME)
         return [(key, *map(id, eqn.outvars)) for key, eqn in zip(own, side.eqns, strict=True)]
 
     def _pair_in_order(self, old: Sequence[Hashable], new: Sequence[Hashable]) -> None:
@@ -258,7 +258,7 @@ class _BodyMatching:
         for i, j in in_order(olds, news, (set(), set())):
             self._found.pair(i, j)
 
-    def _pair_unique(self, likeness: Likeness, radius: int, spread: _Spread) -> None:
+    def _pair_unique(self, likeness: MatchLevel, radius: int, spread: _Spread) -> None:
         """Pair equations that their neighbourhoods identify."""
         own = [side.own(likeness) for side in self._found.sides]
         for olds, news in self._alike_around(own, radius):
@@ -275,7 +275,7 @@ class _BodyMatching:
         own = [[len(eqn.outvars) for eqn in side.eqns] for side in self._found.sides]
         for olds, news in self._alike_around(own, _RADII[0]):
             for i, j in zip(olds, news, strict=True):
-                if self._found.fit(i, j, Likeness.KIND) > 1:
+                if self._found.fit(i, j, MatchLevel.KIND) > 1:
                     self._found.pair(i, j)
 
     def _alike_around(
@@ -291,7 +291,7 @@ class _BodyMatching:
             if len(olds) == len(news):
                 yield olds, news
 
-    def _pair_rest(self, likeness: Likeness, spread: _Spread) -> None:
+    def _pair_rest(self, likeness: MatchLevel, spread: _Spread) -> None:
         """Pair each equation left with the candidate of the same key that fits it best."""
         left = self._found.unpaired()
         own = [side.own(likeness) for side in self._found.sides]
@@ -313,7 +313,7 @@ class _Spread:
     `run` resumes at the pairs that were found since it last ran.
     """
 
-    def __init__(self, matching: MatchedBody, likeness: Likeness):
+    def __init__(self, matching: MatchedBody, likeness: MatchLevel):
         self._matching = matching
         self._likeness = likeness
         self._own = [side.own(likeness) for side in matching.sides]
@@ -397,7 +397,7 @@ class _Spread:
 
     def _role(self, eqn: JaxprEqn, place: int) -> int:
         """Return the place of an operand; -1 for a loop that may have another number of them."""
-        is_loop = self._likeness is Likeness.KIND and holds_jaxpr(eqn.params.values())
+        is_loop = self._likeness is MatchLevel.KIND and holds_jaxpr(eqn.params.values())
         return -1 if is_loop else place
 
     def _clear(self, olds: deque[int], news: deque[int]) -> None:

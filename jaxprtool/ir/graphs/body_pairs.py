@@ -11,7 +11,7 @@ from itertools import islice
 from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import substitute
 from jaxprtool.ir.core.regions import regions
-from jaxprtool.ir.equality.equation_keys import EquationKeys, Likeness
+from jaxprtool.ir.equality.equation_keys import EquationKeys, MatchLevel
 from jaxprtool.ir.graphs.body_graph import Side
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
@@ -127,7 +127,7 @@ class MatchedBody:
 
     def _value(self, atom: Atom) -> int:
         """Return the value number of a variable of the second body."""
-        return self.sides[1].origins(Likeness.SAME).values.get(id(atom), id(atom))
+        return self.sides[1].origins(MatchLevel.SAME).values.get(id(atom), id(atom))
 
     def conflict(self, i: int, j: int) -> bool:
         """Return True if two operands at the same place are paired, but not with each other.
@@ -308,7 +308,7 @@ class MatchedBody:
 
     # --- the best fit -----------------------------------------------------------------------------
 
-    def best(self, i: int, free: deque[int], likeness: Likeness) -> int | None:
+    def best(self, i: int, free: deque[int], likeness: MatchLevel) -> int | None:
         """Remove the candidate that fits equation `i` best from `free`, and return it.
 
         Returns None if none of the candidates has anything in common with the equation.
@@ -325,14 +325,14 @@ class MatchedBody:
         del free[best]
         return found
 
-    def fit(self, i: int, j: int, likeness: Likeness) -> int:
+    def fit(self, i: int, j: int, likeness: MatchLevel) -> int:
         """Score a pair of equations: 2 for each common operand or reader, and 1 for the scope.
 
         At most 1 means that the equations have nothing in common.
         """
         old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
         same_scope = jaxcompat.name_stack(old) == jaxcompat.name_stack(new)
-        if likeness is Likeness.KIND:
+        if likeness is MatchLevel.KIND:
             reads = Counter(id(self.partner[id(x)]) for x in old.invars if id(x) in self.partner)
             common = (reads & Counter(map(id, new.invars))).total()
         elif self.conflict(i, j):

@@ -8,7 +8,7 @@ Two programs are matched as graphs, body by body:
 3. The equations left are paired by their neighbourhood, and then by their operands alone.
 
 These steps are taken for equations that are the same, then for those that differ in a dtype or a
-constant, and then for those that share only the primitive (`equation_keys.Likeness`). At the end,
+constant, and then for those that share only the primitive (`equation_keys.MatchLevel`). At the end,
 equations of different primitives with the same neighbours are paired.
 
 A body is matched with the body that the counterpart of its equation holds. A body shared by

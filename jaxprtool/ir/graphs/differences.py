@@ -12,7 +12,7 @@ import numpy as np
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.equality.equation_keys import (
     EquationKeys,
-    Likeness,
+    MatchLevel,
     is_dtype,
     is_label,
     parameters,
@@ -67,7 +67,7 @@ class Difference:
 def differences(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> list[Difference]:
     """Return the differences between two counterparts, without those inside their bodies."""
     keys = matched.keys
-    if keys.equation(old, Likeness.SAME) == keys.equation(new, Likeness.SAME):
+    if keys.equation(old, MatchLevel.SAME) == keys.equation(new, MatchLevel.SAME):
         return list(_operands(matched, old, new))
     return [
         *_parameters(keys, old, new),

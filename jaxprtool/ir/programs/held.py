@@ -1,7 +1,7 @@
 """Leaves that are not arrays: held in the structure of a tree, like static arguments.
 
 A function in an Equinox module, a string, an object: it is not traced, but a program is specific to
-it. In a program's structures it is a `Held` node without children, so that structures that
+it. In a program's structures it is a `StaticLeaf` node without children, so that structures that
 hold different objects are different. The user passes and gets the objects themselves.
 """
 
@@ -32,7 +32,7 @@ class StandIn:
         return self.text
 
 
-class Held:
+class StaticLeaf:
     """A leaf that is not an array; equal to another if their objects are equal and of one type.
 
     A `StandIn` is equal to the object that it describes.
@@ -42,7 +42,7 @@ class Held:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Held):
+        if not isinstance(other, StaticLeaf):
             return NotImplemented
         a, b = self.value, other.value
         if a is b:
@@ -59,13 +59,13 @@ class Held:
             return False
 
     def __hash__(self) -> int:
-        return hash(repr(self.value)) if type(self.value) in LITERALS else hash(Held)
+        return hash(repr(self.value)) if type(self.value) in LITERALS else hash(StaticLeaf)
 
     def __repr__(self) -> str:
-        return f"Held({description(self.value)})"
+        return f"StaticLeaf({description(self.value)})"
 
 
-jax.tree_util.register_pytree_node(Held, lambda held: ((), held), lambda held, _: held)
+jax.tree_util.register_pytree_node(StaticLeaf, lambda held: ((), held), lambda held, _: held)
 
 
 def is_no_array(leaf: object) -> bool:
@@ -78,9 +78,9 @@ def is_no_array(leaf: object) -> bool:
 def release(tree: PyTreeDef) -> Any:
     """Return a tree in which held objects are leaves again."""
     return jax.tree.map(
-        lambda leaf: leaf.value if isinstance(leaf, Held) else leaf,
+        lambda leaf: leaf.value if isinstance(leaf, StaticLeaf) else leaf,
         tree,
-        is_leaf=lambda node: isinstance(node, Held),
+        is_leaf=lambda node: isinstance(node, StaticLeaf),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef, keystr
 
-from jaxprtool.ir.programs.held import Held, StandIn, description, is_no_array, release
+from jaxprtool.ir.programs.held import StandIn, StaticLeaf, description, is_no_array, release
 from jaxprtool.ir.programs.state import Changed
 from jaxprtool.ir.programs.trees import Opaque, Tree, filled, node, one_level
 
@@ -51,11 +51,13 @@ class MatchedArguments:
         return made.applied(self.args, self.kwargs) if isinstance(made, Changed) else made
 
     def _known(self, value: object) -> Any:
-        return jax.tree.map(self._node, value, is_leaf=lambda each: isinstance(each, Opaque | Held))
+        return jax.tree.map(
+            self._node, value, is_leaf=lambda each: isinstance(each, Opaque | StaticLeaf)
+        )
 
     def _node(self, value: object) -> Any:
-        if isinstance(value, Held):
-            return Held(self.objects.get(description(value.value), value.value))
+        if isinstance(value, StaticLeaf):
+            return StaticLeaf(self.objects.get(description(value.value), value.value))
         if not isinstance(value, Opaque):
             return value
         _, parts, tree = one_level(value)
@@ -177,9 +179,9 @@ def _fits(wanted: Tree, own: Tree, tree: PyTreeDef, given_tree: PyTreeDef) -> bo
     return tree.node_data()[0] is Opaque or wanted.type_name == own.type_name
 
 
-def _match_held(found: MatchedArguments, wanted: Held, given: object, path: str) -> None:
-    value = given.value if isinstance(given, Held) else given
-    if wanted != Held(value):
+def _match_held(found: MatchedArguments, wanted: StaticLeaf, given: object, path: str) -> None:
+    value = given.value if isinstance(given, StaticLeaf) else given
+    if wanted != StaticLeaf(value):
         raise Mismatch(
             f"{path} is no array and so held as it is: "
             f"it is to be {_short(wanted.value)}, not {_short(value)}"
@@ -240,7 +242,7 @@ def _named(tree: Tree) -> str:
 
 
 def _shown(tree: Tree, value: object) -> str:
-    if isinstance(value, Held):
+    if isinstance(value, StaticLeaf):
         return _short(value.value)
     return _short(value) if tree.kind == "leaf" and is_no_array(value) else _named(tree)
 

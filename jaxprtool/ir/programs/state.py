@@ -23,7 +23,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.basics.paths import paths, unique
 from jaxprtool.ir.core.structured import Call, view
 from jaxprtool.ir.dataflow.def_use import DefUse
-from jaxprtool.ir.programs.held import Held, is_no_array, release
+from jaxprtool.ir.programs.held import StaticLeaf, is_no_array, release
 from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, filled, one_level
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Literal, Var
 
@@ -174,18 +174,18 @@ def sharing(tree: Any, shared: Sequence[int]) -> Any:
     Objects held in its structure become leaves again.
     """
     leaves, structure = jax.tree.flatten(
-        tree, is_leaf=lambda node: isinstance(node, Held) or _is_variable(node)
+        tree, is_leaf=lambda node: isinstance(node, StaticLeaf) or _is_variable(node)
     )
     # This copies Variables, so it must come before they are shared.
-    own = [release(leaf) for leaf in leaves if not isinstance(leaf, Held)]
+    own = [release(leaf) for leaf in leaves if not isinstance(leaf, StaticLeaf)]
     in_order = iter([own[i] for i in shared] if shared else own)
     return structure.unflatten(
-        [leaf.value if isinstance(leaf, Held) else next(in_order) for leaf in leaves]
+        [leaf.value if isinstance(leaf, StaticLeaf) else next(in_order) for leaf in leaves]
     )
 
 
 def _held(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: Held(leaf) if is_no_array(leaf) else leaf, tree)
+    return jax.tree.map(lambda leaf: StaticLeaf(leaf) if is_no_array(leaf) else leaf, tree)
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -310,7 +310,11 @@ def _updated(old: Any, new: Any) -> Any:
                 object.__setattr__(old, name, made)
         return old
     if not has_objects(old):
-        return old if is_no_array(old) and is_no_array(new) and Held(old) == Held(new) else new
+        return (
+            old
+            if is_no_array(old) and is_no_array(new) and StaticLeaf(old) == StaticLeaf(new)
+            else new
+        )
     return _updated_container(old, new)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
 
-from jaxprtool.ir.programs.held import Held, StandIn, description
+from jaxprtool.ir.programs.held import StandIn, StaticLeaf, description
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Tree:
     keys: tuple[Any, ...] = ()
     type_name: str = ""
     aux: str = ""
-    held: Held | None = None
+    held: StaticLeaf | None = None
 
 
 LEAF, NONE = Tree("leaf"), Tree("none")
@@ -236,7 +236,7 @@ def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = (
         kind, data = data[:2]
     if kind is type(None):
         return NONE
-    if kind is Held:
+    if kind is StaticLeaf:
         return Tree("held", held=data)
     if kind in DESCRIBED_AS_TUPLES:
         return Tree("tuple", children)

@@ -21,7 +21,7 @@ from jaxprtool.ir.rewriting.custom_rules import jvp_params, unsupported, vjp_par
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, JVPRule, Var
 
 
-def classic(eqn: JaxprEqn) -> JaxprEqn:
+def lower_hijax(eqn: JaxprEqn) -> JaxprEqn:
     """Return an equation that is equivalent to a `call_hi_primitive`, with the same derivatives.
 
     Raises UnsupportedError if JAX cannot expand the equation, or its rules are more than functions

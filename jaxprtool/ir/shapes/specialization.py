@@ -29,7 +29,7 @@ from jaxprtool.ir.rewriting.custom_rules import (
     vjp_params,
     vjp_rule,
 )
-from jaxprtool.ir.rewriting.high import classic
+from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.ir.shapes.static_indices import with_slices
 from jaxprtool.ir.shapes.symbols import Sizes, value_of
@@ -283,7 +283,7 @@ class _Body:
             if number is not None:
                 return None
         if eqn.primitive.name == jaxcompat.CALL_HIGH and self._owner.changes(eqn):
-            eqn = classic(eqn)  # the object in the equation is bound to its old types
+            eqn = lower_hijax(eqn)  # the object in the equation is bound to its old types
         operands = [self._atom(atom) for atom in eqn.invars]
         try:
             params = self._owner.params(eqn)

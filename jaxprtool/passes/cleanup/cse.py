@@ -25,7 +25,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import is_flat
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.equality.structural_key import (
-    Keyless,
+    Unkeyable,
     parameters_key,
     structure,
     value_key,
@@ -113,7 +113,7 @@ class _Merging:
         """Return the first body that is equal to this one."""
         try:
             return self._bodies.setdefault((structure(body), type(body)), body)
-        except Keyless:
+        except Unkeyable:
             return body
 
 
@@ -121,7 +121,7 @@ def _operation(eqn: JaxprEqn) -> Hashable:
     """Return a key for an equation's operation; None if it must not be merged."""
     try:
         key, held = parameters_key(eqn)
-    except Keyless:
+    except Unkeyable:
         return None
     return (key, eqn.ctx) if all(body.repeatable for body in held) else None
 
@@ -161,5 +161,5 @@ def _share_constants(writer: Writer) -> None:
 def _constant_key(value: object) -> Hashable:
     try:
         return value_key(value)
-    except Keyless:
+    except Unkeyable:
         return "itself", id(value)

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxprtool import primitives
 from jaxprtool.ir.equality.equivalence import equivalent
-from jaxprtool.ir.equality.structural_key import Keyless, structure, value_key
+from jaxprtool.ir.equality.structural_key import Unkeyable, structure, value_key
 
 x = jnp.arange(12.0).reshape(3, 4)
 
@@ -142,9 +142,9 @@ def test_a_key_of_a_constant_can_be_found_while_jax_traces():
 
 
 def test_a_value_that_cannot_be_hashed_has_no_key():
-    with pytest.raises(Keyless):
+    with pytest.raises(Unkeyable):
         value_key({1, 2})
-    with pytest.raises(Keyless):
+    with pytest.raises(Unkeyable):
         value_key(np.array([object()]))
 
 

@@ -31,7 +31,7 @@ class State:
 
 
 @jax.tree_util.register_pytree_node_class
-class Keyless:
+class Unkeyable:
     def __init__(self, *children):
         self.children = children
 
@@ -139,10 +139,10 @@ def test_a_result_with_other_data_of_its_class_is_of_that_class_if_they_are_lite
 
 
 def test_nodes_without_keys_are_taken_in_order(read):
-    program = read(jaxprtool.trace(lambda k: k.children[0] - k.children[1], Keyless(3.0, 1.0)))
-    assert program(Keyless(3.0, 1.0)) == program((3.0, 1.0)) == 2
+    program = read(jaxprtool.trace(lambda k: k.children[0] - k.children[1], Unkeyable(3.0, 1.0)))
+    assert program(Unkeyable(3.0, 1.0)) == program((3.0, 1.0)) == 2
     with pytest.raises(TypeError, match="k is to have 2 entries, not 1"):
-        program(Keyless(3.0))
+        program(Unkeyable(3.0))
 
 
 def test_an_entry_without_leaves_may_be_left_out(read):

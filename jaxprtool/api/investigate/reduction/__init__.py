@@ -22,7 +22,7 @@ from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.passes.reduction.candidates import count_of
-from jaxprtool.processes import Child, last_words, temporary_folder
+from jaxprtool.processes import Child, stderr_tail, temporary_folder
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.reports.as_json import program_document
 
@@ -174,7 +174,7 @@ def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduct
             raise ArgumentsError(last["fault"], last.get("hint"))
         if not interrupted and "ended" not in last:
             with open(errors, errors="replace") as file:
-                said = last_words(file.read())
+                said = stderr_tail(file.read())
             raise UnsupportedError(f"the reduction has failed: {said}")
         best, values = program, request.values
         if os.path.exists(os.path.join(folder, worker.BEST)):

@@ -25,7 +25,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.sandbox.tries import Limits, Tried, in_order, tried
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.ir.basics.dtypes import is_extended
-from jaxprtool.ir.equality.structural_key import Keyless, structure
+from jaxprtool.ir.equality.structural_key import Unkeyable, structure
 from jaxprtool.ir.evaluation.interpret import Interpreter
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
@@ -44,7 +44,7 @@ class State:
     values: Values = field(default_factory=dict)
 
 
-class Judge(Protocol):
+class Comparator(Protocol):
     """The oracle of the search: it decides whether a check holds for a program."""
 
     #: The number of programs tried.
@@ -70,7 +70,7 @@ class Search:
         found: Called with the smallest state so far and the name of the step, for progress.
     """
 
-    def __init__(self, judge: Judge, found: Callable[[State, str], object]):
+    def __init__(self, judge: Comparator, found: Callable[[State, str], object]):
         self._judge, self._found = judge, found
         self._values: tuple[Program | None, dict[Var, Any]] = (None, {})
         self.state: State
@@ -351,7 +351,7 @@ def _key(state: State) -> Hashable:
     data = tuple(v.tobytes() if isinstance(v, np.ndarray) else v is None for v in values)
     try:
         return structure(state.program.jaxpr), data
-    except (Keyless, TypeError):
+    except (Unkeyable, TypeError):
         return object()
 
 

@@ -14,8 +14,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     CallExpression,
     Expression,
-    Giving,
     Grouping,
+    MultiResult,
     Name,
     Proposal,
     PythonFunction,
@@ -36,9 +36,9 @@ from jaxprtool.formats.python.values import literal
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.structured import CALLS, ShardMap, sub_jaxprs
-from jaxprtool.ir.equality.structural_key import Keyless, structure
+from jaxprtool.ir.equality.structural_key import Unkeyable, structure
 from jaxprtool.ir.rewriting.custom_rules import jvp_rule, rule_key, vjp_rule
-from jaxprtool.ir.rewriting.high import classic
+from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
 from jaxprtool.primitives import scope_of
 
@@ -124,13 +124,13 @@ def called_name(eqn: JaxprEqn) -> str:
 
 def local_call(
     eqn: JaxprEqn, body: AnyJaxpr, operands: tuple[Slot, ...], name: str = "", **more: Any
-) -> Giving:
+) -> MultiResult:
     """Return the call of a function with a body; `more` is what is said of the function."""
     results = group(range(len(eqn.outvars)))
     parameters = tuple(range(len(operands)))
     name = name or called_name(eqn)
     function = PythonFunction(jaxcompat.close_jaxpr(body), name, parameters, results, **more)
-    return Giving(CallExpression(function, operands), results)
+    return MultiResult(CallExpression(function, operands), results)
 
 
 def _call(
@@ -139,7 +139,7 @@ def _call(
     operands: tuple[Slot, ...],
     *decorators: Expression,
     scope: str | None = None,
-) -> Giving:
+) -> MultiResult:
     return local_call(
         eqn,
         body,
@@ -178,7 +178,7 @@ def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     if p["differentiated"]:
         # What is left for the backward pass, which `jax.checkpoint` itself never gives.
         bound = call("primitives.remat_p.bind", *operands, **dict(sorted(p.items())))
-        yield Giving(bound, tuple(range(len(eqn.outvars))))
+        yield MultiResult(bound, tuple(range(len(eqn.outvars))))
         return
     prevent = p["prevent_cse"]
     unlike = not all(prevent) if isinstance(prevent, tuple) else not prevent
@@ -254,7 +254,7 @@ def _custom(
     rules: tuple[PythonFunction, ...],
     operands: tuple[Slot, ...],
     results: Grouping,
-) -> Giving:
+) -> MultiResult:
     """Return the call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
     closed_over = [const for r in rules if r.raises is None for const in r.jaxpr.consts]
     if any(isinstance(const, jax.core.Tracer) for const in closed_over):
@@ -275,7 +275,7 @@ def _custom(
         key=(called_name(eqn), rule_key(eqn), _structure(body)),
     )
     given = zip(eqn.invars[count:], operands[count:], strict=True)
-    return Giving(
+    return MultiResult(
         CallExpression(function, tuple(_array(atom, slot) for atom, slot in given)), results
     )
 
@@ -283,7 +283,7 @@ def _custom(
 def _structure(body: AnyJaxpr) -> object:
     try:
         return structure(body)
-    except Keyless:
+    except Unkeyable:
         return jaxcompat.open_jaxpr(body)
 
 
@@ -336,7 +336,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, jaxcompat.CALL_HIGH)
 def _high(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
-    yield from proposals(classic(eqn), *operands)
+    yield from proposals(lower_hijax(eqn), *operands)
 
 
 # --- shard_map --------------------------------------------------------------------------------

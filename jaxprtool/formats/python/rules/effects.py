@@ -10,7 +10,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     Assignment,
-    Giving,
+    MultiResult,
     Name,
     Proposal,
     PythonFunction,
@@ -111,16 +111,16 @@ def _debug_callback(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     more = options(eqn.params, partitioned=False)
     if eqn.params["effect"] == jaxcompat.DEBUG_EFFECTS["OrderedDebugEffect"]:
         more["ordered"] = True
-    yield Giving(call("jax.debug.callback", _stub(eqn), *operands, **more), None)
+    yield MultiResult(call("jax.debug.callback", _stub(eqn), *operands, **more), None)
 
 
 def _with_results(
     path: str, eqn: JaxprEqn, operands: tuple[Slot, ...], more: dict[str, object]
-) -> Giving:
+) -> MultiResult:
     types = tuple(
         call("jax.ShapeDtypeStruct", v.aval.shape, dtype_name(v.aval.dtype)) for v in eqn.outvars
     )
-    return Giving(call(path, _stub(eqn), types, *operands, **more), tuple(range(len(types))))
+    return MultiResult(call(path, _stub(eqn), types, *operands, **more), tuple(range(len(types))))
 
 
 @rule(python_rules, "custom_vmap_call")

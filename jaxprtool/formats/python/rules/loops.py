@@ -10,8 +10,8 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.expressions import (
     CallExpression,
-    Giving,
     Grouping,
+    MultiResult,
     Proposal,
     PythonFunction,
     Slot,
@@ -62,7 +62,7 @@ def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         options["reverse"] = True
     if loop.unroll != 1:
         options["unroll"] = loop.unroll
-    yield Giving(call("lax.scan", *arguments, **options), results)
+    yield MultiResult(call("lax.scan", *arguments, **options), results)
 
 
 @rule(python_rules, "while")
@@ -91,14 +91,14 @@ def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         passed=carry,
     )
     start = group(operands[c + b :])
-    yield Giving(call("lax.while_loop", condition, body, start), results)
+    yield MultiResult(call("lax.while_loop", condition, body, start), results)
 
 
 @rule(python_rules, "cond")
 def _cond(eqn: JaxprEqn, index: Slot, *operands: Slot) -> Iterator[Proposal]:
     functions, results, _ = _branches(eqn)
     more = {k: v for k, v in eqn.params.items() if k != "branches"}
-    yield Giving(CallExpression(BRANCH_AT, (index, functions, *operands), more), results)
+    yield MultiResult(CallExpression(BRANCH_AT, (index, functions, *operands), more), results)
 
 
 @rule(python_rules, "platform_index")
@@ -106,19 +106,19 @@ def _platform_index(eqn: JaxprEqn) -> Iterator[Proposal]:
     yield CallExpression(PLATFORM_INDEX, eqn.params["platforms"])
 
 
-def on_number(eqn: JaxprEqn) -> Giving:
+def on_number(eqn: JaxprEqn) -> MultiResult:
     """Return the branch as `lax.switch`, which clamps its first operand."""
     branches, results, (index, *operands) = _branches(eqn)
-    return Giving(call("lax.switch", index, branches, *operands), results)
+    return MultiResult(call("lax.switch", index, branches, *operands), results)
 
 
-def on_predicate(eqn: JaxprEqn) -> Giving:
+def on_predicate(eqn: JaxprEqn) -> MultiResult:
     """Return the branch as `lax.cond`, which converts its first operand to an index."""
     (otherwise, then), results, (predicate, *operands) = _branches(eqn)
-    return Giving(call("lax.cond", predicate, then, otherwise, *operands), results)
+    return MultiResult(call("lax.cond", predicate, then, otherwise, *operands), results)
 
 
-def on_platform(eqn: JaxprEqn) -> Giving:
+def on_platform(eqn: JaxprEqn) -> MultiResult:
     """Return the branch as `lax.platform_dependent`, which asks for its first operand."""
     functions, results, operands = _branches(eqn, 0)
     by_platform = {
@@ -126,7 +126,7 @@ def on_platform(eqn: JaxprEqn) -> Giving:
         for function, platforms in zip(functions, eqn.params["branches_platforms"], strict=True)
         for platform in platforms or ("default",)
     }
-    return Giving(call("lax.platform_dependent", *operands, **by_platform), results)
+    return MultiResult(call("lax.platform_dependent", *operands, **by_platform), results)
 
 
 def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[PythonFunction], Grouping, list[Slot]]:
@@ -186,4 +186,4 @@ def _linear_solve(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         options["transpose_solve"] = function("transpose_solve", takes_operator=True)
     matvec = function("matvec", takes_operator=False)
     solution = call("lax.custom_linear_solve", matvec, group(right), solve, **options)
-    yield Giving(solution, given)
+    yield MultiResult(solution, given)

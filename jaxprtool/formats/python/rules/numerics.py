@@ -12,8 +12,8 @@ from jax import lax
 
 from jaxprtool.formats.python.expressions import (
     CallExpression,
-    Giving,
     Infix,
+    MultiResult,
     Name,
     Proposal,
     PythonFunction,
@@ -228,7 +228,7 @@ def _ragged_dot(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "geqrf")
 def _geqrf(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    yield Giving(CallExpression(GEQRF, (x,)), (0, 1))
+    yield MultiResult(CallExpression(GEQRF, (x,)), (0, 1))
 
 
 @rule(python_rules, "cholesky", "eigh")

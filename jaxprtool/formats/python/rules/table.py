@@ -11,7 +11,7 @@ proposal fits. It may look at the parameters, at the types, and at literal opera
 `bind` is written, if the primitive is public and its parameters are plain data.
 
 An expression may hold a `PythonFunction`, made from a jaxpr that the equation holds. One wrapped in
-`Giving`, which says in what structure it gives the results, is taken unchecked.
+`MultiResult`, which says in what structure it gives the results, is taken unchecked.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from jaxprtool.ir.basics.dtypes import itemsize
 from jaxprtool.ir.core.equations import size_of
 from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, holds_jaxpr, view
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.equality.structural_key import Keyless, parameters_key
+from jaxprtool.ir.equality.structural_key import Unkeyable, parameters_key
 from jaxprtool.ir.equality.value_keys import literal_key
 from jaxprtool.ir.evaluation.exact_numpy import evaluate_exactly
 from jaxprtool.ir.evaluation.interpret import Interpreter, bind
@@ -84,7 +84,7 @@ class Values:
             return None  # nothing to know; dce removes it
         try:
             key, held = parameters_key(eqn)
-        except Keyless:
+        except Unkeyable:
             return None
         if held and not all(body.repeatable for body in held):
             return None

@@ -25,7 +25,7 @@ from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.core.equations import Contains, fuses
 from jaxprtool.ir.core.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.equality.structural_key import Keyless, parameters_key
+from jaxprtool.ir.equality.structural_key import Unkeyable, parameters_key
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal
 from jaxprtool.passes.loops.outline.bodies import Item, OutlineBody, Repeated
 from jaxprtool.primitives import scope_of, sow_p
@@ -153,7 +153,7 @@ class Tokens:
     def _number(self, eqn: JaxprEqn) -> int:
         try:
             key, _ = parameters_key(eqn)
-        except Keyless:
+        except Unkeyable:
             return self.alone()
         types = [self._type(v.aval) for v in eqn.invars]
         # A gradient is weakly typed if the variable it is taken by is, which a literal never is.

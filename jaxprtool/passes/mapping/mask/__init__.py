@@ -50,16 +50,16 @@ from jaxprtool.passes.mapping.mask.body import (
     structured_mask_rules,
 )
 from jaxprtool.passes.mapping.mask.sizes import Bounds, check_constraints, with_own_constraints
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Facts, Filled, Padded
 
 __all__ = [
     "Bounds",
     "Filled",
     "Mask",
+    "MaskContext",
     "MaskDomain",
     "MaskWriting",
-    "Masking",
     "Padded",
     "mask_rules",
     "masked",

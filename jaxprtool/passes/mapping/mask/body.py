@@ -40,7 +40,7 @@ from jaxprtool.passes.mapping.domains import (
 from jaxprtool.passes.mapping.domains.domain import StructuredRule
 from jaxprtool.passes.mapping.mask.guards import guarded, mixes_rounds
 from jaxprtool.passes.mapping.mask.sizes import Bounds, UnboundedSize
-from jaxprtool.passes.mapping.mask.table import FACTS, Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.table import FACTS, MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Facts, Padded, is_float, result_facts
 
 #: The type of a symbol.
@@ -99,11 +99,11 @@ class MaskWriting(Writing[Facts]):
             self.by_rule(eqn, rule_of(eqn), facts, tuple(v.aval.shape for v in eqn.outvars))
         self._guarding = False
 
-    def rule_context(self, name: str, known: dict[Any, Any]) -> Masking:
+    def rule_context(self, name: str, known: dict[Any, Any]) -> MaskContext:
         symbols = {fact: known.pop(("extra", fact)) for fact in self.domain.extras}
         flag = known.pop(("extra", ITERATION))
         flag = flag if self.context.iterations else None
-        return Masking(name, self.domain.bounds, symbols, known, flag, self.context.in_scan)
+        return MaskContext(name, self.domain.bounds, symbols, known, flag, self.context.in_scan)
 
     def uses(self, sizes: Iterable[Any], facts: Sequence[str] | None = None) -> list[Any]:
         return [("extra", ITERATION), *super().uses(sizes, facts)]
@@ -143,7 +143,7 @@ class MaskWriting(Writing[Facts]):
         """
         shape, axes = facts.shape, self.domain.bounds.axes(facts.shape)
 
-        def compute(masking: Masking, array: Any) -> Any:
+        def compute(masking: MaskContext, array: Any) -> Any:
             return masking.apart(array, shape, axes, active=True)
 
         sizes = (shape[axis] for axis in axes)

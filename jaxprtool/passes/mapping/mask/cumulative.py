@@ -8,14 +8,14 @@ from typing import Any
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.slicing import turned
-from jaxprtool.passes.mapping.mask.table import Masking, MaskRule, mask_rules
+from jaxprtool.passes.mapping.mask.table import MaskContext, MaskRule, mask_rules
 from jaxprtool.passes.mapping.mask.values import Facts, Filled, Padded
 
 
 def _cumulative(identity: Callable[[Any], Any]) -> MaskRule:
     """Return the rule of a cumulative sum or product with this identity."""
 
-    def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+    def apply(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         axis, reverse = eqn.params["axis"], eqn.params["reverse"]
         fills = {axis: identity(x.dtype)}
         made = masking.apply(
@@ -36,7 +36,7 @@ rule(mask_rules, "cumprod")(_cumulative(lambda dtype: 1))
 
 
 @rule(mask_rules, "cummax", "cummin", "cumlogsumexp")
-def _extreme(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _extreme(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     """Scan forward even in reverse, on reversed elements, so that padding comes last.
 
     The fill could be equal to an infinite element, and receive a part of its derivative.

@@ -12,7 +12,7 @@ from jaxprtool.ir.basics.rules import rule
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.evaluation.exact_numpy import evaluate_exactly
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules
 from jaxprtool.passes.mapping.mask.values import Filled, Padded, number
 
 #: An argument at which a function has an exact result, and this result, for functions that round.
@@ -36,7 +36,7 @@ _EXACT = {
 
 
 @rule(mask_rules, "elementwise")
-def _elementwise(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _elementwise(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     if eqn.primitive.multiple_results:  # result i depends on operand i alone
         return masking.bind(eqn, *operands)
     whole = eqn.outvars[0].aval.shape
@@ -45,7 +45,7 @@ def _elementwise(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
     return Filled(results, {axis: value for axis, value in fills.items() if value is not None})
 
 
-def _repeated(masking: Masking, x: Padded, shape: Sequence[Any]) -> Any:
+def _repeated(masking: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
     """Broadcast an active operand along the padded axes that it lacks, with a guard."""
     own = range(len(shape) - x.ndim, len(shape)) if x.ndim else ()
     mixed = [

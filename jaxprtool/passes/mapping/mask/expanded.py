@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxprtool.ir.basics.rules import rule
-from jaxprtool.ir.rewriting.high import classic
+from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.mapping.mask.body import MaskWriting, structured_mask_rules
 from jaxprtool.passes.mapping.mask.table import refusal
@@ -14,7 +14,7 @@ from jaxprtool.passes.mapping.mask.values import Facts
 
 @rule(structured_mask_rules, "call_hi_primitive")
 def _high(writing: MaskWriting, eqn: JaxprEqn) -> bool:
-    older = classic(eqn)
+    older = lower_hijax(eqn)
     if not writing.structured(older):
         raise refusal(eqn, "there is no masking rule for what it computes")
     return True

@@ -17,7 +17,7 @@ from jax.lax import GatherScatterMode
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.slicing import room_for, with_room
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Filled, Padded
 
 #: An index that is out of bounds, and does not overflow if the size of an array is added.
@@ -30,7 +30,7 @@ _CLIP, _DROP, _PROMISE = (
 )
 
 
-def _limits(masking: Masking, limits: Sequence[Any], like: Any) -> Any:
+def _limits(masking: MaskContext, limits: Sequence[Any], like: Any) -> Any:
     """Return the largest valid index of each component, broadcast to the shape of the indices."""
     parts = [lax.reshape(jnp.asarray(masking.size(n), like.dtype), (1,)) for n in limits]
     vector = lax.concatenate(parts, 0)
@@ -44,12 +44,12 @@ def _wide(indices: Any) -> Any:
     return indices
 
 
-def _clipped(masking: Masking, indices: Any, limits: Sequence[Any]) -> Any:
+def _clipped(masking: MaskContext, indices: Any, limits: Sequence[Any]) -> Any:
     most = _limits(masking, limits, indices)
     return lax.min(lax.max(indices, lax.full_like(indices, 0)), most)
 
 
-def _or_outside(masking: Masking, indices: Any, limits: Sequence[Any]) -> Any:
+def _or_outside(masking: MaskContext, indices: Any, limits: Sequence[Any]) -> Any:
     """Return indices in which every component of an index out of bounds is `_OUTSIDE`."""
     most = _limits(masking, limits, indices)
     fits = lax.bitwise_and(indices >= lax.full_like(indices, 0), indices <= most)
@@ -62,7 +62,7 @@ def _or_outside(masking: Masking, indices: Any, limits: Sequence[Any]) -> Any:
 
 
 @rule(mask_rules, "gather")
-def _gather(masking: Masking, eqn: JaxprEqn, x: Padded, indices: Padded) -> Any:
+def _gather(masking: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> Any:
     params, bounds = eqn.params, masking.bounds
     numbers, sizes, mode = (params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     if mode not in (_CLIP, _DROP, _PROMISE):
@@ -100,7 +100,7 @@ def _gather(masking: Masking, eqn: JaxprEqn, x: Padded, indices: Padded) -> Any:
     return Filled(made, {axis: x.fill(d) for axis, d in whole.items()})
 
 
-def _is_masked(masking: Masking, *sizes: Any) -> bool:
+def _is_masked(masking: MaskContext, *sizes: Any) -> bool:
     return any(map(masking.bounds.is_masked, sizes))
 
 
@@ -116,7 +116,9 @@ def _is_masked(masking: Masking, *sizes: Any) -> bool:
     "scatter-min",
     "scatter-max",
 )
-def _scatter(masking: Masking, eqn: JaxprEqn, x: Padded, indices: Padded, updates: Padded) -> Any:
+def _scatter(
+    masking: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded, updates: Padded
+) -> Any:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     if mode not in (_CLIP, _DROP, _PROMISE):
         raise refusal(eqn, f"indices of the mode {mode} are not supported")
@@ -147,7 +149,7 @@ def _scatter(masking: Masking, eqn: JaxprEqn, x: Padded, indices: Padded, update
 
 
 def _row_by_row(
-    masking: Masking, at: Any, numbers: Any, dim: int, axis: int, size: Any, ndim: int
+    masking: MaskContext, at: Any, numbers: Any, dim: int, axis: int, size: Any, ndim: int
 ) -> tuple[Any, Any]:
     """Turn an axis of the windows of a scatter into an axis of indices: one update for each row.
 

@@ -10,12 +10,12 @@ from jax import lax
 
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Facts, Padded
 
 
 @rule(mask_rules, "bitcast_convert_type")
-def _bitcast(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _bitcast(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     return masking.bind(eqn, x)
 
 
@@ -24,14 +24,14 @@ def _bitcast(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
     *("eig", "eigh", "fft", "geev", "geqp3", "geqrf", "hessenberg", "householder_product", "qr"),
     *("schur", "svd", "tridiagonal"),
 )
-def _by_lane(masking: Masking, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
+def _by_lane(masking: MaskContext, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
     _check_lanes(masking, eqn, x, len(eqn.params.get("fft_lengths", (0, 0))))
     for each in more:
         _check_lanes(masking, eqn, each, 1)
     return masking.bind(eqn, x, *more)
 
 
-def _check_lanes(masking: Masking, eqn: JaxprEqn, x: Padded, rank: int) -> None:
+def _check_lanes(masking: MaskContext, eqn: JaxprEqn, x: Padded, rank: int) -> None:
     """Raise UnsupportedError for an operand that is padded along one of its last `rank` axes."""
     if any(axis >= x.ndim - rank for axis in masking.axes(x)):
         raise refusal(eqn, "it mixes all elements of an axis, of which some are padding")
@@ -40,7 +40,7 @@ def _check_lanes(masking: Masking, eqn: JaxprEqn, x: Padded, rank: int) -> None:
 # --- matrices with padding ------------------------------------------------------------------------
 
 
-def _with_identity(masking: Masking, x: Padded) -> Any:
+def _with_identity(masking: MaskContext, x: Padded) -> Any:
     """Return square matrices padded with an identity matrix: `[[x, 0], [0, 1]]`."""
     rows, columns = x.ndim - 2, x.ndim - 1
     array = masking.filled(x, {rows: 0, columns: 0})
@@ -53,13 +53,13 @@ def _with_identity(masking: Masking, x: Padded) -> Any:
 
 
 @rule(mask_rules, "cholesky")
-def _cholesky(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _cholesky(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     made = masking.bind(eqn, _with_identity(masking, x))
     return masking.apart(made, x.shape, (x.ndim - 2, x.ndim - 1), active=x.active)
 
 
 @rule(mask_rules, "lu")
-def _lu(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _lu(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     rows, columns = x.ndim - 2, x.ndim - 1
     if x.shape[rows] != x.shape[columns]:
         _check_lanes(masking, eqn, x, 2)
@@ -68,7 +68,7 @@ def _lu(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 @rule(mask_rules, "lu_pivots_to_permutation")
-def _permutation(masking: Masking, eqn: JaxprEqn, pivots: Padded) -> Any:
+def _permutation(masking: MaskContext, eqn: JaxprEqn, pivots: Padded) -> Any:
     """Fill the padding with pivots that exchange each row with itself."""
     array, axis = pivots.array, pivots.ndim - 1
     if masking.bounds.is_masked(pivots.shape[axis]):
@@ -79,7 +79,7 @@ def _permutation(masking: Masking, eqn: JaxprEqn, pivots: Padded) -> Any:
 
 
 @rule(mask_rules, "triangular_solve")
-def _triangular_solve(masking: Masking, eqn: JaxprEqn, a: Padded, b: Padded) -> Any:
+def _triangular_solve(masking: MaskContext, eqn: JaxprEqn, a: Padded, b: Padded) -> Any:
     rows, columns = b.ndim - 2, b.ndim - 1
     solved, free = (rows, columns) if eqn.params["left_side"] else (columns, rows)
     array = _with_identity(masking, a)

@@ -10,22 +10,22 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules
 from jaxprtool.passes.mapping.mask.values import Filled, Padded, number
 
 
 @rule(mask_rules, jaxcompat.DIM_AS_VALUE)
-def _dim_as_value(masking: Masking, eqn: JaxprEqn) -> Any:
+def _dim_as_value(masking: MaskContext, eqn: JaxprEqn) -> Any:
     return jnp.asarray(masking.size(eqn.params["dim"]), eqn.outvars[0].aval.dtype)
 
 
 @rule(mask_rules, "device_put")
-def _device_put(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _device_put(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     return masking.bind(eqn, *operands)
 
 
 @rule(mask_rules, "iota")
-def _iota(masking: Masking, eqn: JaxprEqn, *shape: Padded) -> Any:
+def _iota(masking: MaskContext, eqn: JaxprEqn, *shape: Padded) -> Any:
     params = eqn.params
     return lax.broadcasted_iota(
         params["dtype"], masking.bounds.shape(params["shape"]), params["dimension"]
@@ -33,7 +33,7 @@ def _iota(masking: Masking, eqn: JaxprEqn, *shape: Padded) -> Any:
 
 
 @rule(mask_rules, "broadcast_in_dim")
-def _broadcast_in_dim(masking: Masking, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
+def _broadcast_in_dim(masking: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
     shape, kept = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     whole = masking.bounds.shape(shape)
     own = {axis: i for i, axis in enumerate(kept) if x.shape[i] == shape[axis]}
@@ -48,13 +48,13 @@ def _broadcast_in_dim(masking: Masking, eqn: JaxprEqn, x: Padded, *sizes: Padded
 
 
 @rule(mask_rules, "transpose")
-def _transpose(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _transpose(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     permutation = eqn.params["permutation"]
     fills = {axis: x.fill(i) for axis, i in enumerate(permutation)}
     return Filled(masking.bind(eqn, x), fills)
 
 
 @rule(mask_rules, "squeeze")
-def _squeeze(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _squeeze(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     kept = [i for i in range(x.ndim) if i not in eqn.params["dimensions"]]
     return Filled(masking.bind(eqn, x), {axis: x.fill(i) for axis, i in enumerate(kept)})

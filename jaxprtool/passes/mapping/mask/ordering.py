@@ -10,7 +10,7 @@ import numpy as np
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.reductions import largest, least, reduction
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules
 from jaxprtool.passes.mapping.mask.values import Filled, Padded
 
 
@@ -22,7 +22,7 @@ def _last(dtype: Any) -> Any:
 
 
 @rule(mask_rules, "sort")
-def _sort(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _sort(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
     if not masking.bounds.is_masked(operands[0].shape[axis]):
         return masking.bind(eqn, *operands)
@@ -34,17 +34,17 @@ def _sort(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 
 @rule(mask_rules, "top_k")
-def _top_k(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _top_k(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     return _selected(masking, eqn, x, eqn.params.get("axis", x.ndim - 1), least(x.dtype))
 
 
 @rule(mask_rules, "approx_top_k")
-def _approx_top_k(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _approx_top_k(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     last = least if eqn.params["is_max_k"] else largest
     return _selected(masking, eqn, x, eqn.params["reduction_dimension"], last(x.dtype))
 
 
-def _selected(masking: Masking, eqn: JaxprEqn, x: Padded, axis: int, last: Any) -> Any:
+def _selected(masking: MaskContext, eqn: JaxprEqn, x: Padded, axis: int, last: Any) -> Any:
     """Return the elements selected along an axis, padding last, and their indices."""
     values, places = masking.bind(eqn, masking.filled(x, {axis: last}))
     shape = eqn.outvars[0].aval.shape

@@ -6,12 +6,12 @@ from typing import Any
 
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Padded
 
 
 @rule(mask_rules, "dot_general")
-def _dot_general(masking: Masking, eqn: JaxprEqn, x: Padded, y: Padded) -> Any:
+def _dot_general(masking: MaskContext, eqn: JaxprEqn, x: Padded, y: Padded) -> Any:
     contracted, batch = eqn.params["dimension_numbers"]
     operands = (x, y)
     free = [
@@ -39,7 +39,7 @@ def _dot_general(masking: Masking, eqn: JaxprEqn, x: Padded, y: Padded) -> Any:
 
 @rule(mask_rules, "ragged_dot_general")
 def _ragged_dot_general(
-    masking: Masking, eqn: JaxprEqn, x: Padded, y: Padded, groups: Padded
+    masking: MaskContext, eqn: JaxprEqn, x: Padded, y: Padded, groups: Padded
 ) -> Any:
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     contracted, _ = numbers.dot_dimension_numbers

@@ -14,12 +14,12 @@ import jax
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.reshaping import reshaped
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Facts, Padded
 
 
 @rule(mask_rules, "random_bits", "random_split")
-def _by_position(masking: Masking, eqn: JaxprEqn, keys: Padded) -> Any:
+def _by_position(masking: MaskContext, eqn: JaxprEqn, keys: Padded) -> Any:
     shape = eqn.params["shape"]
     if not any(map(masking.bounds.is_masked, shape)):
         return masking.bind(eqn, keys)
@@ -38,5 +38,5 @@ def _by_position(masking: Masking, eqn: JaxprEqn, keys: Padded) -> Any:
 
 
 @rule(mask_rules, "random_clone", "random_fold_in", "random_seed", "random_unwrap", "random_wrap")
-def _by_key(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _by_key(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     return masking.bind(eqn, *operands)

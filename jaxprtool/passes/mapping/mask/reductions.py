@@ -14,7 +14,7 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
-from jaxprtool.passes.mapping.mask.table import Masking, MaskRule, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.table import MaskContext, MaskRule, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Facts, Padded, number
 
 
@@ -35,7 +35,7 @@ def largest(dtype: Any) -> Any:
 def reduction(identity: Callable[[Any], Any]) -> MaskRule:
     """Return the rule of a reduction with this identity, a function of the dtype."""
 
-    def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+    def apply(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         fills = dict.fromkeys(eqn.params["axes"], identity(x.dtype))
         return masking.bind(eqn, masking.filled(x, fills))
 
@@ -58,7 +58,7 @@ def _extreme(identity: Callable[[Any], Any]) -> MaskRule:
     though it is equal if all elements are infinite. So the derivative has its own mask.
     """
 
-    def apply(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+    def apply(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         axes = eqn.params["axes"]
         padded = [axis for axis in axes if masking.bounds.is_masked(x.shape[axis])]
 
@@ -122,7 +122,7 @@ def identity_of(jaxpr: AnyJaxpr) -> Callable[[Any], Any] | None:
 
 
 @rule(mask_rules, "reduce")
-def _reduce(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _reduce(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     axes, jaxpr = eqn.params["dimensions"], eqn.params["jaxpr"]
     xs, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     identity = identity_of(jaxpr)
@@ -136,7 +136,7 @@ def _reduce(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 
 def _reduced_with_flags(
-    masking: Masking, eqn: JaxprEqn, xs: Sequence[Padded], inits: Sequence[Padded]
+    masking: MaskContext, eqn: JaxprEqn, xs: Sequence[Padded], inits: Sequence[Padded]
 ) -> Any:
     """Return a reduction whose operands have a flag, False in the padding."""
     axes = eqn.params["dimensions"]

@@ -22,7 +22,7 @@ from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.sizes import Bounds
 from jaxprtool.passes.mapping.mask.slicing import with_room
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules
 from jaxprtool.passes.mapping.mask.values import Facts, Filled, Padded
 
 
@@ -53,7 +53,7 @@ def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_Group]:
     return groups
 
 
-def reshaped(masking: Masking, x: Padded, shape: Sequence[Any]) -> Any:
+def reshaped(masking: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
     """Return a value reshaped to another logical shape."""
     bounds = masking.bounds
     if any(size == 0 for size in (*x.shape, *shape) if isinstance(size, int)):
@@ -105,7 +105,7 @@ def _fitted(array: Any, axis: int, size: Any) -> Any:
 
 
 def _looked_up(
-    masking: Masking,
+    masking: MaskContext,
     array: Any,
     axis: int,
     before: Sequence[Any],
@@ -138,7 +138,7 @@ def _looked_up(
     return jnp.take(array, indices, axis=axis, mode="clip")
 
 
-def _numbers(masking: Masking, shape: Sequence[Any]) -> Any:
+def _numbers(masking: MaskContext, shape: Sequence[Any]) -> Any:
     """Return the row-major index of each element of a padded array in its logical shape."""
     sizes = masking.bounds.shape(shape)
     number, step = jnp.zeros(sizes, np.int32), jnp.int32(1)
@@ -149,7 +149,7 @@ def _numbers(masking: Masking, shape: Sequence[Any]) -> Any:
 
 
 @rule(mask_rules, "reshape")
-def _reshape(masking: Masking, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
+def _reshape(masking: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
     order, shape = eqn.params["dimensions"], eqn.outvars[0].aval.shape
     if order is not None:
         facts = x.facts
@@ -163,7 +163,7 @@ def _reshape(masking: Masking, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
 
 
 @rule(mask_rules, "tile")
-def _tile(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _tile(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     """Repeat along new axes, and merge these with those of the operand by a reshape."""
     repeats, bounds = eqn.params["reps"], masking.bounds
     shape = tuple(size for pair in zip(repeats, x.shape, strict=True) for size in pair)

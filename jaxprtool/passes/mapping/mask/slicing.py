@@ -15,7 +15,7 @@ from jaxprtool.ir.basics.rules import rule
 from jaxprtool.ir.core.weak_types import as_weak_as, strongly_typed
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.sizes import Bounds
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules
 from jaxprtool.passes.mapping.mask.values import Filled, Padded, number
 
 
@@ -61,7 +61,7 @@ def clamped(start: Any, limit: Any) -> Any:
 
 
 def cut(
-    masking: Masking,
+    masking: MaskContext,
     x: Padded,
     starts: Sequence[Any],
     limits: Sequence[Any],
@@ -105,7 +105,7 @@ def cut(
 
 
 @rule(mask_rules, "slice")
-def _slice(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _slice(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     params = eqn.params
     strides = params["strides"] or (1,) * x.ndim
     shape = eqn.outvars[0].aval.shape
@@ -113,7 +113,7 @@ def _slice(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 @rule(mask_rules, "split")
-def _split(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _split(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     axis, start, results = eqn.params["axis"], 0, []
     for var in eqn.outvars:
         shape = var.aval.shape
@@ -124,7 +124,7 @@ def _split(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
     return results
 
 
-def turned(masking: Masking, array: Any, shape: Sequence[Any], axes: Sequence[int]) -> Any:
+def turned(masking: MaskContext, array: Any, shape: Sequence[Any], axes: Sequence[int]) -> Any:
     """Reverse an array along padded axes, within its logical size.
 
     Args:
@@ -148,7 +148,7 @@ def turned(masking: Masking, array: Any, shape: Sequence[Any], axes: Sequence[in
 
 
 @rule(mask_rules, "rev")
-def _rev(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _rev(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     padded, axes = masking.axes(x), eqn.params["dimensions"]
     array = lax.rev(x.array, [axis for axis in axes if axis not in padded])
     axes = [axis for axis in padded if axis in axes]
@@ -163,7 +163,7 @@ def _rev(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 def _starts(
-    masking: Masking, starts: Sequence[Padded], wholes: Sequence[Any], sizes: Sequence[Any]
+    masking: MaskContext, starts: Sequence[Padded], wholes: Sequence[Any], sizes: Sequence[Any]
 ) -> list[Any]:
     """Return the starts of windows, clamped as JAX does, but to logical sizes."""
     found = []
@@ -179,7 +179,7 @@ def _starts(
 
 
 @rule(mask_rules, "dynamic_slice")
-def _dynamic_slice(masking: Masking, eqn: JaxprEqn, x: Padded, *starts: Padded) -> Any:
+def _dynamic_slice(masking: MaskContext, eqn: JaxprEqn, x: Padded, *starts: Padded) -> Any:
     sizes, bounds = eqn.params["slice_sizes"], masking.bounds
     at = _starts(masking, starts, x.shape, sizes)
     room = [room_for(bounds, *each) for each in zip(x.shape, sizes, strict=True)]
@@ -191,7 +191,7 @@ def _dynamic_slice(masking: Masking, eqn: JaxprEqn, x: Padded, *starts: Padded) 
 
 @rule(mask_rules, "dynamic_update_slice")
 def _dynamic_update_slice(
-    masking: Masking, eqn: JaxprEqn, x: Padded, update: Padded, *starts: Padded
+    masking: MaskContext, eqn: JaxprEqn, x: Padded, update: Padded, *starts: Padded
 ) -> Any:
     at = _starts(masking, starts, x.shape, update.shape)
     room = [room_for(masking.bounds, *each) for each in zip(x.shape, update.shape, strict=True)]
@@ -222,7 +222,7 @@ def _same_fill(x: Padded, y: Padded, axis: int) -> bool:
 
 
 @rule(mask_rules, "concatenate")
-def _concatenate(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _concatenate(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     axis, bounds = eqn.params["dimension"], masking.bounds
     first, *rest = operands
     alike = [i for i in range(first.ndim) if all(_same_fill(first, x, i) for x in rest)]
@@ -253,7 +253,7 @@ def _concatenate(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 
 @rule(mask_rules, "stack")
-def _stack(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _stack(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     first, *rest = operands
     at = eqn.params["axis"]
     alike = [i for i in range(first.ndim) if all(_same_fill(first, x, i) for x in rest)]
@@ -262,14 +262,14 @@ def _stack(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 
 @rule(mask_rules, "unstack")
-def _unstack(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _unstack(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     kept = [i for i in range(x.ndim) if i != eqn.params["axis"]]
     fills = {axis: x.fill(i) for axis, i in enumerate(kept)}
     return [Filled(each, fills) for each in masking.bind(eqn, x)]
 
 
 @rule(mask_rules, "pad")
-def _pad(masking: Masking, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
+def _pad(masking: MaskContext, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
     """Pad an operand after filling its own padding with the padding value."""
     config, bounds = eqn.params["padding_config"], masking.bounds
     shape = eqn.outvars[0].aval.shape

@@ -46,7 +46,7 @@ mask_rules: RuleTable[MaskRule] = RuleTable()
 FACTS = ("size", "valid")
 
 
-class Masking(RuleContext):
+class MaskContext(RuleContext):
     """The context of a rule: sizes, masks, and functions that fill padding.
 
     Args:

@@ -22,7 +22,7 @@ from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.reductions import identity_of, largest, least
 from jaxprtool.passes.mapping.mask.sizes import Bounds
 from jaxprtool.passes.mapping.mask.slicing import window_at
-from jaxprtool.passes.mapping.mask.table import Masking, mask_rules, refusal
+from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Padded, number
 
 
@@ -88,7 +88,7 @@ class _Placed:
     dilation: list[int]
 
 
-def _placed(masking: Masking, x: Padded, axes: Sequence[_Axis], blank: Any) -> _Placed:
+def _placed(masking: MaskContext, x: Padded, axes: Sequence[_Axis], blank: Any) -> _Placed:
     """Return an operand whose padding is filled with `blank`, placed for its windows.
 
     An axis whose low padding is masked is padded and dilated here, and shifted so that the first
@@ -150,7 +150,7 @@ def _with(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
 
 
 @rule(mask_rules, "conv_general_dilated")
-def _convolution(masking: Masking, eqn: JaxprEqn, x: Padded, kernel: Padded) -> Any:
+def _convolution(masking: MaskContext, eqn: JaxprEqn, x: Padded, kernel: Padded) -> Any:
     params, shape = eqn.params, eqn.outvars[0].aval.shape
     of_x, of_kernel, of_result = params["dimension_numbers"]
     _check_groups(masking, eqn, x.shape, kernel.shape)
@@ -183,7 +183,7 @@ def _convolution(masking: Masking, eqn: JaxprEqn, x: Padded, kernel: Padded) -> 
 
 
 def _check_groups(
-    masking: Masking, eqn: JaxprEqn, shape: Sequence[Any], kernel: Sequence[Any]
+    masking: MaskContext, eqn: JaxprEqn, shape: Sequence[Any], kernel: Sequence[Any]
 ) -> None:
     of_x, of_kernel, _ = eqn.params["dimension_numbers"]
     results = kernel[of_kernel[0]]
@@ -201,7 +201,7 @@ def _check_groups(
 
 
 def _axes_of(
-    masking: Masking, eqn: JaxprEqn, shape: Sequence[Any], result: Sequence[Any]
+    masking: MaskContext, eqn: JaxprEqn, shape: Sequence[Any], result: Sequence[Any]
 ) -> list[_Axis]:
     """Return the windows of a reduction along each axis.
 
@@ -231,7 +231,7 @@ def _axes_of(
     return axes
 
 
-def _mixed(masking: Masking, axes: Sequence[_Axis]) -> list[int]:
+def _mixed(masking: MaskContext, axes: Sequence[_Axis]) -> list[int]:
     """Return the padded axes along which windows combine, drop or shift elements."""
     alone = 1, 1, 0, 0
     return [
@@ -242,7 +242,7 @@ def _mixed(masking: Masking, axes: Sequence[_Axis]) -> list[int]:
     ]
 
 
-def _pooled(masking: Masking, eqn: JaxprEqn, x: Padded, blank: Any, *inits: Padded) -> Any:
+def _pooled(masking: MaskContext, eqn: JaxprEqn, x: Padded, blank: Any, *inits: Padded) -> Any:
     shape = eqn.outvars[0].aval.shape
     axes = _axes_of(masking, eqn, x.shape, shape)
     placed = _cut(_placed(masking, x, axes, blank))
@@ -254,22 +254,22 @@ def _pooled(masking: Masking, eqn: JaxprEqn, x: Padded, blank: Any, *inits: Padd
 
 
 @rule(mask_rules, "reduce_window_sum")
-def _reduce_window_sum(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _reduce_window_sum(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     return _pooled(masking, eqn, x, 0)
 
 
 @rule(mask_rules, "reduce_window_max")
-def _reduce_window_max(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _reduce_window_max(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     return _pooled(masking, eqn, x, least(x.dtype))
 
 
 @rule(mask_rules, "reduce_window_min")
-def _reduce_window_min(masking: Masking, eqn: JaxprEqn, x: Padded) -> Any:
+def _reduce_window_min(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     return _pooled(masking, eqn, x, largest(x.dtype))
 
 
 @rule(mask_rules, "reduce_window")
-def _reduce_window(masking: Masking, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _reduce_window(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     identity = identity_of(eqn.params["jaxpr"])
     x, init = operands[0], operands[-1]
     if identity is None:
@@ -286,7 +286,7 @@ def _rejected(eqn: JaxprEqn, dtype: Any) -> Any:
 
 
 @rule(mask_rules, "select_and_gather_add")
-def _select_and_gather_add(masking: Masking, eqn: JaxprEqn, tangent: Padded, x: Padded) -> Any:
+def _select_and_gather_add(masking: MaskContext, eqn: JaxprEqn, tangent: Padded, x: Padded) -> Any:
     shape = eqn.outvars[0].aval.shape
     axes = _axes_of(masking, eqn, x.shape, shape)
     moving = _cut(_placed(masking, tangent, axes, 0))
@@ -297,7 +297,7 @@ def _select_and_gather_add(masking: Masking, eqn: JaxprEqn, tangent: Padded, x: 
 
 
 @rule(mask_rules, "select_and_scatter_add")
-def _select_and_scatter_add(masking: Masking, eqn: JaxprEqn, source: Padded, x: Padded) -> Any:
+def _select_and_scatter_add(masking: MaskContext, eqn: JaxprEqn, source: Padded, x: Padded) -> Any:
     axes = _axes_of(masking, eqn, x.shape, source.shape)
     placed = _placed(masking, x, axes, _rejected(eqn, x.dtype))
     cut = _cut(placed)

@@ -37,7 +37,7 @@ from jaxprtool.passes.mapping.ragged import (  # noqa: F401  # their rules
 )
 from jaxprtool.passes.mapping.ragged.body import structured_ragged_rules
 from jaxprtool.passes.mapping.ragged.lanes import AllLanes, all_lanes
-from jaxprtool.passes.mapping.ragged.table import Ragging, ragged_rules, refusal
+from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, refusal
 from jaxprtool.passes.mapping.ragged.values import (
     Kind,
     Lanes,
@@ -58,7 +58,7 @@ __all__ = [
     "Packed",
     "Pairs",
     "Ragged",
-    "Ragging",
+    "RaggedContext",
     "Shared",
     "Sizes",
     "Value",

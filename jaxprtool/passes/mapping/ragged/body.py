@@ -42,7 +42,13 @@ from jaxprtool.passes.mapping.ragged.pairs import (
     without_others,
 )
 from jaxprtool.passes.mapping.ragged.stacked import packed_rows, stacked_lanes, to_lanes
-from jaxprtool.passes.mapping.ragged.table import FACTS, Ragging, ragged_rules, refusal, select
+from jaxprtool.passes.mapping.ragged.table import (
+    FACTS,
+    RaggedContext,
+    ragged_rules,
+    refusal,
+    select,
+)
 from jaxprtool.passes.mapping.ragged.values import (
     Kind,
     Lanes,
@@ -130,7 +136,7 @@ class RaggedWriting(Writing[Kind]):
         array = self.held(atom, source)
         convert = lanes_of_pairs if isinstance(source, Pairs) else _CONVERSIONS[type(kind)]
 
-        def compute(ragging: Ragging, value: Any) -> Any:
+        def compute(ragging: RaggedContext, value: Any) -> Any:
             # The gradient of a gather of rows by JAX's transpose is strongly typed.
             made = convert(ragging, Value(strongly_typed(value), source, shape))
             return as_weak_as(made, array.aval)
@@ -145,9 +151,9 @@ class RaggedWriting(Writing[Kind]):
 
     # --- rules ----------------------------------------------------------------------------------
 
-    def rule_context(self, name: str, known: dict[Any, Any]) -> Ragging:
+    def rule_context(self, name: str, known: dict[Any, Any]) -> RaggedContext:
         symbols = {fact: known.pop(("extra", fact)) for fact in self.domain.extras}
-        return Ragging(self.domain.sizes, symbols, known)
+        return RaggedContext(self.domain.sizes, symbols, known)
 
     def operand(self, array: Any, kind: Kind, shape: tuple[Any, ...]) -> Value:
         return Value(array, kind, shape)
@@ -286,7 +292,7 @@ class RaggedDomain(Domain[Kind]):
         evaluate = jaxcompat.jaxpr_as_fun(body)
 
         def fun(*args: Any) -> list[Any]:
-            ragging = Ragging(sizes, dict(zip(self.extras, args, strict=False)), {})
+            ragging = RaggedContext(sizes, dict(zip(self.extras, args, strict=False)), {})
             results = []
             for kind, cotangent in zip(primals, evaluate(*args), strict=True):
                 if isinstance(kind, Shared):

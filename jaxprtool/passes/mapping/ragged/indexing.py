@@ -12,12 +12,12 @@ from jax.lax import GatherScatterMode
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.ragged.layout import first_rows, shifted
-from jaxprtool.passes.mapping.ragged.table import Ragging, ragged_rules, taken
+from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, taken
 from jaxprtool.passes.mapping.ragged.values import Lanes, Shared, Value
 
 
 @rule(ragged_rules, "gather")
-def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _gather(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     numbers = eqn.params["dimension_numbers"]
     if isinstance(x.kind, Lanes):
         return None
@@ -39,7 +39,7 @@ def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     return _window(ragging, eqn, x, indices)
 
 
-def _rows(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _rows(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     """Gather single rows: convert positions in a lane to indices of packed rows."""
     numbers, size = eqn.params["dimension_numbers"], x.size
     if numbers.operand_batching_dims:
@@ -66,7 +66,7 @@ def _rows(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     return ragging.bind(eqn, x, found, dimension_numbers=numbers, **changes)
 
 
-def _window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _window(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     """Read one window of rows, as in `x[1:]`."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     axis = x.axis
@@ -84,7 +84,7 @@ def _window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     return shifted(ragging, x, start, sizes[axis])
 
 
-def _shared_window(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _shared_window(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     """Read a window of a shared value that is as long as the lane, as in `table[:n]`."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     (axis, *others) = ragging.sizes.axes(sizes)
@@ -108,7 +108,7 @@ def _is_whole(x: Value, sizes: Sequence[Any], axis: int) -> bool:
 
 
 @rule(ragged_rules, "dynamic_slice")
-def _dynamic_slice(ragging: Ragging, eqn: JaxprEqn, x: Value, *starts: Value) -> Any:
+def _dynamic_slice(ragging: RaggedContext, eqn: JaxprEqn, x: Value, *starts: Value) -> Any:
     if not x.is_packed or len(starts) != len(x.shape):
         return None
     axis, sizes = x.axis, eqn.params["slice_sizes"]

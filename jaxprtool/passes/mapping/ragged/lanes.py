@@ -11,7 +11,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Var
 from jaxprtool.passes.mapping.ragged.body import RaggedDomain, RaggedWriting
-from jaxprtool.passes.mapping.ragged.table import Ragging, select
+from jaxprtool.passes.mapping.ragged.table import RaggedContext, select
 from jaxprtool.passes.mapping.ragged.values import Kind, Packed, Pairs, Sizes, Stacked
 
 
@@ -94,7 +94,7 @@ class _Outermost(RaggedWriting):
     def _rows(self, convert: Callable[..., Any], atom: Atom, kind: Packed) -> Atom:
         """Apply `_spared` or `_cleared`."""
 
-        def compute(ragging: Ragging, array: Any) -> Any:
+        def compute(ragging: RaggedContext, array: Any) -> Any:
             return convert(ragging, array, kind)
 
         return self.computed((convert, atom.aval, kind), compute, [atom], [kind.size])
@@ -110,9 +110,9 @@ class _Outermost(RaggedWriting):
         return found, kinds
 
 
-def _spared(ragging: Ragging, array: Any, kind: Packed) -> Any:
+def _spared(ragging: RaggedContext, array: Any, kind: Packed) -> Any:
     return ragging.spared(array, kind.axis, kind.size)
 
 
-def _cleared(ragging: Ragging, array: Any, kind: Packed) -> Any:
+def _cleared(ragging: RaggedContext, array: Any, kind: Packed) -> Any:
     return select(ragging.real(kind.size), kind.axis, array, 0)

@@ -12,7 +12,7 @@ from jax import lax
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import DIM_AS_VALUE, JaxprEqn, is_symbolic_dimension
 from jaxprtool.passes.mapping.ragged.table import (
-    Ragging,
+    RaggedContext,
     broadcast_unsorted,
     ragged_rules,
     select,
@@ -21,14 +21,14 @@ from jaxprtool.passes.mapping.ragged.table import (
 from jaxprtool.passes.mapping.ragged.values import Lanes, Packed, Value
 
 
-def ragged_axis(ragging: Ragging, shape: Sequence[Any]) -> int:
+def ragged_axis(ragging: RaggedContext, shape: Sequence[Any]) -> int:
     """Return the ragged axis of a shape that has one."""
     (axis,) = ragging.sizes.axes(shape)
     return axis
 
 
 @rule(ragged_rules, "elementwise")
-def _elementwise(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+def _elementwise(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     shapes = [tuple(v.aval.shape) for v in eqn.outvars]
     if not all(map(ragging.sizes.axes, shapes)):
         return None
@@ -38,12 +38,12 @@ def _elementwise(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 
 
 @rule(ragged_rules, DIM_AS_VALUE)
-def _dim_as_value(ragging: Ragging, eqn: JaxprEqn) -> Any:
+def _dim_as_value(ragging: RaggedContext, eqn: JaxprEqn) -> Any:
     return ragging.value(eqn.params["dim"]).astype(eqn.outvars[0].aval.dtype)
 
 
 @rule(ragged_rules, "iota")
-def _iota(ragging: Ragging, eqn: JaxprEqn) -> Any:
+def _iota(ragging: RaggedContext, eqn: JaxprEqn) -> Any:
     shape, dimension = eqn.params["shape"], eqn.params["dimension"]
     axis = ragged_axis(ragging, shape)
     if dimension != axis:
@@ -52,14 +52,14 @@ def _iota(ragging: Ragging, eqn: JaxprEqn) -> Any:
     return lax.broadcast_in_dim(numbers, packed_shape(ragging, shape), (axis,))
 
 
-def packed_shape(ragging: Ragging, shape: Sequence[Any]) -> tuple[Any, ...]:
+def packed_shape(ragging: RaggedContext, shape: Sequence[Any]) -> tuple[Any, ...]:
     """Return the shape of the packed array for lanes of a shape."""
     axis = ragged_axis(ragging, shape)
     return ragging.sizes.shape(Packed(axis, shape[axis]), shape)
 
 
 @rule(ragged_rules, "broadcast_in_dim")
-def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _broadcast_in_dim(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     if not isinstance(x.kind, Lanes):
         return ragging.bind(eqn, x)
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
@@ -73,7 +73,7 @@ def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(ragged_rules, "reshape")
-def _reshape(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _reshape(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     """Reshape packed rows if neither their number nor the size before the ragged axis changes."""
     shape = eqn.outvars[0].aval.shape
     if not x.is_packed or not ragging.sizes.axes(shape) or eqn.params["dimensions"] is not None:
@@ -86,29 +86,29 @@ def _reshape(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(ragged_rules, "transpose", "squeeze")
-def _moved(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _moved(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     return ragging.bind(eqn, x)
 
 
 @rule(ragged_rules, "split", "unstack")
-def _split(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _split(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     return None if eqn.params["axis"] == x.axis else ragging.bind(eqn, x)
 
 
 @rule(ragged_rules, "stack")
-def _stack(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+def _stack(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     return ragging.bind(eqn, *operands)
 
 
 @rule(ragged_rules, "tile")
-def _tile(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _tile(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     return ragging.bind(eqn, x) if x.is_packed and eqn.params["reps"][x.axis] == 1 else None
 
 
 # --- along the ragged axis ----------------------------------------------------------------------
 
 
-def rows_at(ragging: Ragging, x: Value, positions: Any, size: Any) -> Any:
+def rows_at(ragging: RaggedContext, x: Value, positions: Any, size: Any) -> Any:
     """Return rows of a packed value by their position in the lane.
 
     Args:
@@ -125,13 +125,13 @@ def rows_at(ragging: Ragging, x: Value, positions: Any, size: Any) -> Any:
     return taken(x.array, rows, x.axis)
 
 
-def shifted(ragging: Ragging, x: Value, offset: Any, size: Any) -> Any:
+def shifted(ragging: RaggedContext, x: Value, offset: Any, size: Any) -> Any:
     """Return packed rows of a size, where row i of a lane is row `i + offset` of `x`."""
     return rows_at(ragging, x, ragging.positions(size) + offset, size)
 
 
 @rule(ragged_rules, "rev")
-def _rev(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _rev(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     axis, size = x.axis, x.size
     dims = eqn.params["dimensions"]
     array = x.array
@@ -142,7 +142,7 @@ def _rev(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(ragged_rules, "slice")
-def _slice(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _slice(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     if not x.is_packed:
         return None
     axis, size = x.axis, x.size
@@ -167,7 +167,7 @@ def _with(values: Sequence[Any], place: int, value: Any) -> tuple[Any, ...]:
     return (*values[:place], value, *values[place + 1 :])
 
 
-def first_rows(ragging: Ragging, x: Value, start: Any, count: Any) -> Any:
+def first_rows(ragging: RaggedContext, x: Value, start: Any, count: Any) -> Any:
     """Return `count` rows of each lane from position `start` on: `[B, ..., count, ...]`.
 
     Args:
@@ -183,7 +183,7 @@ def first_rows(ragging: Ragging, x: Value, start: Any, count: Any) -> Any:
 
 
 @rule(ragged_rules, "concatenate")
-def _concatenate(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+def _concatenate(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     """Gather each row of the result from the operand that its position falls into."""
     shape, dimension = eqn.outvars[0].aval.shape, eqn.params["dimension"]
     axis = ragged_axis(ragging, shape)
@@ -215,7 +215,7 @@ def _static_rows(x: Value, positions: Any, lanes: Any, axis: int) -> Any:
 
 
 @rule(ragged_rules, "pad")
-def _pad(ragging: Ragging, eqn: JaxprEqn, x: Value, value: Value) -> Any:
+def _pad(ragging: RaggedContext, eqn: JaxprEqn, x: Value, value: Value) -> Any:
     if not x.is_packed or isinstance(value.kind, Lanes):
         return None
     axis, config = x.axis, eqn.params["padding_config"]

@@ -21,12 +21,12 @@ from jaxprtool.passes.mapping.ragged.pairs import (
     without_others,
 )
 from jaxprtool.passes.mapping.ragged.reductions import segment_sum
-from jaxprtool.passes.mapping.ragged.table import Ragging, broadcast_unsorted
+from jaxprtool.passes.mapping.ragged.table import RaggedContext, broadcast_unsorted
 from jaxprtool.passes.mapping.ragged.values import Lanes, Pairs, Value
 
 
 @rule(pair_rules, "dot_general")
-def _dot_general(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _dot_general(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     contracted, batch = eqn.params["dimension_numbers"]
     both = (x, y)
     if any(isinstance(v.kind, Lanes) for v in both):
@@ -95,7 +95,7 @@ def _in_blocks(
 
 
 def _of_pairs_and_rows(
-    ragging: Ragging,
+    ragging: RaggedContext,
     eqn: JaxprEqn,
     operands: Sequence[Value],
     factors: Sequence[Any],
@@ -116,7 +116,7 @@ def _of_pairs_and_rows(
 
 
 def _of_two_pairs(
-    ragging: Ragging, eqn: JaxprEqn, operands: Sequence[Value], factors: Sequence[Any]
+    ragging: RaggedContext, eqn: JaxprEqn, operands: Sequence[Value], factors: Sequence[Any]
 ) -> Any:
     """Return the product of pairs and pairs, computed as `[N, N]` matrices."""
     kind = result_kind(ragging, eqn)
@@ -133,7 +133,7 @@ def _ragged_axes(x: Value) -> tuple[int, ...]:
     return (x.axis,) if x.is_packed else ()
 
 
-def _factor(ragging: Ragging, x: Value, over: int) -> Any:
+def _factor(ragging: RaggedContext, x: Value, over: int) -> Any:
     """Return a factor of a product over a ragged axis, with zeros where the sum skips elements.
 
     Pairs are masked by zeros. But zero times infinity is NaN, so the other factor, of rows, is made
@@ -154,7 +154,7 @@ _finite.defjvp(lambda primals, tangents: (_finite(*primals), tangents[0]))
 
 
 def _not_finite(
-    ragging: Ragging, eqn: JaxprEqn, x: Value, place: int, row_axis: int, like: Any
+    ragging: RaggedContext, eqn: JaxprEqn, x: Value, place: int, row_axis: int, like: Any
 ) -> Any:
     """Return NaN for the lanes in which a packed factor is not finite, and 0 for the others.
 

@@ -25,7 +25,12 @@ from jaxprtool.passes.mapping.mask.reductions import largest, least
 from jaxprtool.passes.mapping.mask.values import is_number
 from jaxprtool.passes.mapping.ragged.reductions import segment_sum
 from jaxprtool.passes.mapping.ragged.stacked import with_a_row
-from jaxprtool.passes.mapping.ragged.table import RaggedRule, Ragging, broadcast_unsorted, taken
+from jaxprtool.passes.mapping.ragged.table import (
+    RaggedContext,
+    RaggedRule,
+    broadcast_unsorted,
+    taken,
+)
 from jaxprtool.passes.mapping.ragged.values import Lanes, Pairs, Shared, Value
 
 #: Rules by primitive.
@@ -33,7 +38,7 @@ pair_rules: RuleTable[RaggedRule] = RuleTable()
 
 
 def of_one_lane(
-    ragging: Ragging, shape: tuple[Any, ...], kind: Pairs, over: int | None = None
+    ragging: RaggedContext, shape: tuple[Any, ...], kind: Pairs, over: int | None = None
 ) -> Any:
     """Return the mask of valid pairs, those of two rows of one lane.
 
@@ -55,13 +60,15 @@ def of_one_lane(
     return lax.broadcast_in_dim(first[:, None] == columns, shape, kind.axes)
 
 
-def without_others(ragging: Ragging, array: Any, kind: Pairs, over: int, other: Any = 0) -> Any:
+def without_others(
+    ragging: RaggedContext, array: Any, kind: Pairs, over: int, other: Any = 0
+) -> Any:
     """Return pairs with `other` in those that a reduction over an axis must skip."""
     counted = of_one_lane(ragging, array.shape, kind, over)
     return lax.select(counted, array, lax.full_like(array, other))
 
 
-def paired(ragging: Ragging, array: Any, kind: Pairs) -> Any:
+def paired(ragging: RaggedContext, array: Any, kind: Pairs) -> Any:
     """Replace each invalid pair by a copy of the pair of its first row with itself."""
     own = ragging.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
     dims = [i for i in range(array.ndim) if i != kind.axes[1]]
@@ -75,7 +82,7 @@ def pairs_of(x: Value) -> Pairs:
     return x.kind
 
 
-def result_kind(ragging: Ragging, eqn: JaxprEqn) -> Any:
+def result_kind(ragging: RaggedContext, eqn: JaxprEqn) -> Any:
     """Return the layout of the result of an equation."""
     return ragging.sizes.canonical(eqn.outvars[0].aval)
 
@@ -84,7 +91,7 @@ def result_kind(ragging: Ragging, eqn: JaxprEqn) -> Any:
 
 
 @rule(pair_rules, "elementwise")
-def _elementwise(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+def _elementwise(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     shape, kind = tuple(eqn.outvars[0].aval.shape), result_kind(ragging, eqn)
     whole, (first, second) = ragging.sizes.shape(kind, shape), kind.axes
     arrays = []
@@ -98,7 +105,7 @@ def _elementwise(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 
 
 @rule(pair_rules, "iota")
-def _iota(ragging: Ragging, eqn: JaxprEqn) -> Any:
+def _iota(ragging: RaggedContext, eqn: JaxprEqn) -> Any:
     kind, dimension = result_kind(ragging, eqn), eqn.params["dimension"]
     whole = ragging.sizes.shape(kind, eqn.params["shape"])
     if dimension not in kind.axes:
@@ -111,7 +118,7 @@ def _iota(ragging: Ragging, eqn: JaxprEqn) -> Any:
 
 
 @rule(pair_rules, "broadcast_in_dim")
-def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _broadcast_in_dim(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     kind = result_kind(ragging, eqn)
     whole = ragging.sizes.shape(kind, shape)
@@ -130,7 +137,7 @@ def _broadcast_in_dim(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(pair_rules, "transpose")
-def _transpose(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _transpose(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     kind, order = pairs_of(x), eqn.params["permutation"]
     if order.index(kind.axes[0]) < order.index(kind.axes[1]):
         return ragging.bind(eqn, x)
@@ -141,12 +148,12 @@ def _transpose(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(pair_rules, "squeeze")
-def _squeeze(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _squeeze(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     return ragging.bind(eqn, x)
 
 
 @rule(pair_rules, "reshape")
-def _reshape(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _reshape(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     """Reshape pairs if the sizes before, between and after the two ragged axes are unchanged."""
     kind = result_kind(ragging, eqn)
     if not (isinstance(x.kind, Pairs) and isinstance(kind, Pairs)) or eqn.params["dimensions"]:
@@ -168,7 +175,7 @@ def _product(sizes: Any) -> Any:
 
 
 @rule(pair_rules, "gather")
-def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _gather(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     """Gather elements of a shared table at pairs, such as a bias for each distance."""
     if not isinstance(x.kind, Shared) or not isinstance(indices.kind, Pairs):
         return None
@@ -179,7 +186,7 @@ def _gather(ragging: Ragging, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
 
 
 @rule(pair_rules, "reduce_sum")
-def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _sum(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     axes, kind = eqn.params["axes"], pairs_of(x)
     over = [axis for axis in kind.axes if axis in axes]
     if not over:
@@ -199,7 +206,7 @@ def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(pair_rules, "reduce_max", "reduce_min")
-def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _extremes(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
         return _extreme(eqn.primitive.name == "reduce_max", axes, array, valid)
 
@@ -207,7 +214,7 @@ def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(pair_rules, "reduce_or", "reduce_and")
-def _logical(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _logical(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
         # On integers the reduction is bitwise, and -1 has all bits set.
         is_and, is_bool = eqn.primitive.name == "reduce_and", array.dtype == bool
@@ -218,7 +225,7 @@ def _logical(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
     return _over_one(ragging, eqn, x, reduce)
 
 
-def _over_one(ragging: Ragging, eqn: JaxprEqn, x: Value, reduce: Callable[..., Any]) -> Any:
+def _over_one(ragging: RaggedContext, eqn: JaxprEqn, x: Value, reduce: Callable[..., Any]) -> Any:
     """Reduce valid pairs over one of the two ragged axes; return None for a reduction over both.
 
     A reduction over the first axis exchanges the two axes, and reduces over the second.
@@ -270,7 +277,7 @@ def _extreme_jvp(is_max: bool, axes: tuple[int, ...], primals: Any, tangents: An
     return best, (tangents[0] * is_best).sum(axes) / is_best.sum(axes)
 
 
-def of_rows(ragging: Ragging, found: Any, eqn: JaxprEqn) -> Any:
+def of_rows(ragging: RaggedContext, found: Any, eqn: JaxprEqn) -> Any:
     """Return the packed result of a reduction over one ragged axis, with its spare rows set."""
     kind = result_kind(ragging, eqn)
     return ragging.spared(found, kind.axis, kind.size)
@@ -279,7 +286,7 @@ def of_rows(ragging: Ragging, found: Any, eqn: JaxprEqn) -> Any:
 # --- conversions --------------------------------------------------------------------------------
 
 
-def lanes_of_pairs(ragging: Ragging, x: Value) -> Any:
+def lanes_of_pairs(ragging: RaggedContext, x: Value) -> Any:
     """Return pairs of rows as padded lanes, with zeros in the padding."""
     first, second = ragging.sizes.axes(x.shape)
     size = x.shape[first]
@@ -297,7 +304,7 @@ def lanes_of_pairs(ragging: Ragging, x: Value) -> Any:
     return lax.select(within, lanes, lax.full_like(lanes, 0))
 
 
-def pairs_of_lanes(ragging: Ragging, x: Value) -> Any:
+def pairs_of_lanes(ragging: RaggedContext, x: Value) -> Any:
     """Return padded lanes as pairs of rows, with copies in the invalid ones (see `paired`)."""
     first, second = ragging.sizes.axes(x.shape)
     size = x.shape[first]

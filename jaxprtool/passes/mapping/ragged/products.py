@@ -9,12 +9,12 @@ from jax import lax
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.ragged.reductions import segment_sum
-from jaxprtool.passes.mapping.ragged.table import Ragging, ragged_rules
+from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules
 from jaxprtool.passes.mapping.ragged.values import Lanes, Value
 
 
 @rule(ragged_rules, "dot_general")
-def _dot_general(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _dot_general(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     """Compute one product for the rows of all lanes, unless a factor is by lanes."""
     if isinstance(x.kind, Lanes) or isinstance(y.kind, Lanes):
         return None
@@ -24,7 +24,7 @@ def _dot_general(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     return ragging.bind(eqn, x, y)
 
 
-def _summed(ragging: Ragging, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _summed(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     """Return a product that sums over rows, as a segment sum, if one factor is a vector.
 
     A product of two matrices, `x.T @ y`, takes less memory with padded lanes.

@@ -13,11 +13,11 @@ from jax import lax
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn, is_symbolic_dimension
 from jaxprtool.passes.mapping.mask.reductions import largest, least
-from jaxprtool.passes.mapping.ragged.table import Ragging, ragged_rules, taken
+from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, taken
 from jaxprtool.passes.mapping.ragged.values import Value
 
 
-def segment_sum(ragging: Ragging, array: Any, axis: int, size: Any) -> Any:
+def segment_sum(ragging: RaggedContext, array: Any, axis: int, size: Any) -> Any:
     """Return the sum of the rows of each lane: `[B, ...]`."""
     return jax.ops.segment_sum(
         jnp.moveaxis(array, axis, 0),
@@ -61,7 +61,7 @@ def _rows_first(eqn: JaxprEqn, x: Value) -> tuple[Any, tuple[int, ...]]:
 
 
 @rule(ragged_rules, "reduce_sum")
-def _sum(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _sum(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     if x.axis not in eqn.params["axes"]:
         return ragging.bind(eqn, x)
     rows, others = _rows_first(eqn, x)
@@ -75,7 +75,7 @@ _IS_MAX = {"reduce_max": True, "reduce_min": False, **_LOGICAL}
 
 
 @rule(ragged_rules, *_IS_MAX)
-def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _extremes(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     if x.axis not in eqn.params["axes"]:
         return ragging.bind(eqn, x)
     logical, name = x.array.dtype == bool, eqn.primitive.name
@@ -88,7 +88,7 @@ def _extremes(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 @rule(ragged_rules, "argmax", "argmin")
-def _arg(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _arg(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     """Return the position of the first best row. As in JAX, NaN is better than any number."""
     axes, (axis, size) = eqn.params["axes"], (x.axis, x.size)
     if axis not in axes:
@@ -118,7 +118,7 @@ _SCANS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
 
 
 @rule(ragged_rules, *_SCANS)
-def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _scan(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     """Scan all rows as one segmented scan, which restarts where a lane begins."""
     axis, size, reverse = x.axis, x.size, eqn.params["reverse"]
     if eqn.params["axis"] != axis:
@@ -145,7 +145,11 @@ def _scan(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
 
 
 def _doubled(
-    ragging: Ragging, x: Value, combine: Callable[[Any, Any], Any], identity: Any, reverse: bool
+    ragging: RaggedContext,
+    x: Value,
+    combine: Callable[[Any, Any], Any],
+    identity: Any,
+    reverse: bool,
 ) -> Any:
     """Scan a symbolic number of rows, by the algorithm of Hillis and Steele.
 
@@ -171,7 +175,7 @@ def _doubled(
 
 
 @rule(ragged_rules, "sort")
-def _sort(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+def _sort(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     """Sort the rows of all lanes at once, with the lane as the first key."""
     axis, size = operands[0].axis, operands[0].size
     if eqn.params["dimension"] != axis:
@@ -187,6 +191,6 @@ def _sort(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
 
 
 @rule(ragged_rules, "top_k")
-def _top_k(ragging: Ragging, eqn: JaxprEqn, x: Value) -> Any:
+def _top_k(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     along = eqn.params.get("axis", len(x.shape) - 1) % len(x.shape)
     return None if along == x.axis else ragging.bind(eqn, x)

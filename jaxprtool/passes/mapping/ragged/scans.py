@@ -33,7 +33,7 @@ from jaxprtool.passes.mapping.mask.body import MaskDomain
 from jaxprtool.passes.mapping.mask.guards import guarded
 from jaxprtool.passes.mapping.mask.scans import has_while
 from jaxprtool.passes.mapping.mask.values import Facts, is_float, is_number
-from jaxprtool.passes.mapping.ragged.table import Ragging, ragged_rules, taken
+from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, taken
 from jaxprtool.passes.mapping.ragged.values import Lanes, Shared, Value
 
 #: The number of blocks of iterations, and the least number of iterations in a block.
@@ -44,7 +44,7 @@ _MAX_EXTRA = 8
 
 
 @rule(ragged_rules, "scan")
-def _scan(ragging: Ragging, eqn: JaxprEqn, *operands: Value) -> Any:
+def _scan(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     scan = Scan.of(eqn)
     lanes = ragging.sizes.lanes
     if not (isinstance(lanes, int) and lanes > 0 and _fits(scan, operands)):
@@ -146,7 +146,7 @@ class _Shape(NamedTuple):
     block: Any
 
 
-def _shape(ragging: Ragging, size: Any) -> _Shape:
+def _shape(ragging: RaggedContext, size: Any) -> _Shape:
     """Return the shape for lanes of a size, with enough iterations for any lengths.
 
     By the bound in `_dealt`, a slot has at most `rows / width + longest` rows.
@@ -163,7 +163,7 @@ def _shape(ragging: Ragging, size: Any) -> _Shape:
     return _Shape(width, _BLOCKS, (longest + rows // width) // _BLOCKS + 1)
 
 
-def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[Any]:
+def _by_slots(ragging: RaggedContext, scan: Scan, operands: Sequence[Value]) -> list[Any]:
     """Return the results of a scan, computed by slots."""
     size, count = scan.length, len(scan.carry)
     lengths, position = ragging.lengths(size), ragging.positions(size)
@@ -202,7 +202,7 @@ def _by_slots(ragging: Ragging, scan: Scan, operands: Sequence[Value]) -> list[A
 
 
 def _row_of_round(
-    ragging: Ragging, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
+    ragging: RaggedContext, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
 ) -> Any:
     """Return the row of each slot in each iteration, `i32[rounds,width]`; `first` if none."""
     rounds = shape.blocks * shape.block
@@ -213,7 +213,7 @@ def _row_of_round(
     return none.at[time, slot].set(numbers, mode="drop")
 
 
-def _at_rows(ragging: Ragging, x: Value, size: Any) -> Any:
+def _at_rows(ragging: RaggedContext, x: Value, size: Any) -> Any:
     return ragging.at_rows(x.array, size) if _by_lane(x) else x.array
 
 
@@ -226,7 +226,7 @@ def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
     return [replace(x, array=guarded(some, x.array)) if is_float(x.array) else x for x in operands]
 
 
-def _masked(ragging: Ragging, scan: Scan) -> Rewritten[Facts]:
+def _masked(ragging: RaggedContext, scan: Scan) -> Rewritten[Facts]:
     """Return the body of the scan for one slot, in which other ragged axes are padded."""
     facts = [Facts.of(var, active=True) for var in scan.body.invars]
     return MaskDomain(ragging.sizes.bounds).masked(scan.body, facts, in_scan=True)

@@ -9,16 +9,16 @@ from jax import lax
 
 from jaxprtool.jaxcompat import is_symbolic_dimension
 from jaxprtool.passes.mapping.mask.values import is_number
-from jaxprtool.passes.mapping.ragged.table import Ragging, taken
+from jaxprtool.passes.mapping.ragged.table import RaggedContext, taken
 from jaxprtool.passes.mapping.ragged.values import Value
 
 
-def to_lanes(ragging: Ragging, x: Value) -> Any:
+def to_lanes(ragging: RaggedContext, x: Value) -> Any:
     """Repeat a shared value for each lane: `[...]` to `[B, ...]`."""
     return lax.broadcast(x.array, (ragging.sizes.lanes,))
 
 
-def stacked_lanes(ragging: Ragging, x: Value, padding: Any = 0) -> Any:
+def stacked_lanes(ragging: RaggedContext, x: Value, padding: Any = 0) -> Any:
     """Return packed rows as padded lanes, with the number `padding` in the padding."""
     axis, size = x.axis, x.size
     bound = ragging.sizes.bounds.padded(size)
@@ -33,7 +33,7 @@ def stacked_lanes(ragging: Ragging, x: Value, padding: Any = 0) -> Any:
     return lax.select(within, lanes, lax.full_like(lanes, padding))
 
 
-def packed_rows(ragging: Ragging, x: Value) -> Any:
+def packed_rows(ragging: RaggedContext, x: Value) -> Any:
     """Return padded lanes as packed rows."""
     (axis,) = ragging.sizes.axes(x.shape)
     size = x.shape[axis]
@@ -42,7 +42,7 @@ def packed_rows(ragging: Ragging, x: Value) -> Any:
     return jnp.moveaxis(rows, 0, axis)
 
 
-def with_a_row(ragging: Ragging, lanes: Any, *axes: int) -> Any:
+def with_a_row(ragging: RaggedContext, lanes: Any, *axes: int) -> Any:
     """Return padded lanes with one element along each of `axes` that may be empty.
 
     A gather with clipped indices needs at least one element.

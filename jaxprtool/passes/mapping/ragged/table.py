@@ -10,7 +10,7 @@ along the same axis, any other result by lanes, `[B, ...]`. If the rule returns 
 are padded, and the masking rule of the primitive is applied to each lane.
 
 Spare rows may not influence a result. A rule whose results have spare rows must make them equal to
-the first row, with `Ragging.spared`.
+the first row, with `RaggedContext.spared`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ragged_rules: RuleTable[RaggedRule] = RuleTable()
 FACTS = ("value", "lengths", "starts", "examples", "lanes", "positions")
 
 
-class Ragging(RuleContext):
+class RaggedContext(RuleContext):
     """The context of a rule while it is traced: the lengths of the lanes and the positions of rows.
 
     In the shapes below, B is the number of lanes, and N is the number of packed rows of a size.

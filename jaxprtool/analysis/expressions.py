@@ -19,7 +19,7 @@ from jaxprtool.ir.dataflow.dataflow import DataFlow
 from jaxprtool.ir.source.frames import Frames
 from jaxprtool.ir.source.source_names import SourceNames, range_of
 from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 def nameable_values(jaxpr: Jaxpr, frames: Frames) -> dict[UserFrame, list[Var]]:

@@ -24,7 +24,7 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.rewriting.custom_rules import vjp_rule
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 @document(without=("frame",))

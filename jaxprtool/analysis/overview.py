@@ -14,7 +14,7 @@ from jaxprtool.ir.programs.border import ValueGroup, border, grouped
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 @dataclass(frozen=True)

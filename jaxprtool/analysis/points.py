@@ -33,7 +33,7 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The kinds of points.
 Kind = Literal["argument", "result", "line", "variable"]

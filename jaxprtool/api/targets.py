@@ -29,8 +29,8 @@ from jaxprtool.ir.programs.trees import filled
 from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
-from jaxprtool.loading.elsewhere import RemoteTarget, written_elsewhere
 from jaxprtool.loading.load import Entry
+from jaxprtool.loading.remote_target import RemoteTarget, written_elsewhere
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
 from jaxprtool.sizes.fitting import fitted

@@ -139,7 +139,7 @@ def _programs(
     """Find the two programs, trace them, and run the passes on them."""
     from jaxprtool.api.targets import find_elsewhere
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.loading.elsewhere import elsewhere
+    from jaxprtool.loading.remote_target import elsewhere
 
     if two.other is None and len(passes or ()) == 1:
         passes = ["", *(passes or ())]

@@ -6,7 +6,7 @@ the text of a frame; `Sources` has the lines of source files.
 
 from jaxprtool.ir.source.frame_choice import FrameChoice
 from jaxprtool.ir.source.frames import BEHIND, Frames, Place, frames_now
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.render.terminal.source_text import Sources
 
 __all__ = ["BEHIND", "FrameChoice", "Frames", "Place", "Sources", "UserFrame", "frames_now"]

@@ -6,8 +6,8 @@ or raises `Mismatch`.
 """
 
 from jaxprtool.ir.basics.paths import paths, unique
-from jaxprtool.ir.programs.held import StaticLeaf
 from jaxprtool.ir.programs.matching import Mismatch, matched_leaves
+from jaxprtool.ir.programs.static_leaf import StaticLeaf
 from jaxprtool.ir.programs.trees import filled, leaf_paths, structure
 
 __all__ = [

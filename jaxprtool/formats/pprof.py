@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from jaxprtool import jaxcompat
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 class Sample(NamedTuple):

@@ -177,16 +177,6 @@ from jaxprtool.jaxcompat.marked_calls import (
     jaxpr_as_fun,
 )
 from jaxprtool.jaxcompat.marks import Mark, convolves, mark_of, marked, marked_name
-from jaxprtool.jaxcompat.places import (
-    common_scope,
-    hide_frames,
-    in_scope,
-    name_stack,
-    source_infos,
-    source_under,
-    user_frame,
-    user_frames,
-)
 from jaxprtool.jaxcompat.printing import (
     add_printing_rule,
     is_unspecified,
@@ -215,6 +205,16 @@ from jaxprtool.jaxcompat.shapes import (
     lacks_a_size,
     solved_symbols,
     symbolic_constraints,
+)
+from jaxprtool.jaxcompat.source_locations import (
+    common_scope,
+    hide_frames,
+    in_scope,
+    name_stack,
+    source_infos,
+    source_under,
+    user_frame,
+    user_frames,
 )
 from jaxprtool.jaxcompat.tracing import (
     bind_jit,

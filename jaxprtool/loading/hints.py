@@ -10,8 +10,8 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.errors import TargetError
-from jaxprtool.ir.programs.held import StaticLeaf
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.static_leaf import StaticLeaf
 
 # --- targets that are not what is to be traced ------------------------------------------------
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.programs.held import release
+from jaxprtool.ir.programs.static_leaf import release
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.jaxcompat import ClosedJaxpr
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from jaxprtool.ir.programs.state import has_objects
 from jaxprtool.ir.source.frames import frames_now
-from jaxprtool.jaxcompat.places import is_installed, is_users_file
+from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 
 #: So many objects are looked at, the nearest first.
 _MOST = 1000

@@ -23,7 +23,6 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
 from jaxprtool.ir.basics.paths import unique
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
-from jaxprtool.ir.programs.held import StaticLeaf
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.state import (
@@ -35,6 +34,7 @@ from jaxprtool.ir.programs.state import (
     sharing,
     without_unchanged,
 )
+from jaxprtool.ir.programs.static_leaf import StaticLeaf
 from jaxprtool.ir.programs.trees import filled, structure
 from jaxprtool.ir.rewriting.closed_over import with_closed_over
 from jaxprtool.ir.shapes.ragged import bounds_of_lengths

@@ -3,8 +3,8 @@
 import pytest
 
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
-from jaxprtool.loading.elsewhere import elsewhere
 from jaxprtool.loading.load import find
+from jaxprtool.loading.remote_target import elsewhere
 
 TRAIN = """
 import jax, jax.numpy as jnp

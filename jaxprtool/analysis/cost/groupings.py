@@ -19,7 +19,7 @@ from jaxprtool.ir.source.frames import Frames, Root
 from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 class Whole:

@@ -15,7 +15,7 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.shapes.symbols import symbols_of
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 class Stack(NamedTuple):

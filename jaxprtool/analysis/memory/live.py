@@ -19,7 +19,7 @@ from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.ir.dataflow.makers import Makers
 from jaxprtool.ir.source.frames import Frames
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The kinds of live values. A "room" is the memory of a result that is computed later, a "value" is
 #: made by an equation, a "row" is a slice of an array that a loop scans over, and a "broadcast" is

@@ -25,7 +25,6 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError, PipelineError
 from jaxprtool.ir.basics.caches import process_cache
 from jaxprtool.ir.basics.paths import paths, unique
 from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.programs.held import release
 from jaxprtool.ir.programs.lifted import with_lifted
 from jaxprtool.ir.programs.program import Program, Programs
 from jaxprtool.ir.programs.state import (
@@ -37,6 +36,7 @@ from jaxprtool.ir.programs.state import (
     sharing,
     uses_objects,
 )
+from jaxprtool.ir.programs.static_leaf import release
 from jaxprtool.loading.trace import (
     function_name,
     held,

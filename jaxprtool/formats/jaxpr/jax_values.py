@@ -46,7 +46,7 @@ from jaxprtool.formats.jaxpr.values import (
 )
 from jaxprtool.ir.basics.dtypes import array_dtypes
 from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
-from jaxprtool.ir.programs.held import LITERALS, StandIn, StaticLeaf, description
+from jaxprtool.ir.programs.static_leaf import LITERALS, StandIn, StaticLeaf, description
 from jaxprtool.ir.programs.trees import Opaque
 from jaxprtool.ir.rewriting.callbacks import Stub, callback_name
 

@@ -24,7 +24,7 @@ from jaxprtool.ir.notation.user_names import source_names
 from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
-from jaxprtool.jaxcompat.places import (
+from jaxprtool.jaxcompat.source_locations import (
     PACKAGES,
     FramePosition,
     UserFrame,

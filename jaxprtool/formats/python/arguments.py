@@ -32,8 +32,8 @@ from jaxprtool.formats.python.expressions import (
     plain,
 )
 from jaxprtool.formats.python.naming import identifier, numbered
-from jaxprtool.ir.programs.held import LITERALS, StaticLeaf
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.static_leaf import LITERALS, StaticLeaf
 from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, Opaque, Shell, filled, one_level
 
 

@@ -40,7 +40,7 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.shapes.symbols import sizes_by_symbol
 from jaxprtool.ir.source.frames import BEHIND, Place, frames_now, short_paths
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.primitives import scope_of
 
 #: What makes the setting in which JAX traces a body.

@@ -27,7 +27,7 @@ from jaxprtool.ir.source.frames import Root, frames_now
 from jaxprtool.ir.source.source_names import Range, SourceNames, range_of
 from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat.identity import identity
-from jaxprtool.jaxcompat.places import FrameReader, UserFrame, names_given
+from jaxprtool.jaxcompat.source_locations import FrameReader, UserFrame, names_given
 
 #: A name that can be used as it is.
 _NAME = re.compile(r"[A-Za-z_]\w*")

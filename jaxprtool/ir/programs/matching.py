@@ -17,8 +17,8 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef, keystr
 
-from jaxprtool.ir.programs.held import StandIn, StaticLeaf, description, is_no_array, release
 from jaxprtool.ir.programs.state import Changed
+from jaxprtool.ir.programs.static_leaf import StandIn, StaticLeaf, description, is_no_array, release
 from jaxprtool.ir.programs.trees import Opaque, Tree, filled, node, one_level
 
 #: The number of characters of an object that an error shows.

@@ -27,9 +27,9 @@ from jaxprtool.ir.core.equations import holders, type_of
 from jaxprtool.ir.core.structured import ShardMap, view
 from jaxprtool.ir.evaluation.nonfinite import FiniteCheck, unchecked
 from jaxprtool.ir.programs.argument_types import TypeMismatch, of_types
-from jaxprtool.ir.programs.held import is_no_array
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.matching import MatchedArguments, Mismatch, matched
+from jaxprtool.ir.programs.static_leaf import is_no_array
 from jaxprtool.ir.rewriting.array_literals import as_constants
 from jaxprtool.ir.shapes.bounds import Bound, SizeBound
 from jaxprtool.ir.shapes.specialization import specialized

@@ -24,7 +24,7 @@ from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.source.frames import Frames, Root, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 @document(without=("file",), names={"path": "file"}, also=("path",))

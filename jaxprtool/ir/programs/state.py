@@ -23,7 +23,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.basics.paths import paths, unique
 from jaxprtool.ir.core.structured import Call, view
 from jaxprtool.ir.dataflow.def_use import DefUse
-from jaxprtool.ir.programs.held import StaticLeaf, is_no_array, release
+from jaxprtool.ir.programs.static_leaf import StaticLeaf, is_no_array, release
 from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, filled, one_level
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Literal, Var
 

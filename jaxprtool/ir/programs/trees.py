@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
 
-from jaxprtool.ir.programs.held import StandIn, StaticLeaf, description
+from jaxprtool.ir.programs.static_leaf import StandIn, StaticLeaf, description
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from jaxprtool.ir.source.frame_choice import FrameChoice, View, current_view
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.jaxcompat.places import (
+from jaxprtool.jaxcompat.source_locations import (
     FrameReader,
     UserFrame,
     after_packages,

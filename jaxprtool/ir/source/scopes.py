@@ -30,7 +30,7 @@ from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.source.frames import Frames, Root, frames_now
 from jaxprtool.ir.source.source_names import SourceNames
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The range of an expression: lines from 1, columns in bytes from 0.
 Range = tuple[int, int, int, int]

@@ -31,7 +31,7 @@ from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.ir.source.source_names import Range, SourceNames, range_of
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxprtool.jaxcompat.places import UserFrame, is_installed, is_users_file, user_frames
+from jaxprtool.jaxcompat.source_locations import UserFrame, is_installed, is_users_file, user_frames
 from jaxprtool.passes.unzip.binding_times import Context, operand_of
 from jaxprtool.passes.unzip.flow import parts_of
 from jaxprtool.passes.unzip.split import Split

@@ -19,7 +19,7 @@ from pygments.lexers import PythonLexer
 
 from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.jaxcompat.places import is_installed
+from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.rendering import ShowOptions
 

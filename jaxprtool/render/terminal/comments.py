@@ -9,7 +9,7 @@ from jaxprtool.ir.notation.tokens import Comment, SourceLine
 from jaxprtool.ir.source.frames import BEHIND, Frames, Root, frames_now
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.identity import identity
-from jaxprtool.jaxcompat.places import UserFrame
+from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal.rendering import ShowOptions
 

@@ -7,7 +7,7 @@ import pytest
 from jaxprtool import jaxcompat, trace
 from jaxprtool.ir.source import frames
 from jaxprtool.ir.source.frames import Frames, Root, own_frame, short_paths
-from jaxprtool.jaxcompat.places import UserFrame, is_users_file, source_infos, user_frames
+from jaxprtool.jaxcompat.source_locations import UserFrame, is_users_file, source_infos, user_frames
 
 PACKAGES = "/home/me/work/.venv/lib/python3.12/site-packages"
 LAYERS = f"{PACKAGES}/flax/linen/linear.py"
@@ -142,7 +142,7 @@ def test_frames_of_a_long_function_are_where_the_equations_are():
     scope = {}
     text = f"def f(x):\n{lines}    return x\ndef g(x):\n    return x + 1.0\n"
     exec(compile(text, "/w/long.py", "exec"), scope)
-    reader = jaxcompat.places.FrameReader()
+    reader = jaxcompat.source_locations.FrameReader()
     found = [reader.frames(eqn) for eqn in trace(scope["f"], 1.0).jaxpr.eqns]
     assert [each[1].line for each in found] == list(range(2, 152))
     assert {each[1][3:4] + each[1][5:] for each in found} == {(8, 12)}

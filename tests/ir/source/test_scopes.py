@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from jaxprtool import trace
 from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.source.scopes import Scope, ScopeReader
-from jaxprtool.jaxcompat.places import source_infos
+from jaxprtool.jaxcompat.source_locations import source_infos
 from tests.programs import random_programs, sample_programs
 from tests.programs.samples import sample_files
 

@@ -13,7 +13,7 @@ import pytest
 
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.source.source_names import SourceNames, _File, range_of
-from jaxprtool.jaxcompat.places import user_frames
+from jaxprtool.jaxcompat.source_locations import user_frames
 
 HEADER = """
 import jax.numpy as jnp

@@ -50,7 +50,7 @@ class BoundValue(NamedTuple):
     atom: Operand
 
 
-class StaticLeaf(TypedDict):
+class HeldJaxpr(TypedDict):
     """A jaxpr among the parameters of an equation: one of `shared`, `jaxpr` and `folded`."""
 
     parameter: Annotated[str, "Where it is: `jaxpr`, `branches[0]`."]
@@ -70,7 +70,7 @@ class Equation(TypedDict):
     parameters: Annotated[
         dict[str, str], "Its parameters by name, as text; the jaxprs among them are in `bodies`."
     ]
-    bodies: Annotated[list[StaticLeaf], "The jaxprs that it holds."]
+    bodies: Annotated[list[HeldJaxpr], "The jaxprs that it holds."]
     effects: NotRequired[Annotated[list[str], "Its effects, as text, if it has any."]]
     source: NotRequired[
         Annotated[Place, "The line of the user's code that it comes from, if that is known."]

@@ -89,7 +89,7 @@ class _Documents:
             document["scope"] = scope
         return document
 
-    def _held(self, path: str, jaxpr: Jaxpr, depth: int) -> documents.StaticLeaf:
+    def _held(self, path: str, jaxpr: Jaxpr, depth: int) -> documents.HeldJaxpr:
         if self.selection.folds(depth):
             return {"parameter": path, "folded": self.selection.count(jaxpr)}
         if jaxpr in self.reader.shared:

@@ -44,7 +44,7 @@ class State:
     values: Values = field(default_factory=dict)
 
 
-class Comparator(Protocol):
+class Oracle(Protocol):
     """The oracle of the search: it decides whether a check holds for a program."""
 
     #: The number of programs tried.
@@ -70,7 +70,7 @@ class Search:
         found: Called with the smallest state so far and the name of the step, for progress.
     """
 
-    def __init__(self, judge: Comparator, found: Callable[[State, str], object]):
+    def __init__(self, judge: Oracle, found: Callable[[State, str], object]):
         self._judge, self._found = judge, found
         self._values: tuple[Program | None, dict[Var, Any]] = (None, {})
         self.state: State

@@ -3,7 +3,7 @@
     diff(p, q).verdict
     diff(p, q).hunks[0].lines[0].source
 
-Programs are matched as graphs (`ir.counterparts`), so names, source lines, and the order of
+Programs are matched as graphs (`ir.graphs.counterparts`), so names, source lines, and the order of
 independent equations make no difference.
 """
 

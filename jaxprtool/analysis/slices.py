@@ -3,7 +3,7 @@
     found = why(program, "params['w']")
     found.forward.equations, found.forward.results
 
-The flow of values is found by `ir.slicing`, and names are resolved by `analysis.points`.
+The flow of values is found by `ir.dataflow.slicing`, and names are resolved by `analysis.points`.
 """
 
 from __future__ import annotations

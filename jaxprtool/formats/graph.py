@@ -1,9 +1,9 @@
 """A program as a graph of its dataflow, for formats that are pictures of it.
 
 Each equation is a node, and values pass along the edges. Frames are around what belongs together:
-the equations of a scope (`ir.scopes`), and those of a body. Values flow into the frame of a call
-directly; a loop has a node for each value that it carries or takes from a sequence, and edges that
-go back from one round to the next; each branch ends in a node, of which the `cond` picks one.
+the equations of a scope (`ir.source.scopes`), and those of a body. Values flow into the frame of a
+call directly; a loop has a node for each value that it carries or takes from a sequence, and edges
+that go back from one round to the next; each branch ends in a node, of which the `cond` picks one.
 """
 
 from __future__ import annotations

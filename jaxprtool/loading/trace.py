@@ -58,8 +58,8 @@ class BoundCall:
 
     `static_args` maps positions, `static_kwargs` names, to Python values; `args` and `kwargs` are
     the others, in order, with what is no array held in their structure. `shared` says which
-    Variables of Flax NNX are the same object (`ir.state.shared_variables`); it is None if changes
-    of such objects are no results.
+    Variables of Flax NNX are the same object (`ir.programs.state.shared_variables`); it is None if
+    changes of such objects are no results.
     """
 
     args: tuple[object, ...]

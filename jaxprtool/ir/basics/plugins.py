@@ -1,8 +1,8 @@
 """Installed plug-ins that define how equations of other packages' primitives are written and read.
 
 A package lists each primitive that it has rules for in the entry-point group
-`jaxprtool.primitives`. Its module, which adds to the table of traits (`ir.traits`) and to tables of
-rules (`ir.rules`), is imported when a program with such a primitive is met.
+`jaxprtool.primitives`. Its module, which adds to the table of traits (`ir.core.traits`) and to
+tables of rules (`ir.basics.rules`), is imported when a program with such a primitive is met.
 """
 
 from __future__ import annotations

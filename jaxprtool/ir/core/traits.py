@@ -5,7 +5,7 @@ has the defaults, which are right for a pure function of its operands of which n
 known. A plug-in adds the traits of its own primitives with `add_traits`.
 
 The treatment of a primitive by one pass (a batching rule, an expression in Python) is a rule, in
-that pass's table of rules (`ir.rules`), not here.
+that pass's table of rules (`ir.basics.rules`), not here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Find where the values of a program come from and where they go, across the borders of bodies.
 
 A value is a variable of a jaxpr. Its sources and its uses are found along the edges of
-`ir.regions`, one step at a time. A body that several equations share counts for all of them. The
-transitive closure in one direction is a slice: see `ir.slicing`.
+`ir.core.regions`, one step at a time. A body that several equations share counts for all of them.
+The transitive closure in one direction is a slice: see `ir.dataflow.slicing`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Holder:
     Attributes:
         jaxpr: The jaxpr of the equation.
         index: The position of the equation there.
-        number: The index of the body in `ir.equations.bodies` of the equation.
+        number: The index of the body in `ir.core.equations.bodies` of the equation.
     """
 
     jaxpr: Jaxpr

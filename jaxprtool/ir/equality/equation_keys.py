@@ -1,9 +1,9 @@
 """Number equations, values and jaxprs so that equal ones of two programs have equal numbers.
 
-The two programs may come from different processes, files or releases of JAX. Equations are equal
-as defined in `ir.equivalence`, whatever their calls are named. (`ir.structural_key` is for the
-bodies of one program; it is faster, and compares by identity where it must.) The keys are numbers,
-so that keys made of keys stay small.
+The two programs may come from different processes, files or releases of JAX. Equations are equal as
+defined in `ir.equality.equivalence`, whatever their calls are named. (`ir.equality.structural_key`
+is for the bodies of one program; it is faster, and compares by identity where it must.) The keys
+are numbers, so that keys made of keys stay small.
 """
 
 from __future__ import annotations

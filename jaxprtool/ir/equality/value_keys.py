@@ -1,9 +1,9 @@
 """Keys of types, literals, arrays and plain values, equal in any process for equal values.
 
-Comparisons of programs are built on these: `ir.equivalence` compares two step by step, and
-`ir.equation_keys` and `ir.structural_key` make keys of equations and jaxprs. Numbers are
-distinguished by type and to the bit (0.0 is not -0.0, 1 is not True), symbolic dimensions by their
-texts. Only long arrays have a digest in their keys, of 256 bits.
+Comparisons of programs are built on these: `ir.equality.equivalence` compares two step by step, and
+`ir.equality.equation_keys` and `ir.equality.structural_key` make keys of equations and jaxprs.
+Numbers are distinguished by type and to the bit (0.0 is not -0.0, 1 is not True), symbolic
+dimensions by their texts. Only long arrays have a digest in their keys, of 256 bits.
 """
 
 from __future__ import annotations

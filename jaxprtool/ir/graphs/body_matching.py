@@ -1,8 +1,8 @@
 """Match the equations of two bodies, without looking into the bodies that these hold.
 
 The bodies are matched as graphs, from the most similar equations to the least similar; see
-`ir.counterparts`. Each step visits each equation and operand a bounded number of times, so the time
-is linear in the size of the bodies.
+`ir.graphs.counterparts`. Each step visits each equation and operand a bounded number of times, so
+the time is linear in the size of the bodies.
 """
 
 from __future__ import annotations

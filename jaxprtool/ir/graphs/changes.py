@@ -1,8 +1,8 @@
 """Find the equations of a program that a rewrite removed, and those that it added.
 
-An equation stays if its counterpart (`ir.counterparts`) does the same on values of the same types.
-Its operands may have another name, or replace values that were removed. But if an operand's old
-value still exists and the equation now reads another one, it is a different equation.
+An equation stays if its counterpart (`ir.graphs.counterparts`) does the same on values of the same
+types. Its operands may have another name, or replace values that were removed. But if an operand's
+old value still exists and the equation now reads another one, it is a different equation.
 
 Bodies are compared with the bodies of the counterpart: a change inside a loop leaves the loop
 itself unchanged, unless its operands or results are different.

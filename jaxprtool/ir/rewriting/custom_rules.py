@@ -189,7 +189,8 @@ class _Rules:
 def _origin_key(eqn: JaxprEqn) -> Hashable:
     """Return the `rule_key`; for an operation with its own rules, and its expansion, its own key.
 
-    A rule holds such an operation, but the call that it expands to (`ir.high`) is followed.
+    A rule holds such an operation, but the call that it expands to (`ir.rewriting.high`) is
+    followed.
     """
     if eqn.primitive.name == jaxcompat.CALL_HIGH:
         return jaxcompat.high_key(eqn)

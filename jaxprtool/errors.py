@@ -1,4 +1,4 @@
-"""What a user can have done wrong, each with its exit code and, where we know one, a hint.
+"""Errors that a user can cause, each with its exit code and, if one is known, a hint.
 
 Every error a user can cause is a `JaxprToolError`; the command line prints its message as one
 `error:` line and its hint as one `hint:` line, and exits with its code:
@@ -14,23 +14,23 @@ from itertools import groupby
 from traceback import FrameSummary, extract_tb
 from typing import TypeAlias
 
-#: What is known of a fault besides, each with a label: `("inputs", "random, seed 0")`.
+#: Further details of an error, each with a label: `("inputs", "random, seed 0")`.
 Details: TypeAlias = Sequence[tuple[str, str]]
 
 
 class JaxprToolError(Exception):
-    """Bad usage or bad input, said in one line.
+    """Bad usage or bad input, described in one line.
 
     Attributes:
         message: What is wrong.
-        hint: How to mend it, if that is known.
-        details: What else is known of it, one line each. A traceback has them as notes.
+        hint: How to fix it, if known.
+        details: Further details, one line each. A traceback shows them as notes.
     """
 
     exit_code = 2
 
     def __init__(self, message: str, hint: str | None = None, details: Details = ()):
-        # A name that the user gave, and that the message repeats, may hold line breaks.
+        # The message may repeat a name from the user that contains line breaks.
         self.message = " ".join(message.splitlines())
         super().__init__(self.message)
         self.hint = hint
@@ -41,7 +41,7 @@ class JaxprToolError(Exception):
 
 
 class TargetError(JaxprToolError):
-    """A TARGET that names nothing we can load."""
+    """A TARGET that cannot be loaded."""
 
 
 class ArgumentsError(JaxprToolError):
@@ -49,7 +49,7 @@ class ArgumentsError(JaxprToolError):
 
 
 class StructureError(ArgumentsError, TypeError):
-    """Arguments of another structure, or of other types, than a program takes; names the first."""
+    """Arguments whose structure or types differ from a program's; names the first such argument."""
 
 
 class PipelineError(JaxprToolError):
@@ -69,7 +69,7 @@ class UnsupportedError(JaxprToolError):
 
 
 class ProgramFileError(JaxprToolError):
-    """A program's file that cannot be read; says where in it: `file.jaxpr:LINE:COLUMN: fault`."""
+    """A program file that cannot be read; names the place: `file.jaxpr:LINE:COLUMN: fault`."""
 
 
 class BackendError(JaxprToolError):
@@ -97,33 +97,33 @@ class UserFunctionError(JaxprToolError):
 
 
 def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) -> str | None:
-    """Return the hint that names the candidate nearest to `name`, or None if nothing is near.
+    """Return a hint that names the candidate closest to `name`, or None if none is close.
 
-    Among thousands of candidates something is always near: there, ask for more `likeness`.
+    Among thousands of candidates some name is always close: use a higher `likeness` there.
     """
-    if len(name) > 200:  # no name that anyone has mistyped, and slow to compare
+    if len(name) > 200:  # not a typo, and slow to compare
         return None
     near = get_close_matches(name, list(candidates), n=1, cutoff=likeness)
     return f"did you mean '{near[0]}'?" if near else None
 
 
 def described(error: BaseException) -> str:
-    """An exception on one line, as Python ends a traceback: `ValueError: too many values`."""
+    """Return an exception as the last line of its traceback: `ValueError: too many values`."""
     text = " ".join(str(error).split())
-    # XLA says the same of each computation on the way, and the cause in the end.
+    # XLA repeats the message for each enclosing computation; the cause comes last.
     text = ": ".join(part for part, _ in groupby(text.split(": ")))
     text = text if len(text) <= 300 else text[:297] + "..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-#: Packages whose frames tell a user nothing about their own function.
+#: Packages whose frames do not help a user find the fault in their own function.
 _MACHINERY = ("jax", "jaxlib", "jaxprtool")
 
 
 def user_frames(error: BaseException) -> list[FrameSummary]:
-    """The frames of an exception's traceback that are neither JAX's, nor ours, nor importlib's.
+    """Return the traceback frames of an exception outside of JAX, this package and importlib.
 
-    Of a `UserFunctionError`, the frames of its cause: outermost first, as a traceback has them.
+    Frames are outermost first. For a `UserFunctionError` they are the frames of its cause.
     """
     if isinstance(error, UserFunctionError) and error.__cause__ is not None:
         error = error.__cause__

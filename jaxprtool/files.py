@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all, and files that are read only if they are plain ones.
+"""Atomic writing of files, and reading restricted to regular files.
 
-What is written goes into a temporary file, which then takes the place of the one that it is for.
-A symbolic link stays, and the file that it leads to is replaced. Devices, pipes and this process's
-own descriptors (`/dev/stdout`) cannot be replaced: they are written to.
+Output goes to a temporary file, which then replaces the destination. A symbolic link is kept and
+its target replaced. Devices, pipes and this process's own descriptors (`/dev/stdout`) cannot be
+replaced and are written directly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import IO, Any, BinaryIO
 
 from jaxprtool.errors import OutputError
 
-#: What temporary files are called; those of writers that were killed stay.
+#: The prefix of temporary files. A killed process leaves its temporary files behind.
 TEMPORARY = ".jaxprtool-"
 _DESCRIPTOR = re.compile(r"/dev/(?:fd/|std)(\d+|in|out|err)")
 _STANDARD = {"in": 0, "out": 1, "err": 2}
@@ -28,7 +28,7 @@ _STANDARD = {"in": 0, "out": 1, "err": 2}
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
-    """Return a path as text. Raises OutputError for one that can be no file's."""
+    """Return a path as text. Raises OutputError if no file can have this path."""
     path = os.fsdecode(path)
     if "\0" in path:
         raise OutputError(f"cannot write {path!r}: a path has no NUL characters")
@@ -39,11 +39,11 @@ def check_path(path: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def file_written_whole(path: str) -> Iterator[BinaryIO]:
-    """Open a file for writing that takes its name when all is written, and leaves no trace if not.
+    """Open a file for writing that gets its name once it is complete, and is removed on failure.
 
-    A file that is there keeps its mode and, where that is allowed, its owner. A stream (see
-    `is_stream`) is written to at once. The path is opened at once, so that one that cannot be
-    written is known before the work is done.
+    An existing file keeps its mode and, where permitted, its owner. A stream (see `is_stream`) is
+    written directly. The path is opened first, so that an unwritable path is reported before the
+    work is done.
 
     Raises:
         OutputError: If the file cannot be written.
@@ -64,12 +64,12 @@ def file_written_whole(path: str) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: str) -> bool:
-    """Whether a path leads to a device, a pipe or a descriptor, which has nothing beside it."""
+    """Return True if a path is a device, a pipe or a descriptor, which is written directly."""
     if _DESCRIPTOR.fullmatch(path):
         return True
     try:
         mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # not there, or no path: opening it says so
+    except (OSError, ValueError):  # missing or invalid: reported when it is opened
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
@@ -78,7 +78,8 @@ def _opened_stream(path: str) -> BinaryIO:
     found = _DESCRIPTOR.fullmatch(path)
     if found is None:
         return open(path, "wb")
-    # Opened by its path, a file that stdout is sent to would be cut off, and have two positions.
+    # Opening by path a file that stdout is redirected to would truncate it and create a second file
+    # offset.
     sys.stdout.flush()
     number = _STANDARD.get(found[1])
     return os.fdopen(os.dup(int(found[1]) if number is None else number), "wb")
@@ -86,9 +87,9 @@ def _opened_stream(path: str) -> BinaryIO:
 
 @contextmanager
 def _temporary(path: str, folder: str) -> Iterator[BinaryIO]:
-    """Open a new file in `folder` that is gone at the end, unless it has been given another name.
+    """Open a new file in `folder` that is removed on exit unless it has been renamed.
 
-    It has the mode that a new file has, or that of the file at `path`.
+    Its mode is the mode of the file at `path`, or the default mode of new files.
     """
     try:
         old = os.stat(path)
@@ -111,7 +112,7 @@ def _temporary(path: str, folder: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Hold a folder against others that lock it; where that is not possible, go on without."""
+    """Lock a folder against other processes; without support for locks, proceed unlocked."""
     try:
         import fcntl
 
@@ -131,7 +132,7 @@ def locked(folder: str) -> Iterator[None]:
 
 
 def is_device(file: IO[Any]) -> bool:
-    """Return whether an open file is a device and no terminal: one may give zeros for ever."""
+    """Return True if an open file is a device but not a terminal, since it may never end."""
     try:
         mode = os.fstat(file.fileno()).st_mode
     except (OSError, ValueError):  # a file in memory
@@ -140,12 +141,12 @@ def is_device(file: IO[Any]) -> bool:
 
 
 def opened_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a plain file for reading, or what a symbolic link to one leads to.
+    """Open a regular file, or a symbolic link to one, for reading.
 
     Raises:
-        OSError: If it cannot be opened, or is a device, a pipe or a folder, which may have no end.
+        OSError: If it cannot be opened, or is a device, a pipe or a folder.
     """
-    # Opening a pipe would wait for someone who writes to it.
+    # Opening a pipe would block until a process opens it for writing.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

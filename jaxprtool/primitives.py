@@ -1,12 +1,12 @@
-"""Our own primitive, `sow`, and the functions that users write with it: `sow`, `variable`, `nest`.
+"""The primitive `sow`, and the functions that use it: `sow`, `variable`, `nest`.
 
 A function that sows a value gives it a name, for a pass to find:
 
     w = variable(jax.random.normal(key, (x.shape[-1], 8)), name="w")
 
-By itself that changes nothing: `sow` is the identity under every transformation of JAX's, and
-costs nothing compiled. `unzip` turns what is sown as a variable into results of one program and
-arguments of another. The functions and their contracts are those of Oryx (2020-2023).
+`sow` is the identity under every JAX transformation and has no cost once compiled. `unzip` turns
+sown variables into results of one program and arguments of another. The functions and their
+contracts are those of Oryx (2020-2023).
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.notation.signatures import SHOWN_PARAMS
 from jaxprtool.jaxcompat import JaxprEqn, Params
 
-#: What `variable` sows under.
+#: The tag of `variable`.
 VARIABLE = "variable"
 
-#: What happens to values sown under one name: an error, all of them, or the last.
+#: How values sown under the same name are handled: an error, all of them, or the last.
 MODES = ("strict", "append", "clobber")
 
 #: The structure of a value that is one array.
 LEAF = jax.tree.structure(0)
 
-#: What the name of a `nest` call starts with; its scope follows.
+#: The prefix of the name of a `nest` call; its scope follows.
 SCOPE_PREFIX = "nest:"
 
 
 def sow(value: object, *, tag: str, name: str, mode: str = "strict", key: object = None) -> Any:
-    """`value`, a pytree of arrays, made known under `name` to passes that look for `tag`.
+    """Return `value`, a pytree of arrays, and name it `name` for passes that look for `tag`.
 
-    `mode` says what several values under one name mean where they are looked for: "strict", an
-    error; "append", all of them in order; "clobber", the last. The sown value depends on `key`, if
-    there is one, as if it had been computed from it. Raises ValueError for a tag of None and an
-    unknown mode, TypeError for a tag or name that is no string.
+    `mode` determines how several values with the same name are handled: "strict", an error;
+    "append", all of them in order; "clobber", the last. If `key` is given, the sown value depends
+    on it as if computed from it. Raises ValueError for a tag of None or an unknown mode, TypeError
+    for a tag or name that is not a string.
     """
     if tag is None:
         raise ValueError("Must provide a tag to sow under.")
@@ -57,21 +57,21 @@ def sow(value: object, *, tag: str, name: str, mode: str = "strict", key: object
     leaves, tree = jax.tree.flatten(value)
     operands = (*leaves, *jax.tree.leaves(key))
     if not (jaxcompat.is_staging() or any(map(_is_traced, operands))):
-        return value  # as it is: `bind` would make arrays of NumPy's arrays and of numbers
+        return value  # unchanged: `bind` would turn NumPy arrays and numbers into JAX arrays
     sown = sow_p.bind(*operands, tag=tag, name=name, mode=mode, tree=tree)
     return jax.tree.unflatten(tree, sown)
 
 
 def variable(value: object, *, name: str) -> Any:
-    """`value`, made known to `unzip` as the initial value of the variable `name`."""
+    """Return `value`, named for `unzip` as the initial value of the variable `name`."""
     return sow(value, tag=VARIABLE, name=name, mode="strict")
 
 
 def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
-    """`fun`, with the names that are sown inside it put under `scope`.
+    """Return `fun` with the names sown inside it placed under `scope`.
 
-    In a jaxpr it is a `jit` call whose name says so; run eagerly it is `fun` itself. Raises
-    TypeError for a scope that is no string.
+    In a jaxpr it is a `jit` call whose name has the scope; run eagerly it is `fun` itself. Raises
+    TypeError if the scope is not a string.
     """
     if not isinstance(scope, str):
         raise TypeError(f"a scope is a string, not {scope!r}")
@@ -80,8 +80,8 @@ def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
     def nested(*args: Any, **kwargs: Any) -> Any:
         if not jaxcompat.is_staging():
             return fun(*args, **kwargs)
-        # What is no tracer may be of any type, and steer the Python code: it goes in and comes out
-        # as it is, past the call.
+        # Values that are not tracers may have any type and may control the Python code: they bypass
+        # the call unchanged.
         leaves, tree = jax.tree.flatten((args, kwargs))
         marks = list(map(_is_traced, leaves))
         results: tuple[Any, list[bool], list[Any]]
@@ -91,7 +91,7 @@ def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
             inner_args, inner_kwargs = jax.tree.unflatten(tree, _merged(traced, marks, leaves))
             outs, out_tree = jax.tree.flatten(fun(*inner_args, **inner_kwargs))
             flags = list(map(_is_traced, outs))
-            # Of what is traced inside nothing may stay outside.
+            # Tracers of the inner trace must not leak.
             results = out_tree, flags, [None if f else x for f, x in zip(flags, outs, strict=True)]
             return list(compress(outs, flags))
 
@@ -116,7 +116,7 @@ def _merged(traced: Sequence[Any], marks: Sequence[bool], leaves: Sequence[Any])
 def _debug_info(
     fun: Callable[..., Any], scope: str, args: Any, kwargs: Any, marks: Sequence[bool]
 ) -> DebugInfo:
-    """The names of what is traced of the arguments, for a function that bears a scope's name."""
+    """Return the argument names for the traced arguments of a function named after a scope."""
     debug = jax.api_util.debug_info("jit", fun, args, kwargs)
     _, at, place = debug.func_src_info.partition(" at ")
     return debug._replace(
@@ -127,7 +127,7 @@ def _debug_info(
 
 
 def scope_of(eqn: JaxprEqn) -> str | None:
-    """The scope that an equation of `nest` puts names under; None for every other equation."""
+    """Return the scope of the names in an equation of `nest`; None for any other equation."""
     name = eqn.params.get("name")
     if eqn.primitive.name == "jit" and name.startswith(SCOPE_PREFIX):
         return name.removeprefix(SCOPE_PREFIX)
@@ -136,7 +136,7 @@ def scope_of(eqn: JaxprEqn) -> str | None:
 
 # --- the primitive: its first results are its first operands ------------------------------------
 
-#: Takes the leaves of a value and of a key, and gives those of the value.
+#: Takes the leaves of a value and of a key, and returns the leaves of the value.
 sow_p = Primitive("sow")
 sow_p.multiple_results = True
 
@@ -151,7 +151,7 @@ mlir.register_lowering(sow_p, lambda _, *operands, **params: _identity(*operands
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    """Sow the value, and not its tangent: the name stands for one value."""
+    """Sow the primal value but not its tangent, since the name refers to one value."""
     return sow_p.bind(*primals, **params), _identity(*tangents, **params)
 
 
@@ -159,7 +159,10 @@ ad.primitive_jvps[sow_p] = _jvp
 
 
 def _transpose(cotangents: Any, *operands: Any, **_: Any) -> list[Any]:
-    """For what is sown in a linear function, as a tangent by a custom rule; a key gets nothing."""
+    """Pass the cotangents through for a value sown in a linear function; a key gets none.
+
+    Tangents of a custom rule are such values.
+    """
     values, key = operands[: len(cotangents)], operands[len(cotangents) :]
     pairs = [*zip(values, cotangents, strict=True), *((x, ad.Zero(x.aval)) for x in key)]
     return [given if ad.is_undefined_primal(x) else None for x, given in pairs]
@@ -169,7 +172,7 @@ ad.primitive_transposes[sow_p] = _transpose
 
 
 def _batch(operands: Any, axes: Any, **params: Any) -> Any:
-    """Sow a value with its mapped axis in front, wherever JAX carries it."""
+    """Sow a value with its batch dimension moved to the front."""
     moved = [
         x if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(operands, axes, strict=True)
@@ -182,7 +185,7 @@ batching.primitive_batchers[sow_p] = _batch
 
 
 def _shown(params: Params) -> list[tuple[str, Any]]:
-    """Return what a listing shows: the tag and the name, and what else is not as it mostly is."""
+    """Return what a listing shows: the tag, the name, and parameters without default values."""
     shown = [("tag", params["tag"]), ("name", params["name"])]
     if params["mode"] != "strict":
         shown.append(("mode", params["mode"]))

@@ -1,1 +1,1 @@
-"""The Python face of jaxprtool: what users call, built on every room below."""
+"""The Python API of jaxprtool."""

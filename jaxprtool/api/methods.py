@@ -1,4 +1,4 @@
-"""What methods of a Program need of passes, render and execute, imported when they are called."""
+"""Implementations of Program methods that need passes, render or execute, imported on call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def text(program: Program) -> str:
 
 
 def summary(program: Program) -> str:
-    """Return what a program is in a line."""
+    """Return a one-line summary of a program."""
     from jaxprtool.analysis.stats import count_equations
     from jaxprtool.render.reports.overview import summary
 
@@ -35,7 +35,7 @@ def summary(program: Program) -> str:
 
 
 def html(program: Program | Programs) -> str:
-    """Return programs as a notebook shows them."""
+    """Return the HTML of programs for notebooks."""
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.page import cell
 
@@ -43,7 +43,7 @@ def html(program: Program | Programs) -> str:
 
 
 def origin_of(program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck) -> str:
-    """Return what the NaN or the infinity in a result comes from."""
+    """Return the origin of the NaN or the infinity in a result."""
     from jaxprtool.execute.nans import origin_of
 
     return origin_of(program, arguments, position, check)

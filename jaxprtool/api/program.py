@@ -1,4 +1,4 @@
-"""The Python face of jaxprtool: loading, tracing and splitting."""
+"""Public functions for loading and splitting programs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ def load(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Program:
-    """Return the Program that the command line would make of TARGET and --args.
+    """Return the Program that the command line loads for TARGET and --args.
 
-    `target` is `package.module:attr.path` or `path/file.py:attr.path`, or a file with a program
-    in it. `args` is an argument list as text, such as `"f32[8,3], training=static(False)"`;
-    without it the target's own example arguments are used. Raises a `JaxprToolError` that says
-    what is wrong with either.
+    `target` is `package.module:attr.path` or `path/file.py:attr.path`, or a program file. `args` is
+    an argument list as text, such as `"f32[8,3], training=static(False)"`; by default the target's
+    own example arguments. Raises a `JaxprToolError` if either is invalid.
     """
     static: StaticArguments = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     return find(target, args, factory, **static).trace()
@@ -47,21 +46,21 @@ def unzip(
     auto: bool = False,
     known: int | tuple[int, ...] | None = None,
 ) -> Callable[..., tuple[Program, Program]]:
-    """Return a function that splits `fun` in two, for the arguments that it is called with.
+    """Return a function that splits `fun` into init and apply for the arguments of its call.
 
-    `unzip(fun)(*args, **kwargs)` gives `(init, apply)`. `init(*keys)` gives the values that `fun`
-    sows under `tag`, as nested dicts by scope and name; `apply(variables, *others, **kwargs)` gives
-    what `fun` gives, and takes no keys. `key_args` are the positions of the keys, the first unless
-    given; arguments that are `static(...)` count. Raises ValueError for variables that do not cut
-    the keys from the results, or that share a name.
+    `unzip(fun)(*args, **kwargs)` returns `(init, apply)`. `init(*keys)` returns the values that
+    `fun` sows under `tag`, as nested dicts by scope and name; `apply(variables, *others, **kwargs)`
+    returns the results of `fun` and takes no keys. `key_args` are the positions of the keys, by
+    default the first one; `static(...)` arguments count. Raises ValueError if the variables do not
+    separate the keys from the results, or share a name.
 
-    With `auto` nothing need be sown: the variables are the fewest bytes that cut the keys from the
-    results, named as in the source. Unless `key_args` are given, the keys are all that are such by
-    type, wherever they are in the arguments: an argument of keys alone is one of `init` as it is,
-    by position or by keyword; any other key is a positional one, and None for `apply`.
+    With `auto`, nothing need be sown: the variables are the cut with the fewest bytes that
+    separates the keys from the results, named as in the source. By default, `key_args` are all keys
+    by type, anywhere in the arguments: an argument that consists of keys is an argument of `init`,
+    by position or keyword; any other key is a positional argument of `init`, and None for `apply`.
 
-    With `known`, positions too, the variables are what is computed from these arguments alone and
-    needed with the others: partial evaluation.
+    With `known`, positions of arguments, the variables are the values computed from these arguments
+    alone and used with the others: partial evaluation.
 
     The contract is that of Oryx's function of this name (2020-2023).
     """

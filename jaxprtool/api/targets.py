@@ -1,10 +1,10 @@
-"""What a TARGET gives: a function to trace, or a program that was written down.
+"""Resolution of a TARGET to a function to trace or a stored program.
 
     package.module:function, path/file.py:function    a function, with arguments for it
-    path/file.jaxpr, -                                a program from a file, or from stdin
-    path/file                                         an artifact of `jax.export`, which is called
+    path/file.jaxpr, -                                a program from a file, or from stdin path/file
+    an artifact of `jax.export`
 
-Finding functions and reading files are wings of their own; this is where they meet.
+Finding functions is in `loading`, and reading files in `formats`.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _FUNCTION = "a function is written package.module:function or path/file.py:funct
 
 @dataclass(frozen=True)
 class ProgramEntry:
-    """A program that was read, with flat arguments to run it on; like a function's `Entry`."""
+    """A program read from a file, with flat arguments to run it on; has `Entry`'s interface."""
 
     program: Program
     values: tuple[object, ...]
 
-    #: The arguments of `--args`, if they are those of the program that passes make of it.
+    #: The arguments of `--args` if they are for the program after the passes.
     after: Arguments | None = None
 
-    #: Nothing was made that could have been left.
+    #: Always None: no argument values were computed needlessly.
     needless_work: ClassVar[None] = None
 
     @property
@@ -59,15 +59,15 @@ class ProgramEntry:
         return self.program.name
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
-        """Return the program as it was read; the named axes that are free in it are."""
+        """Return the program as read; its own free named axes are kept."""
         return self.program
 
     def arguments(self) -> list[object]:
-        """The flat arguments in the program's order: arrays, scalars or `ShapeDtypeStruct`s."""
+        """Return the flat arguments in the program's order: arrays, scalars or types."""
         return list(self.values)
 
     def position(self, number: int) -> int:
-        """The position of a positional argument, for which ArgumentsError is raised if none is."""
+        """Return the position of a positional argument. Raises ArgumentsError if there is none."""
         args, _ = filled(self.program.in_tree, self.values)
         return BoundCall(args, {}, {}, {}).position(number)
 
@@ -80,7 +80,7 @@ def find(
     symbolic: bool = False,
     **static: Unpack[StaticArguments],
 ) -> Entry | ProgramEntry:
-    """Return what TARGET names, with the arguments of `--args`; see `loading.load.find`.
+    """Return the entry that TARGET names, with the arguments of `--args`; see `load.find`.
 
     Raises TargetError, ProgramFileError, ArgumentsError, or UserFunctionError if the user's code
     raises.
@@ -114,7 +114,7 @@ def find(
 
 
 def import_module(target: str) -> None:
-    """Import the module of the function that TARGET names, if it is no file of a program.
+    """Import the module of the function that TARGET names, unless it is a program file.
 
     Raises TargetError, or UserFunctionError if the module raises.
     """
@@ -123,16 +123,16 @@ def import_module(target: str) -> None:
 
 
 def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
-    """Return the program that a TARGET is in a git revision, or as another Python traces it.
+    """Return the program of a TARGET at a git revision, or traced by another Python.
 
-    `options` are those of `jaxprtool opt`. Raises what `written_elsewhere` does.
+    `options` are those of `jaxprtool opt`. Raises the errors of `written_elsewhere`.
     """
     with written_elsewhere(place, options) as file:
         return find(file)  # type: ignore[return-value]
 
 
 def is_file(target: str) -> bool:
-    """Return whether a TARGET is a file or stdin, and not a function in a module."""
+    """Return True if a TARGET is a file or stdin instead of a function in a module."""
     if target == STDIN or target.endswith(".jaxpr"):
         return True
     return not target.endswith(".py") and os.path.isfile(target)
@@ -146,7 +146,7 @@ def _data(target: str) -> bytes:
     try:
         with opened_plain(target) as file:
             return file.read()
-    except (OSError, ValueError) as error:  # ValueError for a path that is none
+    except (OSError, ValueError) as error:  # ValueError for an invalid path
         hint = None
         if isinstance(error, FileNotFoundError):
             hint = "write one with `jaxprtool opt TARGET -o FILE`"
@@ -156,7 +156,7 @@ def _data(target: str) -> bytes:
 
 
 def _program(target: str, data: bytes) -> Program:
-    # Functions are what most targets are; only a file needs what reads files.
+    # Most targets are functions; import the readers only for a file.
     from jaxprtool.formats.exported import is_exported, read_exported
     from jaxprtool.formats.jaxpr.read import is_program, parse, read
 
@@ -174,18 +174,18 @@ def _shown(target: str) -> str:
     return "stdin" if target == STDIN else f"'{target}'"
 
 
-# --- arguments of what passes make ----------------------------------------------------------------
+# --- arguments after passes -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a program is run on.
+    """A program and the arguments to run it on.
 
     Attributes:
-        program: The program, at the sizes that its arguments have.
+        program: The program, at the sizes of its arguments.
         values: The arguments by name: arrays, scalars or `ShapeDtypeStruct`s.
-        aside: The names of those that were given, and do not fit after the passes.
-        sizes: The sizes of its symbols, if the arguments are its own.
+        aside: The names of given arguments that do not fit after the passes.
+        sizes: The sizes of its symbols, if the arguments are for the program before the passes.
     """
 
     program: Program
@@ -196,14 +196,14 @@ class Given:
 
 @dataclass(frozen=True)
 class Traced:
-    """A program as it was traced, and what it is called with.
+    """A program as traced, and its arguments.
 
     Attributes:
         program: The program.
         values: The arguments by name: arrays, scalars or `ShapeDtypeStruct`s.
-        position: Returns the position of a positional argument of the function in the program's.
-        seconds: How long tracing took.
-        after: The arguments of `--args`, if they are those of the program that passes make of it.
+        position: Returns the position in the program of a positional argument of the function.
+        seconds: The time of tracing.
+        after: The arguments of `--args` if they are for the program after the passes.
     """
 
     program: Program
@@ -213,10 +213,10 @@ class Traced:
     after: Arguments | None = None
 
     def given_to(self, program: Program) -> Given:
-        """Return what a program is run on that passes have made of this one.
+        """Return the arguments to run a program that passes made from this one.
 
-        Of Refs it takes what they hold. Raises ArgumentsError for arguments that are those of this
-        program, and do not fit it.
+        Refs are replaced by their values. Raises ArgumentsError for arguments that do not fit this
+        program.
         """
         program = with_contents(program)
         if self.after is None:

@@ -1,5 +1,5 @@
-"""The browser: a program on a full screen. What is shown and found is apart from the widgets.
+"""The browser: a full-screen view of a program. Content and search are separate from the widgets.
 
-`states.Recorder` keeps the states of a program that a pipeline is run on, and `app.browse` shows
-them. The package stands on `jaxprtool.extend` and the public names alone, as a plug-in would.
+`states.Recorder` records the states of a program in a pipeline, and `app.browse` shows them. The
+package depends only on `jaxprtool.extend` and public names, like a plug-in.
 """

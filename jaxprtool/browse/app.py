@@ -1,4 +1,4 @@
-"""The browser as a Textual app: panes, keys, and how it ends."""
+"""The Textual app of the browser: panes, keys, and exit."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ _FOOTER = (
 )
 
 
-#: So many ways are offered.
+#: The most destinations offered.
 _MOST_WAYS = 200
 
-#: No terminal is wider.
+#: An upper bound on the width of a terminal.
 _MOST_COLUMNS = 1000
 
 
 class Browser(App[None]):
-    """A program on the whole screen.
+    """A full-screen view of a program.
 
     Args:
-        states: The program's states, of which the last is shown first.
-        frames: Which frames of an equation are shown first.
+        states: The program's states; the last one is shown first.
+        frames: Which frames of an equation to show first.
 
     Attributes:
-        fault: What has gone wrong in the browser itself; None if nothing has.
-        stopped_by: The signal that has ended it; None if none has.
+        fault: The exception raised by the browser itself, or None.
+        stopped_by: The signal that ended it, or None.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -105,7 +105,7 @@ class Browser(App[None]):
         self._by_scope = False
         self._matches: list[search.Match] = []
         self._match = -1
-        #: What is marked: 1 is what depends on a row, 2 what it depends on; and that row.
+        #: The kind of marks, 1 for dependents of a row, 2 for its dependencies; and that row.
         self._marked: tuple[int, Node | None] = 0, None
         self._history: list[tuple[State, bool, Node]] = []
         self._here = 0
@@ -117,10 +117,10 @@ class Browser(App[None]):
         self.info = Static(id="text")
         self.info_pane = VerticalScroll(self.info, id="info")
 
-    # --- beginning and ending -----------------------------------------------------------------
+    # --- start and exit -----------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        """Make the panes."""
+        """Create the panes."""
         yield Static(id="top")
         with Container(id="panes"):
             yield self.program
@@ -134,7 +134,7 @@ class Browser(App[None]):
         yield Static(id="keys")
 
     def on_mount(self) -> None:
-        """Show the program, and end with the process."""
+        """Show the program, and set up the exit on signals."""
         self.theme = "ansi-dark"
         self.info_pane.border_title = "equation"
         keys = Text("  ", no_wrap=True, overflow="ellipsis").join(
@@ -157,19 +157,19 @@ class Browser(App[None]):
         self.exit()
 
     def action_interrupt(self) -> None:
-        """End as Ctrl-C ends a command."""
+        """Exit as a command does on Ctrl-C."""
         self._stop(signal.SIGINT)
 
     def _handle_exception(self, error: Exception) -> None:
-        # Textual would print a traceback, with the values of variables, and has no public way to
-        # do something else: `browse` raises the error again once the terminal is as it was.
+        # Textual would print a traceback with the values of variables, without a public hook to
+        # change that: `browse` reraises the error once the terminal is restored.
         if self.fault is None:
             self.fault = error
         super()._handle_exception(error)
         self._exit_renderables.clear()
 
     def _complete(self) -> None:
-        """Have the names of a large program made while it is shown already."""
+        """Compute the names of a large program after it is first shown."""
         document = self.program.document
         if document.is_complete:
             return
@@ -192,7 +192,7 @@ class Browser(App[None]):
             self.program.refresh()
             self._tell_row()
 
-    # --- what is shown ------------------------------------------------------------------------
+    # --- display ------------------------------------------------------------------------------
 
     def _shown(self, state: State) -> tuple[Document, Outline]:
         key = state, self._names
@@ -209,7 +209,7 @@ class Browser(App[None]):
         return Navigator(self.program.document, self.program.outline)
 
     def _show(self, state: State) -> None:
-        """Show a state, on the row that the cursor is on if that is there too."""
+        """Show a state, and keep the cursor on its row if the state has it."""
         node = self.program.node
         self._state = state
         document, outline = self._shown(state)
@@ -226,7 +226,7 @@ class Browser(App[None]):
         self._complete()
 
     def _tell_state(self) -> None:
-        """Say in the first line which program is shown, and which state of it."""
+        """Show the program and its state in the first line."""
         document, number = self.program.document, self._states.index(self._state)
         text = Text(f" {document.about.name}", no_wrap=True, overflow="ellipsis")
         text.append(f"  {plural(document.count, 'equation')}")
@@ -241,7 +241,7 @@ class Browser(App[None]):
         self.query_one("#top", Static).update(text)
 
     def _tell_row(self) -> None:
-        """Show the place of the current row, and what there is to say of it."""
+        """Show the source location and the details of the current row."""
         node = self.program.node
         if node is None:
             self.source.show(None)
@@ -265,10 +265,10 @@ class Browser(App[None]):
         else:
             self._mark_line()
 
-    # --- moving -------------------------------------------------------------------------------
+    # --- navigation ---------------------------------------------------------------------------
 
     def _jump(self, node: Node) -> None:
-        """Go to a row, from which one can come back."""
+        """Go to a row, and add the jump to the history."""
         if self.program.node is not None:
             del self._history[self._here :]
             self._history.append(self._place())
@@ -281,7 +281,7 @@ class Browser(App[None]):
         return self._state, self._by_scope, self.program.node
 
     def action_travel(self, by: int) -> None:
-        """Go to where a jump began, or went."""
+        """Go back or forward in the history of jumps."""
         here = self._here + by
         if not 0 <= here < len(self._history):
             self._say("no place before this one" if by < 0 else "no place after this one")
@@ -297,7 +297,7 @@ class Browser(App[None]):
 
     def action_pane(self, by: int) -> None:
         """Go to another pane."""
-        if len(self.screen_stack) > 1:  # a choice is open, which the key is not for
+        if len(self.screen_stack) > 1:  # a dialog is open, which ignores the key
             return
         self.screen.remove_class("-searching")
         panes: list[LinePane | VerticalScroll] = [self.program, self.source, self.info_pane]
@@ -308,25 +308,25 @@ class Browser(App[None]):
         chosen.focus()
 
     def action_regroup(self) -> None:
-        """Show the program by nesting, or by scopes."""
+        """Toggle between grouping by nesting and by scopes."""
         self._by_scope = not self._by_scope
         self._show(self._state)
         self._say("grouped by name scopes" if self._by_scope else "by nesting")
 
     def action_alone(self) -> None:
-        """Hide the panes beside the program, or show them."""
+        """Toggle the panes next to the program."""
         self.screen.toggle_class("-alone")
         self.program.focus()
 
     def action_definitions(self) -> None:
-        """Go to where what the row reads is defined."""
+        """Go to a definition of the row's operands."""
         node = self.program.node
         if node is not None:
             ways = self._navigator.definitions(node)
             self._choose_way("definitions", ways, "it reads nothing that is computed")
 
     def action_uses(self) -> None:
-        """Go to what uses the row's results, and mark all that depends on them."""
+        """Go to a use of the row's results, and mark all dependents."""
         node = self.program.node
         if node is not None:
             self._mark(1)
@@ -345,7 +345,7 @@ class Browser(App[None]):
     def _choose(
         self, title: str, choices: Sequence[str], take: Callable[[int], None], current: int = 0
     ) -> None:
-        """Take the one thing that there is to choose, or that the user chooses."""
+        """Take the only choice, or ask the user to choose."""
         if len(choices) == 1:
             take(0)
             return
@@ -359,14 +359,14 @@ class Browser(App[None]):
     # --- searching and marking ----------------------------------------------------------------
 
     def action_search(self) -> None:
-        """Ask for what to search."""
+        """Ask for a query."""
         self.screen.add_class("-searching")
         entry = self.query_one("#search", Input)
         entry.value = ""
         entry.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Go to the first row that fits."""
+        """Go to the first matching row."""
         self._leave_search()
         if not event.value.strip():
             return
@@ -382,7 +382,7 @@ class Browser(App[None]):
         self.program.focus()
 
     def action_match(self, by: int) -> None:
-        """Go to another row that fits."""
+        """Go to the next or previous matching row."""
         if not self._matches:
             self._say("search with /")
             return
@@ -399,9 +399,9 @@ class Browser(App[None]):
         self._say(f"{self._match + 1} of {len(self._matches)}   n next  N before")
 
     def _next(self, numbers: Sequence[int], by: int) -> int:
-        """Return which of some places comes next: at the cursor or after it, after it, before it.
+        """Return the index of the next position relative to the cursor.
 
-        That is asked for by 0, 1 and -1. The last is followed by the first.
+        `by` is 0 for at or after it, 1 for after it, -1 for before it. The search wraps around.
         """
         node = self.program.node
         here = -1 if node is None else self.program.document.number(node)
@@ -410,7 +410,7 @@ class Browser(App[None]):
         return (bisect_right if by else bisect_left)(numbers, here) % len(numbers)
 
     def action_mark(self) -> None:
-        """Mark what depends on the row, what it depends on, nothing."""
+        """Cycle marks: dependents of the row, its dependencies, none."""
         kind, node = self._marked
         self._mark((kind + 1) % 3 if node is self.program.node else 1)
 
@@ -435,7 +435,7 @@ class Browser(App[None]):
         self.program.refresh()
 
     def _mark_line(self) -> None:
-        """Mark the equations that come from the line that the cursor is on in the source."""
+        """Mark the equations of the source line at the cursor."""
         place = self.source.place
         found = self.program.document.by_line.get(place, []) if place is not None else []
         self._mark_ids({id(jaxpr.eqns[index]) for jaxpr, index in found})
@@ -443,7 +443,7 @@ class Browser(App[None]):
         self._say(f"{count} from this line   enter goes there" if found else "")
 
     def on_source_pane_taken(self) -> None:
-        """Go to the first equation of the line that the cursor is on in the source."""
+        """Go to the first equation of the source line at the cursor."""
         place = self.source.place
         found = self.program.document.by_line.get(place, []) if place is not None else []
         if not found:
@@ -454,7 +454,7 @@ class Browser(App[None]):
         self._show_match()
 
     def action_clear(self) -> None:
-        """Take marks away, and leave a search."""
+        """Remove marks and end the search."""
         self._leave_search()
         self._marked = 0, None
         self._mark_ids(set())
@@ -463,7 +463,7 @@ class Browser(App[None]):
     # --- states -------------------------------------------------------------------------------
 
     def action_state(self, by: int) -> None:
-        """Show the program before a pass, or after it."""
+        """Show the program before or after a pass."""
         number = self._states.index(self._state) + by
         if 0 <= number < len(self._states):
             self._show(self._states[number])
@@ -484,7 +484,7 @@ class Browser(App[None]):
         self._choose("the program", rows, lambda i: self._show(self._states[i]), here)
 
     def action_change(self, by: int) -> None:
-        """Go to the next equation that has changed, or the one before."""
+        """Go to the next or previous changed equation."""
         document, marks = self.program.document, self._state.marks
         changed = [place for place in document.order if id(place[0].eqns[place[1]]) in marks]
         if not changed:
@@ -497,7 +497,7 @@ class Browser(App[None]):
     # --- the rest -----------------------------------------------------------------------------
 
     def action_names(self) -> None:
-        """Call variables what the user does, or by JAX's letters."""
+        """Toggle between the user's names and JAX's letters for variables."""
         self._names = not self._names
         self._show(self._state)
         self._say("your names" if self._names else "JAX's letters")
@@ -524,7 +524,7 @@ class Browser(App[None]):
         self._tell_row()
 
     def action_copy(self) -> None:
-        """Copy something of the row."""
+        """Copy a text of the row."""
         node, document = self.program.node, self.program.document
         if node is None:
             return
@@ -553,7 +553,7 @@ class Browser(App[None]):
 
 
 def _number(document: Document, match: search.Match) -> int:
-    """Return where something that was found stands in the program."""
+    """Return the position of a match in the program."""
     where, index = match
     if isinstance(where, Kind):
         return -1 if where is Kind.argument else len(document.order)
@@ -561,9 +561,9 @@ def _number(document: Document, match: search.Match) -> int:
 
 
 def browse(states: Sequence[State], frames: FrameChoice | None = None) -> None:
-    """Show the states of a program on the terminal, until the user leaves.
+    """Show the states of a program on the terminal until the user quits.
 
-    Raises KeyboardInterrupt for Ctrl-C, and whatever has gone wrong in the browser itself.
+    Raises KeyboardInterrupt for Ctrl-C, and any exception of the browser itself.
     """
     app = Browser(states, frames)
     app.run()

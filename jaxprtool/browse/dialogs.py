@@ -1,4 +1,4 @@
-"""What is shown above the panes: a choice among a few, and the keys."""
+"""Dialogs above the panes: a list of choices, and the keys."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-#: So many choices have a digit.
+#: The number of choices with a digit.
 _DIGITS = 9
 
 
 class Chooser(ModalScreen[int | None]):
-    """A few things of which one is chosen, by its digit or with the cursor.
+    """A list from which the user chooses by digit or with the cursor.
 
     Args:
-        title: What is chosen.
-        choices: The things.
-        current: The one that the cursor is on first.
+        title: The title of the list.
+        choices: The choices.
+        current: The choice initially at the cursor.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -49,7 +49,7 @@ class Chooser(ModalScreen[int | None]):
         self._title, self._choices, self._current = title, choices, current
 
     def compose(self) -> ComposeResult:
-        """Make the list."""
+        """Create the list."""
         options = [
             Option(
                 Text(f"{i if i <= _DIGITS else ' '} {choice}", no_wrap=True, overflow="ellipsis")
@@ -72,7 +72,7 @@ class Chooser(ModalScreen[int | None]):
             self.dismiss(int(event.key) - 1)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Choose what the cursor is on."""
+        """Choose the item at the cursor."""
         self.dismiss(event.option_index)
 
     def action_leave(self) -> None:
@@ -112,7 +112,7 @@ _KEYS = (
 
 
 class Keys(ModalScreen[None]):
-    """The keys."""
+    """The list of keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "dismiss", show=False)
@@ -127,7 +127,7 @@ class Keys(ModalScreen[None]):
     """
 
     def compose(self) -> ComposeResult:
-        """Make the table."""
+        """Create the table."""
         text = Text()
         for key, told in _KEYS:
             if key:

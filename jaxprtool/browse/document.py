@@ -1,4 +1,4 @@
-"""One state of a program as the browser shows it: its rows in tokens, its places, its values."""
+"""A state of a program as shown by the browser: tokens of rows, source locations, values."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from jaxprtool.extend.listing import (
 )
 from jaxprtool.extend.sources import FrameChoice, Place, UserFrame, frames_now
 
-#: So many results, and operands, of an equation are named in its row.
+#: The most results, and operands, of an equation named in its row.
 _MOST_NAMED = 6
 
-#: A program with more equations is shown before its variables have names.
+#: A program with more equations is first shown without names of variables.
 MANY = 15_000
 
 
 class Document:
-    """What is shown of a state of a program.
+    """The displayed content of a program state.
 
     Args:
         state: The state.
-        frames: Which frames of an equation are shown first.
-        names: Whether variables are called what the user calls them.
+        frames: Which frames of an equation to show first.
+        names: Whether variables have the user's names.
     """
 
     def __init__(self, state: State, frames: FrameChoice | None = None, names: bool = True):
@@ -50,36 +50,36 @@ class Document:
         self._selection = Selection()
         self._counts: dict[int, int] = {}
         self._options = ShowOptions(names=names, terse=True)
-        #: Whether names and marks are known, which come later for a large program.
+        #: Whether names and marks are known, which are computed later for a large program.
         self.is_complete = len(self.top.eqns) <= MANY and self.count <= MANY
         self.reader = Reader(self.about, self._options, named=self.is_complete)
 
     @cached_property
     def count(self) -> int:
-        """How many equations there are, at every depth."""
+        """The number of equations at every depth."""
         return self._selection.count(self.top)
 
     def complete(self) -> None:
-        """Give the variables of a large program their names, and find what has changed."""
+        """Compute the names of variables and the changes of a large program."""
         if not self.is_complete:
             self.reader = Reader(self.about, self._options)
             _ = self.state.marks
             self.is_complete = True
 
     def mark(self, eqn: JaxprEqn) -> str:
-        """Return what is shown before an equation that a pass has changed, as far as is known."""
+        """Return the mark of an equation that a pass changed, if known."""
         known = self.is_complete or self.state.is_compared
         return self.state.marks.get(id(eqn), "") if known else ""
 
     # --- places -------------------------------------------------------------------------------
 
     def place(self, eqn: JaxprEqn) -> Place | None:
-        """Return where an equation comes from, by the frames that were asked for."""
+        """Return the source location of an equation for the selected frames."""
         found = self.frames.place(eqn)
         return None if found is None else found.chosen(self._choice or self.frames.choice)
 
     def all_frames(self, eqn: JaxprEqn) -> list[UserFrame]:
-        """Return the frames of an equation, that which is shown first before the others."""
+        """Return the frames of an equation, starting with the selected one."""
         place, found = self.place(eqn), self.frames.place(eqn)
         if place is None or found is None:
             return []
@@ -87,12 +87,12 @@ class Document:
         return list(dict.fromkeys([place.frame, *reversed(found.behind), *outer]))
 
     def place_texts(self, eqn: JaxprEqn) -> tuple[str, ...]:
-        """Return `file.py:3` for the frame that is shown first, and for that behind it."""
+        """Return `file.py:3` for the selected frame and the library frame it calls."""
         return self.frames.texts(eqn, self._choice)
 
     @cached_property
     def by_line(self) -> dict[tuple[str, int], list[tuple[Jaxpr, int]]]:
-        """The equations that come from each line of a file, where their bodies come first."""
+        """The equations of each source line, in the first occurrence of their bodies."""
         found: dict[tuple[str, int], list[tuple[Jaxpr, int]]] = {}
         for jaxpr, index in self.order:
             if (place := self.place(jaxpr.eqns[index])) is not None:
@@ -103,7 +103,7 @@ class Document:
 
     @cached_property
     def order(self) -> dict[tuple[Jaxpr, int], int]:
-        """The number of each equation, those of a body after the equation that holds it first."""
+        """The number of each equation; a body follows the first equation that contains it."""
         found: dict[tuple[Jaxpr, int], int] = {}
         seen, stack = {self.top}, [(self.top, 0)]
         while stack:
@@ -123,7 +123,7 @@ class Document:
         return found
 
     def number(self, node: Node) -> int:
-        """Return the number of the first equation at a row or after it."""
+        """Return the number of the first equation at or after a row."""
         if node.kind in (Kind.results, Kind.result):
             return len(self.order)
         if node.kind is Kind.scope:
@@ -136,7 +136,7 @@ class Document:
     # --- rows ---------------------------------------------------------------------------------
 
     def row(self, node: Node, width: int | None = None) -> list[str]:
-        """Return the tokens of a row; parameters that make it wider than `width` are left out."""
+        """Return the tokens of a row, without parameters that exceed `width`."""
         tokens = printable(getattr(self, f"_{node.kind.value}")(node))
         if width is None or node.folds or sum(map(len, tokens)) <= width:
             return tokens
@@ -174,7 +174,7 @@ class Document:
         return self._counts[id(node)]
 
     def ends(self, kind: Kind) -> Sequence[NamedValue]:
-        """Return the arguments of the program, or its results."""
+        """Return the arguments or the results of the program."""
         is_argument = kind in (Kind.arguments, Kind.argument)
         return self.about.arguments if is_argument else self.about.outputs
 
@@ -197,7 +197,7 @@ class Document:
         return [BinderToken(value.name), Type(f":{value.type}"), " = ", self.reader.operand(atom)]
 
     def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
-        """Return all parameters of an equation but jaxprs, those that its row leaves out too."""
+        """Return all parameters of an equation except jaxprs, including those hidden in its row."""
         return self._whole.parameters(eqn)
 
     @cached_property
@@ -205,17 +205,17 @@ class Document:
         return Reader(self.about, named=False)
 
     def name(self, atom: Atom) -> str:
-        """Return what an operand is called, as plain text."""
+        """Return the name of an operand as plain text."""
         return "".join(printable([self.reader.operand(atom)]))
 
     def text(self, node: Node) -> str:
-        """Return a whole equation, or a row of another kind, as plain text."""
+        """Return a row, such as a whole equation, as plain text."""
         eqn = node.eqn
         tokens = self.row(node) if eqn is None else self.reader.line(eqn, True)
         return "".join(printable(tokens))
 
     def slice_text(self, node: Node) -> str:
-        """Return the equations that a row's values depend on, one a line, bodies indented."""
+        """Return the equations on which a row's values depend, one per line, bodies indented."""
         marked = backward_slice(self.top, Start(self.values(node))).members()
         if node.eqn is not None:
             marked |= {id(node.eqn)}
@@ -237,7 +237,7 @@ class Document:
         return "\n".join(lines)
 
     def values(self, node: Node) -> list[tuple[Jaxpr, Atom]]:
-        """Return the values that a row binds; those that it is, of an argument or result."""
+        """Return the values that a row binds, or the value of an argument or result."""
         if (eqn := node.eqn) is not None:
             return [(node.jaxpr, var) for var in eqn.outvars]
         if node.kind is Kind.argument:

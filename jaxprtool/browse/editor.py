@@ -8,7 +8,7 @@ import subprocess
 
 from jaxprtool.errors import OutputError
 
-#: How editors that do not take `+LINE FILE` are told the line.
+#: The line options of editors that do not accept `+LINE FILE`.
 _PLACES = {
     "code": ("-g", "{file}:{line}"),
     "codium": ("-g", "{file}:{line}"),
@@ -35,7 +35,7 @@ def command(file: str, line: int) -> list[str]:
 
 
 def edit(file: str, line: int) -> None:
-    """Run the editor, until the user leaves it. Raises OutputError if it cannot be started."""
+    """Run the editor until the user quits it. Raises OutputError if it cannot be started."""
     given = command(file, line)
     try:
         code = subprocess.run(given).returncode

@@ -1,4 +1,4 @@
-"""What the pane below the source says of a row."""
+"""The details of a row in the pane below the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxprtool.extend import Atom, JaxprEqn, Literal, name_stack, type_of
 from jaxprtool.extend.listing import STYLES, printable, summary, with_roles
 from jaxprtool.extend.sources import BEHIND
 
-#: So many operands, and results, are listed.
+#: The most operands, and results, listed.
 _MOST_LISTED = 40
 
 
@@ -28,7 +28,7 @@ def styled(tokens: Sequence[str]) -> Text:
 
 
 def info(document: Document, navigator: Navigator, node: Node) -> RenderableType:
-    """Return what there is to say of a row."""
+    """Return the details of a row."""
     eqn = node.eqn
     if eqn is None:
         title, rows = styled(document.row(node)), _of_value(document, node)

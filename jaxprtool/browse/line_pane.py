@@ -1,4 +1,4 @@
-"""A pane of lines with a cursor, of which those are made that are to be seen."""
+"""A pane of lines with a cursor, which renders only visible lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CURSOR, _CURSOR_ELSEWHERE = Style(reverse=True), Style(bold=True)
 
 
 class LinePane(ScrollView, can_focus=True):
-    """Lines, one of which is the current one."""
+    """A list of lines with a current one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
@@ -33,7 +33,7 @@ class LinePane(ScrollView, can_focus=True):
     """
 
     class Moved(Message):
-        """The cursor is on another line."""
+        """The cursor has moved to another line."""
 
         def __init__(self, pane: LinePane):
             super().__init__()
@@ -50,15 +50,15 @@ class LinePane(ScrollView, can_focus=True):
 
     @property
     def line_count(self) -> int:
-        """How many lines there are."""
+        """The number of lines."""
         raise NotImplementedError
 
     def line(self, number: int) -> tuple[str, Text]:
-        """Return the marks at the margin of a line, and the line."""
+        """Return the margin marks of a line, and the line."""
         raise NotImplementedError
 
     def show_lines(self) -> None:
-        """Show the lines anew, as many as there are now."""
+        """Refresh the lines and their number."""
         self.virtual_size = Size(self.size.width, self.line_count)
         self.cursor = max(min(self.cursor, self.line_count - 1), 0)
         self.refresh()
@@ -73,7 +73,7 @@ class LinePane(ScrollView, can_focus=True):
         line = Text(f"{'>' if is_current else ' '}{margin}", no_wrap=True, end="")
         line.append_text(text)
         line.truncate(width, overflow="ellipsis")
-        if is_current and self.has_focus:  # in one piece: reversed colours are hard to read
+        if is_current and self.has_focus:  # in one style: reversed colours are hard to read
             line = Text(line.plain, end="")
             line.pad_right(width - line.cell_len)
         if is_current:
@@ -81,14 +81,14 @@ class LinePane(ScrollView, can_focus=True):
         return Strip(line.render(self.app.console)).extend_cell_length(width)
 
     def go_to(self, number: int, centre: bool = False) -> None:
-        """Move the cursor to a line, and have it seen."""
+        """Move the cursor to a line, and scroll it into view."""
         self.cursor = max(min(number, self.line_count - 1), 0)
         self._see(centre)
         self.refresh()
         self.post_message(self.Moved(self))
 
     def _see(self, centre: bool) -> None:
-        """Scroll as far as is needed to have the cursor's line in sight."""
+        """Scroll as far as needed to show the cursor's line."""
         height, top = self.size.height, self.scroll_offset.y
         if top <= self.cursor < top + height:
             return
@@ -99,34 +99,34 @@ class LinePane(ScrollView, can_focus=True):
         self.scroll_to(y=max(top, 0), animate=False, immediate=True)
 
     def action_move(self, by: int) -> None:
-        """Go so many lines down."""
+        """Move down by `by` lines."""
         self.go_to(self.cursor + by)
 
     def action_page(self, by: int) -> None:
-        """Go so many screens down."""
+        """Move down by `by` screens."""
         height = max(self.size.height - 1, 1)
         self.scroll_to(y=self.scroll_offset.y + by * height, animate=False, immediate=True)
         self.go_to(self.cursor + by * height)
 
     def action_go(self, number: int) -> None:
-        """Go to a line; those below zero count from the end."""
+        """Go to a line; negative numbers count from the end."""
         self.go_to(number if number >= 0 else self.line_count + number)
 
     def on_click(self, event: events.Click) -> None:
-        """Go to the line that is clicked."""
+        """Go to the clicked line."""
         number = event.y + self.scroll_offset.y
         if number < self.line_count:
             self.go_to(number)
 
     def on_focus(self) -> None:
-        """Show that keys are for this pane."""
+        """Show that this pane has the focus."""
         self.refresh()
 
     def on_blur(self) -> None:
-        """Show that keys are for another pane."""
+        """Show that this pane has lost the focus."""
         self.refresh()
 
     def on_resize(self) -> None:
-        """Keep the cursor's line in sight."""
+        """Keep the cursor's line in view."""
         self.virtual_size = Size(self.size.width, self.line_count)
         self.call_after_refresh(self._see, centre=False)

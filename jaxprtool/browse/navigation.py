@@ -1,4 +1,4 @@
-"""Where the browser goes from a row: to the definitions of what it reads, and to uses."""
+"""Navigation from a row to the definitions of its operands and the uses of its results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxprtool.extend.analysis import Holder
 
 @dataclass(frozen=True)
 class Way:
-    """A row that can be gone to.
+    """A destination of a jump.
 
     Attributes:
-        label: Which value leads there.
+        label: The value that leads there.
         node: The row.
     """
 
@@ -25,7 +25,7 @@ class Way:
 
 
 class Navigator:
-    """The ways from one row to others.
+    """Finds the destinations of jumps from a row.
 
     Args:
         document: The program.
@@ -38,9 +38,9 @@ class Navigator:
         self._outline = outline
 
     def definitions(self, node: Node) -> list[Way]:
-        """Return where what a row reads is defined: an equation, or an argument of the program.
+        """Return the definitions of a row's operands: equations or arguments of the program.
 
-        An argument of a body is the operand of the call, and what a loop carries back.
+        An argument of a body is defined by the operand of the call, and by the carry of a loop.
         """
         found: list[Way] = []
         if (eqn := node.eqn) is not None:
@@ -55,7 +55,7 @@ class Navigator:
         return _distinct(found)
 
     def sources(self, node: Node) -> list[str]:
-        """Return, of each operand of an equation, where it is from, in a word."""
+        """Return a short description of the source of each operand of an equation."""
         return [
             "" if type(atom) is Literal else self._source(node, atom)
             for atom in node.jaxpr.eqns[node.index].invars
@@ -77,7 +77,7 @@ class Navigator:
             yield Way(f"{label}{where}", node)
 
     def _binders(self, container: Node, jaxpr: Jaxpr, var: Var) -> Iterator[tuple[str, Node]]:
-        """Yield the rows that bind a variable, and what is to be said of each."""
+        """Yield the rows that bind a variable, with a description of each."""
         index = self._flow.binder(jaxpr, var)
         if index is not None:
             yield "", self._outline.leaf(container, index)
@@ -105,7 +105,7 @@ class Navigator:
                 yield told, call if back is None else self._outline.leaf(inside, back)
 
     def _made_inside(self, node: Node) -> Iterator[Way]:
-        """Yield the rows in bodies that make the results of a call or a loop."""
+        """Yield the rows in bodies that compute the results of a call or a loop."""
         eqn = node.jaxpr.eqns[node.index]
         for number, (_, body) in enumerate(bodies(eqn)):
             held = self._outline.inside(node, body)
@@ -121,7 +121,7 @@ class Navigator:
                         yield Way(label, self._outline.leaf(held, index))
 
     def uses(self, node: Node) -> list[Way]:
-        """Return what reads the values that a row binds, in bodies too."""
+        """Return the uses of the values that a row binds, including those in bodies."""
         found: list[Way] = []
         container = self._outline.root if node.eqn is None else node.container
         for jaxpr, atom in self._document.values(node):
@@ -151,7 +151,7 @@ class Navigator:
                             yield Way(told, self._outline.end_row(Kind.result, place))
 
     def _uses_inside(self, call: Node, var: Var, label: str) -> Iterator[Way]:
-        """Yield the rows in the bodies of an equation that read what an operand is there."""
+        """Yield the rows in the bodies of an equation that use an operand's argument."""
         eqn = call.jaxpr.eqns[call.index]
         for number, (_, body) in enumerate(bodies(eqn)):
             held = self._outline.inside(call, body)
@@ -179,13 +179,13 @@ def _distinct(ways: list[Way]) -> list[Way]:
 
 
 def told(way: Way, document: Document) -> str:
-    """Return the row of a way with what leads to it, unless the row begins with that."""
+    """Return the text of a destination, preceded by its label unless the row starts with it."""
     text = "".join(document.row(way.node))
     return text if text.startswith(f"{way.label}:") else f"{way.label}   {text}"
 
 
 def counterpart(node: Node, document: Document, outline: Outline) -> Node | None:
-    """Return the row of another state, or of another grouping, that a row is."""
+    """Return the row in another state or grouping that corresponds to a row."""
     if node.kind in (Kind.argument, Kind.result):
         is_there = node.index < len(document.ends(node.kind))
         return outline.end_row(node.kind, node.index) if is_there else None

@@ -1,7 +1,7 @@
-"""A program as rows that fold: equations by how bodies nest, or grouped by name scope as well.
+"""A program as foldable rows: equations by nesting of bodies, optionally grouped by name scope.
 
-What is inside a row is made when it is first unfolded. A body that several equations share is
-inside each of them.
+The children of a row are created when it is first unfolded. A body shared by several equations is a
+child of each of them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from enum import Enum
 from jaxprtool.extend import Jaxpr, JaxprEqn, bodies, is_flat, name_stack
 from jaxprtool.extend.analysis import DataFlow, Holder
 
-#: Rows that are unfolded at once, at most.
+#: The most rows unfolded at once.
 MOST_ROWS = 200_000
 
 
 class Kind(Enum):
-    """What a row stands for."""
+    """The kind of a row."""
 
     program = "program"
     arguments = "arguments"
@@ -30,16 +30,16 @@ class Kind(Enum):
 
 
 class Node:
-    """A row, and what is below it.
+    """A row and its children.
 
     Attributes:
-        kind: What it stands for.
-        parent: The row that it is below; None for the program.
-        jaxpr: The jaxpr that it is a part of.
-        index: The position of the equation, argument, result or body there.
+        kind: Its kind.
+        parent: The parent row; None for the program.
+        jaxpr: The jaxpr that contains it.
+        index: The position of the equation, argument, result or body in the jaxpr.
         label: The name of a scope or a body.
-        body: The jaxpr whose equations are below it, if it holds one.
-        leaves: The rows of these equations, by position, once they are made.
+        body: The jaxpr whose equations are its children, if any.
+        leaves: The rows of these equations, by position, once created.
     """
 
     __slots__ = (
@@ -66,12 +66,12 @@ class Node:
 
     @property
     def eqn(self) -> JaxprEqn | None:
-        """The equation that the row is; None if it is none."""
+        """The equation of the row, or None."""
         return self.jaxpr.eqns[self.index] if self.kind is Kind.equation else None
 
     @property
     def container(self) -> Node:
-        """The row that holds the body which this row is a part of."""
+        """The row whose body contains this row."""
         node = self.parent
         while node is not None and node.kind is Kind.scope:
             node = node.parent
@@ -80,7 +80,7 @@ class Node:
 
     @property
     def path(self) -> str:
-        """How to come to it from the program's jaxpr: `eqns[3].params['jaxpr'].eqns[0]`."""
+        """Its path from the program's jaxpr: `eqns[3].params['jaxpr'].eqns[0]`."""
         if self.kind is Kind.program:
             return ""
         above = self.container.path
@@ -102,13 +102,13 @@ def _inside(container: Node) -> str:
 
 
 def _parameter(path: str) -> str:
-    """Return `.params['branches'][1]` of `branches[1]`."""
+    """Return `.params['branches'][1]` for `branches[1]`."""
     name, bracket, rest = path.partition("[")
     return f".params['{name}']{bracket}{rest}"
 
 
 class Outline:
-    """The rows of a program, and which of them are to be seen.
+    """The rows of a program, and which of them are visible.
 
     Args:
         flow: The program's values.
@@ -122,15 +122,15 @@ class Outline:
         self.root.is_open = True
         self.rows = list(self._visible(self.root))
         while len(found := [n for n in self.rows if n.folds and n.body is not None]) == 1:
-            # What does nothing but call something is no sight.
+            # A program that only calls a function is unfolded.
             if found[0].is_open or len(self.rows) > 4:
                 break
             self.toggle(self.rows.index(found[0]))
 
-    # --- making -------------------------------------------------------------------------------
+    # --- creation -----------------------------------------------------------------------------
 
     def children(self, node: Node) -> list[Node]:
-        """Return the rows below a row."""
+        """Return the children of a row."""
         if node.children is None:
             node.children = self._make(node)
         return node.children
@@ -164,7 +164,7 @@ class Outline:
         return node.leaves
 
     def _by_scope(self, container: Node, body: Jaxpr) -> list[Node]:
-        """Return the equations of a body below the scopes that they are in, in their order."""
+        """Return the equations of a body in order, grouped under their scopes."""
         top: list[Node] = []
         open_groups: list[Node] = []
         runs = _runs(_stacks(body))
@@ -196,7 +196,7 @@ class Outline:
                 yield from self._visible(child)
 
     def toggle(self, row: int) -> None:
-        """Fold a row that is unfolded, and unfold one that is folded."""
+        """Fold or unfold a row."""
         node = self.rows[row]
         if not node.folds:
             return
@@ -208,14 +208,14 @@ class Outline:
             self.rows[row + 1 : row + 1] = self._visible(node)
 
     def end(self, row: int) -> int:
-        """Return the first row after a row and all that is below it."""
+        """Return the first row after a row and its descendants."""
         depth, row = self.rows[row].depth, row + 1
         while row < len(self.rows) and self.rows[row].depth > depth:
             row += 1
         return row
 
     def open_all(self) -> None:
-        """Unfold every body, a shared one where it comes first, and every scope."""
+        """Unfold every scope and every body; a shared body only at its first occurrence."""
         seen: set[Jaxpr] = set()
         todo, count = [self.root], 0
         while todo and count < MOST_ROWS:
@@ -231,15 +231,15 @@ class Outline:
         self.rows = list(self._visible(self.root))
 
     def close_all(self) -> None:
-        """Fold everything."""
+        """Fold all rows."""
         for node in self.rows:
             node.is_open = False
         self.rows = list(self._visible(self.root))
 
-    # --- finding ------------------------------------------------------------------------------
+    # --- lookup -------------------------------------------------------------------------------
 
     def show(self, node: Node) -> int:
-        """Unfold what a row is below, and return its number."""
+        """Unfold the ancestors of a row, and return its number."""
         above = node.parent
         hidden = False
         while above is not None:
@@ -251,12 +251,12 @@ class Outline:
         return self.rows.index(node)
 
     def leaf(self, container: Node, index: int) -> Node:
-        """Return the row of an equation of the body that a row holds."""
+        """Return the row of an equation in the body of a row."""
         self.children(container)
         return container.leaves[index]
 
     def inside(self, node: Node, body: Jaxpr) -> Node | None:
-        """Return the row that holds a body of an equation: itself, or one below it."""
+        """Return the row with this body of an equation: the row itself or a child."""
         if node.body is not None:
             return node if node.body is body else None
         return next((each for each in self.children(node) if each.body is body), None)
@@ -268,7 +268,7 @@ class Outline:
         return self.children(end)[index]
 
     def locate(self, jaxpr: Jaxpr, index: int) -> Node:
-        """Return the row of an equation where its body comes first."""
+        """Return the row of an equation in the first occurrence of its body."""
         chain: list[tuple[Holder, Jaxpr]] = []
         body = jaxpr
         while body is not self._flow.top:
@@ -300,8 +300,8 @@ def _leaves(parent: Node, jaxpr: Jaxpr) -> list[Node]:
 
 
 def _stacks(body: Jaxpr) -> list[tuple[str, ...]]:
-    """Return the name scopes around each equation, the outermost first."""
-    known: dict[int, tuple[str, ...]] = {}  # by the identity of the stack, which its equation keeps
+    """Return the name scopes around each equation, outermost first."""
+    known: dict[int, tuple[str, ...]] = {}  # by identity of the stack, kept by its equation
     for eqn in body.eqns:
         if (stack := id(eqn.source_info.name_stack)) not in known:
             known[stack] = _split(name_stack(eqn))
@@ -321,10 +321,10 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _runs(stacks: list[tuple[str, ...]]) -> list[list[tuple[int, str]]]:
-    """Return the groups that each equation is in: where the group begins, and its label.
+    """Return the groups of each equation: the start of the group, and its label.
 
-    Equations that follow each other share a group for each scope that they are in together. Scopes
-    that hold nothing but one another are one group.
+    Consecutive equations share a group for each common scope. Scopes that contain only one another
+    are one group.
     """
     found: list[list[tuple[int, str]]] = [[] for _ in stacks]
     todo = [(0, len(stacks), 0)]

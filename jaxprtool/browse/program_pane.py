@@ -15,13 +15,13 @@ from jaxprtool.browse.info import styled
 from jaxprtool.browse.line_pane import LinePane
 from jaxprtool.browse.outline import Node, Outline
 
-#: Before a row; the console of Linux has not all signs.
+#: The signs before a row; the Linux console lacks some characters.
 _FOLDED, _UNFOLDED = ("► ", "▼ ") if os.environ.get("TERM") == "linux" else ("▸ ", "▾ ")
 _FLAT = "  "
 
 
 class ProgramPane(LinePane):
-    """The rows of a program, which fold.
+    """The foldable rows of a program.
 
     Args:
         document: The program.
@@ -43,7 +43,7 @@ class ProgramPane(LinePane):
     def show(self, document: Document, outline: Outline) -> None:
         """Show a program."""
         self.document, self.outline = document, outline
-        #: Whether a row is marked, as it depends on another one, or comes from a line.
+        #: Returns True if a row is marked, as a dependent or as part of a source line.
         self.is_marked: Callable[[Node], bool] = lambda node: False
 
     @property
@@ -70,7 +70,7 @@ class ProgramPane(LinePane):
         return f"{change or ' '}{mark}", text
 
     def go_to_node(self, node: Node) -> None:
-        """Go to a row, which is unfolded."""
+        """Unfold the ancestors of a row and go to it."""
         number = self.outline.show(node)
         self.show_lines()
         self.go_to(number, centre=True)
@@ -82,7 +82,7 @@ class ProgramPane(LinePane):
             self.show_lines()
 
     def action_open(self) -> None:
-        """Unfold the current row; if it is unfolded, go to the first one below it."""
+        """Unfold the current row; if it is unfolded, go to its first child."""
         node = self.node
         if node is None or not node.folds:
             return
@@ -92,7 +92,7 @@ class ProgramPane(LinePane):
             self.action_fold()
 
     def action_close(self) -> None:
-        """Fold the current row; if it is folded, go to the one that it is below."""
+        """Fold the current row; if it is folded, go to its parent."""
         node = self.node
         if node is None:
             return
@@ -102,11 +102,11 @@ class ProgramPane(LinePane):
             self.go_to(self.outline.rows.index(node.parent))
 
     def action_open_all(self) -> None:
-        """Unfold everything."""
+        """Unfold all rows."""
         self._keeping_place(self.outline.open_all)
 
     def action_close_all(self) -> None:
-        """Fold everything."""
+        """Fold all rows."""
         self._keeping_place(self.outline.close_all)
 
     def _keeping_place(self, change: Callable[[], None]) -> None:

@@ -1,12 +1,12 @@
-"""What a search looks for, and which rows fit it.
+"""Queries of a search, and matching rows.
 
     dot_general            a primitive, or part of its name; also reduce_*
     f32[8,3]  bf16  [8,3]  a type, a dtype or a shape of a result or operand
-    params['w']            an argument, and what reads it
+    params['w']            an argument, and its readers
     Dense_0                a name scope, or the function of a call
     model.py:9  :9         a line of the source
 
-Of several words each is to fit. Small letters stand for capitals too.
+All words of a query must match. Lower case letters also match capitals.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, name_stack, type_of
 
 _LINE = re.compile(r"(?P<file>\S*):(?P<line>\d+)")
 
-#: A row that fits: the body and the position of an equation, or an argument or result by its kind.
+#: A matching row: the body and position of an equation, or the kind and position of an argument or
+#: result.
 Match = tuple[Jaxpr | Kind, int]
 
 
 def matches(document: Document, query: str) -> list[Match]:
-    """Return what fits a query, in the order of the program; a shared body where it comes first."""
+    """Return the matches of a query in program order; a shared body at its first occurrence."""
     words = query.split()
     if not words:
         return []
@@ -43,7 +44,7 @@ def matches(document: Document, query: str) -> list[Match]:
 
 
 def _ends(document: Document, kind: Kind, tests: list[_Word]) -> Iterator[Match]:
-    """Yield the arguments that fit, or the results."""
+    """Yield the matching arguments or results."""
     for index, value in enumerate(document.ends(kind)):
         if all(test.fits_text(value.name) or test.fits_text(value.type) for test in tests):
             yield kind, index
@@ -71,7 +72,7 @@ class _Word:
         }
 
     def fits_text(self, text: str) -> bool:
-        """Return whether the word, or its pattern, is in a text."""
+        """Return True if a text contains the word or matches its pattern."""
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = self._is_in(text)
@@ -82,7 +83,7 @@ class _Word:
         return self._pattern.fullmatch(text) is not None if self._pattern else self._word in text
 
     def fits(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation fits."""
+        """Return True if an equation matches."""
         if self._line is not None:
             return self._fits_line(eqn)
         name = eqn.params.get("name")

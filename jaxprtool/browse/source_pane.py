@@ -1,4 +1,4 @@
-"""The pane with the source file that the current equation comes from."""
+"""The pane with the source file of the current equation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jaxprtool.extend.sources import BEHIND, Sources, UserFrame
 
 
 class SourcePane(LinePane):
-    """A source file, with the line that the current equation comes from."""
+    """A source file with the line of the current equation."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,space", "take", show=False)]
 
     class Taken(Message):
-        """A line was chosen: the equations that come from it are wanted."""
+        """A line was chosen, to go to its equations."""
 
     def __init__(self, document: Document, sources: Sources):
         super().__init__("source")
@@ -33,12 +33,12 @@ class SourcePane(LinePane):
 
     @property
     def frame(self) -> UserFrame | None:
-        """The frame that is shown; None if the current row comes from nowhere."""
+        """The frame shown; None if the current row has no source location."""
         return self._frames[self._shown] if self._frames else None
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """The file, and the line that the cursor is on."""
+        """The file, and the line at the cursor."""
         return (self.frame.file, self.cursor + 1) if self.frame is not None else None
 
     @property
@@ -61,7 +61,7 @@ class SourcePane(LinePane):
         return "=" if is_here else "*" if has_equations else " ", text
 
     def show(self, eqn: JaxprEqn | None, number: int = 0) -> None:
-        """Show one of the frames of an equation; nothing if it has none."""
+        """Show one of the frames of an equation, if it has any."""
         self._eqn = eqn
         self._frames = [] if eqn is None else self.document.all_frames(eqn)
         self._shown = number % max(len(self._frames), 1)
@@ -83,9 +83,9 @@ class SourcePane(LinePane):
         return f"{frames.text(frame)}{missing}  frame {self._shown + 1} of {len(self._frames)}"
 
     def show_next(self) -> None:
-        """Show the next of the frames."""
+        """Show the next frame."""
         self.show(self._eqn, self._shown + 1)
 
     def action_take(self) -> None:
-        """Go to the equations that come from the current line."""
+        """Go to the equations of the current line."""
         self.post_message(self.Taken())

@@ -1,4 +1,4 @@
-"""The states of a program: as it was traced, and after each pass that changed it."""
+"""The states of a program: as traced, and after each pass that changed it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class State:
     """A program between two passes.
 
     Attributes:
-        label: The pass that made it, or what it is called.
+        label: The pass that produced it, or its name.
         program: The program.
-        before: The state that it was made of; None if it was traced.
-        after: The states that were made of it.
+        before: The state from which it was produced; None if traced.
+        after: The states produced from it.
     """
 
     label: str
@@ -30,14 +30,14 @@ class State:
 
     @cached_property
     def changes(self) -> Changes:
-        """What the pass that made this state changed."""
+        """The changes of the pass that produced this state."""
         if self.before is None:
             return Changes(frozenset(), frozenset())
         return changes(top_jaxpr(self.before.program), top_jaxpr(self.program))
 
     @cached_property
     def marks(self) -> Mapping[int, str]:
-        """What is shown before an equation, by `id`, that a pass has added or will remove."""
+        """The marks of equations, by `id`, that a pass added or will remove."""
         removed = [each.changes.removed for each in self.after]
         goes = removed[0].intersection(*removed) if removed else frozenset()
         added = self.changes.added
@@ -45,12 +45,12 @@ class State:
 
     @property
     def is_compared(self) -> bool:
-        """Whether `marks` and `changes` are known, which take a while for large programs."""
+        """Whether `marks` and `changes` are computed, which takes time for large programs."""
         return "marks" in vars(self)
 
 
 class Recorder(Observer):
-    """Keeps the states of the programs that a pipeline is run on, in the order they are made."""
+    """Records the states of the programs in a pipeline, in order of creation."""
 
     def __init__(self, program: Program):
         self.states = [State("traced", program)]

@@ -1,1 +1,1 @@
-"""One module per command: parse the options, call below, print."""
+"""The command line: one module per command, which parses options, calls the API and prints."""

@@ -1,6 +1,6 @@
-"""The Typer application, with a command for each of the modules beside it.
+"""The Typer application with all commands.
 
-Nothing here, nor what it imports, imports JAX: help and completion answer without it.
+Neither this module nor its imports import JAX, so that help and completion are fast.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Commands(TyperGroup):
 
 
 def command(name: str) -> Any:
-    """Import the module of a command, and return the command as Click has it."""
+    """Import the module of a command, and return its Click command."""
     alone = typer.Typer(
         rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
     )
@@ -145,12 +145,12 @@ def _top(
         typer.echo(context.get_help())
 
 
-#: The bracket of a type, `f32[n]`, which Rich takes for a style.
+#: The bracket of a type, `f32[n]`, which Rich would read as a style.
 _TYPE_BRACKET = re.compile(r"(?<=[\w>])\[(?=[a-z])")
 
 
 def _with_types_escaped(command: Any) -> Any:
-    """Return a command with the types in its help, and in that of its parameters, escaped."""
+    """Return a command with types escaped in its help and in that of its parameters."""
     for each in (command, *command.params):
         if getattr(each, "help", None):
             each.help = _TYPE_BRACKET.sub(r"\\[", each.help)
@@ -158,13 +158,13 @@ def _with_types_escaped(command: Any) -> Any:
 
 
 def answer(arguments: list[str]) -> int:
-    """Run a command line, and give its exit code."""
+    """Run a command line, and return its exit code."""
     show_traceback = "--traceback" in arguments
     # JAX reads these when it is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if show_traceback:
         os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")
-    if sys.stderr is None:  # closed by whoever started this process, as stdout may be
+    if sys.stderr is None:  # closed by the parent process, like stdout
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     with errors.guarded(show_traceback) as ending:
         if sys.stdout is None:

@@ -1,4 +1,4 @@
-"""`jaxprtool backends`: what a program can run on here."""
+"""`jaxprtool backends`: the backends and devices of this machine."""
 
 from __future__ import annotations
 

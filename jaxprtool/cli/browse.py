@@ -1,4 +1,4 @@
-"""`jaxprtool browse`: a function's jaxpr on a full screen, beside its source."""
+"""`jaxprtool browse`: a full-screen view of a function's jaxpr next to its source."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def browse(
     recorder = Recorder(traced.program)
     session.programs(traced, recorder)
     session.told("")  # the terminal is the browser's
-    gc.freeze()  # the program stays, and is large
+    gc.freeze()  # the program is large and stays alive
     from jaxprtool.browse import app
 
     app.browse(recorder.states)
 
 
 def _require_terminal(target: str) -> None:
-    """Raise OutputError where there is no screen or keyboard, or one that cannot be drawn on."""
+    """Raise OutputError without a screen and keyboard, or if the terminal is too limited."""
     if target == "-":
         raise OutputError(
             "browse reads keys from stdin, and so no program", "write the program to a file"

@@ -1,8 +1,8 @@
-"""What the shell offers after <Tab>: targets, pass names. Never imports JAX or a user's module.
+"""Shell completion of targets and pass names, without importing JAX or a user's module.
 
-A target is completed from the file tree and from the text of its file, whose functions are read
-with `ast`. Where only one file fits, its functions are offered at once, so that the shell stops
-after the colon instead of adding a space after the file's name.
+A target is completed from the file tree and from the functions in its file, read with `ast`. If
+only one file matches, its functions are offered directly, so that the shell stops after the colon
+instead of adding a space after the file name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-#: Larger files are not read while the user waits for the <Tab>.
+#: Larger files are not read during completion.
 MAX_FILE = 1_000_000
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Return targets that begin with what is typed: folders, files, `file.py:function`."""
+    """Return targets with this prefix: folders, files, `file.py:function`."""
     if ":" not in incomplete:
         return _paths(incomplete)
     place, _, typed = incomplete.partition(":")
@@ -57,7 +57,7 @@ def _paths(typed: str) -> list[str]:
 
 
 def _functions(path: str) -> list[str]:
-    """The public names that a module binds to functions and to what calls return; no CONSTANTS."""
+    """Return the public names that a module binds to functions or call results, not CONSTANTS."""
     try:
         if os.path.getsize(path) > MAX_FILE:
             return []
@@ -80,29 +80,29 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 
 def complete_passes(incomplete: str) -> list[str]:
-    """Pipelines that begin with what is typed, the last of its passes completed."""
+    """Return pipelines with this prefix, with the last pass completed."""
     from jaxprtool.passes.framework import registry
     from jaxprtool.passes.framework.levels import levels
 
     if incomplete.count("(") > incomplete.count(")"):
-        return []  # among the options of a pass
+        return []  # inside the options of a pass
     with warnings.catch_warnings(action="ignore"):
         names = [*registry.available(), *(f"-{name}" for name in levels)]
     return _completed_last(incomplete, names)
 
 
 def complete_backend(incomplete: str) -> list[str]:
-    """Return platforms that JAX knows by name, whether or not this machine has them."""
+    """Return the platforms known to JAX with this prefix, whether or not this machine has them."""
     return [name for name in _PLATFORMS if name.startswith(incomplete)]
 
 
 def complete_backends(incomplete: str) -> list[str]:
-    """Lists of platforms that begin with what is typed, the last of them completed."""
+    """Return lists of platforms with this prefix, with the last one completed."""
     return _completed_last(incomplete, _PLATFORMS)
 
 
 def complete_checks(incomplete: str) -> list[str]:
-    """Lists of checks that begin with what is typed, the last of them completed."""
+    """Return lists of checks with this prefix, with the last one completed."""
     formats = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
     known = ["nan", "inf", "subnormal"]
     known += [f"{what}-{name}" for what in ("overflow", "underflow") for name in formats]
@@ -113,18 +113,17 @@ _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
 
 
 def _completed_last(incomplete: str, names: Iterable[str]) -> list[str]:
-    """Return the lists that begin with what is typed, the last of whose names is one of these."""
+    """Return the lists with this prefix whose last name is one of `names`."""
     before, comma, typed = incomplete.rpartition(",")
     start = before + comma + typed[: len(typed) - len(typed.lstrip())]
     return [start + name for name in names if name.startswith(typed.strip())]
 
 
 def answer(command: Any, arguments: Sequence[str], program: str) -> None:
-    """Print what the shell asks for, which it does through the environment.
+    """Print the completions that the shell requests through the environment.
 
-    Bash counts `:` among the characters that end a word: of `file.py:lo` it hands over `file.py`,
-    `:` and `lo`, and puts what it gets back in place of `lo` alone. So the word is made whole for
-    the answer to be found, and the answer cut again.
+    Bash splits words at `:`: it passes `file.py:lo` as `file.py`, `:` and `lo`, and replaces only
+    `lo` by the answer. The word is therefore joined before completion, and the answer cut again.
     """
     cut = _mend_bash_words()
     answered = io.StringIO()
@@ -137,7 +136,7 @@ def answer(command: Any, arguments: Sequence[str], program: str) -> None:
 
 
 def _mend_bash_words() -> bool:
-    """Join the word being completed, if bash has cut it at a colon, and say whether it had."""
+    """Join the word being completed if bash split it at a colon; return True if it did."""
     words = os.environ.get("COMP_WORDS", "").replace("\n", " ")
     cut = re.fullmatch(r"(.*[^\s:]) :(?: (\S+))?", words)
     if cut is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _COUNTED = Panel("What is counted")
 
 
-#: What the cost is grouped by.
+#: The groupings of the cost.
 By = Literal["line", "scope", "primitive", "dtype", "argument"]
 
 _By = Annotated[
@@ -110,14 +110,14 @@ def cost(
 
 
 def require_numbers(is_symbolic: object) -> None:
-    """Raise OutputError if a time is asked for that depends on symbolic sizes."""
+    """Raise OutputError if a requested time depends on symbolic sizes."""
     if is_symbolic:
         hint = 'write them in --args, or -p "specialize(n=512)"'
         raise OutputError("a time needs sizes that are numbers", hint)
 
 
 def _profile(program: Program) -> bytes:
-    """Return what a program costs by the calls of its equations, as a profile."""
+    """Return the cost of a program by call stack, as a profile."""
     from jaxprtool.analysis.cost.stacks import cost_by_stack
     from jaxprtool.formats.pprof import Sample, profile
 
@@ -130,7 +130,7 @@ def _profile(program: Program) -> bytes:
 
 
 def _seconds(given: Given, told: Told) -> float:
-    """Return how long a program takes where `run` would run it."""
+    """Return the run time of a program on the device of `run`."""
     from jaxprtool.execute.running import run
 
     prepared = ready(given, seed=0)

@@ -56,7 +56,7 @@ class Two(Function):
 
 
 def both(option: str, values: Sequence[str] | None) -> tuple[str | None, str | None]:
-    """Return the values of an option for A and for B. A single value is for both.
+    """Return the values of an option for A and for B. A single value applies to both.
 
     Raises:
         typer.BadParameter: If there are more than two values.

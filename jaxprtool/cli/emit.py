@@ -1,4 +1,4 @@
-"""`jaxprtool emit`: a program in another language, Python's or a compiler's, or as a picture."""
+"""`jaxprtool emit`: a program as Python, as compiler input, or as a picture."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def emit(
 
 
 def _check(emission: Emission, out: str | None) -> None:
-    """Refuse options that do not go together. Raises OutputError."""
+    """Raise OutputError for options that cannot be combined."""
     to = emission.format
     takes = {
         "--binary": (emission.binary, (Format.stablehlo,)),
@@ -155,7 +155,7 @@ def _check(emission: Emission, out: str | None) -> None:
 
 
 def _on_platforms(emission: Emission) -> Emission:
-    """Find the device to compile for, and refuse platforms that are not to be had."""
+    """Find the device to compile for, and raise BackendError for unavailable platforms."""
     from jaxprtool.formats.lowering import platform_names
 
     if emission.format is not Format.hlo_optimized:
@@ -168,7 +168,7 @@ def _on_platforms(emission: Emission) -> Emission:
 
 
 def _print(programs: list[tuple[str, Program]], emission: Emission) -> None:
-    """Write programs to stdout; several have their names above them, as comments."""
+    """Write programs to stdout; several are preceded by their names as comments."""
     if len(programs) > 1 and (emission.is_binary or emission.format is Format.model_explorer):
         names = ", ".join(name for name, _ in programs)
         kind = "is binary and" if emission.is_binary else "is one document, which"

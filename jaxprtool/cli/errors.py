@@ -1,4 +1,4 @@
-"""How a command ends: what went wrong as one line on stderr, and an exit code for scripts.
+"""The end of a command: errors as one line on stderr, and exit codes for scripts.
 
 0    done
 1    a check failed
@@ -6,7 +6,7 @@
 3    the user's own function raised; its frames are shown, JAX's and ours are not
 70   a fault of jaxprtool's own
 130  interrupted with Ctrl-C
-141  whoever read the output stopped reading (`| head`); nothing is said
+141  the reader of the output closed it (`| head`); nothing is printed
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from jaxprtool.errors import JaxprToolError, OutputError, UserFunctionError, use
 
 INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
-#: Of a deep call, so many frames at either end are shown.
+#: The number of frames shown at either end of a deep call stack.
 FRAMES = 8
 
-#: Click's ClickException and UsageError, by way of Typer, which may carry its own copy of click.
+#: Click's ClickException and UsageError, taken from Typer, which may bundle its own click.
 _USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
 _CLICK_EXCEPTION: Any = _USAGE_ERROR.__bases__[0]
 
 
 class Ending:
-    """How the command inside `guarded` ended."""
+    """The outcome of the command inside `guarded`."""
 
     code = 0
 
 
 @contextmanager
 def guarded(show_traceback: bool) -> Iterator[Ending]:
-    """Catch whatever a command raises, say it on stderr, and note the exit code."""
+    """Catch exceptions of a command, print them on stderr, and record the exit code."""
     ending = Ending()
     try:
         with warnings.catch_warnings():
@@ -89,9 +89,9 @@ def _report(error: Exception, show_traceback: bool) -> int:
 
 
 def _show_frames(error: UserFunctionError) -> None:
-    """The user's frames, outermost first, each with its source line.
+    """Print the user's frames, outermost first, each with its source line.
 
-    Of the libraries' frames between them, and below, the innermost stands for all, on one line.
+    Consecutive library frames are represented by the innermost one, on one line.
     """
     from jaxprtool.ir.source.frames import BEHIND, Root, frames_now
 
@@ -120,7 +120,7 @@ def _one_line(text: str) -> str:
 
 
 class _Warnings:
-    """Shows warnings; of those that JAX's cache gives for each program it reads or writes, one."""
+    """Shows warnings; only the first of those that JAX's cache issues per program."""
 
     _FAULT = re.compile(r"Error \w+ persistent compilation cache entry for '.*?': ")
 
@@ -138,6 +138,6 @@ class _Warnings:
 
 
 def _is_of_stdout(error: Exception) -> TypeGuard[OSError]:
-    """Return whether an error is that of a disk that is full, or broken, below stdout."""
+    """Return True if an error is from a full or broken disk behind stdout."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     return isinstance(error, OSError) and error.filename is None and error.errno in full

@@ -1,4 +1,4 @@
-"""`jaxprtool explain`: what a pass, a named pipeline or a primitive is."""
+"""`jaxprtool explain`: descriptions of passes, named pipelines and primitives."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _pass_or_primitive(name: str, told: Told) -> _Explanation:
         if primitive in primitives:
             return _primitive(primitive)
     try:
-        return _pass(name)  # one that was installed since, or the error
+        return _pass(name)  # one installed since, or raises the error
     except PipelineError as error:
         known = [*registry.available(), *primitives]
         raise PipelineError(error.message, did_you_mean(name, known) or error.hint) from None
@@ -172,7 +172,7 @@ def _pass(name: str) -> PassDocument:
 
 
 def _pipelines(name: str) -> list[str]:
-    """Return the named pipelines that a pass is a part of."""
+    """Return the named pipelines that contain a pass."""
     from jaxprtool.passes.framework.levels import levels
     from jaxprtool.passes.framework.pipeline import Pipeline
 

@@ -1,7 +1,7 @@
-"""The help of `jaxprtool` itself: what it does, examples, options and commands.
+"""The help of `jaxprtool` itself: summary, examples, options and commands.
 
-Typer draws the help of each command, with Rich's Markdown and tracebacks, which take longer to
-import than all that this page needs.
+Typer renders the help of each command with Rich's Markdown and tracebacks, which are slower to
+import than everything this page needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxprtool.cli import output
 
 
 def write(group: Any, context: Any) -> None:
-    """Write the help of the group of all commands on stdout."""
+    """Write the help of the command group to stdout."""
     console = output.console(sys.stdout)
     usage = Text.assemble(
         ("Usage: ", "yellow"), (group.get_usage(context)[len("Usage: ") :], "bold")

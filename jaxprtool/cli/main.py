@@ -1,4 +1,4 @@
-"""Where the command line begins, so small that a Ctrl-C at any time after it is a quiet one."""
+"""The entry point of the command line, minimal so that a later Ctrl-C is handled quietly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, sys.argv's by default, and give its exit code; see `cli.errors`."""
+    """Run a command line, by default sys.argv, and return its exit code; see `cli.errors`."""
     try:
         from jaxprtool.cli.app import answer
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`jaxprtool memory`: what fills the memory where a function needs most."""
+"""`jaxprtool memory`: the values in memory at a function's peak."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def memory(
 
 
 def _profile(found: Memory) -> bytes:
-    """Return what is alive at the peak by the calls that make it, as a profile."""
+    """Return the live values at the peak by call stack, as a profile."""
     from jaxprtool.formats.pprof import Sample, profile
 
     kinds = [("bytes", "bytes"), ("values", "count")]

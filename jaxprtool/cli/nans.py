@@ -1,4 +1,4 @@
-"""`jaxprtool nans`: the first equation that makes a NaN or an infinity."""
+"""`jaxprtool nans`: the first equation that produces a NaN or an infinity."""
 
 from __future__ import annotations
 

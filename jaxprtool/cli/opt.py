@@ -1,4 +1,4 @@
-"""`jaxprtool opt`: a function's jaxpr after passes, and what each of them did to it."""
+"""`jaxprtool opt`: a function's jaxpr after passes, and the effect of each pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxprtool.render.documents.programs import PassRun
 
 
-#: How the result is shown.
+#: The formats of the result.
 PageFormat = Literal["text", "html"]
 
 _WATCHED = Panel("What is watched (on stderr)")
@@ -156,7 +156,7 @@ def opt(
         if verifier is not None:
             _verify(
                 verifier, given, function.told
-            )  # a pass that went wrong may be why a later one failed
+            )  # an earlier incorrect pass may be why a later one failed
         raise
     if traced.after is not None:
         given = traced.given_to(only_program("--args are of", programs))
@@ -193,19 +193,19 @@ def opt(
 
 
 def _write_pages(programs: Named, rows: list[PassRun]) -> None:
-    """Show the programs; on a terminal, below what each pass did."""
+    """Show the programs; on a terminal, below the table of passes."""
     above = 0
     if rows and sys.stdout.isatty():
         from jaxprtool.cli import pipeline_steps
 
         pipeline_steps.write_rows(rows, equations=True, timing=True)
         output.say("")
-        above = len(rows) + 4  # the heading, a rule, the sum and an empty line
+        above = len(rows) + 4  # the heading, a rule, the total and an empty line
     output.write_pages(programs, above)
 
 
 def _say_verified(verified: Verified, strict: bool) -> None:
-    """Say how many passes were compared, or that results which are not finite prove nothing."""
+    """Print the number of compared passes, or that non-finite results prove nothing."""
     for what in verified.unproven:
         output.warning(f"{what}: that it is the same after the passes proves little")
     passes = "1 pass" if verified.passes == 1 else f"{verified.passes or 'no'} passes"
@@ -221,12 +221,12 @@ def _say_verified(verified: Verified, strict: bool) -> None:
 
 
 def _verify(verifier: Verifier, given: Given, told: Told) -> Verified:
-    with contextlib.redirect_stdout(sys.stderr):  # what callbacks print is no result
+    with contextlib.redirect_stdout(sys.stderr):  # output of callbacks is not a result
         return verifier.verify(given.values, given.sizes, told)
 
 
 def _write_matches(rewrites: NamedRewrites) -> None:
-    """Say on stderr where each rewrite has matched; that one has not is a warning."""
+    """Print the matches of each rewrite on stderr; warn about one without matches."""
     for name, matches in rewrites.matches().items():
         if not matches:
             output.warning(f"rewrite '{name}' has no matches")
@@ -245,7 +245,7 @@ def _require_writable(programs: Named, callbacks: str) -> None:
 
 
 def _checked(wanted: list[str] | None, pipeline: Pipeline) -> frozenset[str]:
-    """Return the passes that --print-after names; each must be one that the pipeline runs."""
+    """Return the passes of --print-after; each must be in the pipeline."""
     run = [type(each).name for each in pipeline.passes()]
     for name in wanted or []:
         if name not in run:

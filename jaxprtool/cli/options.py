@@ -9,7 +9,7 @@ import typer
 
 from jaxprtool.cli import completion
 
-# --- what options are declared with -----------------------------------------------------------
+# --- declaration of options -------------------------------------------------------------------
 
 
 class Panel(str):
@@ -20,7 +20,7 @@ class Panel(str):
         return self.option(name, "", help)
 
     def option(self, names: str, metavar: str, help: str, **more: Any) -> Any:
-        """Return the declaration of an option; `more` is what `typer.Option` takes."""
+        """Return the declaration of an option; `more` are arguments of `typer.Option`."""
         return typer.Option(
             *names.split(", "), metavar=metavar, help=help, rich_help_panel=self, **more
         )
@@ -82,7 +82,7 @@ def mesh_axes(text: str) -> dict[str, int]:
 # --- the options ------------------------------------------------------------------------------
 
 
-#: What is done with Python functions that a program to be written calls.
+#: How Python functions called by a written program are handled.
 CallbackChoice = Literal["refuse", "stub"]
 
 Passes = Annotated[

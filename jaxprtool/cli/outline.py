@@ -1,4 +1,4 @@
-"""`jaxprtool outline`: what a function repeats, and what outlining it saves."""
+"""`jaxprtool outline`: repetition in a function, and the savings by outlining."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OUTLINED = Panel("What is outlined")
 
 
-#: How the calls of repeated bodies are marked for XLA.
+#: The XLA marks of calls of repeated bodies.
 Mark = Literal["unit", "call", "plain"]
 
 _Copies = Annotated[
@@ -118,7 +118,7 @@ def outline(
 
 
 def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
-    """Return what a program repeats, also if that gains too little to be outlined."""
+    """Return the repetition in a program, including bodies that gain too little."""
     from jaxprtool.analysis.memory import outlined_memory
     from jaxprtool.ir.programs.repetition import repetition
     from jaxprtool.passes.loops.outline import LEAST
@@ -133,7 +133,7 @@ def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
 
 
 def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
-    """Return a program outlined, and how many seconds that took."""
+    """Return the outlined program, and the seconds that outlining took."""
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.framework.pipeline import Pipeline, Step
 
@@ -144,7 +144,7 @@ def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
 
 
 def _run(before: Program, after: Program, prepared: Ready, told: Told) -> list[RunReport]:
-    """Compile and run a program as traced and, if it is another one, outlined."""
+    """Compile and run a program as traced and, if it differs, outlined."""
     from jaxprtool.execute.running import run
     from jaxprtool.execute.running.compile_cache import compiled_afresh
     from jaxprtool.ir.programs.ref_contents import with_contents

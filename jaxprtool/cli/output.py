@@ -1,4 +1,4 @@
-"""Where results and messages go: results to stdout, everything else to stderr; files whole."""
+"""Output: results to stdout, everything else to stderr; files are written atomically."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 STDOUT_DESCRIPTOR, STDERR_DESCRIPTOR = 1, 2
 
-#: How the names of pages end.
+#: The suffix of pages.
 PAGE = ".html"
 
-#: Columns of a listing that goes to a file or a pipe, as `str(jaxpr)` has them.
+#: The width of a listing in a file or a pipe, as in `str(jaxpr)`.
 PIPED_WIDTH = 80
 
 
@@ -35,7 +35,7 @@ PIPED_WIDTH = 80
 
 
 def colours(stream: TextIO) -> bool:
-    """Whether to write colours: to terminals, unless NO_COLOR or FORCE_COLOR say otherwise."""
+    """Return True to write colours: on terminals, unless NO_COLOR or FORCE_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -44,7 +44,7 @@ def colours(stream: TextIO) -> bool:
 
 
 def say(text: str) -> None:
-    """A line on stderr. Where that cannot be written to, the exit code says what can be said."""
+    """Print a line on stderr. If that fails, only the exit code reports the error."""
     try:
         print(text, file=sys.stderr)
     except OSError:
@@ -52,12 +52,12 @@ def say(text: str) -> None:
 
 
 def discard(descriptor: int) -> None:
-    """Point a file descriptor where nobody listens, so that flushing it does not fail again."""
+    """Redirect a file descriptor to the null device, so that flushing it does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def error(message: str, hint: str | None = None, details: Details = ()) -> None:
-    """`error: message`, below it a line for each detail, and `hint: hint`."""
+    """Print `error: message`, a line for each detail, and `hint: hint`."""
     _labelled("error", "1;31", message)
     labels = max((len(label) for label, _ in details), default=0)
     for label, text in details:
@@ -67,17 +67,17 @@ def error(message: str, hint: str | None = None, details: Details = ()) -> None:
 
 
 def warning(message: str) -> None:
-    """`warning: message`."""
+    """Print `warning: message`."""
     _labelled("warning", "1;33", message)
 
 
 def note(message: str) -> None:
-    """`note: message`: what a user should know about a result."""
+    """Print `note: message`: information about a result."""
     _labelled("note", "1;36", message)
 
 
 def some(names: Sequence[str]) -> str:
-    """Return names as text, or how many arguments they are, if they are many."""
+    """Return names as text, or their number if there are many."""
     return f"{len(names)} arguments" if len(names) > 4 else ", ".join(names)
 
 
@@ -89,7 +89,7 @@ def _labelled(label: str, style: str, message: str) -> None:
 
 
 def _filled(line: str, indent: int = 0) -> str:
-    """Return a line for stderr, broken between words where that is a terminal."""
+    """Return a line for stderr, wrapped if that is a terminal."""
     if not sys.stderr.isatty():
         return line
     import textwrap
@@ -124,27 +124,27 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def width(stream: TextIO | None = None) -> int:
-    """Return the columns of the terminal, or PIPED_WIDTH where there is none."""
+    """Return the width of the terminal, or PIPED_WIDTH without one."""
     stream = stream or sys.stdout
     return _size(stream)[0] if stream.isatty() else PIPED_WIDTH
 
 
 def _size(terminal: TextIO) -> tuple[int, int]:
-    """Return the columns and lines of a terminal; some say that they have none."""
+    """Return the columns and lines of a terminal, some of which report zero."""
     try:
         columns, lines = os.get_terminal_size(terminal.fileno())
-    except OSError:  # it only says that it is a terminal
+    except OSError:  # it only claims to be a terminal
         columns = lines = 0
     return columns or PIPED_WIDTH, lines or 24
 
 
 def write(text: str) -> None:
-    """A result that is text already, on stdout."""
+    """Write a text result to stdout."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
 def write_exactly(text: str) -> None:
-    """A program that is to be read again, on stdout.
+    """Write a program to stdout unchanged, so that it can be read again.
 
     Raises OutputError if the encoding of stdout lacks a character of it.
     """
@@ -160,9 +160,9 @@ def write_exactly(text: str) -> None:
 
 
 def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
-    """Say of programs that XLA would partition that they are counted whole, on the first line.
+    """Print on the first line that programs that XLA would partition are counted as a whole.
 
-    Beside a document, this is a note.
+    With JSON output, this is a note on stderr.
     """
     from jaxprtool.ir.programs.auto_sharding import left_to_partitioner, partitioner_note
 
@@ -176,9 +176,9 @@ def write_programs(
     render: Callable[[Program], Rendering | Listing],
     stream: TextIO | None = None,
 ) -> None:
-    """Programs on stdout (or another stream), as `render` gives them.
+    """Write programs to stdout (or another stream), rendered by `render`.
 
-    Where there are several, each has its name above it, as a comment.
+    Several programs are each preceded by their name as a comment.
     """
     stream = stream or sys.stdout
     for i, (name, program) in enumerate(programs):
@@ -190,7 +190,7 @@ def write_programs(
 def write_listings(
     programs: Sequence[tuple[str, Program]], stream: TextIO | None = None, **shown: Any
 ) -> None:
-    """Whole programs in JAX's notation, as wide as the stream; `shown` are `ShowOptions`."""
+    """Write whole programs in JAX's notation at the stream's width; `shown` are `ShowOptions`."""
     from jaxprtool.render.terminal.listing import listing
     from jaxprtool.render.terminal.rendering import ShowOptions
 
@@ -200,9 +200,9 @@ def write_listings(
 
 
 def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None:
-    """Programs on stdout: on a terminal a page of each that does not fit there, else whole.
+    """Write programs to stdout: on a terminal, an overview of each that does not fit, else in full.
 
-    `above` are the lines that are to stay in sight before them.
+    `above` is the number of lines above them that must stay visible.
     """
     if not sys.stdout.isatty():
         write_listings(programs)
@@ -214,7 +214,7 @@ def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None
     from jaxprtool.render.terminal.rendering import ShowOptions
 
     columns, lines = _size(sys.stdout)
-    height = lines - above - 3  # a command above and a prompt below
+    height = lines - above - 3  # the command above and a prompt below
 
     def page(program: Program) -> Listing:
         if count_equations(program) < height:
@@ -229,7 +229,7 @@ def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None
 def write_pages_or_listings(
     programs: Sequence[tuple[str, Program]], full: bool, pager: bool, **shown: Any
 ) -> None:
-    """Programs on stdout: as pages, or as listings if --full, --pager or places are asked for."""
+    """Write programs as pages, or as listings with --full, --pager or source locations."""
     if not (full or pager or shown["source"]):
         write_pages(programs)
         return
@@ -239,7 +239,7 @@ def write_pages_or_listings(
 
 
 def is_page(out: str | None) -> bool:
-    """Return whether the name of a file is that of a page."""
+    """Return True if a file name is that of a page."""
     return suffix_of(out) == PAGE
 
 
@@ -251,9 +251,9 @@ def check_out(
     instead: str,
     page: bool = False,
 ) -> None:
-    """Refuse names after -o that stand for other formats than a command writes.
+    """Raise OutputError for a file name of -o whose format the command does not write.
 
-    `instead` is the command that writes them; a `page` is written by show. Raises OutputError, also
+    `instead` is the command that writes it; with `page`, pages are allowed. Also raises OutputError
     for two documents on stdout.
     """
     if json and out == STDOUT:
@@ -276,7 +276,7 @@ def refuse_stdout(option: str, path: str | None, command: str) -> None:
 
 
 def write_page(page: str, out: str | None) -> None:
-    """Write a page where -o says, whole or not at all; on stdout without it."""
+    """Write a page atomically to the file of -o, or to stdout without it."""
     if out in (None, STDOUT):
         write(page)
         return
@@ -287,7 +287,7 @@ def write_page(page: str, out: str | None) -> None:
 def write_states(
     states: Sequence[State], shown: ShowOptions, out: str | None, report: Report | None = None
 ) -> None:
-    """Write a page of programs, with a tab for each of their states, where -o says."""
+    """Write a page of programs to the file of -o, with a tab for each of their states."""
     from jaxprtool.analysis.cost.all_runs import work_by_equation
     from jaxprtool.analysis.stats import stats
     from jaxprtool.render.page import page
@@ -296,7 +296,7 @@ def write_states(
 
 
 def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out: str) -> None:
-    """Write programs where -o says, all or none; one may go to stdout."""
+    """Write programs to the destination of -o, all or none; one may go to stdout."""
     if out == STDOUT and len(programs) == 1:
         content = emission.content(programs[0][1])
         assert isinstance(content, str)
@@ -306,7 +306,7 @@ def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out
 
 
 def write_rendered(rendered: Rendering | Listing, stream: TextIO | None = None) -> None:
-    """Something that has a plain text and is a Rich renderable, for colours."""
+    """Write an object with a plain text that is also a Rich renderable, for colours."""
     stream = stream or sys.stdout
     if colours(stream):
         console(stream).print(rendered, soft_wrap=True)
@@ -315,7 +315,7 @@ def write_rendered(rendered: Rendering | Listing, stream: TextIO | None = None) 
 
 
 def write_each(rendered: Iterable[Rendering | Listing]) -> None:
-    """Write several things as `write_rendered` does, with an empty line between them."""
+    """Write several objects with `write_rendered`, separated by an empty line."""
     for i, each in enumerate(rendered):
         if i:
             write("")
@@ -323,7 +323,7 @@ def write_each(rendered: Iterable[Rendering | Listing]) -> None:
 
 
 def write_json(document: object) -> None:
-    """A result as JSON, on stdout."""
+    """Write a result as JSON to stdout."""
     import json
 
     from jaxprtool.ir.basics.documents import as_json
@@ -337,7 +337,7 @@ def write_table(
     right: Sequence[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """A table of texts, on stdout (or another stream); the columns in `right` are numbers."""
+    """Write a table of texts to stdout (or another stream); columns in `right` are numbers."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -356,7 +356,7 @@ def write_table(
 
 @contextmanager
 def paged(wanted: bool) -> Iterator[None]:
-    """Send what is written to stdout through $PAGER (less), if that is wanted on a terminal.
+    """Send stdout through $PAGER (less), if `wanted` and on a terminal.
 
     Raises OutputError if the pager cannot be started.
     """
@@ -381,7 +381,7 @@ def paged(wanted: bool) -> Iterator[None]:
     sys.stdout = _PagerInput(pager.stdin, terminal)
     try:
         yield
-    except BrokenPipeError:  # the reader has left the pager, and has seen enough
+    except BrokenPipeError:  # the user has quit the pager
         pass
     finally:
         sys.stdout = terminal
@@ -392,7 +392,7 @@ def paged(wanted: bool) -> Iterator[None]:
 
 
 class _PagerInput:
-    """The pager's stdin, which has colours and columns like the terminal that it writes to."""
+    """The pager's stdin, with the colours and the width of the pager's terminal."""
 
     def __init__(self, pipe: IO[str], terminal: TextIO):
         self._pipe = pipe

@@ -1,4 +1,4 @@
-"""`jaxprtool passes`: which passes and named pipelines there are."""
+"""`jaxprtool passes`: the list of passes and named pipelines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxprtool.errors import PluginError
 if TYPE_CHECKING:
     from jaxprtool.render.documents.passes import PassSummary
 
-#: The groups of our own passes, in the order in which they are listed; plug-ins may add others.
+#: The groups of built-in passes, in listing order; plug-ins may add others.
 _GROUPS = "clean up", "transform", "split", "schedule and compile"
 
 
@@ -48,7 +48,7 @@ def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
 
 
 def _grouped(passes: list[PassSummary]) -> dict[str, list[tuple[str, str]]]:
-    """Return names and help of passes by what they are for, those that do not say it last."""
+    """Return names and help of passes by group, with ungrouped passes last."""
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _GROUPS}
     for each in sorted(passes, key=lambda each: not each.group):
         title = each.group or f"from {each.origin}"

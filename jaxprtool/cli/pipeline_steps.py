@@ -1,4 +1,4 @@
-"""The steps of a pipeline as they run: where it is, programs between passes, what each did."""
+"""The steps of a running pipeline: progress, programs between passes, effects of passes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def run(
     check: bool = True,
     reproducer: Reproducer | None = None,
 ) -> list[tuple[str, Program]]:
-    """Return the programs that a pipeline gives, by name.
+    """Run a pipeline, and return the resulting programs by name.
 
-    Of each pass it is told which of them it is: `fold 3/12`. `reproducer` writes the program that a
-    pass fails on.
+    `told` is called with each pass and its number: `fold 3/12`. `reproducer` writes the program on
+    which a pass fails.
     """
     teller = _Teller(pipeline, told, observer or Observer())
     try:
@@ -47,7 +47,7 @@ def _each(result: Program | Programs) -> list[tuple[str, Program]]:
 
 
 class _Teller(Observer):
-    """Tells of each pass before it runs, and hands on to another observer."""
+    """Reports progress before each pass, and forwards to another observer."""
 
     def __init__(self, pipeline: Pipeline, told: Told, inner: Observer):
         steps = pipeline.flat()
@@ -67,10 +67,10 @@ class _Teller(Observer):
 
 
 class Watcher(Observer):
-    """Prints programs between passes, as asked for, and keeps a row of each pass.
+    """Prints programs between passes as requested, and records a row for each pass.
 
     `states` are the programs before the first pass and after each, if it `keeps` them. `noted` are
-    the passes that have notes, each with the program that it was given and what it made of it.
+    the passes with notes, each with the programs before and after it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Watcher(Observer):
         if self._keeps:
             self._keep(program, result)
         assert isinstance(step.transform, Pass)
-        if type(step.transform).notes is not Pass.notes:  # programs are large, and not all are kept
+        if type(step.transform).notes is not Pass.notes:  # programs are large: keep few
             self.noted.append((step.transform, program, result))
         if self._after_all or type(step.transform).name in self._after:
             for each in programs:
@@ -116,7 +116,7 @@ class Watcher(Observer):
                 _dump_changes(step, program, each)
 
     def _keep(self, program: Program, result: Program | Programs) -> None:
-        """Keep the programs that there are after a step, by the names that the pipeline gives."""
+        """Record the programs after a step, by the names in the pipeline."""
         programs: dict[str, Program] = {}
         for name, each in self.states[-1].items():
             if each is not program:
@@ -131,7 +131,7 @@ class Watcher(Observer):
 
 
 def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[State]:
-    """Return the programs as they were traced and after each pass."""
+    """Return the programs as traced and after each pass."""
     from jaxprtool.render.page import State
 
     traced, *made = watcher.states or [dict(programs)]
@@ -144,7 +144,7 @@ def states(watcher: Watcher, programs: Sequence[tuple[str, Program]]) -> list[St
 
 
 def write_notes(noted: Iterable[tuple[Pass, Program, Program | Programs]]) -> None:
-    """Say on stderr what passes note of what they did."""
+    """Print the notes of passes on stderr."""
     from jaxprtool.analysis.memory import outlined_memory
     from jaxprtool.render.reports.repetition import memory_line
 
@@ -175,7 +175,7 @@ def _dump_changes(step: Step, before: Program, after: Program) -> None:
 
 
 def write_rows(rows: list[PassRun], equations: bool, timing: bool) -> None:
-    """A table of the rows: equations if `equations`, seconds if `timing`."""
+    """Write a table of the rows: equations if `equations`, seconds if `timing`."""
     columns = ["pass", "program"]
     columns += ["equations before", "after", "removed"] if equations else []
     columns += ["seconds"] if timing else []

@@ -1,8 +1,8 @@
-"""What a command is doing, on one line of the terminal, once it has kept its user waiting.
+"""A status line on the terminal that shows what a slow command is doing.
 
-The line is on stderr, where that is a terminal, and nowhere else. It gives way to whatever is
-written to the terminal, and is back only after a second of silence: so that it stands in no line of
-the user's program, and beside no prompt.
+The line is shown on stderr if that is a terminal. It is cleared before anything else is written to
+the terminal, and shown again after a second without output, so that it never mixes with the user's
+output or a prompt.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.spinner import Spinner
 
-#: Is told what a command does from now on, in a few words; nothing is shown of an empty text.
+#: Called with a short description of the current work; an empty text hides the line.
 Told: TypeAlias = Callable[[str], object]
 
-#: Seconds without a sign of life that a user is left to wait.
+#: Seconds without output before the line is shown.
 PATIENCE = 1.0
 
-#: Seconds between two pictures of the line.
+#: Seconds between two updates of the line.
 _TICK = 0.1
 
 
 def silent(doing: str) -> None:
-    """Tell nobody."""
+    """Ignore progress messages."""
 
 
 @contextlib.contextmanager
 def shown() -> Iterator[Told]:
-    """Show what is being done, as what is given is told."""
+    """Yield a function that shows progress messages."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         yield silent
         return
@@ -52,7 +52,7 @@ def shown() -> Iterator[Told]:
 
 
 class _StatusLine:
-    """A line that a thread of its own draws on a terminal: what is done, and for how long."""
+    """A line drawn on a terminal by a separate thread: the current work and its duration."""
 
     def __init__(self, terminal: TextIO):
         self.lock = threading.RLock()
@@ -68,14 +68,14 @@ class _StatusLine:
         self._thread.start()
 
     def tell(self, doing: str) -> None:
-        """Say what is done from now on."""
+        """Set the description of the current work."""
         with self.lock:
             self._doing, self._since = doing, time.monotonic()
             if not doing:
                 self._clear()
 
     def give_way(self, at_margin: bool | None = None) -> None:
-        """Leave the terminal to another; `at_margin` is whether its cursor begins a line then."""
+        """Clear the line for other output; `at_margin` is True if that ends a line."""
         with self.lock:
             self._clear()
             self._silent_since = time.monotonic()
@@ -83,7 +83,7 @@ class _StatusLine:
                 self._at_margin = at_margin
 
     def close(self) -> None:
-        """Leave the terminal for good."""
+        """Clear the line and stop."""
         self._closed.set()
         self._thread.join()
         with self.lock:
@@ -95,7 +95,7 @@ class _StatusLine:
         import rich.live
         import rich.spinner  # noqa: F401  (not under the lock, which a module that prints may want)
 
-        with contextlib.suppress(OSError):  # a terminal that has gone away
+        with contextlib.suppress(OSError):  # the terminal is gone
             while not self._closed.wait(_TICK):
                 with self.lock:
                     self._draw()
@@ -116,7 +116,7 @@ class _StatusLine:
         self._live.refresh()
 
     def _is_ours(self) -> bool:
-        """Return whether this is not a job in the background of the terminal's shell."""
+        """Return True unless this is a background job of the terminal's shell."""
         try:
             return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
         except OSError:  # a terminal without a shell
@@ -139,7 +139,7 @@ class _StatusLine:
             redirect_stderr=False,
         )
         live.start()
-        console.show_cursor(True)  # a process that is stopped or killed leaves one behind
+        console.show_cursor(True)  # a stopped or killed process leaves it hidden
         return spinner, live
 
     def _clear(self) -> None:
@@ -151,7 +151,7 @@ class _StatusLine:
 
 @contextlib.contextmanager
 def _watched(name: str, line: _StatusLine) -> Iterator[None]:
-    """Have a stream of `sys` that leads to the terminal move the line out of its way."""
+    """Replace a stream of `sys` to the terminal by one that clears the line first."""
     stream = getattr(sys, name)
     if stream is None or not (stream.isatty() or (name == "stdout" and _is_pipe(stream))):
         yield
@@ -161,12 +161,12 @@ def _watched(name: str, line: _StatusLine) -> Iterator[None]:
     try:
         yield
     finally:
-        if getattr(sys, name) is watched:  # the user's code may have put another in its place
+        if getattr(sys, name) is watched:  # the user's code may have replaced it
             setattr(sys, name, stream)
 
 
 def _is_pipe(stream: TextIO) -> bool:
-    """Return True for a pipe: what reads it, `head` or `less`, may write to the terminal."""
+    """Return True if a stream is a pipe, whose reader (`less`) may write to the terminal."""
     try:
         return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError):
@@ -174,7 +174,7 @@ def _is_pipe(stream: TextIO) -> bool:
 
 
 class _Output:
-    """A stream that writes to the terminal where the line is."""
+    """An output stream to the terminal of the line."""
 
     def __init__(self, stream: TextIO, line: _StatusLine):
         self._stream, self._line = stream, line
@@ -193,7 +193,7 @@ class _Output:
 
 
 class _Input:
-    """A stream that reads from the terminal: whoever asks for it has written a prompt."""
+    """An input stream from the terminal; a reader has written a prompt."""
 
     def __init__(self, stream: TextIO, line: _StatusLine):
         self._stream, self._line = stream, line

@@ -98,7 +98,7 @@ def reduce(
     except JaxprToolError:
         if not isinstance(wanted, checks.Error) or wanted.pipelines:
             raise
-        # It is the passes that fail: what they fail on is what to reduce.
+        # The passes fail: reduce the program before them.
         check = f"{check} -p {shlex.quote(str(session.passes))}"
         wanted = checks.parse(check, seed)
         programs = [(traced.program.name, traced.program)]
@@ -131,16 +131,16 @@ def reduce(
 
 
 def _arrays(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the arguments that are not given by type alone."""
+    """Return the values of the arguments that are given by value."""
     import jax
 
     return {n: v for n, v in values.items() if not isinstance(v, jax.ShapeDtypeStruct)}
 
 
 def _check_output(out: str) -> None:
-    """Raise OutputError if the program or the script beside it cannot be written.
+    """Raise OutputError if the program or its script cannot be written.
 
-    The script may replace an earlier script of ours, but no other file.
+    The script may replace an earlier generated script, but no other file.
     """
     if out == STDOUT or not out.endswith(".jaxpr"):
         raise OutputError("-o takes FILE.jaxpr: a script is written beside it")
@@ -164,7 +164,7 @@ def _script_of(out: str) -> str:
 
 
 def _write(found: Reduction, check: Check, out: str) -> None:
-    """Write the program, and beside it the script that shows the fault, if there can be one."""
+    """Write the program and, if possible, a script next to it that shows the fault."""
     from jaxprtool.api.investigate.reduction.script import script
 
     emission = Emission(Format.jaxpr, callbacks="stub")

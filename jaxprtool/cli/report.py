@@ -1,4 +1,4 @@
-"""`jaxprtool report`: one page of what a program is, costs, needs and keeps."""
+"""`jaxprtool report`: a page with a program's listing, cost, memory and residuals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def report(
 
 
 def _memory(program: Program) -> Memory | str:
-    """Return the memory that a program needs, or why that is not known."""
+    """Return the memory of a program, or why it is unknown."""
     from jaxprtool.analysis.memory import memory
 
     try:
@@ -67,7 +67,7 @@ def _memory(program: Program) -> Memory | str:
 
 
 def _residuals(program: Program) -> Residuals | str:
-    """Return what the gradient of a loss keeps; of what is no loss, that it has none."""
+    """Return the residuals of a loss, or a message for a program that is not a loss."""
     from jaxprtool.api.investigate.residuals import residuals
     from jaxprtool.api.investigate.source import gives_one_float
 

@@ -33,7 +33,7 @@ _PROGRAM, _ABOUT = "program.jaxpr", "reproducer.json"
 
 
 class Reproducer:
-    """Writes what is needed to reproduce a failure to a folder.
+    """Writes a folder with everything needed to reproduce a failure.
 
     Args:
         folder: A folder that does not exist yet, or is empty.
@@ -50,7 +50,7 @@ class Reproducer:
         self._plugins = [os.path.abspath(p) if os.path.exists(p) else p for p in plugins]
 
     def failed(self, program: Program, step: Step, error: Exception) -> None:
-        """Write the program that a pass has failed on.
+        """Write the program on which a pass failed.
 
         Args:
             program: The program before the pass.
@@ -94,7 +94,7 @@ class Reproducer:
         }
         os.makedirs(self._folder, exist_ok=True)
         try:
-            # A pass or the compiler fails without the callbacks, too.
+            # The failure of a pass or the compiler does not depend on callbacks.
             jaxprtool.write(program, os.path.join(self._folder, _PROGRAM), callbacks="stub")
         except JaxprToolError as fault:
             output.warning(f"no reproducer: {fault.message}")

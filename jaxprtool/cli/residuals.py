@@ -1,4 +1,4 @@
-"""`jaxprtool residuals`: what a gradient keeps of the forward pass, and why."""
+"""`jaxprtool residuals`: the values a gradient keeps of the forward pass, and why."""
 
 from __future__ import annotations
 

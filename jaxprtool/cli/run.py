@@ -1,4 +1,4 @@
-"""`jaxprtool run`: what a function gives on a device, and how long each step takes."""
+"""`jaxprtool run`: the results of a function on a device, and the time of each step."""
 
 from __future__ import annotations
 

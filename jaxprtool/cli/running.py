@@ -1,4 +1,4 @@
-"""What commands that run a program share: its arguments and device, and what is said of them."""
+"""Common parts of commands that run a program: its arguments, its device, and messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ready:
-    """A program with all that it takes to run it: `seed` is that of its random arguments."""
+    """A program ready to run; `seed` is that of its random arguments."""
 
     program: Program
     filled: Filled
@@ -31,12 +31,12 @@ class Ready:
     aside: Sequence[str]
 
     def note_random(self) -> None:
-        """Say which arguments have random values, and which of those given do not fit."""
+        """Print which arguments have random values, and which given ones do not fit."""
         note_random(self.filled, self.seed, self.aside)
 
 
 def ready(given: Given, seed: int, backend: str | None = None, device: int | None = None) -> Ready:
-    """Return a program with random values for what is given by type alone, and its device."""
+    """Return a program with its device, and random values for arguments given by type."""
     from jaxprtool.execute.running.fill import fill
     from jaxprtool.execute.running.run import choose_device
 
@@ -46,9 +46,9 @@ def ready(given: Given, seed: int, backend: str | None = None, device: int | Non
 
 
 def require_device(function: Function, backend: str | None, index: int | None = None) -> None:
-    """Refuse a backend or device that is not there, before anything is traced.
+    """Raise BackendError for a missing backend or device before tracing.
 
-    This starts backends, whose options the module of TARGET may set: it is imported before.
+    This starts backends, whose options the module of TARGET may set, so it is imported first.
     """
     from jaxprtool.execute.running import backends
 
@@ -59,18 +59,18 @@ def require_device(function: Function, backend: str | None, index: int | None = 
 
 @contextlib.contextmanager
 def printed_by_functions(json: bool) -> Iterator[None]:
-    """Leave what a running function prints on stdout, but where `json` wants a document there."""
+    """Leave a running function's output on stdout, or with `json` redirect it to stderr."""
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
         yield
 
 
 def file_to_save(path: str | None) -> contextlib.AbstractContextManager[BinaryIO | None]:
-    """Open the file of `--save`, which is there in the end if nothing fails; None without it."""
+    """Open the file of `--save`, created only on success; None without it."""
     return file_written_whole(path) if path else contextlib.nullcontext()
 
 
 def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
-    """Write arrays by name as `--save` does."""
+    """Write arrays by name, for `--save`."""
     from jaxprtool.execute.running.summary import plain
     from jaxprtool.formats.npz import write_npz
 
@@ -78,7 +78,7 @@ def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
 
 
 def note_random(filled: Filled, seed: int, aside: Sequence[str] = ()) -> None:
-    """Say which arguments have random values, and of which of them those given are left aside."""
+    """Print which arguments have random values, and which of them replace given ones."""
     if filled.random:
         names, within = output.some(filled.random), filled.said_within()
         output.note(f"{names} filled with random values (--seed {seed}){within}")

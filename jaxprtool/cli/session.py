@@ -1,9 +1,9 @@
-"""What a command works on: a TARGET, traced once, and the programs that passes make of it.
+"""The subject of a command: a TARGET, traced once, and its programs after passes.
 
-A command is a function under `@command`: its options, one call that gives programs and what they
-run on, its own call below, and its printing. A parameter that is annotated with a group of options,
-such as `Session`, stands for all of them; `--traceback` is an option of every command. `told` is no
-option, but what to tell what is being done (`cli.progress`).
+A command is a function under `@command`: its options, one call that returns programs and their
+arguments, a call of the API, and its output. A parameter annotated with a group of options, such as
+`Session`, represents all of them; `--traceback` is an option of every command. `told` is not an
+option but the receiver of progress messages (`cli.progress`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 #: Programs by name.
 Named = Sequence[tuple[str, "Program"]]
 
-#: Which frames are named of where an equation comes from.
+#: Which frames of an equation to show.
 FrameChoice = Literal["mine", "library", "all"]
 
-#: Options that a program in a file does not take, and their values if they are not given.
+#: Options that do not apply to a program file, and their default values.
 _OF_FUNCTIONS: dict[str, Any] = {
     "factory": False,
     "static_argnums": None,
@@ -51,7 +51,7 @@ _OF_FUNCTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Function:
-    """A group of options: TARGET, how it is found, and what it is called with."""
+    """A group of options: TARGET, how to find it, and its arguments."""
 
     target: Annotated[
         str,
@@ -123,16 +123,16 @@ class Function:
             "Installed packages whose lines count as your own. May be repeated.",
         ),
     ] = None
-    told: Told = silent  # no option: `command` sets it
+    told: Told = silent  # not an option: set by `command`
 
     def start(self, cache: bool | None = None) -> None:
-        """Import JAX. A command that compiles says whether the user's `cache` is used."""
+        """Import JAX. For a command that compiles, `cache` is whether to use the user's cache."""
         start_jax(self.told, self.x64)
         if cache is not None:
             use_cache(cache)
 
     def viewed(self) -> contextlib.AbstractContextManager[None]:
-        """Show and count lines as --frames and --mine say, in a `with` block."""
+        """Apply --frames and --mine in a `with` block."""
         from jaxprtool.ir.source.frame_choice import frames
 
         packages = [name for each in self.mine or () for name in options.names(each)]
@@ -141,14 +141,13 @@ class Function:
         return frames(self.frames or "mine", packages)
 
     def listed(self, source: bool | None) -> dict[str, Any]:
-        """Return the options of a listing, in which --frames asks for lines."""
+        """Return the options of a listing; --frames implies source lines."""
         return {"source": bool(source) or self.frames is not None}
 
     def each_of(self, targets: Sequence[str]) -> list[Function]:
-        """Return the same for each of several TARGETs.
+        """Return the options for each of several TARGETs.
 
-        A factory and static arguments are those of functions: programs in files among these have
-        none.
+        A factory and static arguments apply to functions only, not to program files.
         """
         from jaxprtool.api.targets import is_file
 
@@ -158,9 +157,9 @@ class Function:
         return [replace(self, target=t, **(bare if file else {})) for t, file in pairs]
 
     def import_module(self) -> None:
-        """Import the module of TARGET, unless this is done: it may say how many devices there are.
+        """Import the module of TARGET, once: it may set the number of devices.
 
-        JAX starts no backend before this. What the module prints is no result.
+        JAX starts no backend before this. Output of the module is not a result.
         """
         _ = self._imported
 
@@ -180,16 +179,16 @@ class Function:
         types: str | None = None,
         symbolic: bool = False,
     ) -> Traced:
-        """Return the program of TARGET and what it is called with.
+        """Return the program of TARGET and its arguments.
 
-        What its module prints, and the function while it is traced, is no result.
+        Output of its module, and of the function during tracing, is not a result.
 
         Args:
-            pipeline: The passes that are to run, of which those that bind named axes count.
-            runs: Whether the function runs on its arguments; if not, the user is told where their
-                values took long to make.
-            types: The types to trace with. --args are then those of what the passes make.
-            symbolic: Whether they are so too if the passes are for symbolic sizes.
+            pipeline: The passes to run, which may bind named axes.
+            runs: Whether the function is run on its arguments; if not, a note is printed if their
+                values were slow to compute.
+            types: The types to trace with. --args are then for the program after the passes.
+            symbolic: Whether this also holds if the passes are for symbolic sizes.
         """
         from jaxprtool.api.targets import find
 
@@ -209,14 +208,14 @@ class Function:
             return self.trace_entry(entry, pipeline)
 
     def trace_entry(self, entry: Entry | ProgramEntry, pipeline: Pipeline) -> Traced:
-        """Return the program of an entry, with the named axes that the passes bind."""
+        """Return the program of an entry, with the named axes bound by the passes."""
         from jaxprtool.api.targets import traced
 
         self.told(f"tracing {entry.name}")
         return traced(entry, pipeline.bound_axes)
 
     def arguments(self) -> list[str]:
-        """Return these options as a command line has them, without TARGET."""
+        """Return these options as command-line arguments, without TARGET."""
         listed = {
             "--args": self.args,
             "--static-argnums": ",".join(map(str, self.static_argnums or ())),
@@ -228,7 +227,7 @@ class Function:
         return [*given, *(name for name, flag in flags.items() if flag)]
 
     def _mesh_set(self) -> contextlib.AbstractContextManager[object]:
-        """Set the mesh of `--mesh`: on devices, as `run` will have it, or none if they are few."""
+        """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few."""
         if not self.mesh:
             return contextlib.nullcontext()
         import jax
@@ -255,10 +254,10 @@ class Session(Function):
 
     def start(self, cache: bool | None = None) -> None:
         super().start(cache)
-        _ = self.pipeline  # what is wrong with -p is said before anything is loaded
+        _ = self.pipeline  # report errors in -p before anything is loaded
 
     def traced(self, runs: bool = False) -> Traced:
-        """Return the program of TARGET and what it is called with; see `trace`."""
+        """Return the program of TARGET and its arguments; see `trace`."""
         return self.trace(self.pipeline, runs=runs)
 
     def programs(
@@ -267,7 +266,7 @@ class Session(Function):
         observer: Observer | None = None,
         reproducer: Reproducer | None = None,
     ) -> list[tuple[str, Program]]:
-        """Return what the passes make of the program of TARGET, which is traced if it is not."""
+        """Return the programs after the passes on the program of TARGET, traced unless given."""
         from jaxprtool.cli import pipeline_steps
 
         traced = traced or self.traced()
@@ -278,7 +277,7 @@ class Session(Function):
 
 @dataclass(frozen=True)
 class RunSession(Session):
-    """A group of options: TARGET, to be run behind passes."""
+    """A group of options: TARGET, to be run after passes."""
 
     types: options.Types = None
 
@@ -286,9 +285,9 @@ class RunSession(Session):
         return self.trace(self.pipeline, runs=runs, types=self.types, symbolic=True)
 
     def given(self, wanted: str) -> Given:
-        """Return the one program that the passes make, and what it is run on.
+        """Return the single program after the passes, and its arguments.
 
-        `wanted` begins the message of the error that is raised for several programs.
+        `wanted` is the start of the error message for several programs.
         """
         traced = self.traced()
         return traced.given_to(only_program(wanted, self.programs(traced)))
@@ -298,11 +297,11 @@ class RunSession(Session):
 
 
 def command(body: Callable) -> Callable:
-    """Return a function as Typer reads it: its groups of options spelled out, and `--traceback`.
+    """Return a function for Typer, with its groups of options expanded, and `--traceback`.
 
-    What it does is shown on the terminal, as it is told.
+    Its progress messages are shown on the terminal.
 
-    `cli.app` looks for `--traceback` by itself, before there is a command.
+    `cli.app` also checks for `--traceback`, before a command is known.
     """
     hints = _hints(body)
     groups = {name: hint for name, hint in hints.items() if _is_group(hint)}
@@ -347,11 +346,11 @@ _TRACEBACK = inspect.Parameter(
 )
 
 
-# --- what options stand for -------------------------------------------------------------------
+# --- values of options ------------------------------------------------------------------------
 
 
 def _require_package(name: str, target: str) -> None:
-    """Raise ArgumentsError for a package that no program traced here can have lines of."""
+    """Raise ArgumentsError for a package from which no program traced here can have lines."""
     top = name.partition(".")[0].replace("-", "_")
     if target == "-" or target.endswith(".jaxpr") or not top.isidentifier():
         return
@@ -363,7 +362,7 @@ def _require_package(name: str, target: str) -> None:
 
 
 def _package_of_distribution(name: str) -> str:
-    """Return the package that a distribution holds, `mujoco.mjx` of `mujoco-mjx`; "" if none."""
+    """Return the package in a distribution, `mujoco.mjx` in `mujoco-mjx`; "" if none."""
     import importlib.metadata
 
     try:
@@ -375,7 +374,7 @@ def _package_of_distribution(name: str) -> str:
 
 
 def load_plugins(plugins: list[str] | None) -> None:
-    """Import plug-ins; one that fails is a warning."""
+    """Import plug-ins; warn about one that fails."""
     from jaxprtool.passes.framework import registry
 
     for plugin in plugins or []:
@@ -383,7 +382,7 @@ def load_plugins(plugins: list[str] | None) -> None:
 
 
 def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
-    """Return the pipeline of -p, with the plug-ins of --plugin at hand; empty if there is none."""
+    """Return the pipeline of -p, after loading the plug-ins of --plugin; empty without -p."""
     from jaxprtool.passes.framework.pipeline import Pipeline
 
     load_plugins(plugins)
@@ -391,7 +390,7 @@ def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
 
 
 def only_program(wanted: str, programs: Sequence[tuple[str, Program]]) -> Program:
-    """Return the one program that passes gave. Raises PipelineError if they gave several."""
+    """Return the only program after passes. Raises PipelineError if there are several."""
     if len(programs) != 1:
         names = ", ".join(name for name, _ in programs)
         hint = "`jaxprtool unzip --run` runs init and apply" if names == "init, apply" else None

@@ -1,4 +1,4 @@
-"""`jaxprtool shapecheck`: whether a function gives results of the types that are claimed."""
+"""`jaxprtool shapecheck`: checks the result types of a function."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SHOWN = Panel("What is shown")
 
 
-#: How a program is shown.
+#: The formats of a program.
 Format = Literal["text", "tree", "table", "html", "json"]
 
 _Format = Annotated[
@@ -133,7 +133,7 @@ def show(
     if uses is not None:
         session.told("following values")
         sliced = _slice(programs, uses)
-    session.told("" if pager else "rendering")  # on the terminal, it is the pager's
+    session.told("" if pager else "rendering")  # the terminal is the pager's
     if only:
         _note_missing(only, programs)
 
@@ -168,7 +168,7 @@ def show(
 
 
 def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> Format:
-    """Return the format, which a file's name may tell. Raises OutputError for what does not fit."""
+    """Return the format, by default from the file name. Raises OutputError if they conflict."""
     output.check_out("show", out, False, (), "jaxprtool emit TARGET", page=True)
     format = chosen or ("html" if output.is_page(out) else "text")
     if format == "html":
@@ -183,7 +183,7 @@ def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> 
 
 
 def _slice(programs: Named, uses: str) -> dict[str, Any]:
-    """Return the options of a listing that shows what --uses names."""
+    """Return the options of a listing for --uses."""
     from jaxprtool.analysis.slices import why
     from jaxprtool.render.reports.why import told_of
 
@@ -193,7 +193,7 @@ def _slice(programs: Named, uses: str) -> dict[str, Any]:
 
 
 def _note_missing(only: Sequence[str], programs: Named) -> None:
-    """Say which patterns of --only fit no primitive of the programs, and what is near."""
+    """Print which patterns of --only match no primitive of the programs, with similar names."""
     from jaxprtool.analysis.stats import stats
 
     counts = [count for _, program in programs for count in stats(program).primitives]
@@ -206,7 +206,7 @@ def _note_missing(only: Sequence[str], programs: Named) -> None:
 
 
 def _plain(shown: ShowOptions) -> bool:
-    """Return whether nothing particular is asked for."""
+    """Return True if all display options have their defaults."""
     return shown == type(shown)(width=shown.width, fit=shown.fit, fold=shown.fold)
 
 

@@ -1,7 +1,8 @@
-"""ASCII for the signs of listings, curves and tables, on a stream whose encoding lacks them.
+"""ASCII substitutes for symbols of listings, curves and tables, if a stream's encoding lacks them.
 
-A pipe on Windows has no lines to draw boxes with, and no arrows. Other characters, as of names, are
-written as escapes. Programs that are to be read again are never changed so: see `output`.
+The encoding of a pipe on Windows lacks box-drawing characters and arrows. Other characters, such as
+in names, are written as escapes. Programs meant to be read again are never changed in this way: see
+`output`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import unicodedata
 #: The name of the error handler.
 _HANDLER = "jaxprtool.signs"
 
-#: How Python treats characters that a stream lacks, unless PYTHONIOENCODING says otherwise.
+#: Python's default error handlers for characters that a stream lacks; PYTHONIOENCODING sets others.
 _DEFAULTS = ("strict", "surrogateescape", "backslashreplace")
 
-#: Signs in ASCII; bars are in order of their heights.
+#: Symbols in ASCII; bars are in order of height.
 _SIGNS = {
     **dict(zip("▁▂▃▄▅▆▇█", "_.-:=+*#", strict=True)),
     **dict(zip("↑↓▾▼▸►·•µ", "^vvv>>.*u", strict=True)),
@@ -30,7 +31,7 @@ _SIGNS = {
 
 
 def use_ascii_where_needed() -> None:
-    """Have stdout and stderr write in ASCII what their encodings lack."""
+    """Set stdout and stderr to write characters that their encodings lack in ASCII."""
     codecs.register_error(_HANDLER, _replaced)
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) in _DEFAULTS and hasattr(stream, "reconfigure"):
@@ -43,7 +44,7 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
 
 
 def in_ascii(sign: str) -> str:
-    """Return a character in ASCII: a sign that looks like it, or else its escape."""
+    """Return a character in ASCII: a similar symbol, or else its escape."""
     if sign in _SIGNS:
         return _SIGNS[sign]
     name = unicodedata.name(sign, "")

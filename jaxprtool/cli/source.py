@@ -1,4 +1,4 @@
-"""`jaxprtool source`: the user's own files, with what each line costs beside it."""
+"""`jaxprtool source`: the user's own files with the cost of each line."""
 
 from __future__ import annotations
 

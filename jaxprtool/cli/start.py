@@ -1,4 +1,4 @@
-"""How a command starts JAX, which is imported only once the command line is known to be right."""
+"""The start of JAX, which is imported only after the command line has been validated."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from contextvars import ContextVar
 from jaxprtool.cli import output
 from jaxprtool.cli.progress import Told
 
-#: What is done when the command has ended.
+#: Called when the command has ended.
 _at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
 
 
 @contextlib.contextmanager
 def jax_put_back() -> Iterator[None]:
-    """Have JAX configured after a command as before it: other code may go on in this process."""
+    """Restore JAX's configuration after a command, since other code may run in this process."""
     with contextlib.ExitStack() as stack:
         token = _at_end.set(stack)
         try:
@@ -36,9 +36,9 @@ def _put_back_at_end(*settings: str) -> None:
 
 
 def start_jax(told: Told, x64: bool = False) -> None:
-    """Import JAX, configured as asked for, and say so if it is one that we do not know."""
+    """Import and configure JAX, and warn about an unknown release."""
     told("importing JAX")
-    # What is imported stays, and need not be gone through by the garbage collector meanwhile.
+    # Imported objects stay alive, so garbage collection during the import is useless.
     gc.disable()
     with _interrupts_held_back():
         import jax
@@ -58,7 +58,7 @@ def start_jax(told: Told, x64: bool = False) -> None:
 
 
 def use_cache(wanted: bool) -> None:
-    """Have JAX keep what it compiles in the user's cache folder, or not look at any cache."""
+    """Enable JAX's compilation cache in the user's cache folder, or disable it."""
     from jaxprtool.execute.running import compile_cache
 
     _at_end.get().callback(compile_cache.forget)
@@ -73,9 +73,9 @@ def use_cache(wanted: bool) -> None:
 
 
 def _own_frames() -> Iterator[str]:
-    """Yield what stands on the stack below a command: Typer, Click, and what has started Python.
+    """Yield the files on the stack below a command: Typer, Click, and Python's entry point.
 
-    JAX would take them for code of the user's, and list them as sources of the HLO.
+    JAX would treat them as user code, and list them as sources of the HLO.
     """
     for name in ("typer", "click"):
         if file := getattr(sys.modules.get(name), "__file__", None):
@@ -88,11 +88,11 @@ def _own_frames() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Hold Ctrl-C back: JAX's extension modules crash if it cuts their import short."""
+    """Delay Ctrl-C: JAX's extension modules crash if their import is interrupted."""
     held: list[int] = []
     try:
         before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
-    except ValueError:  # only the main thread may; another one is not interrupted
+    except ValueError:  # only possible in the main thread; others are not interrupted
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""`jaxprtool unzip`: a function that declares variables as two programs, init and apply."""
+"""`jaxprtool unzip`: a function that declares variables, split into init and apply."""
 
 from __future__ import annotations
 
@@ -162,11 +162,11 @@ def unzip(
         output.write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
-# --- what is asked for ------------------------------------------------------------------------
+# --- checks of options ------------------------------------------------------------------------
 
 
 def _check_split(known: bool, auto: bool, has_keys: bool, tag: str | None) -> None:
-    """Refuse options that do not go together. Raises ArgumentsError."""
+    """Raise ArgumentsError for options that cannot be combined."""
     finds, says = "finds the variables", "says what init is given"
     for first, other, given, why in (
         ("--known", "--auto", known and auto, finds),
@@ -181,7 +181,7 @@ def _check_split(known: bool, auto: bool, has_keys: bool, tag: str | None) -> No
 def _check_output(
     run: bool, backend: str | None, no_cache: bool, save: str | None, out: str | None
 ) -> None:
-    """Refuse places that do not suit, and what goes with --run alone. Raises OutputError."""
+    """Raise OutputError for unsuitable destinations, and for options that require --run."""
     wanted = {"--save": save is not None, "--backend": backend is not None, "--no-cache": no_cache}
     for name, given in wanted.items():
         if given and not run:
@@ -191,7 +191,7 @@ def _check_output(
         raise OutputError(f"unzip writes two files, and '{out}' is no folder", f"write -o {folder}")
 
 
-# --- what is said of it -----------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------
 
 
 def _write_run(ran: HalvesReport, split_time: float) -> None:

@@ -1,4 +1,4 @@
-"""`jaxprtool vmap`: a function of one example as a program of many."""
+"""`jaxprtool vmap`: a function of one example, mapped over many."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _out_axes(text: str) -> object:
 
 
 def _literal(text: str, option: str) -> object:
-    """Return the value that a Python literal spells. Raises ArgumentsError."""
+    """Return the value of a Python literal. Raises ArgumentsError."""
     source = expressions.read(text, option, ArgumentsError)
     if len(source.args) != 1 or source.keywords:
         hint = "an entry for each argument is written in parentheses: (None, 0)"
@@ -139,7 +139,7 @@ def vmap(
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:
-    """Return what is mapped and where, in one line: `32 lanes: x at axis 0, w unmapped; ...`."""
+    """Return a one-line summary of the mapping: `32 lanes: x at axis 0, w unmapped; ...`."""
     from jaxprtool.passes.mapping.batch.mapped import mapped_arguments, names_by_axis
 
     lanes = "1 lane" if batch.axis_size == 1 else f"{batch.axis_size} lanes"

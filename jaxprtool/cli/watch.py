@@ -1,4 +1,4 @@
-"""`jaxprtool watch`: the values that a function computes on the way, in a few numbers."""
+"""`jaxprtool watch`: statistics of the intermediate values of a function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WATCHED = Panel("What is watched")
 
 
-#: What values are grouped by.
+#: The groupings of values.
 By = Literal["line", "scope", "equation"]
 
 
@@ -125,7 +125,7 @@ def watch(
     require_device(session, backend, device)
     with file_to_save(save) as file:
         prepared = ready(session.given("values are watched in"), seed, backend, device)
-        # The equations to stop at are those that run.
+        # Stop at equations of the program that is actually run.
         program = with_scalar_predicates(prepared.program)
         stops = _equations_of(program, stop, session.target) if stop else frozenset[int]()
         session.told("" if stop else f"running {program.name}")
@@ -154,7 +154,7 @@ def watch(
 
 
 def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:
-    """Return the equations that come from a line, by `id`."""
+    """Return the equations of a source line, by `id`."""
     from jaxprtool.analysis.points import point
     from jaxprtool.loading.target import split_target
 
@@ -168,7 +168,7 @@ def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:
 
 
 def _prompt(stopped: Stopped) -> None:
-    """Open a prompt with the values of a line; it ends with Ctrl-D, and the run as it says."""
+    """Open a prompt with the values of a line; Ctrl-D continues the run, exit() ends it."""
     import jax.numpy as jnp
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""`jaxprtool why`: what a value touches, what it depends on, and the way from one to another."""
+"""`jaxprtool why`: what a value affects, what it depends on, and paths between values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SLICE = Panel("What is shown")
 
 
-#: How a slice is shown.
+#: The formats of a slice.
 Format = Literal["lines", "text", "tree", "dot"]
 
 _What = Annotated[
@@ -115,7 +115,7 @@ def why(
 
 
 def _write_equations(program: Program, found: Why, format: Format) -> None:
-    """Write the equations of a slice, under a sentence for each direction."""
+    """Write the equations of a slice, with a sentence for each direction."""
     from jaxprtool.formats.dot import dot
     from jaxprtool.render.reports.why import told_of
 

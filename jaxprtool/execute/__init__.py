@@ -1,1 +1,1 @@
-"""A Program on a backend."""
+"""Running of Programs on a backend."""

@@ -14,11 +14,11 @@ from jaxprtool.execute.watch import WatchedRow, watch
 from jaxprtool.execute.watch.numbers import FORMATS
 from jaxprtool.ir.programs.program import Program
 
-#: The checks of `find_nan`, with what they find.
+#: The checks of `find_nan` and the kinds they find.
 _NOT_FINITE = {"nan": "NaN", "inf": "infinity"}
 
-#: All checks. An overflow is of finite numbers that would be none in that format, an underflow of
-#: numbers that would be zero.
+#: All checks. Finite numbers overflow in a format if it does not have them as finite numbers, and
+#: underflow if they become zero.
 CHECKS = (
     *_NOT_FINITE,
     "subnormal",
@@ -52,7 +52,7 @@ class Finding:
 
 
 def require_checks(names: Sequence[str]) -> None:
-    """Raise ArgumentsError unless there are checks of these names."""
+    """Raise ArgumentsError unless these are names of checks."""
     for name in names:
         if name not in CHECKS:
             hint = did_you_mean(name, CHECKS) or f"there are {', '.join(CHECKS)}"
@@ -62,9 +62,10 @@ def require_checks(names: Sequence[str]) -> None:
 def findings(
     program: Program, args: object, checks: Sequence[str], device: jax.Device | None = None
 ) -> list[Finding]:
-    """Return what the checks find, equation by equation: check by check, in program order.
+    """Return the findings of each check in turn, in program order.
 
-    NaNs and infinities are told where they are made, others of every line that computes them.
+    NaNs and infinities are reported where they are produced, others for every line that computes
+    them.
     """
     require_checks(checks)
     found: list[Finding] = []

@@ -1,14 +1,13 @@
-"""Run two programs on the same inputs and compare all that they do.
+"""Runs two programs on the same inputs and compares their results and effects.
 
-Integers, booleans, keys, types, NaNs and infinities must be equal, floats and complex numbers by
-the tolerance of their dtype. XLA rounds the bodies of loops and branches as a whole, and what it
-rounds otherwise may grow: programs whose results differ are also run one equation at a time, and
-that decides.
+Integers, booleans, keys, types, NaNs and infinities must be equal, floats and complex numbers
+within the tolerance of their dtype. XLA fuses the bodies of loops and branches, and differences in
+rounding may grow: programs whose results differ are also run one equation at a time, which decides.
 
-What a program does besides, through callbacks, is compared by what each of them is given, in
-order. For that a program with such effects runs one equation at a time from the first. A callback
-that gives nothing is not called; one that gives something is called for the program before, and
-the program after is handed the same, so that a generator of data does not move on between them.
+Effects of callbacks are compared by their operands, in order. A program with such effects always
+runs one equation at a time. A callback without results is not called. One with results is called
+for the program before, and its results are reused for the program after, so that a data generator
+does not advance in between.
 """
 
 from __future__ import annotations
@@ -52,16 +51,14 @@ from jaxprtool.ir.rewriting.callbacks import is_check
 def verify(before: Program, after: Program, args: object = None, *, seed: int = 0) -> None:
     """Raise CheckError unless both programs compute the same.
 
-    `args` are the arguments of `before`, in order, as arrays or in any pytree; without them they
-    are random values by type, drawn with `seed`. Symbols in types get the sizes that the arguments
-    have; without arguments, small ones. Warns of a result that is not finite in most elements, of
-    which little is proved. `after` may lack some of the arguments, which are told
-    apart by name. The error says which result differs first; its `details`, which a traceback
-    shows, say where and by how much, and name the first equation that computes something else.
-    What Refs among the arguments hold afterwards is compared, too; the Refs that are given stay as
-    they are.
-    Raises ArgumentsError for arguments that do not fit, and UnsupportedError for a program that
-    cannot run: one that has free named axes.
+    `args` are the arguments of `before`, in order, as arrays or in any pytree; by default they are
+    random values drawn with `seed`. Symbols get the sizes of the arguments or, without arguments,
+    small sizes. Warns about a result that is not finite in most elements, since this proves little.
+    `after` may lack some of the arguments, which are matched by name. The error names the first
+    differing result; its `details`, shown in a traceback, have the position, the error, and the
+    first equation that computes a different value. The final values of Ref arguments are compared
+    too; the given Refs are not modified. Raises ArgumentsError for arguments that do not fit, and
+    UnsupportedError for a program with free named axes, which cannot run.
     """
     arguments = None if args is None else flat_arguments(before, args)
     if before.symbols or after.symbols:
@@ -74,7 +71,7 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
 
 
 class Runs:
-    """A program on fixed arguments, run when it is first compared; errors say what `inputs` are."""
+    """A program on fixed arguments, run at the first comparison; `inputs` describes them."""
 
     @jax.transfer_guard("allow")
     def __init__(
@@ -94,10 +91,9 @@ class Runs:
     ) -> Runs:
         """Return the runs of `after` on the same arguments.
 
-        Without `checks`, it need not check and print what this program does for debugging. `told`
-        is told what is done. Raises
-        CheckError, naming what differs first, if it does not do the same. A NaN is a value
-        like others here, whatever JAX's switches say.
+        Without `checks`, its debug checks and prints may differ. `told` is called with progress
+        messages. Raises CheckError, which names the first difference. NaNs are compared like other
+        values, whatever JAX's debug settings are.
         """
         after = with_contents(after, self.program)
         _same_results_declared(self.program, after)
@@ -127,28 +123,28 @@ class Runs:
         return runs
 
     def unproven(self) -> list[str]:
-        """Return what to say of each result of the last run that is not finite in most elements."""
+        """Return a message for each result of the last run that is not finite in most elements."""
         return unproven(self.program.out_names, self.results())
 
     def nonfinite(self) -> tuple[int, int]:
-        """Return how many elements of the results are not finite, and how many there are."""
+        """Return the number of non-finite elements in the results, and of all elements."""
         values = self.results()
         return sum(map(nonfinite, values)), sum(getattr(x, "size", 0) for x in values)
 
     @unchecked()
     @jax.transfer_guard("allow")
     def results(self) -> list[Any]:
-        """Return the results, of a run of its own if there was none."""
+        """Return the results, after a run if there was none."""
         if self._run is None:
             self._run = _run(self.program, self._arguments, _has_effects(self.program), ())
         return self._run.values
 
     def _about(self, fault: Difference | None = None, where: Details = ()) -> Details:
-        """Return what else is known of a fault: where it is, and what the inputs are."""
+        """Return further details of a fault: its place and the inputs."""
         return [*(fault.details if fault else ()), *where, ("inputs", self.inputs)]
 
     def _arguments_of(self, after: Program) -> list[Any]:
-        """Return the arguments of another program, which may have fewer."""
+        """Return the arguments for another program, which may have fewer."""
         known = dict(zip(self.program.arg_names, self._arguments, strict=True))
         if after.arg_names == self.program.arg_names:
             return self._arguments
@@ -158,7 +154,7 @@ class Runs:
         return [known[name] for name in after.arg_names]
 
     def _where_first(self, after: Runs) -> Details | None:
-        """Return which equations differ first; None if results agree when each runs by itself."""
+        """Return the first differing equations; None if results agree when run one by one."""
         old = ExecutionTrace(self.program.jaxpr, self._arguments, Effects())
         new = ExecutionTrace(after.program.jaxpr, after._arguments, Effects(old.effects.events))
         pairs = zip(old.results, new.results, strict=True)
@@ -169,9 +165,9 @@ class Runs:
 
 
 def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Runs:
-    """Return the runs of a program on given values by name, and random ones for the others.
+    """Return the runs of a program on given values by name and random values otherwise.
 
-    Random values are chosen so that results are finite, as far as they can be.
+    Random values are chosen so that results are finite where possible.
     """
     program = with_contents(program)
     values, _ = refitted(program, given)
@@ -204,7 +200,7 @@ def _has_effects(program: Program) -> bool:
 
 @dataclass
 class _Run:
-    """What a program gave and did, and whether it was run one equation at a time."""
+    """Results and effects of a run, and whether it was done one equation at a time."""
 
     values: list[Any]
     effects: Sequence[Event]
@@ -223,6 +219,6 @@ def _run(
                 values = jaxcompat.jaxpr_as_fun(program.jaxpr)(*arguments)
             return _Run(jax.block_until_ready(list(values)), steps.effects.events, stepped)
         except (jax.errors.JaxRuntimeError, checkify.JaxRuntimeError):
-            raise  # told by `failures_reported`
-        except Exception as error:  # whatever a primitive raises when it runs
+            raise  # raised by `failures_reported`
+        except Exception as error:  # primitives may raise anything when run
             raise UnsupportedError(f"{program.name} cannot be run: {described(error)}") from error

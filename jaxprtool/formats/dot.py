@@ -1,8 +1,8 @@
-"""A program as a picture of its dataflow, in the language of Graphviz's `dot`.
+"""Dataflow graphs of programs in the language of Graphviz's `dot`.
 
-Each equation is a box, each edge a value with its type; dashed edges go back from one round of a
-loop to the next. Frames are around what belongs together: the equations of a layer or a function,
-of a loop, a branch, a call. In a large program frames are folded to boxes (`formats.folding`).
+Each equation is a box and each edge a value with its type; dashed edges lead from one iteration of
+a loop to the next. Frames group the equations of a layer, a function, a loop, a branch or a call.
+In a large program, frames are folded to boxes (`formats.folding`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COLOURS = {
 #: Fills of frames, by depth.
 _FRAMES = ("#f6f8fa", "#eef1f5", "#e6eaf0", "#dfe4eb")
 
-#: More than that, those of a shared jaxpr counted at each mention, are not all drawn; more yet are
-#: not looked at where they are folded.
+#: The number of equations above which frames are folded, and the number above which folded frames
+#: are not traversed. Equations of a shared jaxpr count once per use.
 MOST_EQUATIONS, _MOST_FOLDED = 2000, 20_000
 
 
@@ -46,10 +46,10 @@ def dot(
 
     Args:
         program: The program.
-        depth: How deep frames are open; None for as many as a picture can show.
+        depth: The depth up to which frames are open; None for as many as a picture can show.
         full: Whether all frames are open.
-        among: The equations that are drawn, by `id`; None for all.
-        ends: With `among`, the arguments and results that are drawn, by name.
+        among: The equations to draw, by `id`; None for all.
+        ends: With `among`, the arguments and results to draw, by name.
     """
     graph = graph_of(border(program), MOST_EQUATIONS if full else _MOST_FOLDED)
     if among is not None:
@@ -81,7 +81,7 @@ class _Text:
     def of(self, graph: Graph) -> str:
         """Return the whole graph."""
         self._parts(graph.root, 1)
-        # An edge that is written inside a frame would draw both its nodes into it.
+        # An edge written inside a frame would place both of its nodes in the frame.
         edges = [self._edge(edge) for edge in graph.edges]
         return "\n".join([*self._lines, *edges, "}", ""])
 
@@ -114,7 +114,7 @@ class _Text:
         return f'{name} [label={label}, fillcolor="{fill}", color="{line}"];'
 
     def _edge(self, edge: Edge) -> str:
-        """Return an edge, labelled with the types of what passes."""
+        """Return an edge, labelled with the types of its values."""
         label = f"label={_quoted(f' {values_text(edge.values)}')}" if edge.values else ""
         style = "style=dashed, constraint=false" if edge.back else label
         ends = f"{self._names[edge.source]} -> {self._names[edge.target]}"
@@ -133,7 +133,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text inside a label of the HTML kind."""
+    """Return text escaped for an HTML label."""
     return html.escape(_printable(text), quote=False) or " "
 
 

@@ -1,7 +1,7 @@
-"""Programs in any of our formats: which there are, how files of each are named, and writing them.
+"""The formats of emitted programs, their file names, and writing them.
 
-Nothing here imports JAX before a program is written, since the command line asks for the formats
-when it prints its help.
+JAX is not imported before a program is written, since the command line lists the formats in its
+help.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STDOUT = "-"
 
 
 class Format(StrEnum):
-    """What a program can be emitted as."""
+    """The formats in which a program can be emitted."""
 
     python = "python"
     jaxpr = "jaxpr"
@@ -47,8 +47,8 @@ class GraphKind(StrEnum):
 
 _ALL = ", ".join(Format)
 
-#: The format that the end of a file's name stands for, and whether it is binary where there is a
-#: choice. The first of each is how files in a folder end.
+#: The format of each file suffix, and whether it is the binary variant of the format. The first
+#: suffix of a format is used for files in a folder.
 SUFFIXES = {
     ".jaxpr": (Format.jaxpr, False),
     ".py": (Format.python, False),
@@ -63,24 +63,24 @@ SUFFIXES = {
     ".exported": (Format.exported, False),
 }
 
-#: Kinds of picture that Graphviz makes of a graph.
+#: The picture formats of Graphviz.
 _PICTURES = ("svg", "png", "pdf")
 
 
 def suffix_of(path: str | None) -> str:
-    """Return the end of a file's name, in lower case."""
+    """Return the suffix of a file name, in lower case."""
     return os.path.splitext(path or "")[1].lower()
 
 
 def format_of(path: str | None, chosen: Format | None = None) -> tuple[Format, bool]:
-    """Return the format to write, and whether it is binary where there is a choice.
+    """Return the format to write, and whether to write its binary variant.
 
     Args:
-        path: The file to write, whose name tells; None for stdout.
-        chosen: The format, if it was asked for.
+        path: The file to write, whose suffix determines the format; None for stdout.
+        chosen: The format, if given by the user.
 
     Raises:
-        OutputError: If there is no `chosen` and the file's name tells none.
+        OutputError: If `chosen` is None and the suffix is unknown.
     """
     suffix = suffix_of(path)
     told = [
@@ -101,20 +101,21 @@ def format_of(path: str | None, chosen: Format | None = None) -> tuple[Format, b
 
 @dataclass(frozen=True)
 class Emission:
-    """A format, and how programs are written in it.
+    """A format and its options.
 
     Attributes:
         format: The format.
         binary: Whether StableHLO is written as bytecode.
-        source: Whether it says which lines of the user's source it comes from; unless told,
-            `.jaxpr` files and Python do, and StableHLO text does not.
-        graph: Which graph is drawn; None is the jaxpr's.
-        depth: How deep its layers and bodies are open; None for as many as a picture can show.
+        source: Whether to include source locations; by default `.jaxpr` files and Python do, and
+            StableHLO text does not.
+        graph: The graph to draw; None for the jaxpr's.
+        depth: The depth up to which its layers and bodies are open; None for as many as a picture
+            can show.
         full: Whether all of them are open.
         platform: The platform to lower for; None is JAX's default.
-        platforms: The platforms that an artifact of `jax.export` is to run on.
+        platforms: The target platforms of a `jax.export` artifact.
         device: The device that `hlo_optimized` is compiled for; None is JAX's default.
-        callbacks: "refuse" or "stub": what becomes of Python functions that the program calls.
+        callbacks: "refuse" or "stub": how Python functions that the program calls are handled.
     """
 
     format: Format
@@ -130,21 +131,21 @@ class Emission:
 
     @property
     def suffix(self) -> str:
-        """The end of the names of files in a folder."""
+        """The suffix of files in a folder."""
         return next(s for s, f in SUFFIXES.items() if f == (self.format, self.binary))
 
     @property
     def is_binary(self) -> bool:
-        """Whether it gives bytes and not text."""
+        """Whether the output is bytes rather than text."""
         return self.binary or self.format in (Format.hlo_proto, Format.exported)
 
     @property
     def _source(self) -> bool:
-        """Whether a file or Python says which lines it comes from."""
+        """Whether a `.jaxpr` file or Python has source locations."""
         return self.source is not False
 
     def content(self, program: Program, path: str = "") -> str | bytes:
-        """Return a program in the format; the path's end chooses the kind of a picture."""
+        """Return a program in the format; the suffix of the path determines the picture format."""
         match self.format:
             case Format.python:
                 from jaxprtool.formats.python.emit import to_python
@@ -198,7 +199,7 @@ class Emission:
         return picture.picture(graph, kind, path) if kind else graph
 
     def write(self, programs: Sequence[tuple[str, Program]], out: str) -> None:
-        """Write programs where `out` says, and what they need beside them: all, or none.
+        """Write programs and their additional files to `out`: all of them, or none.
 
         Raises:
             OutputError: If several programs are to go to one file, or a file cannot be written.
@@ -210,7 +211,7 @@ class Emission:
             self._write_all(paths)
         except BaseException:
             if new:
-                with suppress(OSError):  # no folder was made for a single file
+                with suppress(OSError):  # no folder is created for a single file
                     os.rmdir(out)
             raise
 
@@ -231,7 +232,7 @@ class Emission:
 
 
 def picture_kind(path: str | None) -> str | None:
-    """Return the kind of picture that a file's name asks for; None if it asks for none."""
+    """Return the picture format of a file name's suffix; None if it is not a picture."""
     kind = suffix_of(path)[1:]
     return kind if kind in _PICTURES else None
 
@@ -239,12 +240,12 @@ def picture_kind(path: str | None) -> str | None:
 def destinations(
     programs: Sequence[tuple[str, Program]], out: str, suffix: str
 ) -> list[tuple[Program, str]]:
-    """Return each program with the path it goes to, and make the folder that `out` names.
+    """Return each program with its destination path, and create the folder `out` if needed.
 
     Args:
         programs: The programs by name.
         out: A file for one program, or a folder for any number, one file each.
-        suffix: The end of the names of files in a folder.
+        suffix: The suffix of files in a folder.
 
     Raises:
         OutputError: If several programs are to go to one file, or the folder cannot be made.

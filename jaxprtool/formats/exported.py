@@ -1,7 +1,8 @@
-"""A program as an artifact of `jax.export`: StableHLO, with the trees around it.
+"""Programs as artifacts of `jax.export`: StableHLO with pytree structures.
 
-Plain `jax.export.deserialize(data).call(*args)` takes the arguments as the function did; `read`
-gives a program of one `call_exported` equation, under the same names, which can be shown and run.
+Plain `jax.export.deserialize(data).call(*args)` takes the arguments of the function.
+`read_exported` returns a program of one `call_exported` equation with the same names, which can be
+shown and run.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _FLATBUFFERS = "pip install flatbuffers"
 def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
     """Return the artifact for these platforms, or for JAX's default one.
 
-    Arguments that nothing uses stay, so that it takes what the function takes. Raises
-    UnsupportedError for what cannot be exported, BackendError for a platform that JAX does not
-    know, and OutputError where the package flatbuffers is missing.
+    Unused arguments are kept, so that it takes the function's arguments. Raises UnsupportedError if
+    the program cannot be exported, BackendError for a platform unknown to JAX, and OutputError if
+    the package flatbuffers is not installed.
     """
     names = platform_names(platforms)
     _require_portable(program)
@@ -42,12 +43,12 @@ def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
         return bytes(artifact.serialize())
     except ImportError as error:
         raise OutputError(f"cannot export {program.name}: {error}", _FLATBUFFERS) from error
-    except Exception as error:  # a tree whose nodes JAX does not know how to write
+    except Exception as error:  # a tree with nodes that JAX cannot serialize
         raise UnsupportedError(f"{program.name} cannot be exported: {described(error)}") from error
 
 
 def _require_portable(program: Program) -> None:
-    """Refuse what an artifact cannot hold: Python functions, and axes that nothing binds."""
+    """Raise UnsupportedError for Python callbacks and free named axes."""
     refused = f"{program.name} cannot be exported"
     for eqn in equations(top_jaxpr(program)):
         if traits(eqn).callback:
@@ -69,7 +70,7 @@ def _require_portable(program: Program) -> None:
 
 
 class _Wrapped:
-    """A program in the guise of a jitted function (`jax.stages.Wrapped`), as `export` asks for."""
+    """A program with the interface of a jitted function (`jax.stages.Wrapped`), for `export`."""
 
     def __init__(self, program: Program):
         self._program = program
@@ -91,14 +92,14 @@ class _Wrapped:
 
 
 def is_exported(data: bytes) -> bool:
-    """Whether these bytes look like an artifact: a flatbuffer with a StableHLO module inside."""
+    """Return True if these bytes look like an artifact: a flatbuffer with a StableHLO module."""
     return b"ML\xefR" in data[4:] and b"StableHLO" in data and not data.startswith(b"ML\xefR")
 
 
 def read_exported(data: bytes, path: str = "the artifact") -> Program:
-    """Return the program that an artifact holds; `path` is what errors call it.
+    """Return the program in an artifact; `path` is its name in errors.
 
-    Raises ProgramFileError for bytes that are none, OutputError where flatbuffers is missing.
+    Raises ProgramFileError for any other bytes, OutputError if flatbuffers is not installed.
     """
     try:
         artifact = export.deserialize(bytearray(data))
@@ -106,12 +107,12 @@ def read_exported(data: bytes, path: str = "the artifact") -> Program:
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in artifact.in_avals]
         args, kwargs = filled(artifact.in_tree, shapes)
         jaxpr = jax.make_jaxpr(artifact.call)(*args, **kwargs)
-        if not artifact.has_vjp():  # the rule that JAX wraps the call in could only raise
+        if not artifact.has_vjp():  # JAX's derivative rule around the call would only raise
             (eqn,) = jaxpr.eqns
             jaxpr = view(eqn).body
     except ImportError as error:
         raise OutputError(f"cannot read {path}: {error}", _FLATBUFFERS) from error
-    except Exception as error:  # whatever a decoder raises on bytes that are not its own
+    except Exception as error:  # a decoder may raise anything on foreign bytes
         raise ProgramFileError(
             f"{path} is no artifact of jax.export: {described(error)}"
         ) from error
@@ -126,7 +127,7 @@ def read_exported(data: bytes, path: str = "the artifact") -> Program:
 
 
 def _names(artifact: export.Exported) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """One name per flat argument and result: those in the module, or else the path in the tree."""
+    """Return a name per flat argument and result: from the module, or else the tree path."""
     arg_names, out_names = jaxcompat.exported_names(artifact)
     args, kwargs = filled(artifact.in_tree, artifact.in_avals)
     results = filled(artifact.out_tree, artifact.out_avals)

@@ -1,9 +1,8 @@
-"""A large graph folded to what a picture can show: frames become boxes, and edges are merged.
+"""Folding of large graphs for pictures: frames become boxes, and edges are merged.
 
-What is deep or shared is folded. Frames are opened from the outside inwards, the largest of a level
-first, as long as the picture has at most `MOST_BOXES` boxes; of several that are alike one is
-opened, and the others say which. Arguments that the same boxes read are one box, and results that
-the same box gives.
+Deep or shared frames are folded. Frames are opened from the outside inwards, the largest of a level
+first, while the picture has at most `MOST_BOXES` boxes. Of several equal frames one is opened, and
+the others refer to it. Arguments read by the same boxes share a box, as do results of the same box.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from jaxprtool.ir.core.equations import size_of, type_of
 from jaxprtool.ir.programs.border import path_parts
 from jaxprtool.jaxcompat import Aval
 
-#: A picture of more boxes has its frames folded.
+#: The most boxes of a picture; frames of a larger one are folded.
 MOST_BOXES = 60
 
-#: As many frames beside each other that are alike are one box, where that is all to fit a picture.
+#: The number of equal adjacent frames that become one box if the whole graph must fit a picture.
 _MANY = 6
 
-#: A frame of fewer equations says no more than its box, unless all of the picture is open.
+#: A frame of fewer equations is drawn as a box, unless all frames are open.
 _LEAST = 8
 
 
@@ -35,7 +34,7 @@ def folded(graph: Graph, depth: int | None = None) -> Graph:
 
     Args:
         graph: The graph of a program.
-        depth: How deep frames are open; None for as many as a picture can show.
+        depth: The depth up to which frames are open; None for as many as a picture can show.
     """
     if depth is not None:
         folding = _Folding(graph)
@@ -45,18 +44,18 @@ def folded(graph: Graph, depth: int | None = None) -> Graph:
 
 
 def values_text(values: Sequence[Aval]) -> str:
-    """Return the type of a value, or of several how many they are: `12 arrays, 1.2 MiB`."""
+    """Return the type of one value, or a summary of several: `12 arrays, 1.2 MiB`."""
     if len(values) == 1:
         return type_of(values[0])
     return f"{plural(len(values), 'array')}, {in_bytes(sum(size_of(v, 0) for v in values))}"
 
 
 class _Folding:
-    """A graph, and what is asked of it to fold it.
+    """Folds a graph.
 
     Args:
         graph: The graph.
-        many: How many frames beside each other that are alike are one box; None if they never are.
+        many: The number of equal adjacent frames that become one box; None to keep them apart.
     """
 
     def __init__(self, graph: Graph, many: int | None = None):
@@ -70,7 +69,7 @@ class _Folding:
     # --- which frames are open
 
     def as_deep_as(self, depth: int) -> set[Frame]:
-        """Return the frames that are nested up to a depth."""
+        """Return the frames up to a nesting depth."""
         opened = level = [self._graph.root]
         for _ in range(depth):
             level = [inner for frame in level for inner in frame.frames()]
@@ -78,7 +77,7 @@ class _Folding:
         return set(opened)
 
     def fitting(self) -> set[Frame]:
-        """Return the frames to open so that the picture shows as much as it can."""
+        """Return the frames to open: as many as the picture has room for."""
         root = self._graph.root
         opened, level = {root}, root.frames()
         border = sum(map(is_border, root.parts))
@@ -98,13 +97,13 @@ class _Folding:
         return opened
 
     def _arguments(self, frame: Frame) -> int:
-        """Return how many arguments the equations directly in a frame read."""
+        """Return the number of arguments read by the equations directly in a frame."""
         nodes = (part for part in frame.parts if isinstance(part, Node))
         read = {edge.source for node in nodes for edge in self._into[node]}
         return sum(map(is_border, read))
 
     def _units(self, frame: Frame, opened: set[Frame]) -> list[list[Node | Frame]]:
-        """Return the parts of a frame, in one list those that are one box."""
+        """Return the parts of a frame as lists; each list is drawn as one box."""
         units: list[list[Node | Frame]] = []
         for key, run in groupby(frame.parts, lambda part: self._closed(part, opened)):
             parts = list(run)
@@ -115,11 +114,11 @@ class _Folding:
         return units
 
     def _closed(self, part: Node | Frame, opened: set[Frame]) -> int | None:
-        """Return the key of a frame that is a box."""
+        """Return the key of a frame that is drawn as a box, else None."""
         return self.key(part) if isinstance(part, Frame) and part not in opened else None
 
     def key(self, frame: Frame) -> int:
-        """Return a number that is the same for frames that compute the same from as many values."""
+        """Return a number that is equal for frames with equal computations."""
         if frame not in self._keys:
             inside = list(_walk(frame, 0))
             numbers: dict[object, int] = {part: i for i, (part, _) in enumerate(inside)}
@@ -129,17 +128,17 @@ class _Folding:
                 for edge in self._into[part] if isinstance(part, Node) else ():
                     if edge.source in numbers:
                         origin = numbers[edge.source], edge.output
-                    else:  # what comes from outside has a number by its first use
+                    else:  # outside values are numbered by first use
                         value = edge.source, edge.output
                         origin = numbers.setdefault(value, len(numbers)), 0
                     entries.append((*origin, edge.place, edge.back, *edge.values))
             self._keys[frame] = self._kinds.setdefault(tuple(entries), len(self._kinds))
         return self._keys[frame]
 
-    # --- what is made of it
+    # --- the result
 
     def result(self, opened: set[Frame]) -> Graph:
-        """Return the graph with all frames folded but some."""
+        """Return the graph with all frames folded except `opened`."""
         first: dict[int, tuple[Frame, str, str]] = {}
         names = Counter(frame.title for frame in _visible(self._graph.root, opened))
         shown_by: dict[Node, Node] = {}
@@ -172,9 +171,10 @@ class _Folding:
     def _grouped_border(
         self, root: Frame, edges: Sequence[_Passing], places: Mapping[Node, Frame]
     ) -> list[_Passing]:
-        """Put boxes beside what reads arguments and what gives results, in place of one for each.
+        """Replace argument and result nodes by grouped boxes next to their readers and producers.
 
-        Those that one box reads, or gives, are one box if they are of one pytree.
+        Arguments read by the same box, or results of the same box, are grouped if they belong to
+        one pytree.
         """
         groups: defaultdict[Hashable, dict[Node, None]] = defaultdict(dict)
         border = set(filter(is_border, root.parts))
@@ -208,7 +208,7 @@ class _Folding:
 
 
 class _Passing(NamedTuple):
-    """An edge, and what stands for its ends."""
+    """An edge, and the nodes drawn for its ends."""
 
     source: Node
     target: Node
@@ -216,7 +216,7 @@ class _Passing(NamedTuple):
 
 
 def _between(edges: Iterable[Edge], shown_by: Mapping[Node, Node]) -> list[_Passing]:
-    """Return the edges that are not within a box."""
+    """Return the edges that are not inside a box."""
     shown = []
     for edge in edges:
         source = shown_by.get(edge.source, edge.source)
@@ -227,7 +227,7 @@ def _between(edges: Iterable[Edge], shown_by: Mapping[Node, Node]) -> list[_Pass
 
 
 def _merged(edges: Iterable[_Passing]) -> list[Edge]:
-    """Return the edges, those of a box one for each other end."""
+    """Return the edges, merged so that a box has one per other end."""
     result: list[Edge] = []
     merged: defaultdict[tuple[Node, Node, bool], dict[tuple[Node, int], Edge]] = defaultdict(dict)
     for source, target, edge in edges:
@@ -242,7 +242,7 @@ def _merged(edges: Iterable[_Passing]) -> list[Edge]:
 
 
 def _one_of(nodes: Sequence[Node]) -> Node:
-    """Return a box for arguments, or results, of one pytree."""
+    """Return a box for arguments or results of one pytree."""
     values = tuple(value for node in nodes for value in node.values)
     steps = zip(*(path_parts(node.title) for node in nodes), strict=False)
     title = "".join(step[0] for step in takewhile(lambda step: len(set(step)) == 1, steps))
@@ -250,7 +250,7 @@ def _one_of(nodes: Sequence[Node]) -> Node:
 
 
 def _walk(frame: Frame, level: int) -> Iterator[tuple[Node | Frame, int]]:
-    """Return what is in a frame, outer parts before inner ones, with how deep it is."""
+    """Yield the parts of a frame with their depth, outer parts before inner ones."""
     for part in frame.parts:
         yield part, level
         if isinstance(part, Frame):
@@ -258,7 +258,7 @@ def _walk(frame: Frame, level: int) -> Iterator[tuple[Node | Frame, int]]:
 
 
 def _visible(frame: Frame, opened: set[Frame]) -> Iterator[Frame]:
-    """Return the frames that are shown, open or as a box."""
+    """Yield the frames that are drawn, open or as a box."""
     for inner in frame.frames():
         yield inner
         if inner in opened:
@@ -266,7 +266,7 @@ def _visible(frame: Frame, opened: set[Frame]) -> Iterator[Frame]:
 
 
 def _box(frames: Sequence[Frame], same: str) -> Node:
-    """Return the box that frames which are alike are folded to; `same` is another like them."""
+    """Return the box of folded equal frames; `same` is an open frame equal to them."""
     number = sum(frame.equations for frame in frames)
     title, details = frames[0].title, [plural(number, "equation")]
     if len(frames) > 1:

@@ -1,4 +1,4 @@
-"""A program as a graph of its dataflow, for formats that are pictures of it.
+"""Dataflow graphs of programs, for formats that are drawn.
 
 Each equation is a node, and values pass along the edges. Frames are around what belongs together:
 the equations of a scope (`ir.source.scopes`), and those of a body. Values flow into the frame of a
@@ -27,8 +27,8 @@ from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.primitives import sow_p
 
-#: What a node stands for. A port is where values pass the border of a body; a folded one stands for
-#: all that was in a frame.
+#: What a node represents. A port is a value at the boundary of a body; a folded node represents all
+#: nodes of a frame.
 NodeKind: TypeAlias = Choice["argument", "constant", "result", "port", "equation", "folded"]
 
 
@@ -37,13 +37,13 @@ class Node:
     """A node of a graph.
 
     Attributes:
-        kind: What it stands for.
-        title: What it is called: a primitive, or the path of an argument.
-        details: What else is to be said of it, in lines.
-        values: The types of what comes out of it; of a result, what goes in.
+        kind: What it represents.
+        title: Its name: a primitive, or the path of an argument.
+        details: Further lines of its label.
+        values: The types of its outputs; for a result, of its input.
         eqn: Its equation.
-        like: What nodes have in common that compute the same, their operands left out.
-        equations: How many equations it stands for.
+        like: A key that is equal for nodes with the same computation, apart from their operands.
+        equations: The number of equations that it represents.
     """
 
     kind: NodeKind
@@ -57,13 +57,13 @@ class Node:
 
 @dataclass(eq=False)
 class Frame:
-    """A frame around nodes and other frames, which are in the order of the program.
+    """A frame around nodes and other frames, in program order.
 
     Attributes:
-        title: What stands over it.
-        like: What frames have in common that differ in their title alone, or in what is in them.
-        eqn: The equation that it is of; None of scopes, and of one of several bodies.
-        parts: What is in it.
+        title: Its heading.
+        like: A key that is equal for frames that differ only in title or contents.
+        eqn: The equation whose body it is; None for scopes, and for one of several bodies.
+        parts: Its contents.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Frame:
     parts: list[Node | Frame] = field(default_factory=list)
 
     def nodes(self) -> Iterator[Node]:
-        """Return the nodes in it, at any depth."""
+        """Yield the nodes in it, at any depth."""
         for part in self.parts:
             if isinstance(part, Frame):
                 yield from part.nodes()
@@ -85,26 +85,26 @@ class Frame:
 
     @property
     def equations(self) -> int:
-        """How many equations it stands for."""
+        """The number of equations that it represents."""
         return (self.eqn is not None) + sum(part.equations for part in self.parts)
 
 
 def is_border(part: Node | Frame) -> TypeGuard[Node]:
-    """Return whether a node is an argument, a constant or a result."""
+    """Return True if a node is an argument, a constant or a result."""
     return isinstance(part, Node) and part.kind in ("argument", "constant", "result")
 
 
 @dataclass(frozen=True)
 class Edge:
-    """What passes from one node to another.
+    """The values that pass from one node to another.
 
     Attributes:
-        source: The node that it comes from.
-        output: Which of the values of that node it is.
-        target: The node that it goes to.
-        place: Which of the operands of that node it is.
-        values: The types of what passes; none if it only decides.
-        back: Whether it goes from one round of a loop to the next.
+        source: The node at its start.
+        output: The index of the value among that node's outputs.
+        target: The node at its end.
+        place: The index of the value among that node's operands.
+        values: The types of the values; empty for a predicate.
+        back: Whether it leads from one iteration of a loop to the next.
     """
 
     source: Node
@@ -122,8 +122,8 @@ class Graph:
     Attributes:
         title: The program's name.
         root: The frame around all nodes.
-        edges: The edges, in the order of the program.
-        shared: The bodies that several equations hold of which none is drawn, by node.
+        edges: The edges, in program order.
+        shared: The undrawn bodies that several equations share, by node.
     """
 
     title: str
@@ -132,19 +132,19 @@ class Graph:
     shared: dict[Node, tuple[Jaxpr, ...]] = field(default_factory=dict)
 
 
-#: Where a value comes from: an output of a node, or the literal that it is.
+#: Where a value comes from: an output of a node, or a literal.
 _Origin: TypeAlias = tuple[Node, int] | Literal
-#: Those of the variables in sight.
+#: The origins of the variables in scope.
 _Origins: TypeAlias = dict[Var, _Origin]
 
-#: Parameters that say little about what an equation does.
+#: Parameters that tell little about what an equation computes.
 _HIDDEN = frozenset(
     (
         *("accuracy", "axis_index_groups", "indices_are_sorted", "mode", "name", "out_sharding"),
         *("precision", "preferred_element_type", "sharding", "unique_indices", "weak_type"),
     )
 )
-#: A parameter longer than this, and more than so many of them, would blow up the picture.
+#: The longest parameter and the most parameters shown in a node.
 _LONGEST_PARAMETER, _MOST_PARAMETERS = 36, 4
 
 
@@ -153,8 +153,8 @@ def graph_of(about: Border, most_equations: int) -> Graph:
 
     Args:
         about: The program.
-        most_equations: If it has more, a body that several equations hold is drawn once. So is what
-            calls share that are marked for XLA as `outline` marks them.
+        most_equations: If the program has more equations, a body shared by several equations is
+            drawn once. So is the shared body of calls with the XLA metadata that `outline` adds.
     """
     builder = _Builder(about, Selection().count(about.jaxpr) > most_equations)
     jaxpr = about.jaxpr
@@ -170,7 +170,7 @@ def graph_of(about: Border, most_equations: int) -> Graph:
 
 
 class _Builder:
-    """A graph that is made in one pass over the equations."""
+    """Builds a graph in one pass over the equations."""
 
     def __init__(self, about: Border, share: bool):
         self.graph = Graph(about.name, Frame(about.name))
@@ -179,10 +179,10 @@ class _Builder:
         self._notation, self._scopes = Notation(), ScopeReader(about.roots)
         self._selection = Selection()
 
-    # --- what a graph is made of
+    # --- parts of a graph
 
     def add(self, node: Node) -> Node:
-        """Add a node to the frame that is open."""
+        """Add a node to the current frame."""
         self._frame.parts.append(node)
         return node
 
@@ -191,7 +191,7 @@ class _Builder:
         return self.add(Node(kind, value.name, (value.type,), (aval,)))
 
     def port(self, title: str, values: tuple[Aval, ...] = ()) -> Node:
-        """Add a node where values pass the border of a body."""
+        """Add a node for a value at the boundary of a body."""
         return self.add(Node("port", title, (), values, like=title))
 
     def edge(
@@ -202,7 +202,7 @@ class _Builder:
         aval: Aval | None = None,
         back: bool = False,
     ) -> None:
-        """Add an edge from where a value comes from to where it goes."""
+        """Add an edge from the origin of a value to its use."""
         if isinstance(origin, Literal):
             text = _literal(origin)
             origin = self.add(Node("constant", text, (), (origin.aval,), like=text)), 0
@@ -212,7 +212,7 @@ class _Builder:
 
     @contextmanager
     def frame(self, title: str, eqn: JaxprEqn | None = None) -> Iterator[None]:
-        """Open a frame around what is added meanwhile; there is none around nothing."""
+        """Collect the nodes added in the `with` block in a frame; an empty frame is dropped."""
         like = title if eqn is None else self._like(eqn)
         frame, outer = Frame(title, like, eqn), self._frame
         outer.parts.append(frame)
@@ -256,16 +256,16 @@ class _Builder:
         jaxpr = jaxcompat.open_jaxpr(closed)
         constants: list[_Origin] = []
         for var in jaxpr.constvars:
-            like = f"constant {id(var)}"  # its value is not looked at
+            like = f"constant {id(var)}"  # its value is not compared
             node = Node("constant", "constant", (type_of(var.aval),), (var.aval,), like=like)
             constants.append((self.add(node), 0))
         atoms = [*jaxpr.constvars, *jaxpr.invars]
         return self.jaxpr(jaxpr, dict(zip(atoms, [*constants, *inputs], strict=True)))
 
     def equation(self, eqn: JaxprEqn, origins: _Origins, held: Iterable[Jaxpr] = ()) -> Node:
-        """Add the node of an equation, with the edges into it; literals stand in it.
+        """Add the node of an equation with its incoming edges; literals are shown in the node.
 
-        It stands for the bodies `held` too.
+        It also represents the bodies `held`.
         """
         found = [_origin(origins, atom) for atom in eqn.invars]
         literals = [_literal(each) if isinstance(each, Literal) else "·" for each in found]
@@ -284,7 +284,7 @@ class _Builder:
         return node
 
     def _telling(self, eqn: JaxprEqn) -> list[str]:
-        """Return the parameters that say most about an equation, as `axes=(0,)`."""
+        """Return the most informative parameters of an equation, as `axes=(0,)`."""
         hidden = () if eqn.primitive is sow_p else _HIDDEN
         telling = [
             f"{name}{value}"
@@ -295,7 +295,7 @@ class _Builder:
         return telling[:_MOST_PARAMETERS]
 
     def _like(self, eqn: JaxprEqn) -> str:
-        """Return the text of what an equation does, its bodies left out."""
+        """Return a text of an equation's primitive and parameters, without its bodies."""
         signature = self._notation.signature(eqn)
         if signature.head is not None:
             return "".join(signature.head)
@@ -304,7 +304,7 @@ class _Builder:
 
 
 def _held(value: object) -> bool:
-    """Return whether a parameter is a jaxpr, or several."""
+    """Return True if a parameter is a jaxpr or contains jaxprs."""
     return holds_jaxpr([value])
 
 
@@ -313,7 +313,7 @@ def _origin(origins: _Origins, atom: Atom) -> _Origin:
 
 
 def _literal(literal: Literal) -> str:
-    """Return the value of a literal, as short as its type allows."""
+    """Return the shortest text of a literal's value for its type."""
     return "[…]" if np.shape(literal.val) else str(np.asarray(literal.val))
 
 
@@ -321,7 +321,7 @@ def _literal(literal: Literal) -> str:
 
 
 def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Origin]:
-    """A loop, a branch or a call is a frame in which values pass along the edges of its regions."""
+    """Draw a loop, a branch or a call as a frame with edges along the flow of its regions."""
     eqn = inside.eqn
     given = [_origin(origins, atom) for atom in eqn.invars]
     results: dict[int, _Origin] = {}
@@ -340,7 +340,7 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
             for origin, out, back in zip(outs, region.outs, region.back, strict=True):
                 if out is not None:
                     results[out] = origin
-                # Where a value changes, it goes from the end of a round to the next.
+                # A carry passes from the end of an iteration to the start of the next.
                 if back is not None and origin != given[back]:
                     builder.edge(origin, _port(given[back]), 1, back=True)
         if inside.deciding:
@@ -357,13 +357,13 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
 
 
 def _port(origin: _Origin) -> Node:
-    """Return the port of a value that is carried."""
+    """Return the port of a carry."""
     assert not isinstance(origin, Literal)
     return origin[0]
 
 
 def _title(inside: Regions) -> str:
-    """Return what stands over the frame of an equation."""
+    """Return the heading of an equation's frame."""
     structured, eqn = inside.view, inside.eqn
     if isinstance(structured, ShardMap):
         about = ", ".join(f"{name}={size}" for name, size in structured.mesh.shape.items())
@@ -378,7 +378,7 @@ def _title(inside: Regions) -> str:
 
 
 def _body_frame(builder: _Builder, inside: Regions, number: int) -> AbstractContextManager[None]:
-    """Return the frame around one body, if there are several."""
+    """Return the frame of one body, if there are several."""
     if len(inside.bodies) == 1 and not inside.deciding:
         return nullcontext()
     region = inside.regions[number]
@@ -387,7 +387,7 @@ def _body_frame(builder: _Builder, inside: Regions, number: int) -> AbstractCont
 
 
 def _ports(builder: _Builder, inside: Regions, given: list[_Origin]) -> None:
-    """Put a node in place of each value that changes from round to round, with its first value."""
+    """Add a port for each carry and scanned value, with an edge from its initial value."""
     carried = [i for i, _ in inside.carried]
     rows = [i for field in inside.edges.sliced for i in inside.operands[field]]
     arguments = {
@@ -405,7 +405,7 @@ def _ports(builder: _Builder, inside: Regions, given: list[_Origin]) -> None:
 
 
 def _parts(builder: _Builder, eqn: JaxprEqn, origins: _Origins) -> list[_Origin]:
-    """Draw an equation of an unknown kind: itself, and each of its jaxprs apart."""
+    """Draw an equation of unknown semantics: its node, and each of its jaxprs separately."""
     with builder.frame(eqn.primitive.name):
         node = builder.equation(eqn, origins)
         for path, body in bodies(eqn):

@@ -1,9 +1,9 @@
-"""A program as JAX lowers it, to StableHLO, and as XLA takes and compiles it, to HLO.
+"""Lowering of programs to StableHLO by JAX, and to HLO by XLA.
 
-What `jax.jit` of the function would be lowered to, under the program's name and with the names of
-its arguments and results; arguments that nothing uses are left out, as there. A function that is
-under `jax.jit` keeps its options. A program with free named axes (`axis_env`) runs on one replica
-for each combination of their indices.
+The result is the lowering of `jax.jit` of the function, with the names of the program, its
+arguments and its results; unused arguments are dropped, as by `jax.jit`. A function under `jax.jit`
+keeps its options. A program with free named axes (`axis_env`) runs on one replica per combination
+of their indices.
 """
 
 from __future__ import annotations
@@ -30,49 +30,50 @@ from jaxprtool.ir.programs.meshes import concrete_mesh
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 
-#: Platforms that JAX lowers for, whether or not the machine has them.
+#: Platforms that JAX can lower for, whether or not this machine has them.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def stablehlo(program: Program, platform: str | None = None, locations: bool = False) -> str:
-    """StableHLO as text, for a platform or JAX's default one; with source locations if asked for.
+    """Return StableHLO text for a platform or JAX's default one, with locations on request.
 
-    Raises UnsupportedError for a program that JAX cannot lower, BackendError for no platform.
+    Raises UnsupportedError for a program that JAX cannot lower, BackendError for an unknown
+    platform.
     """
     return module(program, platform).operation.get_asm(enable_debug_info=locations)
 
 
 def stablehlo_bytecode(program: Program, platform: str | None = None) -> bytes:
-    """StableHLO as a portable artifact: bytecode that later releases of StableHLO read too.
+    """Return StableHLO as a portable artifact: bytecode that later StableHLO releases can read.
 
-    Raises what `stablehlo` does.
+    Raises the errors of `stablehlo`.
     """
     with reported(program, "written as bytecode"):
         return jaxcompat.portable_artifact(module(program, platform))
 
 
 def hlo(program: Program, platform: str | None = None) -> str:
-    """Return the HLO text that XLA is handed, with the names and source lines of operations.
+    """Return the HLO text passed to XLA, with the names and source lines of operations.
 
-    Raises what `stablehlo` does, and UnsupportedError for a program whose sizes are symbolic.
+    Raises the errors of `stablehlo`, and UnsupportedError for symbolic sizes.
     """
     return jaxcompat.hlo_text(computation(program, platform))
 
 
 def hlo_proto(program: Program, platform: str | None = None) -> bytes:
-    """Return the same as a serialized HloModuleProto."""
+    """Return the HLO passed to XLA as a serialized HloModuleProto."""
     return computation(program, platform).as_serialized_hlo_module_proto()
 
 
 def hlo_dot(program: Program, platform: str | None = None) -> str:
-    """Return the same as XLA draws it, in Graphviz's language."""
+    """Return XLA's drawing of the HLO in Graphviz's language."""
     return computation(program, platform).as_hlo_dot_graph()
 
 
 def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
-    """Return the HLO text after XLA's passes, for a device that is there.
+    """Return the HLO text after XLA's passes, for an existing device.
 
-    Raises what `hlo` does.
+    Raises the errors of `hlo`.
     """
     require_sizes(program)
     if program.axis_env:
@@ -95,9 +96,9 @@ def module(
     donated: Sequence[int] = (),
     keep_unused: bool = False,
 ) -> Any:
-    """Return the StableHLO module of a program, as JAX's MLIR bindings hold it.
+    """Return the StableHLO module of a program in JAX's MLIR bindings.
 
-    `donated` are positions among the flat arguments. Raises what `stablehlo` does.
+    `donated` are positions among the flat arguments. Raises the errors of `stablehlo`.
     """
     if not program.axis_env:
         return _lowered(program, platform, donated, keep_unused).compiler_ir("stablehlo")
@@ -113,7 +114,7 @@ def module(
 
 
 def computation(program: Program, platform: str | None = None) -> Any:
-    """Return the `XlaComputation` that XLA is handed. Raises what `hlo` does."""
+    """Return the `XlaComputation` passed to XLA. Raises the errors of `hlo`."""
     require_sizes(program)
     if program.axis_env:
         return jaxcompat.xla_computation(module(program, platform), False, False)
@@ -123,10 +124,10 @@ def computation(program: Program, platform: str | None = None) -> Any:
 
 
 def platform_names(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return platforms as JAX calls them, of which a user wants these; JAX's default one for none.
+    """Return JAX's names of the wanted platforms; its default one if none are given.
 
-    `gpu` is the one that is there, or else CUDA's. Raises BackendError for one that JAX does not
-    lower for.
+    `gpu` is the GPU platform of this machine, or else CUDA. Raises BackendError for a platform that
+    JAX does not lower for.
     """
     default = export.default_export_platform()
     return tuple(dict.fromkeys(_platform(name.lower(), default) for name in wanted)) or (default,)
@@ -143,7 +144,7 @@ def _platform(wanted: str, default: str) -> str:
     return wanted
 
 
-# --- what JAX is given, and what it says ------------------------------------------------------
+# --- JAX's input and errors -------------------------------------------------------------------
 
 
 def traced(
@@ -153,10 +154,10 @@ def traced(
     *,
     flat: bool = False,
 ) -> jax.stages.Traced:
-    """Return a program as `jax.jit(...).trace(...)` gives it, ready to be lowered.
+    """Return a program in the form of `jax.jit(...).trace(...)`, ready to be lowered.
 
-    What `jax.jit` was told of the function holds, too. If `flat`, arguments and results have no
-    structure: JAX builds nodes of descriptions, which classes that check their children refuse.
+    The options of `jax.jit` apply. If `flat`, arguments and results have no structure: JAX
+    unflattens descriptions of values, which fails for classes that validate their children.
     """
     told = program.jit_keywords
     told["donate_argnums"] = sorted({*told.get("donate_argnums", ()), *donated})
@@ -169,7 +170,7 @@ def traced(
 
 
 def require_sizes(program: Program) -> None:
-    """Refuse symbolic dimensions, which HLO does not have. Raises UnsupportedError."""
+    """Raise UnsupportedError for symbolic dimensions, which HLO does not support."""
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
         if size_of(aval) is None:
             raise UnsupportedError(
@@ -180,12 +181,12 @@ def require_sizes(program: Program) -> None:
 
 @contextmanager
 def reported(program: Program, done: str) -> Iterator[None]:
-    """Say what JAX or XLA raises as one line: what cannot be done, to which equation, and why."""
+    """Reraise an exception of JAX or XLA as a one-line error with the equation and the cause."""
     try:
         yield
     except JaxprToolError:
         raise
-    except Exception as error:  # lowering rules, those of plug-ins too, raise what they like
+    except Exception as error:  # lowering rules and plug-ins may raise anything
         text = described(error)
         found = (eqn for eqn in equations(top_jaxpr(program)) if _is_meant(eqn, text))
         where = next((f" because of {named(eqn)}" for eqn in found), "")
@@ -193,7 +194,7 @@ def reported(program: Program, done: str) -> Iterator[None]:
 
 
 def _is_meant(eqn: JaxprEqn, text: str) -> bool:
-    """Return whether the text of an error is about this equation."""
+    """Return True if the text of an error is about this equation."""
     name = eqn.primitive.name
     if "host_callbacks" in text or "specified backend" in text:
         return traits(eqn).callback

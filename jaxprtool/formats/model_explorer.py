@@ -1,9 +1,10 @@
-"""A program as a graph of Google's Model Explorer: JSON, in layers by scope and by nesting.
+"""Programs as graphs of Google's Model Explorer: JSON, in layers by scope and by nesting.
 
-The document is a collection of graphs, the program's first. Its layers are what `formats.graph` has
-frames for: the scopes of a model, loops, branches and calls. A parameter that one layer alone reads
-is in it; what several read is in layers by its path. If a body that several equations hold is not
-drawn at each of them, it is a graph of its own that Model Explorer goes to from there.
+The document is a collection of graphs, the program's first. Its layers are the frames of
+`formats.graph`: the scopes of a model, loops, branches and calls. A parameter read by one layer
+only is in that layer; one read by several is in layers by its path. A body that several equations
+share and that is not drawn at each of them is a separate graph, which Model Explorer links from
+there.
 """
 
 from __future__ import annotations
@@ -24,24 +25,26 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, name_stack
 
-#: More than that, those of a shared jaxpr counted at each mention, are not all in one graph.
+#: The number of equations above which shared bodies are separate graphs. Equations of a shared
+#: jaxpr count once per use.
 MOST_EQUATIONS = 20_000
 
-#: A parameter's text ends there.
+#: The length at which a parameter's text is cut.
 _LONGEST = 1000
 
-#: Fill of nodes that stand for no equation.
+#: The fill of nodes that are not equations.
 _COLOURS = {"argument": "#e3eefa", "constant": "#fbf0d9", "result": "#e2f2e5", "port": "#efeaf7"}
 
-#: The layers of arguments and constants that several layers read, and of results.
+#: The layers of arguments and constants read by several layers, and of results.
 _LAYERS = {"argument": "arguments", "constant": "constants", "result": "results"}
 
-#: Separates layers in a namespace, and stands for that in the name of one; its font has few signs.
+#: The separator of layers in a namespace, and its replacement in a layer's name; the font has few
+#: characters.
 _SEPARATOR, _STAND_IN = "/", ": "
 
 
 def model_explorer(program: Program) -> str:
-    """Return a program as the text of a file that Model Explorer opens."""
+    """Return a program as the text of a Model Explorer file."""
     about = border(program)
     ids: dict[Jaxpr, str] = {}
     documents = []
@@ -83,7 +86,7 @@ class _Document:
     # --- layers
 
     def _place(self, frame: Frame, path: tuple[str, ...]) -> None:
-        """Put what is in a frame into layers, each told from others beside it."""
+        """Assign the contents of a frame to layers with unique names."""
         namespace = _SEPARATOR.join(path)
         self._groups[namespace] = {"equations": f"{frame.equations:,}"}
         if frame.eqn is not None:
@@ -99,7 +102,7 @@ class _Document:
             self._place(part, (*path, f"{title}{number}"))
 
     def _place_border(self) -> None:
-        """Put arguments, constants and results that are parts of a pytree into layers."""
+        """Assign arguments, constants and results that belong to a pytree to layers."""
         readers: defaultdict[Node, list[str]] = defaultdict(list)
         for edge in self._graph.edges:
             readers[edge.source].append(self._layers[edge.target])
@@ -143,7 +146,7 @@ class _Document:
         return document
 
     def _outputs(self, node: Node) -> Iterator[dict[str, str]]:
-        """Return the type of each value, and what the user calls it."""
+        """Yield the type of each value and its name in the user's source."""
         if node.kind != "result":
             for i, aval in enumerate(node.values):
                 name = node.title if node.kind == "argument" else ""
@@ -159,7 +162,7 @@ class _Document:
         return ({"operands": operands[0]} if operands else {}) | self._facts(node.eqn)
 
     def _facts(self, eqn: JaxprEqn) -> dict[str, str]:
-        """Return the parameters of an equation, its bodies left out, and where it comes from."""
+        """Return the parameters of an equation without its bodies, and its source location."""
         facts = {
             name: self._notation.text(value)[:_LONGEST]
             for name, value in eqn.params.items()
@@ -177,7 +180,7 @@ def _attributes(facts: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _common(layers: Iterable[str]) -> str:
-    """Return the innermost layer that all of some layers are in, or are."""
+    """Return the innermost layer that contains all of these layers or is one of them."""
     paths = [layer.split(_SEPARATOR) for layer in layers]
     same = takewhile(lambda steps: len(set(steps)) == 1, zip(*paths, strict=False))
     return _SEPARATOR.join(steps[0] for steps in same)

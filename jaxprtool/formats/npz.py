@@ -1,8 +1,8 @@
-"""Arrays in an `.npz` file, placed so that they can be mapped into memory instead of read.
+"""Arrays in an `.npz` file, aligned so that they can be mapped into memory instead of read.
 
-NumPy stores arrays as they are in memory, members of a zip archive one after the other, but at
-whatever place in the file comes. Here each begins at a multiple of 64 bytes. Files of other
-writers, whose arrays may be compressed too, are read into memory.
+NumPy stores arrays in a zip archive with their memory layout, but without alignment. Here each one
+begins at a multiple of 64 bytes. Files of other writers, whose arrays may also be compressed, are
+read into memory.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from jaxprtool.files import opened_plain
 from jaxprtool.ir.equality.mapped_arrays import FileMap
 
 _ALIGNMENT = 64
-#: The kind of a zip file's extra field that only takes up room, as other tools mark it.
+#: The id that other tools use for a padding extra field of a zip file.
 _PADDING = 0xD935
-#: Bytes before a member besides its name: zip's own, its sizes as 64 bits, the padding's header.
+#: Bytes before a member besides its name: zip's header, 64-bit sizes, the padding's header.
 _HEADER = 30 + 20 + 4
-#: Bytes that are read at a time.
+#: Bytes to read at a time.
 _BLOCK = 1 << 20
 
-#: Sees the bytes of an array, piece by piece.
+#: Receives the bytes of an array in chunks.
 See: TypeAlias = Callable[[bytes | memoryview], None]
 
 
 def write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays under their names, so that `numpy.load` reads them; equal ones, equal bytes."""
+    """Write arrays by name, readable by `numpy.load`; equal arrays give equal bytes."""
     with zipfile.ZipFile(file, "w") as archive:
         for name in sorted(arrays):
             entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
@@ -46,17 +46,17 @@ def write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def storable(data: np.ndarray) -> np.ndarray:
-    """Return an array as NumPy's file format can have it."""
-    # Of dtypes that are not its own, the format keeps no more than the size. `isbuiltin` would not
-    # do: it is 0 of an array of NumPy's that has been unpickled.
+    """Return an array in a dtype that NumPy's file format supports."""
+    # For other dtypes the format keeps only the item size. `isbuiltin` is not usable: it is 0 for
+    # an unpickled NumPy array.
     own = data.dtype.type.__module__ == "numpy"
     return data if own else data.view(f"u{data.dtype.itemsize}")
 
 
 class NpzReader:
-    """Reads arrays of one file, each of a dtype and a shape that are known beforehand.
+    """Reads arrays of one file, each with a dtype and a shape known in advance.
 
-    Raises OSError if the file is none that can be read, and what zipfile raises if it is damaged.
+    Raises OSError if the file cannot be read, and the errors of zipfile if it is damaged.
     """
 
     def __init__(self, path: Path):
@@ -69,7 +69,7 @@ class NpzReader:
         self._map: FileMap | None = None
 
     def close(self) -> None:
-        """Close the file. Arrays that are mapped stay."""
+        """Close the file. Mapped arrays stay valid."""
         self._archive.close()
         self._file.close()
 
@@ -84,9 +84,9 @@ class NpzReader:
 
         Args:
             name: Its name in the file.
-            dtype: The dtype it is to have; the file has that of `storable`.
-            shape: The shape it is to have.
-            see: Called with its bytes, piece by piece, which need not be kept in memory.
+            dtype: The expected dtype; the file has that of `storable`.
+            shape: The expected shape.
+            see: Called with its bytes in chunks, which need not be kept in memory.
 
         Raises:
             KeyError: If there is no array of this name.
@@ -97,7 +97,7 @@ class NpzReader:
         with self._archive.open(entry) as member:
             np.lib.format.read_magic(member)
             found = np.lib.format.read_array_header_1_0(member)
-            # Never more than the caller says it should be, whatever the file holds.
+            # Never more than the caller expects, whatever the file contains.
             if found != (shape, False, as_stored) or entry.file_size != member.tell() + size:
                 return None
             data = self._mapped(entry, member.tell(), size, see)
@@ -112,7 +112,7 @@ class NpzReader:
         size: int,
         see: See,
     ) -> np.ndarray | None:
-        """The bytes after the first so many of a member, if they lie in the file as in memory."""
+        """Return a member's bytes after the first `before`, mapped if they are not compressed."""
         if entry.compress_type != zipfile.ZIP_STORED or not size:
             return None
         lengths = os.pread(self._file.fileno(), 4, entry.header_offset + 26)
@@ -123,7 +123,7 @@ class NpzReader:
             self._map = FileMap.of(self._file)
         if start + size > len(self._map):
             return None
-        # Not looked at through the map, its pages do not take up memory yet.
+        # Reading through the file instead of the map does not load the map's pages into memory.
         for at in range(start, start + size, _BLOCK):
             see(os.pread(self._file.fileno(), min(_BLOCK, start + size - at), at))
         return np.frombuffer(self._map, np.uint8, size, start)

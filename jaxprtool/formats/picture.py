@@ -1,4 +1,4 @@
-"""A graph in the language of Graphviz as a picture, drawn by Graphviz's own `dot` program."""
+"""Pictures of graphs, drawn by Graphviz's `dot` program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxprtool.errors import OutputError
 
 
 def require_graphviz(path: str) -> str:
-    """Where Graphviz's `dot` is. Raises OutputError, which names `path`, if it is nowhere."""
+    """Return the path of Graphviz's `dot`. Raises OutputError, which names `path`, if missing."""
     program = shutil.which("dot")
     if program is None:
         raise OutputError(
@@ -20,7 +20,7 @@ def require_graphviz(path: str) -> str:
 
 
 def picture(graph: str, kind: str, path: str) -> bytes:
-    """Return the picture of a graph, svg, png or pdf; `path` is where it goes, for messages.
+    """Return the picture of a graph as svg, png or pdf; `path` is its destination, for messages.
 
     Raises OutputError if Graphviz is missing or fails.
     """

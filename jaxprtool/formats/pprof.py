@@ -1,4 +1,4 @@
-"""Samples by stack as a profile that pprof and speedscope open."""
+"""Profiles of samples by stack, for pprof and speedscope."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Sample(NamedTuple):
     """A row of a profile.
 
     Attributes:
-        frames: The calls, the innermost first.
-        name: What is called there.
-        values: A number for each kind of sample.
+        frames: The calls, innermost first.
+        name: The name of the callee.
+        values: A number per kind of sample.
     """
 
     frames: Sequence[UserFrame]
@@ -25,7 +25,7 @@ class Sample(NamedTuple):
 
 
 class _Numbers(dict[Any, int]):
-    """Numbers for what is asked for, from 1 on."""
+    """Consecutive numbers for keys, from 1 on."""
 
     def __init__(self) -> None:
         self._next = count(1)
@@ -39,9 +39,9 @@ def profile(name: str, kinds: Sequence[tuple[str, str]], samples: Iterable[Sampl
     """Return a profile, compressed.
 
     Args:
-        name: What it is of.
-        kinds: What is counted, each with its unit: `("flops", "count")`. The first is shown first.
-        samples: The rows. What is called is the innermost function of each.
+        name: The name of the profiled program.
+        kinds: The kinds of values with their units: `("flops", "count")`. The first is the default.
+        samples: The rows. The callee is the innermost function of each.
     """
     strings, functions, locations = _Numbers(), _Numbers(), _Numbers()
     strings[""] = 0

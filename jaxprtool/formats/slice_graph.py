@@ -12,12 +12,12 @@ from jaxprtool.formats.graph import Frame, Graph, Node
 def sliced(graph: Graph, among: Collection[int], ends: Collection[str]) -> Graph:
     """Return a graph with some of its equations, arguments and results.
 
-    What passes the border of a body stays if it lies between two of them.
+    Ports of a body are kept if they are between two of these.
 
     Args:
         graph: The graph of a program.
-        among: The equations that stay, by `id`.
-        ends: The arguments and results that stay, by name.
+        among: The equations to keep, by `id`.
+        ends: The arguments and results to keep, by name.
     """
     nodes = list(graph.root.nodes())
     kept = {node for node in nodes if _stays(node, among, ends)}
@@ -41,7 +41,7 @@ def _stays(node: Node, among: Collection[int], ends: Collection[str]) -> bool:
 
 
 def _ports_from(nodes: Iterable[Node], next_to: Mapping[Node, list[Node]]) -> set[Node]:
-    """Return the ports that edges lead to from some nodes, by way of ports alone."""
+    """Return the ports reachable from these nodes through ports only."""
     found: set[Node] = set()
     todo = list(nodes)
     while todo:
@@ -53,7 +53,7 @@ def _ports_from(nodes: Iterable[Node], next_to: Mapping[Node, list[Node]]) -> se
 
 
 def _frame(frame: Frame, kept: Collection[Node]) -> Frame:
-    """Return a frame with what is kept of it; frames with nothing in them are gone."""
+    """Return a frame with only the kept nodes, without empty frames."""
     parts: list[Node | Frame] = []
     for part in frame.parts:
         if isinstance(part, Frame):

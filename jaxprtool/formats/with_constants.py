@@ -1,11 +1,11 @@
-"""Texts that are written together with the `.npz` files of their large constants.
+"""Atomic writing of texts together with the `.npz` files of their large constants.
 
     loss.jaxpr    loss.jaxpr.1f2e3d4c5b6a7988.npz
 
-A text names its constants file, whose name has a digest of what is in it. So whatever text is
-there finds its own constants: while others are written, and after a writer was killed. A constants
-file is in place before the text that names it, and is removed after the text no longer does, unless
-another text in the folder does. Writers of one folder wait for one another.
+A text names its constants file, whose name contains a digest of its contents. Each text thus finds
+its own constants, even while others are written or after a writer was killed. A constants file is
+in place before the text that names it, and is removed when no text in the folder names it any more.
+Writers to one folder lock it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jaxprtool.files import TEMPORARY, file_written_whole, is_stream, locked, op
 from jaxprtool.formats.npz import write_npz
 
 _CONSTANTS = re.compile(r"(.*)\.[0-9a-f]{16}\.npz", re.DOTALL)
-#: A text names its constants file in its first so many bytes.
+#: The number of bytes at the start of a text that contain the name of its constants file.
 _HEAD = 1 << 16
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text for a file, and the arrays for its constants file by their digests."""
+    """The text of a file, and the arrays of its constants file by digest."""
 
     path: str
     content: str
@@ -37,21 +37,22 @@ class Text:
 
 
 def constants_file(path: str, names: Iterable[str]) -> str:
-    """Return the name of the constants file of a text, from the digests of the arrays in it."""
+    """Return the name of a text's constants file from the digests of its arrays."""
     digest = hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:16]
     return f"{os.path.basename(os.path.realpath(path))}.{digest}.npz"
 
 
 def mention(name: str) -> str:
-    """Return a file's name as a text mentions it, between quotes or not."""
+    """Return a file's name as written in a text, within quotes or not."""
     return repr(name)[1:-1]
 
 
 def write_texts(texts: Iterable[Text], keep_previous: bool = False) -> None:
     """Write texts with their constants files: all of them, or none if one cannot be written.
 
-    With `keep_previous`, the constants file of a text that is replaced stays until there is a text
-    with other constants once more: for readers that have read the text, and not yet its constants.
+    With `keep_previous`, the constants file of a replaced text is kept until the text is replaced
+    by one with other constants again, for readers that have read the text but not yet its
+    constants.
 
     Raises:
         OutputError: If a file cannot be written.
@@ -65,18 +66,18 @@ def write_texts(texts: Iterable[Text], keep_previous: bool = False) -> None:
         with ExitStack() as files:
             for text in texts:
                 files.enter_context(file_written_whole(text.path)).write(text.content.encode())
-            for target in targets:  # the last to be entered take their names first
+            for target in targets:  # the last file entered is renamed first
                 if target.constants:
                     beside = os.path.join(target.folder, target.constants)
                     write_npz(files.enter_context(file_written_whole(beside)), target.text.arrays)
         for target, head in zip(targets, replaced, strict=True):
-            with suppress(OSError):  # a folder may be closed to its readers
+            with suppress(OSError):  # the folder may not be readable
                 _remove_unused(target, head, keep_previous)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """Where a text goes, symbolic links followed; `constants` is the name of its constants file."""
+    """The destination of a text after symbolic links; `constants` is its constants file's name."""
 
     text: Text
     folder: str
@@ -90,7 +91,7 @@ class _Target:
 
 
 def _remove_unused(target: _Target, replaced: bytes, keep_previous: bool) -> None:
-    """Remove the constants files that were a text's, and that no text in the folder mentions."""
+    """Remove the former constants files of a text that no text in the folder names."""
     found = [n for n in os.listdir(target.folder) if _CONSTANTS.fullmatch(n)]
     was = {n for n in found if mention(n).encode() in replaced}
     own = {n for n in found if _CONSTANTS.sub(r"\1", n) == target.name}

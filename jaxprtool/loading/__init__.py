@@ -1,1 +1,1 @@
-"""From a TARGET and its arguments to a Program."""
+"""Loading of a Program from a TARGET and its arguments."""

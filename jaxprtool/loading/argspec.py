@@ -1,19 +1,19 @@
 """The arguments of a function, read from text such as `{'w': f32[3,4]}, bf16[8], n=static(3)`.
 
 The text is parsed as the argument list of a call and walked node by node; nothing is evaluated,
-and what is not in the grammar is refused by name and column:
+and syntax outside of the grammar is rejected with its column:
 
     f32[8,128]  bf16[]  key<fry>[2]     an abstract array, by the type that a jaxpr prints
     f32[n,2*n]                          with symbolic dimensions, the same in all arguments
-    f32[_,3]                            with one that is like no other
-    f32[n<=64]  f32[2<=n<=64,2*n]       and what is known of one
+    f32[_,3]                            with an anonymous one, distinct from all others
+    f32[n<=64]  f32[2<=n<=64,2*n]       with bounds on one
     f32[8@x]                            laid out over an explicit axis of the mesh that is set
     5  2.5  True  1j                    a scalar, weakly typed as in Python
     {'w': ...}  [...]  (...)  None      pytrees
     zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
-    arange(f32[2,3])                    0 to 5, in the order of memory
+    arange(f32[2,3])                    0 to 5, in row-major order
     load('x.npz')['w']                  from a .npy, .npz or .safetensors file
-    load('out.npz')['result'][1]        what `--save` wrote of a part of the results
+    load('out.npz')['result'][1]        one part of the results saved by `--save`
     new_ref(f32[3])                     a Ref that holds an array; of values, new_ref(zeros(f32[3]))
     ref('params')                       an attribute of the target's module
     static(...)                         a Python value, as an argument or in one
@@ -40,10 +40,10 @@ from jaxprtool.ir.shapes.symbols import Symbols
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.files import Arrays, load_arrays
 
-#: Bytes of an array made by zeros, ones, normal or arange; beyond it, the type alone will do.
+#: The limit in bytes of an array made by zeros, ones, normal or arange; use a type for larger ones.
 MAX_BYTES = 2**34
 
-#: What a Ref may hold.
+#: Types of values that a Ref may hold.
 _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 _TYPES_HINT = "types are written as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
@@ -53,36 +53,37 @@ _STATIC_HINT = "a Python value that is not traced is written static(...)"
 def read_args(
     text: str, module: ModuleType | None = None, what: str = "--args"
 ) -> tuple[tuple, dict[str, Any]]:
-    """Return the positional and keyword arguments that a text spells out, as `--args` has them.
+    """Return the positional and keyword arguments written in a text, such as that of `--args`.
 
     Leaves are `jax.ShapeDtypeStruct`, arrays, and Python scalars; whole arguments may be `Static`.
-    `module` is where `ref('name')` looks. Raises ArgumentsError that says what cannot be read, and
-    where: `what` is the text.
+    `ref('name')` is looked up in `module`. Raises ArgumentsError for text that cannot be read, with
+    its place; `what` is the name of the text.
     """
     return _Reader(text, what, module, Symbols()).arguments()
 
 
 def read_values(text: str, module: ModuleType, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments of a call that is made, and not traced.
+    """Return the positional and keyword arguments of a call that is run and not traced.
 
-    Besides what `--args` has, strings and numbers of any size are values, and dicts have any keys.
+    In addition to the grammar of `--args`, strings and numbers of any size are values, and dicts
+    have any keys.
 
     Args:
-        text: What is in the brackets of the call.
-        module: Where `ref('name')` looks.
+        text: The text between the brackets of the call.
+        module: Where `ref('name')` is looked up.
         what: The name of the text in messages.
 
     Raises:
-        ArgumentsError: For a text that cannot be read, with the place.
+        ArgumentsError: If the text cannot be read, with the place.
     """
     return _ValueReader(text, what, module, Symbols()).arguments()
 
 
 def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
-    """The types of results as a text has them, or a pytree of such texts; several are a tuple.
+    """Return the types of results from a text or a pytree of texts; several are a tuple.
 
-    `known` are the symbols that the arguments have. A size that is written `_` is a symbol which
-    they do not have. Raises ArgumentsError for a text that cannot be read, or that names another.
+    `known` are the symbols of the arguments. A size written as `_` is a new symbol. Raises
+    ArgumentsError for a text that cannot be read or that uses an unknown symbol.
     """
     symbols = _KnownSymbols(known)
     if not _is_string(claim):
@@ -95,7 +96,7 @@ def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
 
 
 class _KnownSymbols(Symbols):
-    """Symbols by name, which are all that can be named."""
+    """A fixed set of symbols by name; no other name is valid."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._found:
@@ -109,11 +110,11 @@ class _KnownSymbols(Symbols):
 def read_strings(
     tree: Any, module: ModuleType | None = None, symbols: Symbols | None = None
 ) -> Any:
-    """A pytree of arguments with every string in it read as one value in the notation of --args.
+    """Return a pytree of arguments in which each string is read in the notation of --args.
 
-    A string in a node of a class is read if it has a bracket (`f32[3]`); else it is a leaf of the
-    user's own, such as the name of an activation in a module. `symbols` are symbolic dimensions by
-    name, new ones unless given.
+    In a node of a class, a string is read only if it has a bracket (`f32[3]`); otherwise it is a
+    leaf of the user's own, such as the name of an activation in a module. `symbols` are symbolic
+    dimensions by name; a fresh scope by default.
     """
     symbols = Symbols() if symbols is None else symbols
 
@@ -128,16 +129,16 @@ def read_strings(
     try:
         for leaf in jax.tree.leaves(tree):
             if _is_string(leaf) and "[" in leaf and "=" in leaf:
-                _reader_of_one(leaf, module, symbols)  # takes what it says of symbols
+                _reader_of_one(leaf, module, symbols)  # collects the constraints on symbols
         return jax.tree.map(
             read_node, tree, is_leaf=lambda node: not isinstance(node, tuple | list | dict)
         )
-    except ValueError as error:  # dict keys that cannot be sorted, a node used wrongly
+    except ValueError as error:  # dict keys that cannot be sorted, or a malformed node
         raise ArgumentsError(f"the example arguments are no pytree: {error}") from error
 
 
 def require_sequence(types: object) -> None:
-    """Raise ArgumentsError unless these are types of arguments in a sequence."""
+    """Raise ArgumentsError unless these are argument types in a sequence."""
     if not isinstance(types, Sequence):
         raise ArgumentsError(
             f"types of arguments are a text, 'f32[n,d], i32[n]', or a sequence, not {types!r}"
@@ -173,7 +174,7 @@ class _Reader:
         return args, {name: self.argument(node) for name, node in self.source.keywords}
 
     def argument(self, node: ast.expr) -> Any:
-        """Return an argument, or a part of one. A whole file is a dict of its arrays."""
+        """Return an argument, or a part of one. A whole file is read as a dict of its arrays."""
         read = self._VALUES.get(type(node))
         value = read(self, node) if read else self._not_allowed(node)
         return dict(value) if isinstance(value, Arrays) else value
@@ -221,12 +222,12 @@ class _Reader:
     # --- types
 
     def _constrain(self, start: int, text: str) -> None:
-        """Take what the text of a type says of symbols."""
+        """Collect the constraints on symbols in the text of a type."""
         if "=" not in text:
             return
         try:
             parsed = types.parse(text)
-        except ValueError:  # the type is refused when it is read
+        except ValueError:  # the error is reported when the type is read
             return
         for dim in parsed.dims:
             try:
@@ -249,12 +250,12 @@ class _Reader:
         mesh = self._mesh(text, start, parsed)
         try:
             aval = types.array_type(parsed, sizes, mesh)
-        except Exception as error:  # of several classes: what JAX has against the layout
+        except Exception as error:  # JAX rejects a layout with errors of several classes
             raise self.source.fail_at(start, f"{text}: {' '.join(str(error).split())}") from None
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
 
     def _mesh(self, text: str, start: int, parsed: types.TypeText) -> AbstractMesh:
-        """Return the mesh that is set, whose axes a type names."""
+        """Return the current mesh, whose axes a type names."""
         mesh = jax.sharding.get_abstract_mesh()
         kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         if "varying" in parsed.axes:
@@ -324,7 +325,7 @@ class _Reader:
     def _options(
         self, node: ast.Call, required: tuple[str, ...], optional: tuple[str, ...] = ()
     ) -> dict[str, ast.expr]:
-        """Return the argument nodes of a call of ours, by parameter name."""
+        """Return the argument nodes of a call of one of our functions, by parameter name."""
         name, names = _called(node), (*required, *optional)
         if len(node.args) > len(names):
             raise self.source.fail(node, f"{name}(...) takes at most {len(names)} arguments")
@@ -347,7 +348,7 @@ class _Reader:
         return Static(self._item(value) if _called(root) == "ref" else self.source.literal(value))
 
     def _array_type(self, node: ast.expr, float0: bool = False) -> jax.ShapeDtypeStruct:
-        """The type that zeros, ones or normal fills: a shape in numbers, of a size to hold."""
+        """Return the type of an array to fill; its shape is in numbers and its size is limited."""
         struct = self.argument(node)
         if not isinstance(struct, jax.ShapeDtypeStruct) or struct.is_ref:
             raise self.source.fail(node, "a type such as f32[3] is needed here")
@@ -411,7 +412,7 @@ class _Reader:
         return self._held_in(node, np.arange(start, stop, step), dtype)
 
     def _held_in(self, node: ast.Call, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Return real numbers as an array of a dtype. NumPy wraps those that are beyond it."""
+        """Return real numbers as an array of a dtype. NumPy wraps numbers out of its range."""
         if numbers.size:
             least, most = _range(dtype)
             low, high = numbers.min(), numbers.max()
@@ -454,7 +455,7 @@ class _Reader:
         for part in self._string(path).split("."):
             try:
                 value = getattr(value, part)
-            except Exception as error:  # a property of the user's may raise anything
+            except Exception as error:  # a user's property may raise anything
                 segment = self.source.segment(node)
                 message = f"{self.module.__name__} has no attribute '{part}' for {segment}"
                 hint = did_you_mean(part, getattr(value, "__dict__", ()))
@@ -479,7 +480,7 @@ class _Reader:
         return value
 
     def _item(self, node: ast.expr) -> Any:
-        """`load(...)` or `ref(...)`, subscripted any number of times."""
+        """Return the value of `load(...)` or `ref(...)`, subscripted any number of times."""
         if not isinstance(node, ast.Subscript):
             assert isinstance(node, ast.Call)
             return self._call(node)
@@ -545,7 +546,7 @@ def _any_dict(reader: _Reader, node: ast.Dict) -> dict[Hashable, Any]:
 
 
 class _ValueReader(_Reader):
-    """Reads arguments that reach a function as they are."""
+    """Reads arguments that are passed to a function without tracing."""
 
     _FUNCTIONS: ClassVar[dict[str, Callable[[_Reader, ast.Call], Any]]] = {
         **_Reader._FUNCTIONS,
@@ -561,12 +562,12 @@ class _ValueReader(_Reader):
 
 
 def _called(node: ast.expr) -> str | None:
-    """Return the name of the function that a call calls, or None."""
+    """Return the name of the function in a call, or None."""
     return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
 
 
 def _range(dtype: np.dtype) -> tuple[float, float]:
-    """Return the least and the greatest number of a dtype."""
+    """Return the smallest and the largest number of a dtype."""
     if dtype == np.bool_:
         return 0, 1
     info: Any = (jnp.iinfo if jax.dtypes.issubdtype(dtype, np.integer) else jnp.finfo)(dtype)

@@ -1,9 +1,9 @@
-"""Example arguments that travel with a function, so that its jaxpr can be shown without `--args`.
+"""Example arguments attached to a function, so that its jaxpr can be shown without `--args`.
 
     @jaxprtool.example("{'w': f32[3,4]}", "f32[8,3]", training=jaxprtool.static(False))
     def forward(params, x, training): ...
 
-A module that attaches examples does not import JAX for it: strings are read when they are used.
+Attaching examples does not import JAX: strings are read when they are used.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ F = TypeVar("F", bound=Callable)
 
 @dataclass(frozen=True)
 class Static:
-    """An argument, or a part of one, that the function gets as a Python value and not traced."""
+    """An argument, or a part of one, that is passed to the function as a Python value, untraced."""
 
     value: object
 
 
 @dataclass(frozen=True)
 class Example:
-    """The arguments of a call; a string anywhere in them is read as `--args` would read it."""
+    """The arguments of a call; strings in them are in the notation of `--args`."""
 
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
@@ -38,18 +38,18 @@ def static(value: object) -> Static:
 
 
 def example(*args: object, **kwargs: object) -> Callable[[F], F]:
-    """Return a decorator that gives a function example arguments, its attribute `example_args`.
+    """Return a decorator that attaches example arguments as the attribute `example_args`.
 
     They are arrays, `jax.ShapeDtypeStruct`s, scalars, pytrees of them, strings in the notation of
-    `--args` (`"f32[8,128]"`, also inside a pytree), or `static(...)`. A method's leave out `self`.
-    Raises ArgumentsError if the decorated object does not take attributes.
+    `--args` (`"f32[8,128]"`, also inside a pytree), or `static(...)`. For a method, leave out
+    `self`. Raises ArgumentsError if the decorated object does not take attributes.
     """
 
     def attach(fun: F) -> F:
         try:
             fun.example_args = Example(args, kwargs)  # type: ignore[attr-defined]
         except (AttributeError, TypeError) as error:
-            inner = getattr(fun, "__wrapped__", None)  # of what Equinox jits, which is frozen
+            inner = getattr(fun, "__wrapped__", None)  # a function jitted by Equinox is frozen
             if inner is not None:
                 attach(inner)
                 return fun

@@ -1,7 +1,7 @@
-"""Arrays from files: `.npy`, `.npz` and `.safetensors`, read without ever unpickling anything.
+"""Loading of arrays from `.npy`, `.npz` and `.safetensors` files without unpickling.
 
-Only plain files are read, and no more than fits into memory. A `.safetensors` file is mapped into
-memory, so that of its tensors only those that are used are read.
+Only regular files are read, and only if they fit into memory. A `.safetensors` file is mapped into
+memory, so that only the tensors in use are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.files import opened_plain
 from jaxprtool.ir.basics.paths import path_steps
 
-#: Bytes; headers of models with a hundred thousand tensors are a tenth of it.
+#: Bytes; the header of a model with a hundred thousand tensors takes a tenth of it.
 _MAX_HEADER = 100_000_000
 
 _SAFETENSORS_DTYPES: dict[str, type] = {
@@ -44,12 +44,12 @@ _SAFETENSORS_DTYPES: dict[str, type] = {
 
 
 class Arrays(dict[str, np.ndarray]):
-    """The arrays of a file by name. Names stay flat, whatever dots and slashes they have."""
+    """The arrays of a file by name. Names with dots and slashes stay flat."""
 
     def at(self, path: str) -> np.ndarray | Arrays:
-        """Return the array of this name, or those whose names are paths that begin so, as `Arrays`.
+        """Return the array of this name, or the `Arrays` whose names have this path as a prefix.
 
-        These are named by the rest of their paths, `0/w`. Raises KeyError if there is none.
+        The prefix is removed from their names: `0/w`. Raises KeyError if there is none.
         """
         if path in self:
             return self[path]
@@ -66,8 +66,7 @@ class Arrays(dict[str, np.ndarray]):
 def load_arrays(path: str) -> np.ndarray | Arrays:
     """Return the array in a `.npy` file, or the `Arrays` in a `.npz` or `.safetensors` file.
 
-    Raises ArgumentsError if the file cannot
-    be read, is damaged, or holds Python objects.
+    Raises ArgumentsError if the file cannot be read, is damaged, or holds Python objects.
     """
     suffix = os.path.splitext(path)[1].lower()
     reader = {".npy": _numpy, ".npz": _numpy, ".safetensors": _safetensors}.get(suffix)
@@ -88,7 +87,7 @@ def load_arrays(path: str) -> np.ndarray | Arrays:
 
 
 def _numpy(file: BinaryIO) -> np.ndarray | Arrays:
-    # By its first bytes, so that numpy does not take a file of another kind for a pickle.
+    # Check the first bytes, so that numpy does not read a file of another format as a pickle.
     start = file.read(6)
     file.seek(0)
     if not start.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")):
@@ -98,7 +97,7 @@ def _numpy(file: BinaryIO) -> np.ndarray | Arrays:
         return loaded
     size = sum(entry.file_size for entry in loaded.zip.infolist())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:  # a compressed file may be a thousandth of what it holds
+    if size > memory:  # decompressed data may be a thousand times larger
         message = f"it holds {size:,} bytes of arrays, and this machine has {memory:,} of memory"
         raise ArgumentsError(message)
     return Arrays({name: loaded[name] for name in loaded.files})

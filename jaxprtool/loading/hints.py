@@ -1,4 +1,4 @@
-"""What a user has meant by a target that gives no program, in words that can be typed."""
+"""Hints for targets that give no program: what to write instead."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from jaxprtool.errors import TargetError
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.static_leaf import StaticLeaf
 
-# --- targets that are not what is to be traced ------------------------------------------------
+# --- targets that are not the function to trace -----------------------------------------------
 
 
 def target_hint(fun: Callable, target: str, args: str, made: bool) -> str | None:
-    """Return what to write instead of a target that is a class, or a module of Flax Linen.
+    """Return what to write instead of a target that is a class or a Flax Linen module.
 
     Args:
-        fun: What the target names, or what the factory that it names has `made`.
+        fun: The object that the target names, or the result of the factory that it names.
         target: The target.
-        args: Its arguments, as `--args` has them.
-        made: Whether a factory has made it.
+        args: Its arguments, in the notation of `--args`.
+        made: Whether `fun` was returned by a factory.
     """
     if hint := class_hint(fun):
         return hint
@@ -35,7 +35,7 @@ def target_hint(fun: Callable, target: str, args: str, made: bool) -> str | None
 
 
 def class_hint(fun: Callable) -> str | None:
-    """Return what to write instead of a class, which makes what is to be traced."""
+    """Return what to write instead of a class whose instance is to be traced."""
     if not isinstance(fun, type):
         return None
     name = fun.__name__
@@ -43,9 +43,9 @@ def class_hint(fun: Callable) -> str | None:
 
 
 def require_arrays(program: Program, target: str, hint: str | None) -> None:
-    """Raise TargetError for a function that returns another one, or an object without arrays.
+    """Raise TargetError for a function that returns a function, or an object without arrays.
 
-    `hint` is what is known of the target otherwise.
+    `hint` is the hint for the target in other cases.
     """
     tree, name = program.out_tree, program.name
     add = f"to trace that function, add --factory: {target} --factory"
@@ -64,9 +64,9 @@ def require_arrays(program: Program, target: str, hint: str | None) -> None:
 
 
 def _is_made_by_factory(tree: PyTreeDef, takes_arrays: bool) -> bool:
-    """Return whether a structure is of (function, args) or (function, args, kwargs).
+    """Return True if a structure is (function, args) or (function, args, kwargs).
 
-    What takes arrays may return a module that can be called, as a training step does.
+    A function that takes arrays may return a callable module, as a training step does.
     """
     parts = [part.node_data() for part in tree.children()]
     if (tree.node_data() or (None,))[0] not in (tuple, list) or len(parts) not in (2, 3):
@@ -85,7 +85,7 @@ def _has_call(cls: type) -> bool:
 
 # --- what modules raise -------------------------------------------------------------------------
 
-#: What libraries of modules say of a mistake in their use, and what to write instead.
+#: Messages of module libraries for incorrect use, and what to write instead.
 _OF_MODULES = (
     (r"missing .* argument: 'rngs'", "give it rngs=nnx.Rngs(0)"),
     (r"`deterministic` is False, but no `rngs`", "model.eval() turns dropout off, or give it rngs"),
@@ -112,11 +112,11 @@ _OF_MODULES = (
 
 
 def module_hint(text: str) -> str | None:
-    """Return what to write where modules are used otherwise than their library wants it."""
+    """Return what to write instead if modules are used incorrectly."""
     return next((hint for said, hint in _OF_MODULES if re.search(said, text)), None)
 
 
-# --- values that Python code asks for while it is traced --------------------------------------
+# --- values that Python code needs during tracing ---------------------------------------------
 
 _ASKED_BY = re.compile(
     r"\s*The error occurred while tracing the function (?P<function>\S+) at \S+ for \w+\."
@@ -124,7 +124,7 @@ _ASKED_BY = re.compile(
     r"the arguments? (?P<arguments>.+?)\.)?"
 )
 
-#: What JAX says of a traced value that Python code asks for, and what to write instead.
+#: Messages of JAX for a traced value that Python code needs, and what to write instead.
 _INSTEAD = {
     "boolean conversion": "jnp.where or jax.lax.cond chooses by an array",
     "__array__": "jax.numpy does with traced arrays what numpy does with others",
@@ -134,14 +134,14 @@ _INSTEAD = {
 
 
 def value_needed(text: str, name: str, given: Mapping[str, object]) -> tuple[str, str | None]:
-    """Return what JAX says of a traced value that Python code asks for, shorter, and a hint.
+    """Return a shortened JAX message for a traced value that Python code needs, and a hint.
 
     Args:
-        text: What JAX says, on one line.
-        name: The name of the function that was traced.
+        text: JAX's message, on one line.
+        name: The name of the traced function.
         given: Its flat arguments, by path.
     """
-    found = list(_ASKED_BY.finditer(text))  # one for each value
+    found = list(_ASKED_BY.finditer(text))  # one per value
     if not found:
         return _size_needed(text)
     said = _ASKED_BY.sub("", text).rstrip(" .")
@@ -157,15 +157,15 @@ def value_needed(text: str, name: str, given: Mapping[str, object]) -> tuple[str
     return said, next((hint for words, hint in _INSTEAD.items() if words in text), None)
 
 
-#: What JAX says, and Python, of a symbol for a size where the function wants a number.
+#: Messages of JAX and Python for a symbolic size where the function needs a number.
 _SYMBOL_ASKED = re.compile(r"Symbolic dimension .*?'|'_DimExpr'")
 
 _LINEAR = r"(?P<name>\w+)(?: (?P<sign>[+-]) (?P<added>\d+))?"
 
-#: A comparison of a symbol, and what is added to it, with a number.
+#: A comparison of a symbol plus an offset with a number.
 _COMPARED = re.compile(rf"'{_LINEAR}' (?P<by>[<>]=?) '(?P<to>\d+)'")
 
-#: The size of a slice that is cut where an array ends, as `table[:n]` is.
+#: The size of a slice clipped to the array, such as `table[:n]`.
 _CUT = re.compile(rf"min\((?P<to>\d+), {_LINEAR}\)")
 
 
@@ -173,7 +173,7 @@ _MULTIPLE = "of type f32[8*n] there are a multiple of 8 rows"
 
 
 def _size_needed(text: str) -> tuple[str, str | None]:
-    """Return what JAX says of a symbolic size that is asked for, shorter, and a hint."""
+    """Return a shortened JAX message for a symbolic size where a number is needed, and a hint."""
     said = re.split(r"[. ]+(?:This error arises for|Using symbolic scope)", text)[0].rstrip(".")
     if "Cannot divide evenly the sizes" in text:
         return said, _MULTIPLE
@@ -188,7 +188,7 @@ def _size_needed(text: str) -> tuple[str, str | None]:
 
 
 def _limit(found: re.Match[str]) -> int:
-    """Return what a symbol itself is compared with."""
+    """Return the number that the symbol alone is compared with."""
     return int(found["to"]) - int(f"{found['sign'] or ''}{found['added'] or 0}")
 
 
@@ -201,7 +201,7 @@ def _rows(count: int, bound: str) -> str:
 
 
 def _comparison_hint(said: str) -> str:
-    """Return how types say that a comparison of sizes is true, or that it is not."""
+    """Return how to state in types that a comparison of sizes is true or false."""
     found = _COMPARED.search(said)
     if "floordiv" in said or "mod(" in said:
         return _MULTIPLE
@@ -215,7 +215,7 @@ def _comparison_hint(said: str) -> str:
 
 
 def _is_setting(value: object) -> bool:
-    """Return whether an argument can be a setting: an integer or a boolean."""
+    """Return True if an argument can be a setting: an integer or a boolean."""
     if isinstance(value, bool | int):
         return True
     dtype = getattr(value, "dtype", None)

@@ -1,7 +1,7 @@
-"""Functions under `jax.jit`, which are traced by their own `trace`.
+"""Functions under `jax.jit`, traced by their own `trace`.
 
-A partial of one, and a method, are traced so too: what they bind is an argument to JAX, and a
-constant of the Program.
+So are partials of them and methods: their bound values are arguments to JAX and constants of the
+Program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Jitted:
 
     @classmethod
     def find(cls, fun: Any) -> Jitted | None:
-        """Return the function under `jax.jit` that a callable is, or binds arguments of."""
+        """Return the function under `jax.jit` that a callable is or binds arguments of."""
         args: tuple[object, ...] = ()
         kwargs: dict[str, object] = {}
         while not jaxcompat.is_jitted(fun):
@@ -47,12 +47,12 @@ class Jitted:
         return cls(fun, args, tuple(kwargs.items()))
 
     def static_places(self, count: int) -> tuple[set[int], set[str]]:
-        """Return which of `count` positional arguments are static, and which names are."""
+        """Return the static positions among `count` positional arguments, and the static names."""
         numbers, names = self._static(len(self.args) + count)
         return {number - len(self.args) for number in numbers if number >= len(self.args)}, names
 
     def _static(self, count: int) -> tuple[set[int], set[str]]:
-        """Return the same, of `count` arguments with those that are bound."""
+        """Return the same for `count` arguments including the bound ones."""
         numbers, names = jaxcompat.jit_static_arguments(self.fun)
         places = {number + count if number < 0 else number for number in numbers}
         return places & set(range(count)), set(names)
@@ -62,16 +62,16 @@ class Jitted:
     ) -> tuple[ClosedJaxpr, object, jaxcompat.TracedOptions]:
         """Return the jaxpr of a call, the types of its results in their tree, and the options.
 
-        The jaxpr takes what the call traces; what is bound, and what the call calls static and
-        `jax.jit` does not, are constants.
+        The jaxpr takes the traced arguments. Bound arguments, and those that are static in the call
+        but not for `jax.jit`, are constants.
 
         Args:
             positional: The positional arguments, and whether each is static.
-            keywords: The same by name.
+            keywords: The keyword arguments by name, likewise.
         """
         args = [*((arg, True) for arg in self.args), *positional]
         kwargs = {**{name: (arg, True) for name, arg in self.kwargs}, **keywords}
-        # What is no array is for JAX to refuse.
+        # JAX rejects values that are not arrays.
         given = release((tuple(arg for arg, _ in args), {k: arg for k, (arg, _) in kwargs.items()}))
         stage = self.fun.trace(*given[0], **given[1])
         leaves = self._dynamic_leaves(args, kwargs)
@@ -80,7 +80,7 @@ class Jitted:
     def _dynamic_leaves(
         self, args: Sequence[tuple[object, bool]], kwargs: dict[str, tuple[object, bool]]
     ) -> list[tuple[object, bool]]:
-        """Return each flat argument that JAX traces, and whether it is to be a constant."""
+        """Return each flat argument that JAX traces, and whether to make it a constant."""
         numbers, names = self._static(len(args))
         values = [pair for i, pair in enumerate(args) if i not in numbers]
         values += [kwargs[name] for name in sorted(kwargs) if name not in names]

@@ -1,7 +1,7 @@
-"""From a TARGET and `--args` to a function with its arguments, ready to be traced.
+"""Loading of a function with its arguments, ready to be traced, from a TARGET and `--args`.
 
-Arguments come from `--args`, or from the factory that a TARGET is or calls, or from the example
-arguments that the function itself carries, in that order.
+Arguments come from `--args`, else from the factory that a TARGET is or calls, else from the
+function's own example arguments.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FACTORY_GIVES = (
     "a factory returns function, (function, args) or (function, args, kwargs), args a tuple"
 )
 
-#: Seconds after which a factory's work is worth a word.
+#: Seconds after which the duration of a factory call is mentioned.
 LONG = 2.0
 
-#: What a parameter's name makes of the suggestion for --args; anything else gets an array.
+#: The suggestion for --args by a parameter's name; any other parameter is suggested an array.
 _SUGGESTIONS = {
     "key": "key(0)",
     "rng": "key(0)",
@@ -59,11 +59,11 @@ _SUGGESTIONS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A function with the arguments to trace it on.
+    """A function and the arguments to trace it with.
 
-    `target` is what it was found by, and `hint` what may be wrong with it. `after` are the
-    arguments of `--args`, if they are those of the program that passes make of it. `roots` are the
-    folders of the user's files.
+    `target` is the TARGET that named it, and `hint` what may be wrong with it. `after` are the
+    arguments of `--args` if they are for the program after the passes. `roots` are the folders of
+    the user's files.
     """
 
     name: str
@@ -78,16 +78,16 @@ class Entry:
     roots: tuple[Root, ...] = ()
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
-        """Return the Program, with these named axes free in it.
+        """Return the Program, with the named axes of `axes` free in it.
 
         Raises ArgumentsError or UserFunctionError, as `trace` does, and TargetError for a function
-        that returns another one.
+        that returns a function.
         """
         try:
             program = trace_call(self.name, self.fun, self._call(), axes)
         except UserFunctionError as error:
             hints = error.hint, self.hint, module_hint(error.message)
-            if isinstance(self.fun, type):  # it is made here: what its library says is nearer
+            if isinstance(self.fun, type):  # constructed here: its library's error is closer
                 hints = hints[0], hints[2], hints[1]
             error.hint = next(filter(None, hints), None)
             error.roots = self.roots
@@ -96,12 +96,12 @@ class Entry:
         return program.replace(roots=self.roots)
 
     def arguments(self) -> list[object]:
-        """The flat arguments in the Program's order: arrays, scalars or `ShapeDtypeStruct`s."""
+        """Return the flat arguments in the Program's order: arrays, scalars or types."""
         return self._call().leaves
 
     @property
     def needless_work(self) -> str | None:
-        """What made the arguments' values, if it took long and only types are wanted of them."""
+        """What computed the argument values, if it was slow and only their types are needed."""
         size = sum(leaf.nbytes for leaf in self.arguments() if isinstance(leaf, jax.Array))
         if self.factory_seconds < LONG or not size:
             return None
@@ -111,7 +111,7 @@ class Entry:
         )
 
     def position(self, number: int) -> int:
-        """Which of the Program's positional arguments is the function's; see `Call.position`."""
+        """Return the Program's index of the function's positional argument; see `Call.position`."""
         return self._call().position(number)
 
     def _call(self) -> BoundCall:
@@ -123,7 +123,7 @@ class Entry:
             raise
 
 
-#: What may be wrong if passes are for sizes that vary, and no argument has one.
+#: What may be wrong if a pass is for symbolic sizes and no argument has one.
 _NO_SIZES = (
     "--args are those of the function; --types 'f32[n,128]' says what they are, and makes --args "
     "those of what passes make"
@@ -138,13 +138,13 @@ def find(
     symbolic: bool = False,
     **static: Unpack[StaticArguments],
 ) -> Entry:
-    """The function that TARGET names, with the arguments that `--args` or its own example give.
+    """Return the function that TARGET names, with the arguments of `--args` or its own example.
 
-    With `factory`, or if it is written as a call, the target is called for the function and its
-    arguments; `args` still comes first. `types` are what the function is traced with: `args` are
-    then those of the program that passes make. So they are if passes take a `symbolic` program,
-    `args` have no symbols, and types of the function's own do. Raises TargetError, ArgumentsError,
-    or UserFunctionError if the user's code raises.
+    With `factory`, or if it is written as a call, the target is called and returns the function and
+    its arguments; `args` still takes precedence. The function is traced with `types` if given;
+    `args` are then for the program after the passes. The same holds if passes need a `symbolic`
+    program, `args` have no symbols, and the function's own types do. Raises TargetError,
+    ArgumentsError, or UserFunctionError if the user's code raises.
     """
     found = resolve(target)
     start = time.perf_counter()
@@ -172,7 +172,7 @@ def _call(
     symbolic: bool,
     static: StaticArguments,
 ) -> tuple[Arguments | None, Arguments | None]:
-    """The arguments that `find` is given, if any, and those of the program that passes make."""
+    """Return the arguments to `find`, if any, and those of the program after the passes."""
     given = None if args is None else argspec.read_args(args, found.module)
     if types is None and (given is None or not symbolic or _symbols(given)):
         return given or own, None
@@ -188,7 +188,7 @@ def _call(
 
 
 def _by_position(fun: Callable, positional: tuple, named: Mapping[str, Any]) -> Arguments:
-    """Arguments with those given by name that have a position there, as passes count them."""
+    """Return arguments with those given by name moved to their positions, as passes count them."""
     names, named = positional_names(fun, 0), dict(named)
     while len(positional) < len(names) and names[len(positional)] in named:
         positional = (*positional, named.pop(names[len(positional)]))
@@ -196,12 +196,12 @@ def _by_position(fun: Callable, positional: tuple, named: Mapping[str, Any]) -> 
 
 
 def _symbols(arguments: object) -> list[Any]:
-    """Return the sizes in arguments that are symbolic dimensions."""
+    """Return the symbolic dimensions among the sizes of arguments."""
     return symbolic_sizes(jax.tree.leaves(arguments))
 
 
 def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | None]:
-    """Call a factory, and return the function that it gives, and the arguments if it does."""
+    """Call a factory, and return its function, and its arguments if it returns any."""
     known = signature(found.value)
     if found.call is None and known is not None and _required(known):
         raise TargetError(
@@ -242,7 +242,7 @@ def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | Non
 
 
 def _example(fun: object, found: Target) -> Arguments | None:
-    """Return the example arguments that a callable carries, or what it wraps does."""
+    """Return the example arguments of a callable or of a function that it wraps."""
     for owner, bound in _wrapped(fun):
         held = getattr(owner, "example_args", None)
         if held is None:
@@ -259,7 +259,7 @@ def _example(fun: object, found: Target) -> Arguments | None:
 
 
 def _wrapped(fun: Any) -> Iterator[tuple[Any, list[functools.partial]]]:
-    """A callable, and one by one what it wraps, each with the partials that stand before it."""
+    """Yield a callable and each function that it wraps, with the partials around it."""
     bound: list[functools.partial] = []
     seen: set[int] = set()
     while fun is not None and id(fun) not in seen:
@@ -275,7 +275,7 @@ def _wrapped(fun: Any) -> Iterator[tuple[Any, list[functools.partial]]]:
 
 
 def _module_of(owner: object, found: Target) -> ModuleType:
-    """Where a `ref` in an example looks: where the function was written, if that is known."""
+    """Return the module for `ref` in an example: where the function is defined, if known."""
     name = None if isinstance(owner, functools.partial) else getattr(owner, "__module__", None)
     return sys.modules.get(name or "", found.module)
 
@@ -297,7 +297,7 @@ def _as_example(held: object, found: Target) -> Example:
 
 
 def _no_arguments(fun: Callable, suggestion: str, hint: str | None) -> Arguments:
-    """No arguments, if the function can do without; else the error that asks for them."""
+    """Return no arguments if the function needs none; else raise an error that asks for them."""
     known = signature(fun)
     if known is not None and not _required(known):
         return (), {}
@@ -315,7 +315,7 @@ def _required(known: inspect.Signature) -> list[inspect.Parameter]:
 
 
 def _suggestion(fun: Callable) -> str:
-    """Return text for --args that fits the parameters of a function in number and in name."""
+    """Return a text for --args that fits the number and names of a function's parameters."""
     parts: list[str] = []
     by_name, known = False, signature(fun)
     for parameter in _required(known) if known else ():

@@ -1,9 +1,9 @@
-"""Types of parameters: texts in the notation of `--args`, beside a function or in its annotations.
+"""Types of parameters: texts in the notation of `--args`, given separately or in annotations.
 
     def loss(params, tokens: "i32[n]"): ...
 
-The types of example arguments (`@jaxprtool.example`) that have symbols do as well. A parameter that
-has no such type takes any.
+Types of example arguments (`@jaxprtool.example`) with symbols are used as well. A parameter without
+a type accepts any value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Given = str | Mapping[str, Any] | Sequence[Any] | None
 
 @dataclass(frozen=True)
 class TypedValue:
-    """An array among the arguments of a call, its path, and the type of its parameter there."""
+    """An array in the arguments of a call, its path, and its type in the parameter."""
 
     path: str
     value: Any
@@ -54,7 +54,7 @@ class TypedValue:
         return jax.core.ShapedArray(self.type.shape, self.type.dtype)
 
     def check_dtype(self, name: str) -> None:
-        """Raise ArgumentsError if an argument of a function of this name has another dtype."""
+        """Raise ArgumentsError, which has the function's `name`, if the array has another dtype."""
         wanted = f"and its type is {type_of(self.aval)}"
         try:
             aval = jax.typeof(self.value)
@@ -68,13 +68,13 @@ class TypedValue:
 
 @dataclass(frozen=True, eq=False)
 class ParameterTypes:
-    """Types of some parameters of a function, which it does not keep alive.
+    """Types of some parameters of a function; holds no reference to the function.
 
     Attributes:
         name: The name of the function.
-        positions: The names of the parameters that have a position.
+        positions: The names of the positional parameters.
         by_name: A type, or a pytree of types, by the name of the parameter.
-        are_given: Whether they are given, and not the function's own.
+        are_given: Whether they are given rather than the function's own.
     """
 
     name: str
@@ -84,18 +84,19 @@ class ParameterTypes:
 
     @classmethod
     def read(cls, fun: Callable, given: Given) -> ParameterTypes:
-        """Return the types that are given for a function, or else those that it has itself.
+        """Return the types given for a function, or else its own.
 
-        These are its annotations, or the types with symbols among its example arguments.
+        Its own are annotations, or the types with symbols in its example arguments.
 
         Args:
             fun: The function.
-            given: The types as the command line's `--args` has them, `"tokens=i32[n]"`; or some by
-                the names of parameters, or a sequence of them, None for any type: texts,
-                `jax.ShapeDtypeStruct`s or pytrees of these.
+            given: The types in the notation of the command line's `--args`, `"tokens=i32[n]"`; or a
+                dict by parameter name, or a sequence in parameter order with None for any type:
+                texts, `jax.ShapeDtypeStruct`s or pytrees of these.
 
         Raises:
-            ArgumentsError: For what cannot be read, and for a parameter that the function lacks.
+            ArgumentsError: For types that cannot be read, and for a parameter that the function
+                lacks.
         """
         named: Mapping[str, Any] = {}
         positional: Sequence[Any] = ()
@@ -122,9 +123,9 @@ class ParameterTypes:
     def call(
         self, fun: Callable, static: Collection[int], static_names: Collection[str]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments of a call of these types, if they are given for all that it needs.
+        """Return the arguments of a call of these types, if all required parameters have one.
 
-        Static arguments are None in it.
+        Static arguments are replaced by None.
         """
         known = signature(fun)
         if not self.are_given or known is None or _ANY in jax.tree.leaves(self.by_name):
@@ -154,9 +155,9 @@ class ParameterTypes:
         kwargs: Mapping[str, Any],
         new: Callable[[list[TypedValue]], Sequence[Any]],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call, in which `new` gives what stands for typed arrays.
+        """Return the arguments of a call with typed arrays replaced by their entries in `new`.
 
-        A type that stands for a pytree is that of all of its arrays.
+        A single type for a pytree applies to all of its arrays.
 
         Raises:
             ArgumentsError: If the types of a parameter are of another structure than the argument.
@@ -172,14 +173,14 @@ class ParameterTypes:
         return self.put(args, kwargs, jax.tree.unflatten(tree, flat))
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call that have types, by the names of parameters."""
+        """Return the arguments of a call whose parameters have types, by parameter name."""
         found = {name: args[i] for name, i in self._places.items() if i < len(args)}
         return found | {name: arg for name, arg in kwargs.items() if name in self.by_name}
 
     def put(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call with others in place of those that `given` returned."""
+        """Return the arguments of a call with those returned by `given` replaced."""
         placed = list(args)
         for name, i in self._places.items():
             if i < len(placed):
@@ -188,11 +189,11 @@ class ParameterTypes:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """The position of each parameter that has a type, and a position."""
+        """The position of each positional parameter that has a type."""
         return {name: i for i, name in enumerate(self.positions) if name in self.by_name}
 
     def values(self, given: Mapping[str, Any]) -> list[TypedValue | None]:
-        """Return each leaf of arguments by name with its type; None if that may be any.
+        """Return each leaf of arguments by name with its type; None if any type is accepted.
 
         Raises:
             ArgumentsError: If the types of a parameter are of another structure than the argument.
@@ -213,7 +214,7 @@ class ParameterTypes:
         ]
 
 
-#: Stands in a tree of types where there may be any.
+#: Marks a place in a tree of types where any type is accepted.
 _ANY: Any = type("AnyType", (), {"__repr__": lambda self: "None"})()
 
 
@@ -230,7 +231,7 @@ def _type(given: Any) -> Any:
 
 
 def _annotations(fun: Callable) -> Mapping[str, str]:
-    """Return the annotations that are types in the notation of `--args`, by parameter."""
+    """Return the annotations in the notation of `--args`, by parameter."""
     known = signature(fun)
     dtypes = "|".join(map(re.escape, array_dtypes()))
     found = {}

@@ -1,10 +1,10 @@
-"""Plain Python objects that a function changes in place: tracing does that, its Program does not.
+"""Detection of plain Python objects that a function mutates: tracing does, its Program does not.
 
     losses.append(loss)      self.count += 1      cache["x"] = x
 
-What a function can reach is looked at before and after it is traced: its arguments, what it closes
-over, and the globals that it and the functions of the user's that it names read. Of lists, dicts,
-sets and objects of the user's classes it is remembered what they hold; arrays are not copied.
+Objects reachable from a function are compared before and after tracing: its arguments, its closure,
+and the globals read by it and by the user's functions that it names. The contents of lists, dicts,
+sets and objects of the user's classes are recorded; arrays are not copied.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from jaxprtool.ir.programs.state import has_objects
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 
-#: So many objects are looked at, the nearest first.
+#: The number of objects that are compared, the nearest first.
 _MOST = 1000
 
 _CONTAINERS = (dict, list, set, deque, tuple)
 
-#: What a method calls the object that it is of.
+#: The name of a method's own object.
 _SELF = "self"
 
-#: Values that are the same if they are equal.
+#: Types whose values are compared by equality.
 _SCALARS = (bool, int, float, complex, str, bytes)
 
 _MUTATORS = {
@@ -45,10 +45,10 @@ _MUTATORS = {
 
 @contextlib.contextmanager
 def changes_told(name: str, fun: Any, given: Mapping[str, object]) -> Iterator[None]:
-    """Warn once of plain objects that a function changes in a `with` block.
+    """Warn once about plain objects that a function mutates in a `with` block.
 
     Args:
-        name: What the function is called.
+        name: The function's name.
         fun: The function.
         given: Its arguments by name.
     """
@@ -67,11 +67,11 @@ def changes_told(name: str, fun: Any, given: Mapping[str, object]) -> Iterator[N
 
 
 class _Reached:
-    """The objects that a function can reach, by path, and what they hold."""
+    """The objects reachable from a function, by path, and their contents."""
 
     def __init__(self, fun: Any, given: Mapping[str, object]) -> None:
         self._functions: list[FunctionType] = []
-        #: The path of each object, the object, and what it holds, by path.
+        #: The path of each object, the object, and its contents by path.
         self._held: list[tuple[str, object, dict[str, object]]] = []
         seen: set[int] = set()
         called = getattr_static(type(fun), "__call__", None)
@@ -88,7 +88,7 @@ class _Reached:
                 break
 
     def changed(self) -> list[str]:
-        """Return the paths of what is changed, the nearest first."""
+        """Return the paths of changed values, the nearest first."""
         found: dict[str, None] = {}
         for path, value, before in self._held:
             after = self._contents(path, value) or {}
@@ -101,7 +101,7 @@ class _Reached:
         return list(found)
 
     def line(self, path: str) -> str:
-        """Return the line that changes what has a path, as far as it is written there; or ""."""
+        """Return the part of the source line that changes the value at a path, or ""."""
         root = path.partition(".")[0].partition("[")[0]
         for fun in self._functions:
             if (line := _changing_line(fun, root)) is not None:
@@ -109,7 +109,7 @@ class _Reached:
         return ""
 
     def _contents(self, path: str, value: object) -> dict[str, object] | None:
-        """Return what an object holds, by path; None if it is not looked into."""
+        """Return the contents of an object by path; None if it is not inspected."""
         if isinstance(value, functools.partial):
             args = {f"args[{i}]": each for i, each in enumerate(value.args)}
             return {**args, **value.keywords, _SELF: value.func}
@@ -133,7 +133,7 @@ class _Reached:
         return None
 
     def _of_function(self, fun: FunctionType) -> dict[str, object] | None:
-        """Return what a function of the user's closes over, and the globals that it names."""
+        """Return the closure of a user's function and the globals that it names."""
         file = fun.__code__.co_filename
         if is_installed(file) or not is_users_file(file):
             return {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else None
@@ -141,7 +141,7 @@ class _Reached:
             self._functions.append(fun)
         held: dict[str, object] = {_SELF: fun.__wrapped__} if hasattr(fun, "__wrapped__") else {}
         for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # it is not assigned yet
+            with contextlib.suppress(ValueError):  # not assigned yet
                 held[name] = cell.cell_contents
         names = {name for code in _codes(fun.__code__) for name in code.co_names}
         known = fun.__globals__
@@ -149,7 +149,7 @@ class _Reached:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function, and of those that are defined in it."""
+    """Yield the code of a function and of the functions defined in it."""
     yield code
     for each in code.co_consts:
         if isinstance(each, CodeType):
@@ -157,7 +157,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _is_users(cls: type) -> bool:
-    """Return whether a class is defined in a file of the user's."""
+    """Return True if a class is defined in one of the user's files."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return file is not None and is_users_file(file) and not is_installed(file)
 
@@ -173,7 +173,7 @@ def _same(before: object, after: object) -> bool:
 
 
 def _changing_line(fun: FunctionType, name: str) -> int | None:
-    """Return the first line in a function that changes what is called so."""
+    """Return the first line in a function that changes the variable `name`."""
     try:
         lines, first = inspect.getsourcelines(fun)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -190,7 +190,7 @@ def _changing_line(fun: FunctionType, name: str) -> int | None:
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:
-    """Return what a statement or a call changes."""
+    """Return the expressions that a statement or a call changes."""
     match node:
         case ast.Assign(targets=targets) | ast.Delete(targets=targets):
             return targets

@@ -1,8 +1,8 @@
-"""A TARGET as a git revision has it, or as another Python traces it: in a process of its own.
+"""Tracing of a TARGET at a git revision, or by another Python, in a separate process.
 
-The files of the revision are unpacked into a folder that is gone afterwards, and `jaxprtool opt`
-writes the program to a `.jaxpr` file there. So modules of two revisions, or two releases of JAX, do
-not meet in one process, and the user's own files stay as they are.
+The files of the revision are unpacked into a temporary folder, where `jaxprtool opt` writes the
+program to a `.jaxpr` file. Modules of two revisions, or two releases of JAX, are thus never in one
+process, and the user's own files are not changed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RemoteTarget:
 
     Attributes:
         target: The TARGET, without its revision.
-        revision: The git revision, if it is not the files as they are.
-        python: The Python that traces it, if it is not this one.
+        revision: The git revision; None for the working tree.
+        python: The Python interpreter that traces it, if it is another one.
     """
 
     target: str
@@ -41,7 +41,7 @@ class RemoteTarget:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is traced in this process, of the files as they are."""
+        """Whether it is traced in this process from the working tree."""
         return self.revision is None and self.python is None
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class RemoteTarget:
 
 
 def elsewhere(target: str, python: str | None = None) -> RemoteTarget:
-    """Read a TARGET that may have a revision: `model.py:loss@HEAD~1`, `loss.jaxpr@main`."""
+    """Return the place of a TARGET that may have a revision: `model.py:loss@HEAD~1`."""
     place, at, revision = target.rpartition("@")
     if is_call(target) or os.path.exists(target):
         return RemoteTarget(target, None, python)
@@ -62,14 +62,14 @@ def elsewhere(target: str, python: str | None = None) -> RemoteTarget:
 
 @contextmanager
 def written_elsewhere(place: RemoteTarget, options: Sequence[str]) -> Iterator[str]:
-    """Trace a TARGET elsewhere, and yield the path of the program's file while it is there.
+    """Trace a TARGET elsewhere, and yield the path of its temporary program file.
 
     Args:
-        place: The TARGET, and where it is traced.
+        place: The TARGET and where it is traced.
         options: Options of `jaxprtool opt`, such as `--args`.
 
     Raises:
-        TargetError: If there is no such revision or Python, or the function cannot be loaded.
+        TargetError: If the revision or Python does not exist, or the function cannot be loaded.
         UserFunctionError: If it raises.
     """
     python = _python(place)
@@ -102,7 +102,7 @@ def _python(place: RemoteTarget) -> str:
 
 
 def _fault(place: RemoteTarget, outcome: processes.Outcome) -> JaxprToolError:
-    """Return what went wrong, as the other process said it."""
+    """Return the error that the other process reported."""
     lines = outcome.stderr.splitlines()
     said = [line.partition(": ")[2] for line in lines if line.startswith("error: ")]
     hints = [line.partition(": ")[2] for line in lines if line.startswith("hint: ")]
@@ -126,7 +126,7 @@ def _unpacked(place: RemoteTarget, folder: str) -> tuple[str, str, list[str]]:
     path = split_target(place.target).place
     is_file = os.path.isfile(path) or path.endswith((".py", ".jaxpr")) or os.sep in path
     base = os.path.dirname(os.path.abspath(path)) if is_file else os.getcwd()
-    while not os.path.isdir(base):  # of a file that was there once
+    while not os.path.isdir(base):  # the file may have been deleted since
         base = os.path.dirname(base)
     top = os.path.realpath(_git(base, "rev-parse", "--show-toplevel").strip())
     revision = f"{place.revision}^{{commit}}"
@@ -157,7 +157,7 @@ def _unpacked(place: RemoteTarget, folder: str) -> tuple[str, str, list[str]]:
 
 
 def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Leave out links that lead out of the folder."""
+    """Return a member of an archive; None for a link that leads out of the folder."""
     try:
         return tarfile.data_filter(member, folder)
     except tarfile.FilterError:
@@ -165,7 +165,7 @@ def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 
 
 def _below(path: str, top: str) -> str | None:
-    """Return a path as it is from a folder above it; None if it does not lie in that."""
+    """Return a path relative to a folder above it; None if it is not inside that folder."""
     inside = os.path.relpath(path, top)
     return None if inside.split(os.sep)[0] == os.pardir else inside
 
@@ -185,7 +185,7 @@ def _root_of(place: RemoteTarget, module: str, top: str) -> str:
 
 
 def _git(folder: str, *arguments: str) -> str:
-    """Return what git prints; nothing if it is asked to be quiet about what is not there."""
+    """Return the output of git; empty if it fails and is run quietly."""
     if shutil.which("git") is None:
         raise TargetError("revisions need git, which is not installed")
     outcome = processes.run(["git", "-C", folder, *arguments])

@@ -1,10 +1,10 @@
-"""Finding what a TARGET names: `package.module:attr.path` or `path/file.py:attr.path`.
+"""Resolution of a TARGET: `package.module:attr.path` or `path/file.py:attr.path`.
 
 A factory that takes arguments is called in the TARGET: `train.py:make_train({'lr': 1e-3})`.
 
-A file inside a package is imported by its dotted name, so that its relative imports work. A lone
-file is imported under its stem, with its folder importable as when Python runs it; if that name
-belongs to another module (a user's `json.py`), under another name, so that both can be had.
+A file inside a package is imported by its dotted name, so that its relative imports work. Any other
+file is imported under its stem, with its folder on the path as when Python runs it. If another
+module has that name (a user's `json.py`), the file is imported under a different one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from jaxprtool.ir.source.frames import Root, target_root
 _FORM = "write package.module:function or path/file.py:function"
 
 
-#: A TARGET with a call; what is before the colon may have brackets, the name may not.
+#: A TARGET with a call. The part before the colon may have brackets, the name may not.
 _CALL = re.compile(r"(.+?:[\w.]+)\((.*)", re.DOTALL)
 
 
 class TargetText(NamedTuple):
-    """The parts of a TARGET: before the colon, behind it, and what is in the brackets of a call."""
+    """The parts of a TARGET: before the colon, after it, and between the brackets of a call."""
 
     place: str
     path: str
@@ -47,7 +47,7 @@ class TargetText(NamedTuple):
 
 
 def split_target(target: str) -> TargetText:
-    """Return the parts of a TARGET; without a colon, it is all place.
+    """Return the parts of a TARGET; without a colon, all of it is the place.
 
     Raises:
         TargetError: If a call is not closed, or something follows it.
@@ -63,7 +63,7 @@ def split_target(target: str) -> TargetText:
 
 
 def is_call(target: str) -> bool:
-    """Return whether a TARGET ends with a call, in which an `@` begins no revision."""
+    """Return True if a TARGET ends with a call, in which `@` does not start a revision."""
     return target.endswith(")") and _CALL.fullmatch(target) is not None
 
 
@@ -71,7 +71,7 @@ def is_call(target: str) -> bool:
 class Target:
     """A callable that a TARGET names, the module it was found in, and its path of attributes.
 
-    `call` is the text of the arguments that the TARGET calls it with.
+    `call` is the text of the arguments in the TARGET's call.
     """
 
     value: Callable
@@ -89,8 +89,8 @@ class Target:
 def resolve(target: str) -> Target:
     """Import the module of a TARGET and find the callable in it.
 
-    Raises TargetError if there is no such module, file or attribute, or it is not callable, and
-    UserFunctionError if the module itself raises while it is imported.
+    Raises TargetError if the module, file or attribute does not exist or is not callable, and
+    UserFunctionError if the module raises during import.
     """
     place, path, call = split_target(target)
     if ":" not in target:
@@ -112,7 +112,7 @@ def resolve(target: str) -> Target:
 
 
 def import_place(place: str) -> ModuleType:
-    """The module that the part of a TARGET before the colon names, by dotted name or by file."""
+    """Return the module named before the colon of a TARGET, by dotted name or by file."""
     if "\0" in place:
         raise TargetError("the target has a NUL character in it")
     if place.endswith(".py") or os.sep in place or os.path.isfile(place):
@@ -146,7 +146,7 @@ def _import_file(path: str) -> ModuleType:
 
 
 def _dotted_name(path: str) -> tuple[str, str]:
-    """The folder that a file is imported from, above all its packages, and its name from there."""
+    """Return the folder to import a file from, above all its packages, and its dotted name."""
     folder, stem = os.path.dirname(path), os.path.basename(path).removesuffix(".py")
     parts = [] if stem == "__init__" else [stem]
     while os.path.isfile(os.path.join(folder, "__init__.py")):
@@ -164,7 +164,7 @@ def _import_lone_file(path: str, stem: str) -> ModuleType:
     while _belongs_to_another(name, path):
         number += 1
         name = f"{stem}_{number}"
-    # A file that bears an installed module's name must not hide that module from the rest.
+    # A file with the name of an installed module must not shadow that module.
     _make_importable(folder, last=name != stem)
     loaded = sys.modules.get(name)
     if loaded is not None:
@@ -182,7 +182,7 @@ def _import_lone_file(path: str, stem: str) -> ModuleType:
 
 
 def _belongs_to_another(name: str, path: str) -> bool:
-    """Return whether `import name` means another module than the file at `path`."""
+    """Return True if `import name` would import another module than the file at `path`."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         return not _is_file(loaded, path)
@@ -197,7 +197,7 @@ def _import(name: str, shown: str) -> ModuleType:
 
 
 def _guarded(load: Callable[[], Any], name: str, shown: str) -> Any:
-    """Import with `load`, telling a module that is missing from one that raises."""
+    """Import with `load`; report a missing module differently from one that raises."""
     try:
         return load()
     except ModuleNotFoundError as error:
@@ -225,7 +225,7 @@ def _raised(doing: str, error: Exception) -> UserFunctionError:
 
 
 def _make_importable(folder: str, *, last: bool = False) -> None:
-    """Put a folder on Python's path, first or last, unless it is there."""
+    """Add a folder to Python's path, first or last, unless it is there."""
     if not any(os.path.abspath(entry) == folder for entry in sys.path):
         sys.path.insert(len(sys.path) if last else 0, folder)
 
@@ -267,7 +267,7 @@ def _is_callable(owner: object, name: str) -> bool:
 
 
 def _functions(module: ModuleType) -> list[str]:
-    """Return the public callables that the module defines itself, classes left out."""
+    """Return the public callables that the module itself defines, without classes."""
     return [
         name
         for name in _public(vars(module))
@@ -287,7 +287,7 @@ def _listing(module: ModuleType) -> str | None:
 
 
 def _without_attribute(target: str) -> TargetError:
-    """Return the error for a TARGET without a colon, with what it could have been meant to be."""
+    """Return the error for a TARGET without a colon, with suggestions for what was meant."""
     message = f"the target '{target}' does not say which function"
     module, _, name = target.rpartition(".")
     try:
@@ -324,6 +324,6 @@ def _module_hint(name: str, missing: str) -> str | None:
 
 
 def _short(path: str) -> str:
-    """Return a path from the current folder if it lies in it, and anything else as it is."""
+    """Return a path relative to the current folder if it is inside it, else unchanged."""
     inside = os.path.isabs(path) and path.startswith(os.getcwd() + os.sep)
     return os.path.relpath(path) if inside else path

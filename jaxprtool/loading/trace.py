@@ -1,7 +1,7 @@
-"""Tracing a function to a Program: its jaxpr as `jax.make_jaxpr` gives it, with names and trees.
+"""Tracing of a function to a Program: the jaxpr of `jax.make_jaxpr`, with names and pytrees.
 
-Mistakes in the arguments are found before JAX sees them; whatever is raised after that comes from
-the user's function, and is reported as such.
+Invalid arguments are reported before JAX is called; any later exception comes from the user's
+function and is reported as such.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from jaxprtool.loading.plain_objects import changes_told
 
 
 class StaticArguments(TypedDict, total=False):
-    """Which arguments of a function are static, as `jax.jit` is told."""
+    """Which arguments of a function are static, as in options of `jax.jit`."""
 
     static_argnums: int | Sequence[int]
     static_argnames: str | Sequence[str]
@@ -54,7 +54,7 @@ class StaticArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A call sorted out: which arguments are traced, and which the function gets as they are.
+    """The arguments of a call, split into traced and static ones.
 
     `static_args` maps positions, `static_kwargs` names, to Python values; `args` and `kwargs` are
     the others, in order, with what is no array held in their structure. `shared` says which
@@ -70,7 +70,7 @@ class BoundCall:
 
     @property
     def leaves(self) -> list[object]:
-        """The flat arguments, in the order of the Program's."""
+        """Return the flat arguments in the Program's order."""
         return jax.tree.leaves((self.args, self.kwargs))
 
     @property
@@ -88,7 +88,7 @@ class BoundCall:
         return {name: (arg, True) for name, arg in self.static_kwargs.items()} | traced
 
     def position(self, number: int) -> int:
-        """Return which of the Program's positional arguments is the function's `number`.
+        """Return the index in the Program of the function's positional argument `number`.
 
         Raises ArgumentsError if there is none, or it is static.
         """
@@ -115,14 +115,15 @@ def trace(
 
     Arguments are arrays, `jax.ShapeDtypeStruct`s or other objects with a `.shape` and a `.dtype`,
     scalars, and pytrees of them; those marked `static(...)`, or named by `static_argnums` or
-    `static_argnames` as for `jax.jit`, reach the function as Python values. Leaves that are no
-    arrays (functions in a module, strings) do so too, and stay in the program's structures, as do
-    such results. So do scalars in an Equinox module, and all scalars if `fun` is one of Equinox's
-    (`filter_jit`). `axis_env` gives named axes and their sizes, as for `jax.make_jaxpr`. Raises
-    ArgumentsError if the arguments do not fit the function, and UserFunctionError if it raises.
+    `static_argnames` as for `jax.jit`, reach the function as Python values. So do leaves that are
+    not arrays (functions in a module, strings); they are kept in the program's pytree structures,
+    as are such results. The same holds for scalars in an Equinox module, and for all scalars if
+    `fun` is an Equinox transformation (`filter_jit`). `axis_env` has named axes and their sizes, as
+    for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not fit the function, and
+    UserFunctionError if it raises.
 
     A function under `jax.jit` is traced by its own `trace`: the program is its body, and
-    `Program.jit` has what `jax.jit` was told.
+    `Program.jit` has the options of `jax.jit`.
     """
     call = bind_arguments(fun, args, kwargs, static_argnums, static_argnames)
     return trace_call(function_name(fun), fun, call, axis_env)
@@ -134,7 +135,7 @@ def trace_call(
     call: BoundCall,
     axis_env: Sequence[tuple[Hashable, int]] | None = None,
 ) -> Program:
-    """Return the Program, of this name, of a call that is sorted out. Raises UserFunctionError."""
+    """Return the Program of a bound call, named `name`. Raises UserFunctionError."""
     jitted = Jitted.find(fun)
     told: jaxcompat.TracedOptions | None = None
     try:
@@ -180,8 +181,8 @@ def _by_name(
 
 
 def _is_sharded(leaf: object) -> bool:
-    """Return whether an argument has a sharding over several devices that `jax.jit` would keep."""
-    if isinstance(leaf, jax.core.Tracer):  # of which JAX 0.10 does not know whether it is committed
+    """Return True if an argument has a sharding over several devices that `jax.jit` would keep."""
+    if isinstance(leaf, jax.core.Tracer):  # JAX 0.10 cannot tell whether it is committed
         return False
     return getattr(leaf, "committed", True) and is_over_devices(getattr(leaf, "sharding", None))
 
@@ -189,7 +190,7 @@ def _is_sharded(leaf: object) -> bool:
 def _made(
     name: str, fun: Callable, call: BoundCall, axis_env: Sequence[tuple[Hashable, int]] | None
 ) -> tuple[ClosedJaxpr, object]:
-    """The jaxpr of a call of a function that is not under `jax.jit`, and the types it gives."""
+    """Return the jaxpr of a call of a function without `jax.jit`, and its result types."""
     traced = released(fun, call.shared, name, **call.static_kwargs)
     trees = []
 
@@ -205,7 +206,7 @@ def _made(
 
 
 def function_name(fun: Any) -> str:
-    """Return the name of a function, of what a partial wraps, or of a callable object's class."""
+    """Return the name of a function, of the function in a partial, or of a callable's class."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     if not hasattr(fun, "__name__") and callable(getattr(fun, "__wrapped__", None)):
@@ -214,16 +215,17 @@ def function_name(fun: Any) -> str:
     return str(name).strip("<>")
 
 
-#: The parameters of a function that takes whatever it is given.
+#: The parameters of a function that accepts any arguments.
 _ANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 def signature(fun: Callable) -> inspect.Signature | None:
-    """Return a function's signature, or None if it does not tell."""
+    """Return a function's signature, or None if it is unknown."""
     try:
         known = inspect.signature(fun)
         if isinstance(fun, type) and {p.kind for p in known.parameters.values()} == _ANY:
-            # A metaclass hands on whatever it is given: ask who takes it.
+            # A metaclass forwards any arguments: use the signature of the method that receives
+            # them.
             own = inspect.signature(fun.__init__)  # type: ignore[misc]
             return own.replace(parameters=[*own.parameters.values()][1:])
         return known
@@ -232,7 +234,7 @@ def signature(fun: Callable) -> inspect.Signature | None:
 
 
 def shown_signature(fun: Callable) -> str:
-    """`loss(params, x, *, training)`, without annotations and on one line, for a message."""
+    """Return `loss(params, x, *, training)`, without annotations and on one line."""
     known, empty = signature(fun), inspect.Signature.empty
     if known is None:
         return f"{function_name(fun)}(...)"
@@ -246,14 +248,14 @@ def shown_signature(fun: Callable) -> str:
 
 
 class _Dots:
-    """Stands for a default that is too long to be shown."""
+    """Represents a default that is too long to show."""
 
     def __repr__(self) -> str:
         return "..."
 
 
 def _is_short(default: object) -> bool:
-    """Return whether a default, or that there is none, is shown as it is."""
+    """Return True if a default, or its absence, is shown as it is."""
     return (
         default is None
         or default is inspect.Signature.empty
@@ -270,7 +272,7 @@ def bind_arguments(
 ) -> BoundCall:
     """Return the traced and the static arguments of a call of `fun`.
 
-    Raises ArgumentsError if the call does not fit the signature, or an array is none to JAX.
+    Raises ArgumentsError if the call does not fit the signature, or JAX does not accept an array.
     """
     _check_fit(fun, args, kwargs)
     positions, names = static_places(fun, args, kwargs, static_argnums, static_argnames)
@@ -285,7 +287,7 @@ def bind_arguments(
         {i: _bare(arg) for i, arg in static_args.items()},
         {name: _bare(arg) for name, arg in static_kwargs.items()},
     )
-    named_leaves(fun, call)  # says which argument is not a pytree
+    named_leaves(fun, call)  # raises for an argument that is not a pytree
     arrays = held(fun, traced)
     for path, leaf in named_leaves(fun, replace(call, args=arrays[0], kwargs=arrays[1])):
         _check_leaf(path, leaf)
@@ -294,7 +296,7 @@ def bind_arguments(
 
 
 def named_leaves(fun: Callable, call: BoundCall) -> list[tuple[str, object]]:
-    """Each traced flat argument with its path: `x`, `params['w']`, and `args[0]` for a `*args`."""
+    """Return each traced flat argument with its path: `x`, `params['w']`, `args[0]` for `*args`."""
     count = len(call.args) + len(call.static_args)
     names = positional_names(fun, count)
     dynamic = [names[i] for i in range(count) if i not in call.static_args]
@@ -315,18 +317,18 @@ def named_leaves(fun: Callable, call: BoundCall) -> list[tuple[str, object]]:
     ]
 
 
-# --- leaves that are no arrays ------------------------------------------------------------------
+# --- leaves that are not arrays -----------------------------------------------------------------
 
 
 def held(fun: object, tree: Any) -> Any:
-    """Return a tree of arguments or results of a function, in which what is not traced is held.
+    """Return a tree of arguments or results with untraced leaves moved into its structure.
 
-    Scalars are traced, as `jax.jit` does, except in an Equinox module and where Equinox calls the
-    function: there they are held, as `equinox.filter_jit` does.
+    Scalars are traced, as in `jax.jit`, except in an Equinox module and in functions that Equinox
+    calls, where they are moved as well, as in `equinox.filter_jit`.
     """
     if is_filtered(fun):
         return _held(tree, scalars=False)
-    if Jitted.find(fun) is not None:  # which traces the scalars of a module, too
+    if Jitted.find(fun) is not None:  # which also traces the scalars of a module
         return _held(tree, scalars=True)
     return jax.tree.map(
         lambda node: _held(node, scalars=not _is_module(node)), tree, is_leaf=_is_module
@@ -334,7 +336,7 @@ def held(fun: object, tree: Any) -> Any:
 
 
 def _held(tree: Any, scalars: bool) -> Any:
-    """Return a tree in which all leaves are held but arrays, and scalars if these are traced."""
+    """Return a tree with all leaves in its structure but arrays and, if `scalars`, scalars."""
 
     def traced(leaf: Any) -> bool:
         return is_traced(leaf) and (scalars or not isinstance(leaf, _SCALARS))
@@ -343,7 +345,7 @@ def _held(tree: Any, scalars: bool) -> Any:
 
 
 def _is_module(node: object) -> bool:
-    """Return whether a node of a tree is an Equinox module; Equinox is not imported for it."""
+    """Return True if a node of a tree is an Equinox module, without importing Equinox."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and isinstance(node, equinox.Module)
 
@@ -355,12 +357,12 @@ def released(
     /,
     **static_kwargs: object,
 ) -> Callable:
-    """Return a function that takes and gives trees with leaves held, and calls `fun` without that.
+    """Return a function that restores the leaves moved by `held`, calls `fun`, and moves its own.
 
-    It has the name of `fun`, and the signature that is left when `static_kwargs` are given. If
-    `fun` changes objects among its arguments, it gives a `Changed`; `shared` says which Variables
-    in these are one, or is None if it is to give the result alone. If it is `watched`, by a name,
-    plain objects that it changes are told in a warning.
+    It has the name of `fun`, and its signature without `static_kwargs`. If `fun` changes objects
+    among its arguments, it returns a `Changed`; `shared` lists which Variables in these are the
+    same object, or is None to return the result alone. If `watched`, a name, is given, changes of
+    plain objects are reported in a warning.
     """
 
     def call(*args: object, **kwargs: object) -> object:
@@ -382,7 +384,7 @@ def released(
 
 
 def is_traced(leaf: object) -> bool:
-    """Whether a leaf is an array or taken for one: a scalar, what has a shape and a dtype."""
+    """Return True if a leaf is an array or array-like: a scalar, or has a shape and a dtype."""
     if isinstance(leaf, _SCALARS):
         return True
     if isinstance(leaf, Static | type):
@@ -400,8 +402,8 @@ _SCALARS = (bool, int, float, complex)
 
 
 def is_filtered(fun: Any) -> bool:
-    """Return whether a function is one of Equinox's transformations, which trace arrays alone."""
-    while callable(inner := getattr(fun, "func", None)):  # a partial, of functools or Equinox
+    """Return True if a function is an Equinox transformation, which traces arrays only."""
+    while callable(inner := getattr(fun, "func", None)):  # a partial of functools or Equinox
         fun = inner
     package = type(fun).__module__.partition(".")[0]
     return package == "equinox" and hasattr(fun, "__wrapped__")
@@ -421,10 +423,10 @@ def static_places(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> tuple[set[int], set[str]]:
-    """Return which arguments of a call are static: by position, and by name.
+    """Return the static arguments of a call, by position and by name.
 
-    They are marked so, or `static_argnums`, `static_argnames` or the function's own `jax.jit` say
-    it.
+    They are marked `static(...)`, or static by `static_argnums`, `static_argnames` or the
+    function's own `jax.jit`.
     """
     positions, names = _told_static(fun, len(args), static_argnums, static_argnames)
     if jitted := Jitted.find(fun):
@@ -442,7 +444,7 @@ def _told_static(
     static_argnums: int | Sequence[int],
     static_argnames: str | Sequence[str],
 ) -> tuple[set[int], set[str]]:
-    """Positions and names that are static; each of the two also says what the other would."""
+    """Return the static positions and names; each also includes what the other implies."""
     numbers = [static_argnums] if isinstance(static_argnums, int) else list(static_argnums)
     names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
     order = positional_names(fun, count)
@@ -459,7 +461,7 @@ def _told_static(
 
 
 def require_parameters(fun: Callable, names: Iterable[str], what: str) -> None:
-    """Raise ArgumentsError for a name that is no parameter of a function; `what` has it."""
+    """Raise ArgumentsError for a name that is not a parameter; `what` is where it was given."""
     known = signature(fun)
     if known is None or _parameter(known, inspect.Parameter.VAR_KEYWORD):
         return
@@ -470,7 +472,7 @@ def require_parameters(fun: Callable, names: Iterable[str], what: str) -> None:
 
 
 def positional_names(fun: Callable, count: int) -> list[str]:
-    """Return a name for each position: all that the signature has, or more if `count` are given."""
+    """Return a name per position: those of the signature, and more if `count` exceeds them."""
     known = signature(fun)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in known.parameters.values() if p.kind in kinds] if known else []
@@ -526,22 +528,22 @@ def _check_leaf(path: str, leaf: Any) -> None:
         ) from None
 
 
-#: Leaves that are arrays, or types of arrays, of JAX's own; a ref has a type of another kind.
+#: JAX's arrays and array types; the type of a ref is not one of them.
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, jax.core.ShapedArray, np.ndarray, np.generic)
 
 
 def _as_array_type(leaf: object) -> object:
-    """Return the type that an object with a shape and a dtype stands for, whoever's they are.
+    """Return the JAX type of an object with a shape and a dtype, from any library.
 
-    A `tf.TensorSpec` has a dtype of TensorFlow's, a tensor one of PyTorch's; both bear the names
-    that NumPy knows. What cannot be understood is given back as it is.
+    A `tf.TensorSpec` has a TensorFlow dtype, a tensor a PyTorch one; both have names that NumPy
+    recognizes. An object that cannot be converted is returned as it is.
     """
     if isinstance(leaf, _ARRAYS) or not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         return leaf
     try:
         if type(jax.api_util.shaped_abstractify(leaf)) is not jax.core.ShapedArray:
             return leaf
-    except (TypeError, ValueError):  # whose dtype, or way to become an array, JAX does not know
+    except (TypeError, ValueError):  # JAX does not recognize its dtype or array protocol
         pass
     try:
         shape = tuple(map(operator.index, leaf.shape))
@@ -558,7 +560,7 @@ def _dtype(dtype: object) -> np.dtype:
 
 
 def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> UserFunctionError:
-    """Return the error that says what the user's function raised, in one line."""
+    """Return the error for an exception raised by the user's function, on one line."""
     if isinstance(error, SystemExit):
         return UserFunctionError(f"{name} called sys.exit({error.code!r}) while it was traced")
     lines = [line.strip() for line in str(error).splitlines()]

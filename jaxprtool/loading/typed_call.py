@@ -1,8 +1,8 @@
-"""What a function is traced on where `--args` are those of the program that passes make of it.
+"""Types to trace a function with if `--args` are for the program after the passes.
 
-A pass may add arguments, as `ragged` adds lengths, or change their types. The types that the
-function is traced with are then known without the arguments: its parameters have them, or its
-example arguments, or they are given. What has none is of the type that is given after the passes.
+A pass may add arguments, as `ragged` adds lengths, or change their types. The function is then
+traced with the types of its parameters, of its example arguments, or those given. An argument
+without a type gets its type after the passes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def typed_call(
     given: Arguments,
     **static: Unpack[StaticArguments],
 ) -> tuple[Arguments, Arguments]:
-    """Return the arguments to trace a function on, and those of the program that passes make.
+    """Return the arguments to trace a function with, and those of the program after the passes.
 
     Args:
         fun: The function.
-        types: The types of its parameters, as far as they are known.
+        types: The known types of its parameters.
         own: Its example arguments, or those of a factory.
-        given: The arguments of the program, with those of the function that are static among them.
-            A parameter of it that has a default, and no type, is given by name: more positional
-            arguments are what passes add.
-        static: Which are static, as `jax.jit` is told.
+        given: The arguments of the program, including the function's static ones. A parameter with
+            a default and no type is given by name: further positional arguments are those that
+            passes add.
+        static: Which arguments are static, as in options of `jax.jit`.
     """
     args, kwargs = given
     positions, names = static_places(fun, args, kwargs, **static)
@@ -60,7 +60,7 @@ def typed_call(
 def _of_the_function(
     fun: Callable, types: ParameterTypes, given: Arguments, static: set[int]
 ) -> Arguments:
-    """Return those of the arguments that the function takes, and passes do not add."""
+    """Return the arguments that the function takes, without those that passes add."""
     args, kwargs = given
     known = signature(fun)
     parameters: Mapping[str, inspect.Parameter] = known.parameters if known else {}
@@ -73,7 +73,7 @@ def _of_the_function(
 
 
 def _with_rows(types: ParameterTypes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return a call, in which rows stand for examples of different length."""
+    """Return a call with examples of different lengths replaced by rows."""
     names = [*types.positions, *[""] * len(args)]
     return (
         tuple(_rows(types.by_name.get(name), arg) for name, arg in zip(names, args, strict=False)),
@@ -82,7 +82,7 @@ def _with_rows(types: ParameterTypes, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _rows(type_: Any, arg: Any) -> Any:
-    """Return an argument, in which rows stand for each Ragged that a type of an array is for."""
+    """Return an argument with each Ragged replaced by rows where an array type is expected."""
     if isinstance(type_, dict) and type(arg) is dict:
         return {name: _rows(type_.get(name), part) for name, part in arg.items()}
     if isinstance(type_, list | tuple) and type(arg) is type(type_) and len(arg) == len(type_):

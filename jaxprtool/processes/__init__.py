@@ -44,7 +44,7 @@ def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
 
     def terminate(number: int, _: object) -> NoReturn:
         for each in ending:
-            signal.signal(each, signal.SIG_IGN)  # one is enough
+            signal.signal(each, signal.SIG_IGN)  # one signal is enough
         raise _Terminated(number)
 
     for each in ending:

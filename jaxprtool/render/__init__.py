@@ -1,1 +1,1 @@
-"""A Program, or an analysis, as something to look at; nothing here computes."""
+"""Rendering of Programs and analyses as text, HTML and JSON; no analysis is done here."""

@@ -1,8 +1,8 @@
-"""Functions and arguments whose sizes vary: masked, ragged, padded to buckets, and fitted.
+"""Functions and arguments of varying sizes: masked, ragged, padded to buckets, and fitted.
 
-Each module is a door of its own, so that none of the passes is imported that is not needed:
-`mask`, `shapecheck` and `specialize` hold what users call by these names, `ragged_vmap` maps over
-`Ragged` arguments, `buckets` is `jit(shapes=…)`, and `fitting` fits arguments to a program. The
-package stands on `jaxprtool.extend` alone, as a plug-in would. What every `Program` has of sizes is
-below that, in `ir`: `symbols`, `bounds`, `specialization`, and `ragged`, which `loading` reads.
+Modules are imported separately, so that only the passes in use are imported: `mask`, `shapecheck`
+and `specialize` have the public functions of these names, `ragged_vmap` maps over `Ragged`
+arguments, `buckets` implements `jit(shapes=…)`, and `fitting` fits arguments to a program. The
+package depends only on `jaxprtool.extend`, like a plug-in. The sizes of a `Program` are in `ir`:
+`symbols`, `bounds`, `specialization`, and `ragged`, which `loading` reads.
 """

@@ -1,8 +1,8 @@
-"""Sizes that vary under `jit(shapes=…)`: arguments padded to a bucket, and results that are cut.
+"""Varying sizes under `jit(shapes=…)`: arguments are padded to a bucket, and results cut.
 
-Around the compiled program sizes are known, so that no program is needed to pad and to cut: it is
-done in the memory of the host. Values that JAX traces, and those that are not on one device, are
-padded and cut by JAX, which compiles that for every size.
+Sizes are known outside of the compiled program, so padding and cutting is done in host memory
+without compiling. Tracers and values on several devices are padded and cut by JAX, which compiles
+this for each size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jaxprtool.extend.tracing import (
 
 hide_from_tracebacks(__file__)
 
-#: The keyword argument of what is compiled that has the sizes, after all others.
+#: The last keyword argument of the compiled function, which has the sizes.
 SIZES = "\U0010ffff sizes"
 
 #: The most entries of each cache, `Buckets.calls` and `Buckets.cuts`.
@@ -51,20 +51,20 @@ MOST_CALLS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Buckets:
-    """The sizes that arguments are padded to: of each symbol in their types, or some."""
+    """The sizes to which arguments are padded, for some or all symbols in their types."""
 
     types: ParameterTypes
     sizes: Mapping[str, tuple[int, ...]]
-    #: Equal for Buckets that were read from equal `shapes` and `types`. It may have no hash.
+    #: Equal for Buckets read from equal `shapes` and `types`. It may be unhashable.
     key: tuple[Any, ...]
-    #: What to pad in a call, by the types of its arguments.
+    #: The padding of a call, by the types of its arguments.
     calls: dict[Hashable, Call] = field(default_factory=dict)
-    #: What to cut of results, by their structure and the sizes of the call.
+    #: The cuts of results, by their structure and the sizes of the call.
     cuts: dict[Hashable, Unpadding] = field(default_factory=dict)
 
     @classmethod
     def read(cls, fun: Callable, shapes: Mapping[str, int | Sequence[int]], types: Any) -> Buckets:
-        """Return what `jit` is told. Raises ArgumentsError for what has no meaning."""
+        """Return the buckets given to `jit`. Raises ArgumentsError for invalid ones."""
         if not isinstance(shapes, Mapping) or not shapes:
             raise ArgumentsError(
                 f"shapes are buckets by symbol, {{'n': (64, 128)}}, not {shapes!r}"
@@ -93,10 +93,11 @@ class Buckets:
     def padded(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Call]:
-        """Return the arguments of a call, padded, and what is known of such calls.
+        """Return the padded arguments of a call, and the `Call` for these argument types.
 
         Raises:
-            ArgumentsError: For arguments that are not of their types, and sizes beyond the buckets.
+            ArgumentsError: For arguments that do not have their types, and sizes beyond the
+                buckets.
         """
         given = self.types.given(args, kwargs)
         leaves, tree = jax.tree.flatten(given)
@@ -112,7 +113,7 @@ class Buckets:
         return tuple(args), dict(kwargs), call
 
     def _call(self, leaves: Sequence[TypedValue | None]) -> Call:
-        """Return what to pad in a call with these arguments."""
+        """Return the padding of a call with these arguments."""
         values = [each for each in leaves if each is not None]
         sizes = self._sizes(values)
         bounds = {k: self._bucket(k, sizes[k], values) for k in sorted(self.sizes)}
@@ -152,7 +153,7 @@ class Buckets:
         try:
             return found_sizes(self.name, list(zip(names, avals, strict=True)), shapes)
         except ArgumentsError as error:
-            # To JAX a symbol is at least 1: that of one less may be 0.
+            # For JAX a symbol is at least 1: solve for the size plus 1, so that the size may be 0.
             less = chosen_sizes(
                 self.name, sizes_by_symbol(avals), {k: f"{k} - 1" for k in self.sizes}
             )
@@ -174,7 +175,7 @@ class Buckets:
         )
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PaddedCall:
-        """Return what padded arguments stand for; the sizes are taken out of `kwargs`."""
+        """Return the typed arguments of a padded call; the sizes are removed from `kwargs`."""
         sizes: CallSizes = kwargs.pop(SIZES)
 
         def types(values: list[TypedValue]) -> list[jax.ShapeDtypeStruct]:
@@ -185,7 +186,7 @@ class Buckets:
         return PaddedCall(*self.types.replaced(args, kwargs, types), sizes)
 
     def around(self, fun: Callable, jitted: Any) -> BucketedFunction:
-        """Return the function that pads, calls `jitted`, which is made of `fun`, and cuts."""
+        """Return the function that pads, calls `jitted` (the jitted `fun`), and cuts."""
         return BucketedFunction(fun, jitted, self)
 
 
@@ -194,11 +195,11 @@ class Buckets:
 )
 @dataclass(frozen=True)
 class CallSizes:
-    """The sizes of a call: an argument of what is compiled for the buckets that it has.
+    """The sizes of a call, an argument of the function compiled for its buckets.
 
     Attributes:
-        sizes: The size of each symbol that has buckets.
-        bounds: The bucket of each, in the order of their names.
+        sizes: The size of each symbol with buckets.
+        bounds: The bucket of each symbol, sorted by name.
         others: The sizes of other symbols.
     """
 
@@ -207,12 +208,12 @@ class CallSizes:
     others: tuple[tuple[str, int], ...]
 
     def padded(self, given: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-        """Return the padded shape of an argument of a type."""
+        """Return the padded shape of an argument of this type."""
         shape = self.symbolic(given).shape
         return Bounds(dict(self.bounds)).shape(shape)
 
     def symbolic(self, given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Return a type in which symbols that have no buckets are sizes."""
+        """Return a type with symbols without buckets replaced by sizes."""
         shape = tuple(value_of(size, dict(self.others)) for size in given.shape)
         return jax.ShapeDtypeStruct(shape, given.dtype)
 
@@ -222,10 +223,10 @@ class Call:
     """The sizes of a call, and the arguments that it pads.
 
     Attributes:
-        sizes: The size of each symbol that has buckets.
-        known: The sizes as the compiled function takes them.
-        pads: Of each argument that is padded, its position among the leaves of the arguments that
-            have types, and the padded shape.
+        sizes: The size of each symbol with buckets.
+        known: The sizes as an argument of the compiled function.
+        pads: For each padded argument, its position among the leaves of typed arguments, and the
+            padded shape.
     """
 
     sizes: Mapping[str, int]
@@ -235,14 +236,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Unpadding:
-    """What is cut of results: which leaves, to which shapes, and the structure that is left."""
+    """The cuts of results: the leaves to cut, their shapes, and the remaining structure."""
 
     shapes: Sequence[tuple[int, tuple[int, ...]]]
     tree: PyTreeDef
 
     @classmethod
     def read(cls, results: Any, sizes: Mapping[str, int]) -> Unpadding:
-        """Return what is cut of results where symbols have these sizes."""
+        """Return the cuts of results for these sizes of symbols."""
         parts, tree = jax.tree.flatten(results, is_leaf=lambda each: isinstance(each, ToCut))
         shapes = [
             (i, tuple(value_of(n, sizes) for n in part.shape))
@@ -254,12 +255,12 @@ class Unpadding:
 
 @dataclass(frozen=True)
 class PaddedCall:
-    """A call of what is compiled, while that is traced.
+    """A call of the compiled function during tracing.
 
     Attributes:
-        args: The positional arguments, those of which a type is known as types with symbols.
+        args: The positional arguments, with typed ones replaced by their symbolic types.
         kwargs: The keyword arguments, likewise.
-        sizes: The sizes, which are traced.
+        sizes: The traced sizes.
     """
 
     args: tuple[Any, ...]
@@ -267,7 +268,7 @@ class PaddedCall:
     sizes: CallSizes
 
     def results(self, program: Program, operands: Sequence[Any]) -> Any:
-        """Return what a program gives for padded operands; what is to be cut as `ToCut`."""
+        """Return the results of a program for padded operands, with those to cut as `ToCut`."""
         with at_once():
             result = masked(program, dict(self.sizes.bounds))
         args, kwargs = jax.tree.unflatten(program.in_tree, operands)
@@ -284,14 +285,14 @@ class PaddedCall:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["shape"])
 @dataclass(frozen=True)
 class ToCut:
-    """A padded result, and the shape that it has for each choice of sizes."""
+    """A padded result, and its shape as a function of sizes."""
 
     value: Any
     shape: tuple[Any, ...]
 
 
 class BucketedFunction:
-    """What `jit(shapes=…)` gives: pads, calls what is compiled for the bucket, and cuts."""
+    """The result of `jit(shapes=…)`: pads, calls the function compiled for the bucket, and cuts."""
 
     def __init__(self, fun: Callable, jitted: Any, buckets: Buckets):
         self._jitted, self._buckets = jitted, buckets
@@ -309,7 +310,7 @@ class BucketedFunction:
         return self._buckets.cut(results, call)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """Return what `jax.jit(...).lower` gives, of the program for the bucket."""
+        """Return the result of `jax.jit(...).lower` for the program of the bucket."""
         args, kwargs, call = self._buckets.padded(args, kwargs)
         return self._jitted.lower(*args, **kwargs, **{SIZES: call.known})
 
@@ -317,7 +318,7 @@ class BucketedFunction:
         return self if instance is None else functools.partial(self, instance)
 
 
-# --- what is read ---------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def _buckets(symbol: str, given: int | Sequence[int]) -> tuple[int, ...]:
@@ -331,7 +332,7 @@ def _buckets(symbol: str, given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _type_key(value: Any) -> Hashable:
-    """Return what the type of an argument is known by."""
+    """Return a key for the type of an argument."""
     try:
         return value.shape, value.dtype
     except AttributeError:  # a Python scalar
@@ -339,7 +340,7 @@ def _type_key(value: Any) -> Hashable:
 
 
 def _keep(known: dict[Hashable, Any], key: Hashable, value: Any) -> None:
-    """Put a value into a cache, which is emptied when it has `MOST_CALLS`."""
+    """Add a value to a cache, which is cleared when it has `MOST_CALLS` entries."""
     if len(known) >= MOST_CALLS:
         known.clear()
     known[key] = value
@@ -349,7 +350,7 @@ def _keep(known: dict[Hashable, Any], key: Hashable, value: Any) -> None:
 
 
 def _padded(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array with zeros behind it, or the type of one."""
+    """Return an array padded with zeros at the end, or its type."""
     old = np.shape(value)
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, value.dtype, weak_type=is_weak(value))
@@ -360,7 +361,7 @@ def _padded(value: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(value, np.ndarray):
         new[rows] = value
         return new
-    # JAX puts what is not committed where it puts arrays of NumPy, unless a guard is against it.
+    # JAX places uncommitted arrays like NumPy arrays, unless a transfer guard forbids it.
     moved = value.committed or is_weak(value.aval) or _is_guarded()
     with jax.transfer_guard_device_to_host("allow"), jax.transfer_guard_host_to_device("allow"):
         new[rows] = value
@@ -373,7 +374,7 @@ def _padded_by_jax(value: Any, shape: tuple[int, ...]) -> Any:
         padded = _padded_by_jax(data, (*shape, *data.shape[len(shape) :]))
         return jax.random.wrap_key_data(padded, impl=value.dtype)
     widths = [(0, new - old, 0) for old, new in zip(value.shape, shape, strict=True)]
-    # JAX's transpose of a pad or a slice would give a strongly typed gradient.
+    # JAX's transpose of a pad or a slice would return a strongly typed gradient.
     padded = lax.pad(strongly_typed(value), jnp.zeros((), value.dtype), widths)
     return as_weak_as(padded, jax.typeof(value))
 
@@ -389,7 +390,7 @@ def _cut(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _is_on_host(value: Any) -> bool:
-    """Return True if an array's elements can be had without a program."""
+    """Return True if an array's elements can be read without a compiled program."""
     if isinstance(value, np.ndarray):
         return True
     traced = isinstance(value, jax.core.Tracer) or is_extended(value.dtype)
@@ -397,12 +398,12 @@ def _is_on_host(value: Any) -> bool:
 
 
 def _is_guarded() -> bool:
-    """Return True if arrays of NumPy may not be arguments of what JAX runs."""
+    """Return True if the transfer guard forbids NumPy arrays as arguments."""
     return jax.config.jax_transfer_guard_host_to_device not in (None, "allow")
 
 
 def _placed_like(value: Any, array: np.ndarray) -> Any:
-    """Return an array where another one is, and as weakly typed: one of JAX's if that is."""
+    """Return an array with the placement, weak type and kind (JAX or NumPy) of another one."""
     if isinstance(value, np.ndarray):
         return array
     placed = jax.device_put(array, value.sharding if value.committed else None)

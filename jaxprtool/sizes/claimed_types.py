@@ -1,7 +1,7 @@
-"""The results of a program against types that a user claims, and the equation that is to blame.
+"""Comparison of result types with types claimed by a user, and the equation to blame.
 
-A result that is of another type got it somewhere: `origin` goes back from it through equations
-that keep the shape and the dtype of an operand, into calls and loops, to the one that made it.
+The origin of a wrong type is found by going back from the result, through equations that keep the
+shape and the dtype of an operand and into calls and loops, to the equation that created it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from jaxprtool.extend import (
 from jaxprtool.extend.analysis import DefUse
 from jaxprtool.extend.trees import paths
 
-#: The symbols that `_` stands for in types, and one as a whole size in a type.
+#: The symbols of `_` in types, and one as a whole size in a type.
 _UNNAMED = re.compile(r"_\d+")
 _IN_TYPE = re.compile(r"(?<=[\[,])_\d+(?=[\],])")
 
 
 @dataclass(frozen=True)
 class WrongResult:
-    """A result that is not of the type that is claimed, and what made it so.
+    """A result without the claimed type, and the origin of its type.
 
     Attributes:
         name: The result's name.
         type: Its type.
-        claimed: The type that is claimed.
-        origin: The equation that made a value of this type, or what else it is, in words.
+        claimed: The claimed type.
+        origin: A description of the equation or value from which the type comes.
     """
 
     name: str
@@ -53,7 +53,7 @@ class WrongResult:
 
 
 def other_structure(program: Program, claimed: Any) -> str | None:
-    """Return in words how the structure of a program's results is not that of claimed ones."""
+    """Describe the difference of the results' structure from the claimed one; None if equal."""
     wanted = jax.tree.structure(claimed)
     if wanted == program.out_tree:
         return None
@@ -72,12 +72,12 @@ def _types(program: Program) -> str:
 
 
 def wrong_results(program: Program, claimed: Any) -> list[WrongResult]:
-    """Return the results that are of other types than is claimed.
+    """Return the results whose types differ from the claimed ones.
 
     Args:
         program: The program.
-        claimed: The types, in the structure of the results. A symbol as `_` makes them, `_1`, that
-            the program does not have, stands for any size.
+        claimed: The types, in the structure of the results. A symbol made for `_`, such as `_1`,
+            that the program does not have matches any size.
     """
     found = []
     wanted = [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(claimed)]
@@ -90,7 +90,7 @@ def wrong_results(program: Program, claimed: Any) -> list[WrongResult]:
 
 
 def _filled(claimed: Aval, aval: Aval, known: Mapping[str, Any]) -> Aval:
-    """Return a claimed type with sizes of a result's in the places of symbols that are unknown."""
+    """Return a claimed type with unknown symbols replaced by the result's sizes."""
     shape = getattr(aval, "shape", ())
     if len(shape) != len(claimed.shape):
         return claimed
@@ -104,13 +104,13 @@ def _filled(claimed: Aval, aval: Aval, known: Mapping[str, Any]) -> Aval:
 
 
 def _alike(first: Aval, second: Aval) -> bool:
-    """Return True if two types are of one shape, as far as JAX can tell, and of one dtype."""
+    """Return True if two types have the same dtype and, as far as JAX can tell, shape."""
     same = getattr(first, "shape", None) == getattr(second, "shape", None)
     return same and getattr(first, "dtype", None) == getattr(second, "dtype", None)
 
 
 def _origin(program: Program, atom: Atom) -> str:
-    """Return in words what made a value of the type that a result has."""
+    """Return a description of the origin of a result's type."""
     top = top_jaxpr(program)
     eqn, source = _maker(top, atom)
     if eqn is not None:
@@ -121,7 +121,7 @@ def _origin(program: Program, atom: Atom) -> str:
 
 
 def _maker(jaxpr: Jaxpr, atom: Atom) -> tuple[JaxprEqn | None, Atom]:
-    """Return the equation that made a value of an atom's type; else the atom that it began as."""
+    """Return the equation that created a value of an atom's type, or else the initial atom."""
     defined = DefUse(jaxpr.eqns)
     while isinstance(atom, Var) and (eqn := defined.equation(atom)) is not None:
         inner = _inside(eqn, atom)
@@ -137,13 +137,13 @@ def _maker(jaxpr: Jaxpr, atom: Atom) -> tuple[JaxprEqn | None, Atom]:
 
 
 def _keeps_type(eqn: JaxprEqn) -> bool:
-    """Return False if an operand of the type of the result has it by chance, as in a product."""
+    """Return False if an operand has the result's type only by chance, as in a product."""
     found = traits(eqn)
     return not found.expensive and found.gives not in ("layout", "part")
 
 
 def _inside(eqn: JaxprEqn, result: Var) -> JaxprEqn | Atom | None:
-    """Return what made a result in the body of an equation: an equation, or an operand of this."""
+    """Return the origin of a result in an equation's body: an inner equation or an operand."""
     position = eqn.outvars.index(result)
     for _, body in bodies(eqn):
         if len(body.outvars) != len(eqn.outvars):

@@ -1,4 +1,4 @@
-"""Arguments of a call fitted to a program: to its structure, its types, and its symbols."""
+"""Fitting of call arguments to a program's structure, types and symbols."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from jaxprtool.extend.trees import (
 def fitted(
     program: Program, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[object, ...]:
-    """Return the flat arguments of a call, each of the type that the program takes.
+    """Return the flat arguments of a call, each converted to the program's type.
 
-    A Python scalar is converted to an array of that type. A flat dict of arrays, as a file holds
-    them, becomes the pytree whose paths are its names, such as `first/w`. Where the program takes
-    the rows of examples as one array, a `Ragged`, or a dict of its `values` and `lengths`, is taken
-    apart: the lengths, which may be a list of numbers, go to the argument for them.
+    A Python scalar is converted to an array of that type. A flat dict of arrays, as read from a
+    file, becomes the pytree whose paths are its names, such as `first/w`. If the program takes the
+    rows of examples as one array, a `Ragged`, or a dict of its `values` and `lengths`, is split:
+    the lengths, which may be a list of numbers, are passed to their own argument.
 
     Args:
         program: The program. Its symbols get their sizes from the arguments.
@@ -66,7 +66,7 @@ def _as_held(leaf: object) -> object:
 def _nested(
     program: Program, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the arguments, with each Ragged taken apart and flat dicts made pytrees."""
+    """Return the arguments, with each Ragged split and flat dicts converted to pytrees."""
     wanted, keywords = filled(program.in_tree, range(len(program.in_avals)))
     by_name = {_root(program, each): each for each in wanted if jax.tree.leaves(each)} | keywords
     ragged = _RaggedArguments(program)
@@ -86,10 +86,10 @@ def _root(program: Program, wanted: Any) -> str:
 
 
 class _RaggedArguments:
-    """Takes each Ragged among the arguments apart.
+    """Splits each Ragged in the arguments into rows and lengths.
 
     Attributes:
-        found: The lengths that have been found, by the name of the argument that takes them.
+        found: The lengths found so far, by the name of their argument.
     """
 
     def __init__(self, program: Program):
@@ -100,15 +100,15 @@ class _RaggedArguments:
         self.found: dict[str, Any] = {}
 
     def rows(self, arg: Any, wanted: Any) -> Any:
-        """Return an argument in which each Ragged is replaced by its rows.
+        """Return an argument with each Ragged replaced by its rows.
 
         Args:
             arg: The argument.
             wanted: The pytree that the program takes, with the flat position of each leaf.
 
         Raises:
-            ArgumentsError: If no argument takes the lengths, or another Ragged of the same
-                argument for lengths has others.
+            ArgumentsError: If no argument takes the lengths, or another Ragged with the same
+                lengths argument has different lengths.
         """
         if isinstance(wanted, int) and (parts := ragged_parts(arg)):
             values = self._rows(*parts, wanted)
@@ -147,8 +147,8 @@ class _RaggedArguments:
         """Return the arguments with the lengths inserted where the program takes them.
 
         Raises:
-            ArgumentsError: If the lengths are given as an argument as well, or are a part of
-                another argument.
+            ArgumentsError: If the lengths are also given as an argument, or are part of another
+                argument.
         """
         placed, given = list(args), dict(kwargs)
         for i, each in enumerate(wanted):
@@ -172,7 +172,7 @@ class _RaggedArguments:
 
 
 def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
-    """Return an argument, as a pytree if it is a flat dict whose names are the paths of one.
+    """Return an argument, converted to a pytree if it is a flat dict of the pytree's paths.
 
     `wanted` is the pytree that the program takes, with the flat position of each leaf. Raises
     ArgumentsError for a flat dict with other names.
@@ -197,7 +197,7 @@ def _from_paths(program: Program, arg: Any, wanted: Any) -> Any:
 
 
 def _is_flat(arg: object) -> bool:
-    """Return True for a dict of arrays by name."""
+    """Return True if this is a dict of arrays by name."""
     return isinstance(arg, dict) and all(
         isinstance(name, str) and hasattr(value, "shape") for name, value in arg.items()
     )
@@ -208,10 +208,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _as_saved(value: Any, aval: Aval) -> Any:
-    """Return a value converted back to the type of an argument, if it was saved in another.
+    """Return a value converted back to the type of an argument, if it was saved in another type.
 
-    NumPy's files have NumPy's types alone: bfloat16 is saved as float32, a key as its words. A
-    value that would not be the same is returned as it is.
+    NumPy's files support only NumPy's types: bfloat16 is saved as float32, a key as its key data. A
+    value that cannot be converted without loss is returned unchanged.
     """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         words = jax.eval_shape(jax.random.key_data, aval)
@@ -232,12 +232,12 @@ def _fits(tree: PyTreeDef, arg: Any) -> bool:
         return False
 
 
-#: Kinds of numbers; a Python scalar stands for a value of its own kind and of those after it.
+#: Kinds of numbers; a Python scalar may be a value of its own kind or of later ones.
 _KINDS = {bool: jnp.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.complexfloating}
 
 
 def _fitted_leaf(program: Program, name: str, value: Any, aval: Aval) -> Any:
-    if isinstance(aval, AbstractRef):  # what it holds does, too
+    if isinstance(aval, AbstractRef):  # its contents do too
         value, aval = contents(value), aval.inner_aval
     kinds = list(_KINDS)
     if aval.shape == () and type(value) in _KINDS:

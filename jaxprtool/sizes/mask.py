@@ -1,4 +1,4 @@
-"""`mask`, formerly in JAX: apply a function of arrays of any length to padded arrays.
+"""`mask`, formerly in JAX: apply a function to padded arrays of any length.
 
 summed = jaxprtool.mask(jnp.sum, "f32[n]", "f32[]")
 summed([jnp.array([3.0, 1.0, 4.0, 1.0, 5.0])], dict(n=3))    # 8.0
@@ -83,7 +83,7 @@ class _Masked:
         if self._claim is not None:
             check_claim(program, self._claim)
         program, closed_over = _lifted(program)
-        if not closed_over:  # otherwise the program is valid for this call alone
+        if not closed_over:  # otherwise the program is only valid for this call
             self._program = program
         return program, closed_over
 
@@ -108,7 +108,7 @@ class _Masked:
 def _lifted(program: Program) -> tuple[Program, list[Any]]:
     """Return a program in which constants that are tracers are arguments, and these tracers.
 
-    The user may differentiate by them, and JAX does not differentiate by constants.
+    The user may differentiate with respect to them, which JAX does not do for constants.
     """
     jaxpr = program.jaxpr
     consts = list(zip(jaxpr.constvars, jaxpr.consts, strict=True))

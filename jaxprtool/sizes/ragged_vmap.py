@@ -1,7 +1,7 @@
 """`vmap` over `Ragged` arguments: the function is traced once, for an example of any length.
 
-The trace has a symbol for the length. The pass `ragged` rewrites its jaxpr into one of all lanes,
-which is evaluated on the rows of all examples.
+The trace has a symbol for the length. The pass `ragged` rewrites its jaxpr to one for the whole
+batch, which is evaluated on the rows of all examples.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 @contextmanager
 def _no_nesting() -> Iterator[None]:
-    """Refuse a `vmap` over another Ragged."""
+    """Raise an error for a nested `vmap` over another Ragged."""
     token = _inside.set(True)
     try:
         yield
@@ -59,7 +59,7 @@ def _no_nesting() -> Iterator[None]:
 
 
 def is_ragged(value: object) -> bool:
-    """Return True for a Ragged."""
+    """Return True if a value is a Ragged."""
     return isinstance(value, Ragged)
 
 
@@ -75,14 +75,14 @@ def ragged_vmap(
     """Apply a function of one example to all examples.
 
     Args:
-        call: Call the function with the flat arguments of one example, and return its flat results
-            and their tree.
+        call: Calls the function with the flat arguments of one example, and returns its flat
+            results and their tree.
         values: The flat arguments, some of which are `Ragged`.
         axes: The mapped axis of each, or None.
         out_axes: The `out_axes` of `vmap`.
         axis_size: The number of examples, or None.
         debug: JAX's debug info of the function.
-        names: Return the name of each flat argument, for errors.
+        names: Returns the name of each flat argument, for errors.
 
     Returns:
         The tree of results. One with a row for each row of an example is a `Ragged`.
@@ -148,7 +148,7 @@ def _elements(
     axes: Sequence[Any],
     symbols: Mapping[str, Any],
 ) -> tuple[list[Any], list[Kind]]:
-    """Return the arguments of one example, and the layouts of those that are mapped."""
+    """Return the arguments of one example, and the layouts of the mapped ones."""
     elements: list[Any] = list(values)
     kinds: list[Kind] = []
     for i, (value, dim) in enumerate(zip(values, axes, strict=True)):
@@ -170,7 +170,7 @@ def _elements(
 def _batches(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[str, Ragged]:
     """Return the first Ragged of each axis, by name, and check that the others have its lengths.
 
-    Lengths that are equal have the bounds of all arguments.
+    Equal lengths get the bounds of all their arguments.
     """
     known: dict[str, Ragged] = {}
     first_places: dict[str, int] = {}
@@ -203,7 +203,7 @@ def _batches(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[s
 
 
 def _same_lengths(first: Ragged, second: Ragged) -> bool:
-    """Return False if two batches have different lengths, as far as these are known."""
+    """Return False if two batches are known to have different lengths."""
     if jnp.shape(first.lengths) != jnp.shape(second.lengths) or _rows(first) != _rows(second):
         return False
     known = is_concrete(first.lengths) and is_concrete(second.lengths)
@@ -213,7 +213,7 @@ def _same_lengths(first: Ragged, second: Ragged) -> bool:
 
 
 def _rows(ragged: Ragged) -> int:
-    """Return the number of rows of all examples, with those left over."""
+    """Return the number of rows of all examples, including unused ones."""
     return jnp.shape(ragged.values)[0]  # type: ignore[no-any-return]
 
 
@@ -231,7 +231,7 @@ def _check_lengths(ragged: Ragged, name: str) -> None:
 def _number_of_examples(
     values: Sequence[Any], axes: Sequence[Any], axis_size: Any, names: Names
 ) -> Any:
-    """Return the number of examples, and check that all mapped arguments have as many."""
+    """Return the number of examples, and check that all mapped arguments have that many."""
     avals: list[Aval | None] = []
     for value, axis in zip(values, axes, strict=True):
         if isinstance(value, Ragged):
@@ -266,7 +266,7 @@ def _symbols(values: Sequence[Any], known: Mapping[str, Ragged]) -> dict[str, An
 
 
 def _sizes(known: dict[str, Ragged], symbols: dict[str, Any], lanes: Any) -> Sizes:
-    """Return the sizes of the program: its lanes, their rows, and the longest example."""
+    """Return the sizes of the program: batch size, total rows, and the longest example."""
     rows, longest, full = {}, {}, set()
     for name, each in known.items():
         symbol = str(symbols[name])
@@ -283,7 +283,7 @@ def _sizes(known: dict[str, Ragged], symbols: dict[str, Any], lanes: Any) -> Siz
 
 
 def _with_a_row(values: Any) -> Any:
-    """Return rows, or one row of zeros if there are none: rules read the first row."""
+    """Return rows, or one row of zeros if there are none, since rules read the first row."""
     if jnp.shape(values)[0] != 0:
         return values
     return jnp.zeros((1, *jnp.shape(values)[1:]), jnp.asarray(values).dtype)
@@ -294,7 +294,7 @@ def _with_a_row(values: Any) -> Any:
 
 @dataclass
 class _Results:
-    """Converts arrays of all lanes to the results of `vmap`.
+    """Converts arrays of the whole batch to the results of `vmap`.
 
     Attributes:
         sizes: The sizes of the program.
@@ -314,7 +314,7 @@ class _Results:
         """Return one result of `vmap`.
 
         Args:
-            value: The array of all lanes.
+            value: The array of the whole batch.
             kind: Its layout.
             aval: The type of the result for one example; None if it was not traced.
             spec: The axis of `out_axes`, or None.

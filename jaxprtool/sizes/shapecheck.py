@@ -1,11 +1,11 @@
-"""`shapecheck`, which JAX once had: the types of results, claimed beside a function and checked.
+"""`shapecheck`, formerly in JAX: claims about result types of a function, which are checked.
 
     @jaxprtool.shapecheck("f32[n,m], f32[m]", "f32[n]")
     def matvec(a, b):
         return a @ b
 
-The claim is checked when the function is defined: it is traced once, for all sizes, and no array
-is made.
+The claim is checked when the function is defined: it is traced once for all sizes, without creating
+arrays.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def shapecheck(in_types: Any, out_types: Any) -> Callable[[F], F]:
-    """Return a decorator that checks what a function gives for arguments of given types.
+    """Return a decorator that checks the result types of a function for given argument types.
 
     Args:
-        in_types: The types of the arguments, as the command line's `--args` has them: `"f32[n,d],
-            i32[n]"`; or a sequence with one entry for each argument: a text, a
-            `jax.ShapeDtypeStruct`, or a pytree of these. A size `_` is like no other.
+        in_types: The types of the arguments, in the notation of the command line's `--args`:
+            `"f32[n,d], i32[n]"`; or a sequence with one entry per argument: a text, a
+            `jax.ShapeDtypeStruct`, or a pytree of these. A size `_` is distinct from all others.
         out_types: The types of the results, `"f32[n]"` or `"f32[n], f32[]"`; or a pytree. Their
-            symbols are those of the arguments, and `_` is any size.
+            symbols are those of the arguments, and `_` matches any size.
 
     Returns:
-        A function that returns the function that it is given. It raises CheckError if a result is
-        of another type, which names the equation that makes it so; ArgumentsError for types that
-        cannot be read; and UserFunctionError if the function raises while it is traced.
+        A decorator that returns the function unchanged. It raises CheckError if a result has
+        another type, which names the equation to blame; ArgumentsError for types that cannot be
+        read; and UserFunctionError if the function raises during tracing.
     """
 
     def check(fun: F) -> F:

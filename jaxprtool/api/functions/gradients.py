@@ -1,4 +1,4 @@
-"""Gradients that are zero: what stops them in the program that was differentiated."""
+"""Zero gradients, and the equations of the differentiated program that stop them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxprtool.passes.transforms.derivatives import Grad, ValueAndGrad
 def zero_gradients(
     traced: Program, gradient: Program, pipeline: Pipeline, results: Sequence[str]
 ) -> Iterator[GradientFlow]:
-    """Yield what stops a gradient, for each of some results of it that is zero.
+    """Yield what stops the gradient for each zero result.
 
     Args:
         traced: The program before the passes.
         gradient: The program after them.
-        pipeline: The passes. Nothing is yielded unless they differentiate the traced program.
+        pipeline: The passes. Yields nothing unless they differentiate the traced program.
         results: Names of results of `gradient`.
     """
     passes = [each for each in pipeline.passes() if not each.preserves]
@@ -31,7 +31,7 @@ def zero_gradients(
     for number in numbers:
         first = sum(sizes[: number % len(sizes)])
         leaves += range(first, first + sizes[number])
-    # The gradients come behind the value, and before what is handed on.
+    # The gradients are after the value and before the forwarded results.
     first = 1 if isinstance(passes[0], ValueAndGrad) else 0
     names = gradient.out_names[first : first + len(leaves)]
     for name, position in zip(names, leaves, strict=False):

@@ -1,9 +1,8 @@
 """`jit`, a drop-in for `jax.jit` that rewrites a function's jaxpr before it is compiled.
 
-What it gives is what `jax.jit` gives, of a function that traces the user's to a Program, runs the
-passes on that, and writes the result into what JAX is tracing. So static arguments, donation,
-shardings, caches and `lower` are JAX's own, and a call that is compiled already takes the same way
-through JAX as any other.
+It returns `jax.jit` of a function that traces the user's function to a Program, runs the passes,
+and evaluates the result under JAX's trace. Static arguments, donation, shardings, caches and
+`lower` are therefore JAX's own, and a call that is already compiled takes JAX's usual path.
 """
 
 from __future__ import annotations
@@ -66,34 +65,34 @@ def jit(
     types: str | Mapping[str, Any] | Sequence[Any] | None = None,
     **jit_options: Any,
 ) -> Callable:
-    """`jax.jit` of `fun`, whose jaxpr the passes rewrite before it is compiled.
+    """Return `jax.jit` of `fun`, whose jaxpr the passes rewrite before it is compiled.
 
-    A function that is under `jax.jit` already keeps the options it has, but for those given here.
-    A pipeline may change what the function gives (`grad`), but not what it takes. What `fun` raises
-    is raised as it is.
+    A function already under `jax.jit` keeps its options except for those given here. A pipeline may
+    change the results of the function (`grad`), but not its arguments. Exceptions of `fun` are
+    raised unchanged.
 
     Args:
         fun: The function. Without it, a decorator is returned.
         passes: A pipeline as text, a Pipeline, a pass, or a function from a Program to a Program.
-            It runs once for every signature that `fun` is traced for; a pipeline does so however
-            often `fun` is given to `jit` with it.
-        shapes: Buckets of sizes, by symbol: `{'n': (64, 128, 256)}`. Where the type of a parameter
-            has the symbol, arguments are padded to the smallest bucket that holds them, and results
-            cut, and the function, masked, is compiled once for each bucket.
-        types: The types of parameters, of which others are of any type: a text as for `--args`,
-            `"tokens=i32[n]"`, or types by parameter, or in a sequence. Without it, the annotations
-            of parameters that are such texts, or the function's example arguments.
+            It runs once per signature for which `fun` is traced; for a pipeline, also if `jit` is
+            called repeatedly with the same `fun`.
+        shapes: Buckets of sizes, by symbol: `{'n': (64, 128, 256)}`. If the type of a parameter has
+            the symbol, arguments are padded to the smallest bucket that fits, results are cut, and
+            the masked function is compiled once per bucket.
+        types: The types of parameters; other parameters accept any type. A text as for `--args`,
+            `"tokens=i32[n]"`, types by parameter, or a sequence. By default, parameter annotations
+            that are such texts, or the function's example arguments.
         **jit_options: The options of `jax.jit`.
 
     Returns:
-        What `jax.jit` returns; with `shapes`, a function with the method `lower`.
+        The jitted function as from `jax.jit`; with `shapes`, a function with the method `lower`.
 
     Raises:
-        ArgumentsError: For `shapes` and `types` that have no meaning; when it is called, for
-            arguments that are not of their types, or larger than the largest bucket.
-        PipelineError: At once for text that is no pipeline. When the function is traced, for passes
-            that make several programs of it or change its arguments.
-        TypeError: For what `jax.jit` does not take as a function either.
+        ArgumentsError: For invalid `shapes` and `types`; in calls, for arguments that do not have
+            their types or exceed the largest bucket.
+        PipelineError: Immediately for text that is not a pipeline. When the function is traced, for
+            passes that return several programs or change its arguments.
+        TypeError: If `fun` is not a valid function for `jax.jit`.
         FreedRefError: For a use of a ref after it was freed.
     """
     if fun is _NOT_GIVEN:
@@ -107,7 +106,7 @@ def jit(
         fun, jit_options = _under_jit(fun, jit_options)
     buckets = None
     if shapes is not None:
-        from jaxprtool.sizes.buckets import Buckets  # seldom needed, and slow to import
+        from jaxprtool.sizes.buckets import Buckets  # rarely needed, and slow to import
 
         if jit_options.get("in_shardings") is not None:
             raise ArgumentsError(
@@ -129,8 +128,8 @@ def jit(
     rewritten = _shared(fun, transform, jit_options, buckets)
     jitted = jax.jit(rewritten, **jit_options)
     jitted.__wrapped__ = original
-    # `rewritten` does not keep the function alive. `functools.wraps` replaces `__wrapped__`, and
-    # copies all other attributes, so that each has a name of its own.
+    # `rewritten` must not keep the function alive. `functools.wraps` replaces `__wrapped__` and
+    # copies all other attributes, so each has a different name.
     setattr(jitted, f"_jaxprtool_fun_{next(_numbers)}", fun)
     return jitted if buckets is None else buckets.around(original, jitted)
 
@@ -140,14 +139,14 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class _Shared:
-    """What `jax.jit` traces in place of a function, which it does not keep alive."""
+    """The replacement that `jax.jit` traces for a function, which it does not keep alive."""
 
     fun: weakref.ref[Callable]
     rewritten: Callable
 
 
-#: By function, then by passes, static arguments and buckets. JAX keeps what it has traced and
-#: compiled by the function that it is given: all wrappers of a function are made of one.
+#: By function, then by passes, static arguments and buckets. JAX caches traces and executables by
+#: function: all wrappers of a function share one replacement.
 _shared_functions: WeakKeyDictionary[Callable, dict[Hashable, _Shared]] = process_cache(
     WeakKeyDictionary()
 )
@@ -156,8 +155,8 @@ _shared_functions: WeakKeyDictionary[Callable, dict[Hashable, _Shared]] = proces
 def _shared(
     fun: Callable, transform: _Transform, options: Mapping[str, Any], buckets: Buckets | None
 ) -> Callable:
-    """The function that `jax.jit` traces in place of `fun`, the same one whenever it can be."""
-    # JAX ends the process for a function that cannot be hashed, or held weakly.
+    """Return the function that `jax.jit` traces in place of `fun`, the same one if possible."""
+    # JAX aborts the process for a function that is not hashable or weakly referenceable.
     hash(fun)
     weak = weakref.ref(fun)
     static = jaxcompat.static_arguments(
@@ -169,7 +168,7 @@ def _shared(
     entries = _shared_functions.setdefault(fun, {})
     try:
         known = entries.get(key)
-    except TypeError:  # an option of a pass cannot be hashed, or a type that is given
+    except TypeError:  # an option of a pass or a given type is not hashable
         return _rewritten(weak, transform, static, buckets)
     if known is None or known.fun() is not fun:
         known = entries[key] = _Shared(weak, _rewritten(weak, transform, static, buckets))
@@ -177,9 +176,9 @@ def _shared(
 
 
 def _under_jit(jitted: Callable, options: Mapping[str, object]) -> tuple[Callable, dict[str, Any]]:
-    """Return the function under `jax.jit`, and its options, of which these take the place.
+    """Return the function under `jax.jit`, and its options updated by these.
 
-    Positions and names say the same in two ways, so that one replaces both.
+    Positions and names are two forms of the same option, so either one replaces both.
     """
     fun, told = jaxcompat.jit_arguments(jitted)
     for kind in ("static_arg", "donate_arg"):
@@ -189,9 +188,9 @@ def _under_jit(jitted: Callable, options: Mapping[str, object]) -> tuple[Callabl
 
 
 class _Filtered:
-    """What `jit` gives for a function that Equinox jits: called with leaves that are no arrays.
+    """The result of `jit` for a function jitted by Equinox, called with leaves that are not arrays.
 
-    To JAX these are part of the structure of the arguments, and decide what is compiled anew.
+    For JAX these leaves are part of the structure of the arguments, and of the cache key.
     """
 
     def __init__(self, fun: Callable, jitted: Any):
@@ -203,7 +202,7 @@ class _Filtered:
         return release(self._jitted(*args, **kwargs))
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
-        """Return what `jax.jit(...).lower` gives."""
+        """Return the result of `jax.jit(...).lower`."""
         args, kwargs = held(self._fun, (args, kwargs))
         return self._jitted.lower(*args, **kwargs)
 
@@ -212,14 +211,14 @@ class _Filtered:
 
 
 class _Stateful:
-    """What `jit` gives for a function that may change Flax NNX objects among its arguments.
+    """The result of `jit` for a function that may change Flax NNX objects in its arguments.
 
-    They change as they do under `nnx.jit`. To JAX their new state is a result.
+    They change as under `nnx.jit`. For JAX, their new state is a result.
     """
 
     def __init__(self, fun: Any, transform: _Transform, options: Mapping[str, Any]):
         self._fun, self._transform = fun, transform
-        own = getattr(fun, "jitted_fn", None)  # of what nnx.jit returns
+        own = getattr(fun, "jitted_fn", None)  # set by nnx.jit
         if jaxcompat.is_jitted(own) and not any(name.startswith("static_arg") for name in options):
             numbers, names = jaxcompat.jit_static_arguments(own)
             options = {**options, "static_argnums": numbers, "static_argnames": names}
@@ -231,7 +230,7 @@ class _Stateful:
         functools.update_wrapper(self, fun, updated=())
 
     def _for(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        """Return what JAX jits for arguments with these Variables in common."""
+        """Return the jitted function for arguments that share Variables in this way."""
         shared = shared_variables(self._dynamic(args, kwargs))
         if shared not in self._jitted:
             rewritten = _rewritten(lambda: self._fun, self._transform, self._static, None, shared)
@@ -250,11 +249,11 @@ class _Stateful:
         return out.applied(*self._dynamic(args, kwargs)) if isinstance(out, Changed) else out
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
-        """Return what `jax.jit(...).lower` gives; the new state of objects is a result."""
+        """Return the result of `jax.jit(...).lower`; the new state of objects is a result."""
         return self._for(args, kwargs).lower(*args, **kwargs)
 
     def trace(self, *args: object, **kwargs: object) -> jax.stages.Traced:
-        """Return what `jax.jit(...).trace` gives; the new state of objects is a result."""
+        """Return the result of `jax.jit(...).trace`; the new state of objects is a result."""
         return self._for(args, kwargs).trace(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> Callable:
@@ -268,9 +267,9 @@ def _rewritten(
     buckets: Buckets | None,
     shared: Sequence[int] | None = None,
 ) -> Callable:
-    """Return the function that `jax.jit` traces in place of the one that `weak()` gives.
+    """Return the function that `jax.jit` traces in place of the one that `weak()` returns.
 
-    With `shared`, which says which Variables of Flax NNX are one, changed objects are results.
+    With `shared`, the lists of identical Flax NNX Variables, changed objects are results.
     """
     original = weak()
 
@@ -310,12 +309,11 @@ def _traced(
     types: tuple[tuple[object, ...], dict[str, object]] | None,
     shared: Sequence[int] | None = None,
 ) -> tuple[Program, list[object]]:
-    """Return the program of a call, and what it is to be evaluated on.
+    """Return the program of a call, and the operands to evaluate it on.
 
-    `types` are the arguments to trace it on if some of them have other types. Values that JAX
-    traces outside and `fun` closes over are arguments of the program; a view of a ref is a list,
-    of the ref and of the indices that are traced. Without `shared`, objects that `fun` changes are
-    told in a warning.
+    `types` are the arguments to trace with if some types differ. Outer tracers that `fun` closes
+    over are arguments of the program; a view of a ref is a list of the ref and of its traced
+    indices. Without `shared`, a warning reports objects that `fun` changes.
     """
     numbers, count = static[0], len(args)
     positions = frozenset(n % count for n in numbers if -count <= n < count)
@@ -373,9 +371,9 @@ def _traced(
 
 
 def _without_state(fun: Callable, out: Changed, padded: bool) -> object:
-    """Return the result alone of a function that changes objects, which `jax.jit` does not do.
+    """Return only the result of a function that changes objects, which `jax.jit` does not support.
 
-    Raises ArgumentsError if the arguments are `padded`: no other way of jit changes them then.
+    Raises ArgumentsError if the arguments are `padded`, since then no kind of jit changes them.
     """
     name, first = function_name(fun), min(out.state, default="its arguments")
     if padded:
@@ -393,7 +391,7 @@ def _without_state(fun: Callable, out: Changed, padded: bool) -> object:
 
 
 def _with_lifted_last(program: Program, count: int) -> Program:
-    """Return the program with lifted values, which its jaxpr takes first, as its last argument."""
+    """Return the program with lifted values, its jaxpr's first invars, as its last argument."""
     if not count:
         return program
     jaxpr = program.jaxpr
@@ -406,10 +404,10 @@ def _with_lifted_last(program: Program, count: int) -> Program:
 
 @dataclass(frozen=True)
 class _Transform:
-    """The passes, however they were given: called with a program it gives the rewritten one.
+    """The passes in any form; called with a program, returns the rewritten one.
 
-    Passes with the same `key` do the same; a function has none, for it may close over the function
-    that it is to rewrite.
+    Passes with the same `key` are equivalent. A function has no key, since it may close over the
+    function to rewrite.
     """
 
     run: Callable[[Program], object]
@@ -451,7 +449,7 @@ class _Transform:
 
 
 class _Current(Observer):
-    """Which pass is running."""
+    """The pass that is running."""
 
     step: Step | None = None
 
@@ -460,7 +458,7 @@ class _Current(Observer):
 
 
 def _run(pipeline: Pipeline, program: Program) -> Program | Programs:
-    """Run a pipeline. An error bears a note that says which pass raised it."""
+    """Run a pipeline. An error has a note that names the pass that raised it."""
     current = _Current()
     try:
         return pipeline.run(program, current, check=False)
@@ -470,7 +468,7 @@ def _run(pipeline: Pipeline, program: Program) -> Program | Programs:
 
 
 def _check_arguments(program: Program, result: Program, transform: _Transform) -> None:
-    """Refuse a result that takes other arguments than the function."""
+    """Raise PipelineError if a result has other arguments than the function."""
     old, new = ([type_of(aval) for aval in p.in_avals] for p in (program, result))
     if program.in_tree == result.in_tree and old == new:
         return

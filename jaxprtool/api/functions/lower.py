@@ -1,9 +1,8 @@
-"""`xla_computation`, which JAX once had: the HLO of a function, for those who take it further.
+"""`xla_computation`, formerly in JAX: the HLO of a function; and `make_jaxpr`.
 
-Also `make_jaxpr`, its sibling, which JAX still has. Both take any object with a shape and a dtype
-for an argument. Free named axes (`axis_env`) are those of replicas, as `pmap` made them: the
-collectives over them have replica groups, and the computation is for as many replicas as there are
-combinations of indices.
+Both accept any object with a shape and a dtype as an argument. Free named axes (`axis_env`) are
+axes of replicas, as in `pmap`: collectives over them have replica groups, and the computation is
+for one replica per combination of indices.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from jaxprtool.ir.programs.trees import filled
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading.trace import BoundCall, bind_arguments, function_name, trace_call
 
-#: With `tuple_args=None`, more arguments than these come as one tuple.
+#: With `tuple_args=None`, more arguments than this are passed as one tuple.
 MOST_SEPARATE_ARGUMENTS = 100
 
 Indices = int | Sequence[int]
@@ -38,11 +37,12 @@ def make_jaxpr(
     axis_env: AxisEnv | None = None,
     return_shape: bool = False,
 ) -> Callable:
-    """A function that takes the arguments of `fun` and gives the closed jaxpr of `fun` on them.
+    """Return a function from the arguments of `fun` to the closed jaxpr of `fun`.
 
-    Positions in `static_argnums` reach `fun` as they are; `axis_env` gives named axes and their
-    sizes. With `return_shape`, it gives a pair: the jaxpr, and a `jax.ShapeDtypeStruct` for each
-    result, in the tree of the results. Raises what `trace` does.
+    Arguments at positions in `static_argnums` are passed to `fun` unchanged; `axis_env` has named
+    axes and their sizes. With `return_shape`, it returns a pair: the jaxpr, and a
+    `jax.ShapeDtypeStruct` for each result, in the tree of the results. Raises the errors of
+    `trace`.
     """
 
     @functools.wraps(fun)
@@ -66,26 +66,26 @@ def xla_computation(
     return_shape: bool = False,
     donate_argnums: Indices = (),
 ) -> Callable:
-    """Return a function that takes the arguments of `fun` and gives the `XlaComputation` of `fun`.
+    """Return a function from the arguments of `fun` to the `XlaComputation` of `fun`.
 
     That object has `as_hlo_text()`, `as_serialized_hlo_module_proto()`, `as_hlo_dot_graph()` and
-    `program_shape()`; its result is always a tuple, and no argument is left out.
+    `program_shape()`; its result is always a tuple, and unused arguments are kept.
 
-    static_argnums: positions of arguments that reach `fun` as they are.
-    axis_env: names and sizes of the axes that collectives may name, `[('i', 4), ('j', 2)]`.
-    in_parts, out_parts: prefixes of the trees of the positional arguments and of the results, of
-      `PartitionSpec(2, 1)`, into how many parts each dimension is cut, or None, whole everywhere.
-    backend: the platform to lower for (cpu, gpu, tpu), whether or not it is there.
-    tuple_args: whether all arguments come in one tuple; None if there are more than a hundred.
-    instantiate_const_outputs: without effect, as in JAX since 2021: results that are constants
-      are always part of the computation.
-    return_shape: whether to give a pair: the computation, and a `jax.ShapeDtypeStruct` for each
-      result, in the tree of the results.
-    donate_argnums: positions of arguments whose memory results may take.
+    static_argnums: positions of arguments that are passed to `fun` unchanged.
+    axis_env: names and sizes of axes for collectives, `[('i', 4), ('j', 2)]`. in_parts, out_parts:
+      prefixes of the trees of the positional arguments and of the results, with `PartitionSpec(2,
+      1)`, the number of parts per dimension, or None for replicated values.
+    backend: the platform to lower for (cpu, gpu, tpu), whether or not this machine has it.
+    tuple_args: whether all arguments are passed as one tuple; None for more than a hundred.
+    instantiate_const_outputs: without effect, as in JAX since 2021: constant results are always
+    part of the computation.
+    return_shape: whether to return a pair: the computation, and a `jax.ShapeDtypeStruct` for each
+    result, in the tree of the results.
+    donate_argnums: positions of arguments whose memory may be reused for results.
 
-    What it gives raises ArgumentsError for arguments, parts and positions that do not fit `fun`,
-    UserFunctionError if `fun` raises, UnsupportedError for what JAX cannot lower, and
-    BackendError for a platform that it does not know.
+    The returned function raises ArgumentsError for arguments, parts and positions that do not fit
+    `fun`, UserFunctionError if `fun` raises, UnsupportedError for a program that JAX cannot lower,
+    and BackendError for an unknown platform.
     """
 
     @functools.wraps(fun)
@@ -121,7 +121,7 @@ def _shapes(program: Program) -> object:
 
 
 def _donated_leaves(positions: Indices, count: int, call: BoundCall) -> list[int]:
-    """The flat arguments in the positional arguments at `positions`, of which there are `count`."""
+    """Return the flat positions of the arguments at `positions`, out of `count` arguments."""
     wanted = [positions] if isinstance(positions, int) else list(positions)
     for position in wanted:
         if not -count <= position < count:
@@ -140,7 +140,7 @@ def _donated_leaves(positions: Indices, count: int, call: BoundCall) -> list[int
 def _partitions(
     option: str, parts: object, tree: object, names: Sequence[str], avals: Sequence[Aval]
 ) -> list[str | None]:
-    """The HLO sharding of each flat value; None for all of them if no parts were asked for."""
+    """Return the HLO sharding of each flat value; None for all if there are no parts."""
     if parts is None:
         return [None] * len(names)
     try:
@@ -159,7 +159,7 @@ def _is_partition(node: object) -> bool:
 
 
 def _sharding(option: str, parts: Any, name: str, aval: Aval) -> str:
-    """`{devices=[2,1]0,1}`: device numbers in order over a grid of parts."""
+    """Return `{devices=[2,1]0,1}`: device numbers in row-major order over a grid of parts."""
     if parts is None:
         return "{replicated}"
     counts = [1 if part is None else part for part in parts] if _is_partition(parts) else [parts]

@@ -1,8 +1,9 @@
 """`vmap`, a drop-in for `jax.vmap` that maps a function by rewriting its jaxpr.
 
-The function is traced once, in one lane, with its mapped arguments; what does not depend on these
-stays what it is, so that Python code can look at it. The pass makes the mapped jaxpr of the trace,
-which is then evaluated on the arguments, be it by JAX's outer transformations or at once.
+The function is traced once, for one batch element, with its mapped arguments; values that do not
+depend on these stay concrete, so that Python code can inspect them. The pass builds the mapped
+jaxpr of the trace, which is then evaluated on the arguments, under JAX's outer transformations or
+eagerly.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ def vmap(
     spmd_axis_name: Any = None,
     sum_match: bool = False,
 ) -> Callable:
-    """`fun` mapped over an axis of its arguments, as `jax.vmap` does it, by our batching pass.
+    """Return `fun` mapped over an axis of its arguments, as by `jax.vmap`, by a batching pass.
 
-    `in_axes` says which axis of each positional argument is mapped, `out_axes` where the mapped
-    axis of the results is to be: an int, None (not mapped), or a tree of them that is a prefix of
-    the arguments' or the results'. Keyword arguments are mapped along their first axis. Collectives
-    in `fun` may name the axis by `axis_name`; `axis_size` is needed if no argument has it;
-    `spmd_axis_name` are the mesh axes that the lanes are spread over. A result that is mapped where
-    `out_axes` is None is an error, or with `sum_match` is summed over the lanes.
+    `in_axes` is the mapped axis of each positional argument, `out_axes` the mapped axis of the
+    results: an int, None (not mapped), or a tree of them that is a prefix of the arguments' or the
+    results'. Keyword arguments are mapped along their first axis. Collectives in `fun` may refer to
+    the axis by `axis_name`; `axis_size` is needed if no argument is mapped; `spmd_axis_name` are
+    the mesh axes over which the batch is sharded. A mapped result where `out_axes` is None is an
+    error, or with `sum_match` is summed over the batch.
 
-    An argument may be `Ragged`: `fun` is written for one of its examples, of which each has its own
-    number of rows. Results with a row for each row of the example are Ragged, too, and others have
-    the lanes in front. What that cannot do, `Raises` below, it says of the equation.
+    An argument may be `Ragged`: `fun` is then written for one example, and each example has its own
+    number of rows. Results with a row for each row of the example are Ragged too, and others have a
+    leading batch axis. The error for an unsupported equation names it.
 
     Raises BatchError, a ValueError, for axes and sizes that do not fit, BatchTypeError, a
-    TypeError, for what can be no axis, and BatchUnsupported for an equation that cannot be mapped;
-    TypeError for what `jax.vmap` takes for no function.
+    TypeError, for an invalid axis, and BatchUnsupported for an equation that cannot be mapped;
+    TypeError if `fun` is not a valid function for `jax.vmap`.
     """
     jaxcompat.check_callable(fun)
     check_axes(in_axes, out_axes, jaxcompat.vmappable_specs())
@@ -109,8 +110,8 @@ def _results(
 ) -> tuple[list[object], PyTreeDef]:
     """Return the flat results and their tree.
 
-    A result of a registered type is asked for its parts first, and put together when these are
-    there: its `from_elt` is called twice.
+    A result of a registered type is first split into its parts, and assembled when they are mapped:
+    its `from_elt` is called twice.
     """
     parts: list[_Part] = []
     with lanes.inside():
@@ -133,7 +134,7 @@ def _results(
 
 
 class _Part(NamedTuple):
-    """An array of a result: of which, what it is in one lane, and where it is to be mapped."""
+    """An array in a result: its place, its value for one batch element, and its mapped axis."""
 
     place: int
     lane: Any
@@ -141,9 +142,9 @@ class _Part(NamedTuple):
 
 
 def _noted(parts: list[_Part], place: int, axis: Axis | None, value: object, spec: Any) -> object:
-    """Note a part of a result. Gives, if there is an `axis`, an array of the part's mapped type.
+    """Record a part of a result; if there is an `axis`, return an array of its mapped type.
 
-    It is what a registered type puts together for the time being, and holds no values.
+    The array is a placeholder for a registered type, without values.
     """
     aval = result_type(value)
     if not (spec is None or type(spec) is int):
@@ -163,9 +164,9 @@ def _evaluated(
     out_tree: PyTreeDef,
     sum_match: bool,
 ) -> list[object]:
-    """Return the parts of the results for all lanes, each mapped along the axis that is asked for.
+    """Return the parts of the results for the whole batch, mapped along the requested axes.
 
-    With `sum_match`, a mapped part for which None is asked is summed over the lanes.
+    With `sum_match`, a mapped part whose requested axis is None is summed over the batch.
     """
     dims = result_dims(
         [part.axis for part in parts],
@@ -193,14 +194,14 @@ def _evaluated(
 
 
 def _moved(value: Any, source: Dim, target: Dim, axis: Axis) -> Any:
-    """A value mapped along `source`, mapped along `target`, or summed over the lanes if it is None.
+    """Return a value mapped along `source` moved to `target`, or summed if that is None.
 
-    A value for which neither is a dimension is left as it is.
+    A value for which neither is a dimension is returned unchanged.
     """
     if source == target:
         return value
     if target is None:
-        return value.sum(source)  # by a method, as JAX has it: it may be one of NumPy's
+        return value.sum(source)  # by a method, as in JAX: it may be a NumPy array
     return jaxcompat.match_axis(axis.data, source, target, value)
 
 
@@ -212,14 +213,14 @@ def _is_leaf(value: object) -> bool:
 
 
 def _require_none(options: dict[str, Any]) -> None:
-    """Refuse options that do not go with a Ragged among the arguments."""
+    """Raise an error for options that do not support Ragged arguments."""
     for name, value in options.items():
         if value not in (None, False):
             raise BatchError(f"vmap {name}={value!r} does not go with an argument that is Ragged")
 
 
 def _mapped_type(value: Any, axis: object) -> Aval | None:
-    """The type of an argument; None if it is not mapped, or only a registered type knows how."""
+    """Return the type of a mapped argument; None if not mapped or of a registered type."""
     if type(axis) is not int:
         return None
     if jaxcompat.is_vmappable(value):
@@ -240,7 +241,7 @@ def _mapped_type(value: Any, axis: object) -> Aval | None:
 
 
 def _names(fun: Callable, args: Sequence[object], kwargs: dict[str, object]) -> list[str]:
-    """Return what each flat argument is called in errors: `argument params['w']`."""
+    """Return the name of each flat argument in errors: `argument params['w']`."""
     try:
         parameters = list(inspect.signature(fun).bind(*args, **kwargs).signature.parameters)
     except (TypeError, ValueError):
@@ -263,7 +264,7 @@ def _names(fun: Callable, args: Sequence[object], kwargs: dict[str, object]) -> 
 
 
 def _function_name(fun: Callable) -> str:
-    """Return the name of a function, or of the one in a partial."""
+    """Return the name of a function, or of the function in a partial."""
     while not hasattr(fun, "__name__") and isinstance(fun, partial):
         fun = fun.func
     return getattr(fun, "__name__", "<unnamed function>")

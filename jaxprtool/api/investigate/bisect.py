@@ -1,11 +1,10 @@
-"""Where a variant parts from the reference: the pass that makes the difference, and the equation.
+"""Bisection: the pass and the equation at which a variant diverges from the reference.
 
-Of two variants of one function whose backends differ, or their precision, or whether they are
-compiled, it is first seen whether that makes the difference. Otherwise the programs that there are
-between the passes are a chain: from what the reference's passes have made back to the function as
-it was traced, and from there to what the variant's have made. The first that gives other results
-is searched for by halves, as LLVM's opt-bisect-limit does, and it is compared equation by equation
-with the one before it.
+If two variants of one function differ in backend, precision or compilation, this is first tested as
+the cause. Otherwise the programs between passes form a chain: from the result of the reference's
+passes back to the traced function, and from there to the result of the variant's passes. A binary
+search, as in LLVM's opt-bisect-limit, finds the first program with different results, which is
+compared equation by equation with its predecessor.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ _INLINE = Inline(("jit", "closed_call", "custom_jvp", "custom_vjp", "custom_vmap
 
 @dataclass(frozen=True, eq=False)
 class _Link:
-    """A program between passes, and the pass that makes it of the one before."""
+    """A program between passes, and the pass that produced it from its predecessor."""
 
     step: str
     variant: Variant
 
 
 class Bisection:
-    """The search for where variants part from a reference.
+    """The search for where variants diverge from a reference.
 
     Args:
         reference: The reference.
-        arguments: What it was given.
-        results: What it gave.
-        tolerance: What is tolerated.
-        told: Is told what is done.
+        arguments: Its arguments.
+        results: Its results.
+        tolerance: The tolerance.
+        told: Called with progress messages.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Bisection:
         self._program = reference.variant.program
 
     def of(self, other: Planned, results: Sequence[Any]) -> Parting:
-        """Return where a variant parts, of which the results are known."""
+        """Return where a variant with known results diverges."""
         first = self._reference
         if other.target != first.target:
             return self._parting(first.variant, other.variant, (self._results, results))
@@ -100,7 +99,7 @@ class Bisection:
         )
 
     def _chain(self, other: Planned) -> list[_Link]:
-        """Return the programs between the reference and a variant, as this variant is run."""
+        """Return the programs between the reference and a variant, run like the variant."""
         back, there = self._reference.states, other.states
         same = 0
         for (a, _), (b, _) in zip(back, there, strict=False):
@@ -119,7 +118,7 @@ class Bisection:
         return list(self._kept(links))
 
     def _kept(self, links: Sequence[_Link]) -> Iterator[_Link]:
-        """Yield the programs that can be compared; the passes of those left out go to the next."""
+        """Yield the comparable programs; the passes of skipped ones are added to the next."""
         steps: list[str] = []
         for i, link in enumerate(links):
             steps.append(link.step)
@@ -134,7 +133,7 @@ class Bisection:
         return other.at_state(program)
 
     def _fits(self, variant: Variant) -> bool:
-        """Return True if a program takes and gives what the reference does."""
+        """Return True if a program has the argument and result types of the reference."""
         try:
             arguments_of(variant, self._program, self._arguments)
         except (ArgumentsError, IndexError):
@@ -142,7 +141,7 @@ class Bisection:
         return True
 
     def _agrees(self, variant: Variant) -> bool:
-        """Return True if a program gives what the reference does, within tolerance."""
+        """Return True if the results of a program equal the reference's within tolerance."""
         values = arguments_of(variant, self._program, self._arguments)
         runner = Runner(variant, self._told)
         return compared(variant, self._results, lambda: runner(values), self._tolerance).within
@@ -153,7 +152,7 @@ class Bisection:
         second: Variant,
         results: Any = None,
     ) -> Parting:
-        """Return the equation at which two variants part."""
+        """Return the equation at which two variants diverge."""
         given = tuple(
             arguments_of(each, self._program, self._arguments) for each in (first, second)
         )
@@ -170,17 +169,17 @@ class Bisection:
         opened = searched((_opened(first), _opened(second)))
         if not opened.found:
             return found
-        # What a call holds has no line of the user's where JAX has traced it before.
+        # Equations inside a call lack the user's source line if JAX traced its function before.
         return opened if opened.source else replace(opened, source=found.source, code=found.code)
 
 
 def _opened(variant: Variant) -> Variant:
-    """Return a variant whose calls are opened: a pass may have inlined some of the other's."""
+    """Return a variant with inlined calls, since a pass may have inlined some of the other's."""
     program = _INLINE(variant.program)
     assert isinstance(program, Program)
     return replace(variant, program=program)
 
 
 def _how(planned: Planned) -> Any:
-    """Return how a variant is run."""
+    """Return the backend, precision and compilation mode of a variant."""
     return planned.variant.platform, planned.variant.op_by_op, planned.precision

@@ -1,8 +1,8 @@
-"""A proposal of what `jax.checkpoint` should save so that a gradient keeps a number of bytes.
+"""Proposals of values that `jax.checkpoint` should save within a budget of bytes.
 
-The names to save are chosen by a model (`analysis.saving`), and proven: the program is put under
-`jax.checkpoint` with them and differentiated. Where it then keeps other than the model says, the
-choice is made again with what was learnt.
+The names to save are chosen by a model (`analysis.saving`) and verified: the program is
+differentiated under `jax.checkpoint` with them. If it keeps other values than predicted, the model
+is updated and the choice repeated.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
 from jaxprtool.passes.transforms.named_values import name_values
 
-#: How often a choice is made again with what was learnt of the one before.
+#: The number of times a choice is repeated with an updated model.
 _TRIES = 5
 
 
 def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
-    """Return what to save so that the gradient of a program keeps a budget.
+    """Return what to save so that the gradient of a program stays within a budget.
 
     Args:
         program: The program.
-        halves: What the pass `vjp` makes of it.
-        budget: So many bytes may be kept.
+        halves: The result of the pass `vjp` on it.
+        budget: The number of bytes that may be kept.
 
     Raises:
-        ArgumentsError: If no choice keeps the budget, which says the least that one does; if sizes
+        ArgumentsError: If no choice stays within the budget, with the minimum possible; if sizes
             are symbolic.
     """
     kept, flops = total_bytes(halves["backward"]), _flops(halves)
@@ -56,7 +56,7 @@ def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
     proven = _choose(candidates, model, budget)
     largest = sorted(proven.names, key=lambda name: -model.bytes[name])
     new = [label for label in largest if label not in given]
-    # A new name is none that the program has: its other values would be saved, too.
+    # New names differ from those in the program, whose other values would be saved too.
     called = unique([*given, *(places[label].name for label in new)])[len(given) :]
     names = {**dict(zip(given, given, strict=True)), **dict(zip(new, called, strict=True))}
     values = [
@@ -68,7 +68,7 @@ def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
 
 
 def _flops(halves: Programs) -> Any:
-    """Return the FLOPs of a gradient, of both of its halves."""
+    """Return the FLOPs of both halves of a gradient."""
     return sum(cost(half).total.work.flops for _, half in halves.items())
 
 
@@ -76,7 +76,7 @@ def _flops(halves: Programs) -> Any:
 
 
 def checkpoint_names(program: Program) -> list[str]:
-    """Return the names that `checkpoint_name` gives in a program."""
+    """Return the names of `checkpoint_name` in a program."""
     return sorted({str(eqn.params["name"]) for eqn in _names(program)})
 
 
@@ -86,9 +86,9 @@ def _names(program: Program) -> list[JaxprEqn]:
 
 
 def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
-    """Return a program with labels for the values of the user's expressions, and where these are.
+    """Return a program with a name for each value of a user's expression, and the named values.
 
-    A value that has a name keeps it as its label.
+    A value that already has a name keeps it.
     """
     frames, jaxpr = frames_now(program.roots), jaxcompat.open_jaxpr(program.jaxpr)
     places: dict[str, Named] = {}
@@ -103,11 +103,12 @@ def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
     return name_values(program, labels), places
 
 
-# --- which of it is saved ---------------------------------------------------------------------
+# --- the choice of what is saved
+# ---------------------------------------------------------------------
 
 
 class _Proven(NamedTuple):
-    """Names to save, and what the gradient keeps and takes with them, measured."""
+    """Names to save, and the measured bytes and FLOPs of the gradient with them."""
 
     names: tuple[str, ...]
     bytes: int
@@ -115,7 +116,7 @@ class _Proven(NamedTuple):
 
 
 def _choose(program: Program, model: Saving, budget: int) -> _Proven:
-    """Return the names that are best of those that keep a budget."""
+    """Return the best names to save within a budget."""
     proven: dict[tuple[str, ...], _Proven] = {}
     limit = budget
     for _ in range(_TRIES):
@@ -139,11 +140,11 @@ def _choose(program: Program, model: Saving, budget: int) -> _Proven:
 
 
 def _prove(program: Program, names: Sequence[str]) -> _Proven:
-    """Return what the gradient of a program keeps if it is checkpointed with names saved."""
+    """Return the measurements of a program's gradient under `jax.checkpoint` with names saved."""
     halves = Vjp()(Checkpoint(_policy(names))(program))
     return _Proven(tuple(names), total_bytes(halves["backward"]) or 0, _flops(halves))
 
 
 def _policy(names: Sequence[str]) -> str:
-    """Return the policy that saves names, as source."""
+    """Return the source of a policy that saves these names."""
     return f"save_only_these_names({', '.join(map(repr, names))})" if names else "nothing_saveable"

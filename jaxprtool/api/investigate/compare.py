@@ -1,10 +1,10 @@
-"""`compare`: variants of a program on the same inputs.
+"""`compare`: comparison of variants of a program on the same inputs.
 
     found = jaxprtool.compare(program, (params, batch), passes=["", "-O2"])
     found.within, found.variants[1].results[0].absolute
 
-Variants are programs x pipelines x precisions x backends x compiled or op by op. The first is the
-reference that the others are compared with.
+Variants are programs x pipelines x precisions x backends x compiled or op by op. The first one is
+the reference.
 """
 
 from __future__ import annotations
@@ -53,32 +53,31 @@ def compare(
     isolate: bool = False,
     trials: int = 1,
 ) -> Comparison:
-    """Run variants on the same inputs, and return how their results differ from the first's.
+    """Run variants on the same inputs, and compare their results with those of the first.
 
     Args:
         programs: A `Program`, or several.
-        args: The arguments of the first, as a tuple, or as any pytree of the same leaves; random
-            values if None.
+        args: The arguments of the first, as a tuple, or as any pytree of the same leaves; None for
+            random values.
         passes: Pipelines: `["", "-O2"]`.
         backends: Backends: `["cpu", "gpu"]`.
-        precisions: What matrix products and convolutions are told that name no precision, as
-            `jax.default_matmul_precision` is.
+        precisions: Default precisions of matrix products and convolutions, as for
+            `jax.default_matmul_precision`.
         op_by_op: Whether each variant also runs op by op, so that nothing is fused.
-        rtol: The relative error that is tolerated; if not given, what JAX's own tests tolerate of
-            the dtype.
-        atol: The absolute error; the same.
-        seed: Of random values.
-        bisect: Whether to search for the pass and the equation at which variants part.
-        isolate: Whether each variant runs in a process of its own, so that a compiler that crashes
-            takes no more than that with it. What is searched with `bisect` runs in this one.
-        trials: How many random inputs to try. The first for which a variant is not within tolerance
-            is made as small as it can be, and what is returned is for that one.
+        rtol: The relative tolerance; by default that of JAX's own tests for the dtype.
+        atol: The absolute tolerance, likewise.
+        seed: The seed of random values.
+        bisect: Whether to search for the pass and the equation at which variants diverge.
+        isolate: Whether each variant runs in its own process, so that a compiler crash does not end
+            this one. The search of `bisect` still runs in this process.
+        trials: The number of random inputs to try. The first one for which a variant is not within
+            tolerance is reduced as far as possible, and the result is for the reduced input.
 
     Raises:
-        ArgumentsError: If the arguments do not fit, two programs take or give others, a tolerance
-            is negative, or there is no trial.
-        PipelineError: If a pipeline gives several programs.
-        BackendError: If this machine does not have a backend.
+        ArgumentsError: If the arguments do not fit, the programs differ in argument or result
+            types, a tolerance is negative, or `trials` is less than one.
+        PipelineError: If a pipeline returns several programs.
+        BackendError: If this machine lacks a backend.
     """
     traced: list[Any] = list(programs) if isinstance(programs, list | tuple) else [programs]
     for each in traced:
@@ -102,19 +101,19 @@ def compare(
 
 
 def _many(values: Any) -> Sequence[Any]:
-    """Return several values; a string is one."""
+    """Return a sequence of values; a string is a single value."""
     return [values] if isinstance(values, str | Pipeline) else values
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What is done with variants.
+    """Options for running and comparing variants.
 
     Attributes:
-        seed: Of random inputs.
-        trials: How many of them are tried.
-        bisect: Whether it is searched where variants part.
-        isolate: Whether each runs in a process of its own.
+        seed: The seed of random inputs.
+        trials: The number of random inputs to try.
+        bisect: Whether to search for where variants diverge.
+        isolate: Whether each variant runs in its own process.
     """
 
     seed: int = 0
@@ -130,7 +129,7 @@ def comparison(
     checks: Checks,
     told: Told = lambda doing: None,
 ) -> Comparison:
-    """Return what the variants of a plan give; `inputs` says what a program is run on."""
+    """Return the comparison of planned variants; `inputs` returns the inputs of a program."""
     given = inputs(plan[0].variant.program)
     filled = fill(given.program, given.values, checks.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
@@ -158,7 +157,7 @@ def comparison(
 
 
 class _Variants:
-    """Variants that run on any inputs, each compiled once."""
+    """Variants that run on any inputs, each one compiled once."""
 
     def __init__(
         self, plan: Sequence[Planned], tolerance: Tolerance, checks: Checks, told: Told
@@ -171,22 +170,22 @@ class _Variants:
         self._runners = {each.variant.name: runner(each.variant, told) for each in plan}
 
     def require_same_types(self, arguments: Sequence[Any]) -> None:
-        """Raise ArgumentsError if a variant takes or gives something else than the reference."""
+        """Raise ArgumentsError if argument or result types differ from the reference's."""
         for each in self._others:
             arguments_of(each.variant, self._reference.variant.program, arguments)
 
     def finite_inputs(self, given: Given) -> Filled:
-        """Return inputs for which the reference's results are finite, as far as they can be."""
+        """Return inputs for which the reference's results are finite where possible."""
         run = self._runners[self._reference.variant.name]
         try:
             return finite_fill(given.program, given.values, run, self._checks.seed)
-        except JaxprToolError:  # told of by `completed`, which runs it on these
+        except JaxprToolError:  # reported when `completed` runs it
             return fill(given.program, given.values, self._checks.seed)
 
     def completed(
         self, found: Comparison, arguments: Sequence[Any], bisect: bool = True
     ) -> Comparison:
-        """Return a comparison with what the variants give, and where they part if asked for."""
+        """Return a comparison with the variants' results and, if `bisect`, divergences."""
         first = self._reference.variant
         found = replace(found, arguments=tuple(arguments))
         try:
@@ -215,7 +214,7 @@ class _Variants:
     def smallest(
         self, tried: Comparison, arguments: Sequence[Any], free: Sequence[bool], trial: int
     ) -> Comparison:
-        """Return the comparison on a smaller input, for which the same variant fails."""
+        """Return the comparison on a reduced input for which the same variant fails."""
         bad = next((i for i, each in enumerate(tried.variants) if not each.within), None)
 
         def fails(values: Sequence[Any]) -> bool:
@@ -244,7 +243,7 @@ class _Variants:
 
 
 def _at(planned: Planned, shapes: Sequence[Sequence[Any]]) -> Planned:
-    """Return a variant at the sizes of some arguments, if its program has symbols."""
+    """Return a variant at the sizes of the arguments, if its program has symbols."""
     variant = planned.variant
     if not variant.program.symbols:
         return planned

@@ -1,7 +1,7 @@
-"""Run a variant in a process of its own: `python -m jaxprtool.api.investigate.isolated FOLDER`.
+"""Run a variant in a separate process: `python -m jaxprtool.api.investigate.isolated FOLDER`.
 
-The folder has the program as a `.jaxpr` file, and its arguments and how it is run in a pickle; the
-results are put beside them. What a compiler that crashes leaves is a signal.
+The folder has the program as a `.jaxpr` file, and a pickle of its arguments and options; the
+results are written there. A compiler crash ends the process with a signal.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _PROGRAM, _REQUEST, _RESULTS = "program.jaxpr", "request.pickle", "results.pickl
 
 
 class IsolatedRunner:
-    """Runs a variant in a process of its own, which may crash."""
+    """Runs a variant in a separate process, which may crash."""
 
     def __init__(self, variant: Variant, told: Told = lambda doing: None):
         self._variant, self._told = variant, told
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return the results for flat arguments, as NumPy arrays, keys aside.
+        """Return the results for flat arguments, as NumPy arrays except for keys.
 
-        Raises UnsupportedError if the process crashes, or the program cannot be written to a file,
-        and what running it raises.
+        Raises UnsupportedError if the process crashes or the program cannot be written to a file,
+        and the errors of the run.
         """
         variant, program = self._variant, self._variant.program
         with processes.temporary_folder() as folder:
@@ -58,7 +58,7 @@ class IsolatedRunner:
 
 
 def _logical(arrays: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
-    """Return arrays of the types that plain numbers stand for: keys as such."""
+    """Return arrays of these types from their plain representation, such as keys from key data."""
     return [
         jaxcompat.logical_array(jax.numpy.asarray(x), aval=aval)
         if is_extended(getattr(aval, "dtype", None))
@@ -78,7 +78,7 @@ def _load(path: str) -> Any:
 
 
 def main(folder: str) -> None:
-    """Run the variant that a folder holds, and put its results there, or why it has none."""
+    """Run the variant in a folder, and write its results or its error there."""
     jaxcompat.keep_backend_probing_quiet()
     values, platform, op_by_op, x64 = _load(os.path.join(folder, _REQUEST))
     jax.config.update("jax_enable_x64", x64)

@@ -1,4 +1,4 @@
-"""`residuals`: what a gradient keeps between its halves, and what each policy would keep.
+"""`residuals`: the values a gradient keeps between its halves, also under each policy.
 
 found = jaxprtool.residuals(program)
 found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
@@ -24,7 +24,7 @@ from jaxprtool.passes.framework.retrace import reported
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
 
-#: The policies that are compared: those of JAX that need no argument, each by one name.
+#: The compared policies: those of JAX without arguments, each under one name.
 _NAMES = (
     "everything_saveable",
     "dots_saveable",
@@ -34,15 +34,16 @@ _NAMES = (
 
 
 def residuals(program: Program, budget: int | str | None = None) -> Residuals:
-    """Return what the gradient of a program keeps between its forward and backward half.
+    """Return the values that the gradient of a program keeps between its halves.
 
     Args:
-        program: A `Program` of results that can be differentiated.
-        budget: So many bytes may be kept, `"8GiB"`: adds a proposal what to save.
+        program: A `Program` with differentiable results.
+        budget: The number of bytes that may be kept, `"8GiB"`: adds a proposal of what to save.
 
     Raises:
-        ArgumentsError: If no choice of values to save keeps the budget, or it cannot be read.
-        UnsupportedError: As the pass `vjp` does.
+        ArgumentsError: If no choice of values to save stays within the budget, or it cannot be
+            read.
+        UnsupportedError: As in the pass `vjp`.
     """
     limit = bytes_of(budget) if isinstance(budget, str) else budget
     policies = policies_of(program)
@@ -58,10 +59,10 @@ def residuals(program: Program, budget: int | str | None = None) -> Residuals:
 def bytes_by_policy(
     program: Program, policies: Mapping[str, Callable[..., Any]]
 ) -> dict[str, int | None]:
-    """Return the bytes that the gradient of a program keeps if it is checkpointed.
+    """Return the bytes that the gradient of a program keeps under each policy.
 
-    They are those of `checkpoint(policy=…), vjp`. The program is differentiated once for all
-    policies, and has no backward half made.
+    They equal those of `checkpoint(policy=…), vjp`. The program is differentiated once for all
+    policies, without building the backward half.
 
     Args:
         program: The program.
@@ -84,7 +85,7 @@ def bytes_by_policy(
 
 
 def policies_of(program: Program) -> dict[str, Any]:
-    """Return JAX's policies, and the one that keeps what has a name, if something has."""
+    """Return JAX's policies, and the one that saves named values if there are any."""
     found = {name: POLICIES[name] for name in _NAMES}
     names = checkpoint_names(program)
     if names:

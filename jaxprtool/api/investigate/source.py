@@ -1,4 +1,4 @@
-"""`source`: what each line of a user's source costs, and what it keeps for a backward pass.
+"""`source`: the cost of each source line, and the bytes it keeps for a backward pass.
 
 found = jaxprtool.source(program)
 found.files[0].lines[0].total.work.flops
@@ -25,17 +25,18 @@ from jaxprtool.passes.transforms.linear import Vjp
 
 
 def source(program: Program, *, residuals: bool | None = None) -> Source:
-    """Return what each line of the user's source costs.
+    """Return the cost of each line of the user's source.
 
-    Where no equation has a line of the user's, the lines are those of the package that is called.
+    If no equation has a user's line, the lines are those of the package that is called.
 
     Args:
         program: A `Program`.
-        residuals: Whether to count the bytes that each line keeps for the gradient. Unless it is
-            said, they are counted of what gives one float, as a loss does, and is no gradient.
+        residuals: Whether to count the bytes that each line keeps for the gradient. By default they
+            are counted if the program returns a single float, such as a loss, and is not a
+            gradient.
 
     Raises:
-        UnsupportedError: If residuals are wanted, and `vjp` raises it.
+        UnsupportedError: If residuals are counted and `vjp` raises it.
     """
     found = source_lines(program)
     package = "" if found.files else called_package(program)
@@ -60,7 +61,7 @@ def _with_residuals(found: Source, program: Program, residuals: bool | None) -> 
 
 
 def gives_one_float(program: Program) -> bool:
-    """Return whether a program gives one floating-point number, as a loss does."""
+    """Return True if a program returns a single floating-point number, such as a loss."""
     results = program.out_avals
     return len(results) == 1 and getattr(results[0], "shape", None) == () and _is_float(results[0])
 

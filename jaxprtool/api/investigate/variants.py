@@ -1,4 +1,4 @@
-"""The variants that `compare` runs: of programs, pipelines, precisions, backends, and op by op."""
+"""The variants of `compare`: programs, pipelines, precisions, backends, and op by op."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from jaxprtool.ir.programs.program import Program, Programs
 from jaxprtool.ir.programs.ref_contents import with_contents
 from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
 
-#: What the variant is called that no pass has changed.
+#: The name of the variant without passes.
 AS_TRACED = "as traced"
 
 
 @dataclass(frozen=True)
 class Axes:
-    """What variants are made of; of each the first is that of the reference.
+    """The options that variants combine; the first of each is the reference's.
 
     Attributes:
         pipelines: Pipelines.
-        backends: The names of backends; None is where JAX and the arguments have it.
-        precisions: What products are told that name no precision; None is nothing.
-        op_by_op: Whether each variant runs op by op, too.
+        backends: The names of backends; None for the placement by JAX and the arguments.
+        precisions: Default precisions of products; None to leave them unchanged.
+        op_by_op: Whether each variant also runs op by op.
     """
 
     pipelines: Sequence[Pipeline] = (Pipeline(),)
@@ -35,7 +35,7 @@ class Axes:
     op_by_op: bool = False
 
     def require_backends(self) -> None:
-        """Raise BackendError for a backend that is not there."""
+        """Raise BackendError for a missing backend."""
         for name in self.backends:
             if name is not None:
                 devices.device(name)
@@ -43,14 +43,14 @@ class Axes:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A variant, and how it came to be.
+    """A variant and its derivation.
 
     Attributes:
         variant: The variant.
-        target: The number of the program that it is made of.
-        states: The program as it was traced, and after each pass that has changed it, with what
-            that is called.
-        precision: What its products are told that name no precision.
+        target: The index of its original program.
+        states: The program as traced, and after each pass that changed it, with the text of the
+            pass.
+        precision: The default precision of its products.
     """
 
     variant: Variant
@@ -59,7 +59,7 @@ class Planned:
     precision: str | None
 
     def at_state(self, program: Program) -> Variant:
-        """Return the variant with another program, which is told of the precision too."""
+        """Return the variant with another program, with the precision applied."""
         return replace(self.variant, program=told_precision(program, self.precision))
 
 
@@ -69,13 +69,13 @@ def planned(
     """Return all variants of some programs, the reference first.
 
     Args:
-        targets: What each program is called, and the program.
-        axes: What is done with each.
-        told: Is told what is done.
+        targets: The programs with their names.
+        axes: The options to combine.
+        told: Called with progress messages.
 
     Raises:
-        ArgumentsError: If there is but one.
-        PipelineError: If a pipeline gives several programs.
+        ArgumentsError: If there is only one variant.
+        PipelineError: If a pipeline returns several programs.
     """
     found: list[Planned] = []
     several = len(targets) > 1, len(axes.pipelines) > 1
@@ -103,7 +103,7 @@ def planned(
 
 
 def _named_apart(found: Sequence[Planned]) -> list[Planned]:
-    """Return variants whose names are all different."""
+    """Return variants with unique names."""
     names = [each.variant.name for each in found]
     if len(set(names)) == len(names):
         return list(found)
@@ -114,12 +114,12 @@ def _named_apart(found: Sequence[Planned]) -> list[Planned]:
 
 
 def told_precision(program: Program, precision: str | None) -> Program:
-    """Return a program whose products are told a precision, if there is one to be told."""
+    """Return a program with a default precision of products, if one is given."""
     return program if precision is None else with_precision(program, precision)
 
 
 def _states(pipeline: Pipeline, traced: Program, told: Told) -> list[tuple[str, Program]]:
-    """Return a program, and what it is after each pass that has changed it."""
+    """Return a program, and the program after each pass that changed it."""
     states = _States(traced, told)
     result = pipeline.run(traced, states)
     if isinstance(result, Programs):
@@ -129,7 +129,7 @@ def _states(pipeline: Pipeline, traced: Program, told: Told) -> list[tuple[str, 
 
 
 class _States(Observer):
-    """Notes the programs that there are after each pass."""
+    """Records the program after each pass."""
 
     def __init__(self, traced: Program, told: Told):
         self.found = [(AS_TRACED, traced)]

@@ -1,6 +1,6 @@
-"""Verify a pipeline: every pass's result is run beside the program that the pass was given.
+"""Verification of a pipeline: compares the results of the programs before and after each pass.
 
-The programs are run when all passes are done, so that what can be refused is refused before that.
+The programs are run after all passes are done, so that errors of passes are reported first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from jaxprtool.passes.framework.pipeline import Observer, Step
 
 @dataclass(frozen=True)
 class Verified:
-    """What was compared.
+    """The outcome of a verification.
 
     Attributes:
-        passes: How many passes made no difference to the results.
-        changed: How many of these gave another program; the others were not run.
-        unproven: What to say of each result that is not finite in most elements, of which little
-            is proved.
-        nonfinite: How many elements of the results are a NaN or an infinity.
-        elements: How many elements they have.
+        passes: The number of passes that preserved the results.
+        changed: The number of these that changed the program; the others were not run.
+        unproven: A message for each result that is not finite in most elements, which proves
+            little.
+        nonfinite: The number of NaNs and infinities in the results.
+        elements: The number of elements of the results.
     """
 
     passes: int
@@ -39,10 +39,10 @@ class Verified:
 
 
 class Verifier(Observer):
-    """Compares what passes make with what they were given, on the same inputs.
+    """Compares the programs before and after passes on the same inputs.
 
     Args:
-        inner: Another observer, which is told of each pass too.
+        inner: Another observer, which is also notified of each pass.
         note: Called once for each pass that is not compared, with the reason.
     """
 
@@ -76,16 +76,16 @@ class Verifier(Observer):
         sizes: Sizes = MappingProxyType({}),
         told: Callable[[str], object] = lambda doing: None,
     ) -> Verified:
-        """Return what was compared, once the pipeline is done.
+        """Compare the programs after the pipeline is done, and return the outcome.
 
         Args:
-            given: Arguments by name. One that is a type alone, or whose shape a pass has changed,
-                or that a pass has added, is filled with random values.
-            sizes: The sizes of symbols; those of a program that has others are small.
-            told: Is told which pass is compared, and how far that is.
+            given: Arguments by name. One that is only a type, was added by a pass, or whose shape a
+                pass changed, is filled with random values.
+            sizes: The sizes of symbols; other symbols get small sizes.
+            told: Called with progress messages.
 
         Raises:
-            CheckError: For the first pass that has made something else of a program.
+            CheckError: For the first pass that changed the results of a program.
         """
         unproven: dict[str, None] = {}
         counts: dict[str, tuple[int, int]] = {}

@@ -1,1 +1,1 @@
-"""Comparing: arrays with one another, variants of a program, and where two of them part."""
+"""Comparison of arrays and of program variants, and the search for where two variants diverge."""

@@ -1,4 +1,4 @@
-"""Where two variants part, in words."""
+"""Description of where two variants diverge."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def parting(
     told: Callable[[str], object] = lambda doing: None,
     positions: Sequence[tuple[int, int]] | None = None,
 ) -> Parting:
-    """Return the first equation at which a variant parts from the reference.
+    """Return the first equation at which a variant diverges from the reference.
 
     Args:
-        variants: The reference, and the other.
-        arguments: What each is given.
-        results: What each gives, if that is known.
-        tolerance: What is tolerated.
-        told: Is told what is done.
-        positions: The positions of the arguments that correspond, if not in one order.
+        variants: The reference and the other variant.
+        arguments: The arguments of each.
+        results: The results of each, if known.
+        tolerance: The tolerance.
+        told: Called with progress messages.
+        positions: The pairs of positions of corresponding arguments, if their order differs.
     """
     first, second = (_with_scalar_predicates(each) for each in variants)
     variants = first, second
@@ -109,7 +109,7 @@ def _with_scalar_predicates(variant: Variant) -> Variant:
 
 
 class _Reading:
-    """What was found, in words."""
+    """Describes a search result."""
 
     def __init__(self, variant: Variant, found: Found, tolerance: Tolerance):
         self._program, self._found, self._tolerance = variant.program, found, tolerance
@@ -149,7 +149,7 @@ class _Reading:
         return measured(self._name(old), a.value(old), b.value(new), self._tolerance)
 
     def _name(self, atom: Atom) -> str:
-        """Return what a value of the reference is called: an argument, or what computes it."""
+        """Return the name of a value of the reference: an argument, or the equation's."""
         path, body = self._found.path, self._found.sides[0].jaxpr
         while not isinstance(atom, Literal):
             maker = next((eqn for eqn in body.eqns if atom in eqn.outvars), None)
@@ -176,7 +176,7 @@ def _is_call(eqn: JaxprEqn | None) -> bool:
 
 
 def _other_parameters(old: JaxprEqn | None, new: JaxprEqn | None) -> tuple[str, ...]:
-    """Return the parameters that two equations of one primitive have otherwise, bodies aside."""
+    """Return the differing parameters of two equations of one primitive, except for bodies."""
     if old is None or new is None or old.primitive is not new.primitive:
         return ()
     pairs = ((k, a, new.params.get(k)) for k, a in old.params.items() if not holds_jaxpr([a]))

@@ -1,4 +1,4 @@
-"""What variants of a program gave, beside the reference."""
+"""Results of variants of a program compared with a reference."""
 
 from __future__ import annotations
 

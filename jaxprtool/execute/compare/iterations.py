@@ -1,7 +1,7 @@
-"""The first iteration of a loop in which two variants part.
+"""The first iteration of a loop in which two variants diverge.
 
-Iterations are compiled for any number of them, and start from carries that are known: a search by
-halves runs no iteration more than twice.
+Iterations are compiled for a dynamic count and start from known carries, so that the binary search
+runs no iteration more than twice.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from jaxprtool.ir.core.structured import Scan, While
 from jaxprtool.ir.evaluation.interpret import LoopOperands, row_of, slice_number
 from jaxprtool.jaxcompat import ClosedJaxpr
 
-#: More iterations than any loop has.
+#: An upper bound on the iterations of a loop.
 _ALL = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """An iteration in which two variants part.
+    """An iteration in which two variants diverge.
 
     Attributes:
-        number: Its number, from 0; of a scan, that of the row it reads.
-        bodies: The body that parts, of each variant.
-        arguments: What each body is given in it.
+        number: Its number, from 0; for a scan, the index of the row it reads.
+        bodies: The diverging body of each variant.
+        arguments: The arguments of each body.
     """
 
     number: int
@@ -44,9 +44,9 @@ class _Iterations:
     """The iterations of a variant's loop.
 
     Args:
-        machine: What runs them.
+        machine: Runs the iterations.
         loop: The loop.
-        operands: What it is given.
+        operands: Its operands.
     """
 
     def __init__(self, machine: Executor, loop: Scan | While, operands: Sequence[Any]):
@@ -57,7 +57,7 @@ class _Iterations:
     def run(self, number: int, carry: Sequence[Any], stop: int) -> tuple[int, list[Any]]:
         """Run the iterations from `number` on to `stop`, or until the loop ends.
 
-        Returns how many iterations have been run in all, and the carry then.
+        Returns the total number of iterations run, and the carry after them.
         """
         run = self._one_by_one if self._machine.op_by_op else self._compiled
         with self._machine.running():
@@ -78,7 +78,7 @@ class _Iterations:
         return progress
 
     def given(self, number: int, carry: Sequence[Any]) -> list[Any]:
-        """Return what the body is given in an iteration."""
+        """Return the arguments of the body in an iteration."""
         with self._machine.running():
             rows = [row_of(x, slice_number(self.loop, number)) for x in self.operands.xs]
         return [*self.operands.consts, *carry, *rows]
@@ -91,14 +91,14 @@ def first_iteration(
     operands: tuple[Sequence[Any], Sequence[Any]],
     results: tuple[Sequence[Any], Sequence[Any]],
 ) -> Iteration | None:
-    """Return the first iteration in which two loops part; None if none does by itself.
+    """Return the first iteration in which two loops diverge, or None.
 
     Args:
-        judge: Tells which values are others.
-        machines: What runs each.
+        judge: Determines which values differ.
+        machines: The machine of each.
         loops: The two loops.
-        operands: What each is given.
-        results: What each gives.
+        operands: The operands of each.
+        results: The results of each.
     """
     last = _first_row(judge, loops[0], results)
     a = _Iterations(machines[0], loops[0], operands[0])
@@ -150,7 +150,7 @@ def _part(judge: Comparator, carries: Sequence[Sequence[Any]]) -> bool:
 def _first_row(
     judge: Comparator, loop: Scan | While, results: tuple[Sequence[Any], Sequence[Any]]
 ) -> int | None:
-    """Return the number of the first iteration whose row of a stacked result is another."""
+    """Return the number of the first iteration with a differing row in a stacked result."""
     if not isinstance(loop, Scan):
         return None
     count = len(loop.carry)

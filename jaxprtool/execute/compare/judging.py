@@ -1,4 +1,4 @@
-"""When values on the way to a result count as other values."""
+"""Criteria for when intermediate values differ."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from jaxprtool.execute.running.arrays import as_numpy, bits_agree, wide
 from jaxprtool.ir.basics.dtypes import is_extended
 from jaxprtool.jaxcompat import AbstractRef
 
-#: So many roundings in a row are no difference, unless nothing else is found.
+#: The number of accumulated rounding errors that do not count as a difference, unless no other
+#: difference is found.
 _ROUNDINGS = 64
 
 
 @dataclass(frozen=True)
 class Comparator:
-    """Tells which elements of two arrays are other values.
+    """Determines which elements of two arrays differ.
 
     Attributes:
-        tolerance: What is tolerated of results.
-        strict: Whether each element is held to it. Otherwise errors are measured by the largest
-            element, 64 roundings are tolerated at least, and masks may differ: what they choose
-            tells. So what cancels out, which rounding alone makes differ, is passed over.
+        tolerance: The tolerance of results.
+        strict: Whether the tolerance applies to each element. Otherwise errors are relative to the
+            largest element, at least 64 rounding errors are tolerated, and masks may differ, since
+            the values that they select are compared. This ignores differences from cancellation of
+            rounding errors.
     """
 
     tolerance: Tolerance
@@ -34,7 +36,7 @@ class Comparator:
 
     @jax.transfer_guard("allow")
     def wrong(self, reference: Any, value: Any) -> np.ndarray:
-        """Return which elements of an array are others than those of the reference."""
+        """Return a mask of the elements of an array that differ from the reference."""
         if not (hasattr(reference, "dtype") and hasattr(value, "dtype")):
             return np.zeros((), bool)  # tokens
         if np.shape(reference) != np.shape(value):
@@ -48,7 +50,7 @@ class Comparator:
             if a.dtype == bool and a.ndim and not self.strict:
                 return np.zeros(a.shape, bool)
             wrong = a != b
-            while wrong.ndim > np.ndim(reference):  # of keys, whose numbers have an axis more
+            while wrong.ndim > np.ndim(reference):  # the base array of keys has one more axis
                 wrong = wrong.any(-1)
             return wrong
         return ~(bits_agree(wide(a), wide(b)) | self._near(a, b))
@@ -64,11 +66,11 @@ class Comparator:
         return np.isclose(wide(b), wide(a), rtol=rtol, atol=atol, equal_nan=True)
 
     def differ(self, reference: Any, value: Any) -> bool:
-        """Return True if some element is another value."""
+        """Return True if some element differs."""
         return bool(self.wrong(reference, value).any())
 
 
 def comparable(var: Any) -> bool:
-    """Return True if the values of a variable can be compared: it is an array, and no ref."""
+    """Return True if the values of a variable can be compared: it is an array but not a ref."""
     aval = var.aval
     return not isinstance(aval, AbstractRef) and getattr(aval, "shape", None) is not None

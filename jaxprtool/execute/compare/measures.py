@@ -1,4 +1,4 @@
-"""How far two arrays are apart: bits, errors, units in the last place, angle, and NaNs."""
+"""Measures of the difference of two arrays: bits, errors, units in the last place, angle, NaNs."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from jaxprtool.ir.core.equations import type_of
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The errors that are tolerated: |b - a| <= atol + rtol |a|, where a is the reference.
+    """The tolerated errors: |b - a| <= atol + rtol |a|, where a is the reference.
 
     Attributes:
-        rtol: The relative error; None is what JAX's own tests tolerate of the dtype.
-        atol: The absolute error; the same.
+        rtol: The relative error; None for the tolerance of JAX's own tests for the dtype.
+        atol: The absolute error; None likewise.
     """
 
     rtol: float | None = None
     atol: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise ArgumentsError for a tolerance that is negative, or no number."""
+        """Raise ArgumentsError for a tolerance that is negative or not a number."""
         for name, error in (("rtol", self.rtol), ("atol", self.atol)):
             if error is not None and not error >= 0:
                 raise ArgumentsError(f"{name} is a number from 0 on, not {error}")
 
     def of(self, *dtypes: Any) -> tuple[float, float]:
-        """Return the relative and the absolute tolerance of values of these dtypes."""
+        """Return the relative and the absolute tolerance for values of these dtypes."""
         if any(map(_is_exact, dtypes)):
             return 0.0, 0.0
         usual = max(map(jaxcompat.default_tolerance, dtypes))
@@ -45,7 +45,7 @@ class Tolerance:
 
 
 def _is_exact(dtype: Any) -> bool:
-    """Return True for what has no errors: booleans, keys, and what holds nothing."""
+    """Return True for dtypes without errors: booleans, keys, and float0."""
     return is_extended(dtype) or dtype in (np.dtype(bool), jax.dtypes.float0)
 
 
@@ -128,9 +128,9 @@ class Measure:
 
 @jax.transfer_guard("allow")
 def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Measure:
-    """Return how a value differs from another of the same shape."""
+    """Return the measure of a value relative to a reference of the same shape."""
     kinds = type_of(jax.typeof(reference)), type_of(jax.typeof(value))
-    if not all(hasattr(x, "dtype") for x in (reference, value)):  # tokens, which hold nothing
+    if not all(hasattr(x, "dtype") for x in (reference, value)):  # tokens have no data
         return Measure(
             name,
             *kinds,
@@ -180,21 +180,21 @@ def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Mea
 def _same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype == jax.dtypes.float0 or b.dtype == jax.dtypes.float0:
         return np.full(a.shape, a.dtype == b.dtype)
-    if a.dtype != b.dtype:  # equal if all that each has is in the other, too
+    if a.dtype != b.dtype:  # compare both in double precision
         return bits_agree(wide(a), wide(b))
     return bits_agree(a, b)
 
 
 def _within(a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> np.ndarray:
     if not (rtol or atol) or jax.dtypes.float0 in (a.dtype, b.dtype):
-        return np.zeros(a.shape, bool)  # what has the same bits is within tolerance already
+        return np.zeros(a.shape, bool)  # equal bits are within tolerance already
     return np.isclose(wide(b), wide(a), rtol=rtol, atol=atol, equal_nan=True)
 
 
 def _errors(
     a: np.ndarray, b: np.ndarray, same: np.ndarray
 ) -> tuple[float | None, float | None, tuple[int, ...] | None]:
-    """Return the largest absolute and relative error, and where the first of these is."""
+    """Return the largest absolute and relative error, and the position of the absolute one."""
     if jax.dtypes.float0 in (a.dtype, b.dtype) or bool in (a.dtype, b.dtype):
         wrong = np.argwhere(~same)
         return None, None, tuple(map(int, wrong[0])) if len(wrong) else None
@@ -214,7 +214,7 @@ def _errors(
 
 
 def _ulps(a: np.ndarray, b: np.ndarray) -> int | None:
-    """Return the largest difference in units in the last place, of what is finite in both."""
+    """Return the largest difference in units in the last place among elements finite in both."""
     if a.dtype != b.dtype or not jnp.issubdtype(a.dtype, jnp.inexact):
         return None
     if np.iscomplexobj(a):

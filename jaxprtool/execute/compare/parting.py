@@ -1,9 +1,9 @@
-"""The first equation at which two variants part.
+"""The first equation at which two variants diverge.
 
-Both are run piece by piece, on the same inputs. At some cuts through the reference all values that
-are read behind the cut are compared with those that correspond in the other; between the last cut
-where all agree and the first where some do not, the search goes on from the values there. It goes
-into calls, the branch that is taken, and the first iteration of a loop that parts.
+Both are run piece by piece on the same inputs. At some cuts through the reference, all values that
+are live at the cut are compared with their counterparts in the variant. The search continues
+between the last cut where all agree and the first where some do not, from the values there. It
+enters calls, the branch taken, and the first diverging iteration of a loop.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from jaxprtool.ir.evaluation.interpret import branch_of
 from jaxprtool.ir.graphs.counterparts import MatchedBody, counterparts
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-#: So many cuts are compared at once.
+#: The number of cuts compared at once.
 CUTS = 32
 
-#: A variable of the reference, and the one that corresponds to it; of results either may be a
-#: literal.
+#: A variable of the reference and its counterpart; either may be a literal in results.
 Pair: TypeAlias = tuple[Any, Any]
 
 
 class Entered(NamedTuple):
-    """An equation of the reference whose body is gone into.
+    """An equation of the reference whose body is searched.
 
     Attributes:
         eqn: The equation.
-        iteration: Its number, if it is a loop; of a scan, that of the row it reads.
-        around: The body that it is in.
-        operands: The operand that each argument of its body is, or is in the first iteration.
+        iteration: The number of the iteration of a loop; for a scan, the index of the row it reads.
+        around: The body that contains it.
+        operands: The operand of each argument of its body, in the first iteration of a loop.
     """
 
     eqn: JaxprEqn
@@ -48,21 +47,21 @@ class Entered(NamedTuple):
     operands: Sequence[Atom]
 
 
-#: The equations that are gone into, the outermost first.
+#: The entered equations, outermost first.
 Path: TypeAlias = tuple[Entered, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Where two variants part.
+    """A point where two variants diverge.
 
     Attributes:
-        sides: The bodies in which they do.
-        path: What is around them, in the reference.
-        eqns: The equation that gives other values, of each; None if no equation of its own does.
-        results: What they give that is not the same.
-        operands: The values that correspond which it is computed from.
-        between: Equations of each, without a counterpart, that are on the way from these.
+        sides: The bodies in which they diverge.
+        path: The equations around them in the reference.
+        eqns: The diverging equation of each; None if it has no such equation.
+        results: Their differing results.
+        operands: The corresponding values from which the results are computed.
+        between: Equations of each, without a counterpart, between these operands and the results.
     """
 
     sides: tuple[BodyRun, BodyRun]
@@ -74,7 +73,7 @@ class Found:
 
 
 class Matches:
-    """Which variables of two programs correspond, body by body."""
+    """The correspondence between variables of two programs, body by body."""
 
     def __init__(self) -> None:
         self._bodies: dict[tuple[Jaxpr, Jaxpr], MatchedBody] = {}
@@ -84,7 +83,7 @@ class Matches:
     ) -> Callable[[Var], Var | None]:
         """Return the function from a variable of one body to its counterpart in the other.
 
-        `arguments` are the positions of those that correspond, if these are not in one order.
+        `arguments` are the pairs of positions of corresponding arguments, if their order differs.
         """
         if a is b:
             return lambda var: var
@@ -95,12 +94,12 @@ class Matches:
 
 
 class PartingSearch:
-    """A search for where two variants part.
+    """A search for where two variants diverge.
 
     Args:
-        judge: Tells which values are others.
-        machines: What runs each.
-        told: Is told what is done.
+        judge: Determines which values differ.
+        machines: The machine of each.
+        told: Called with progress messages.
     """
 
     def __init__(
@@ -117,17 +116,17 @@ class PartingSearch:
         path: Path = (),
         positions: Sequence[tuple[int, int]] | None = None,
     ) -> Found | None:
-        """Return where two bodies part, on arguments that agree.
+        """Return where two bodies diverge on arguments that agree.
 
         Args:
             bodies: The bodies.
-            arguments: What each is given.
-            results: What each gives, if that is known.
+            arguments: The arguments of each.
+            results: The results of each, if known.
             path: What is around them.
             positions: The positions of the arguments that correspond, if not in one order.
 
         Returns:
-            Nothing if all their results agree.
+            None if all results agree.
         """
         a, b = (BodyRun(*each) for each in zip(self._machines, bodies, arguments, strict=True))
         outs = list(zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True))
@@ -141,7 +140,7 @@ class PartingSearch:
         return self._inward(_Level(self._judge, a, b, partner, wrong).found(path, self._told))
 
     def _inward(self, found: Found) -> Found:
-        """Return where in the bodies of an equation it is that two variants part, if they do."""
+        """Return the divergence inside the bodies of an equation, or `found` if there is none."""
         old, new = found.eqns
         if old is None or new is None or type(view(old)) is not type(view(new)):
             return found
@@ -186,12 +185,12 @@ class PartingSearch:
 
 
 def _order(loop: Scan | While) -> tuple[int, bool] | None:
-    """Return how many iterations a scan has, and whether they run backwards."""
+    """Return the number of iterations of a scan and whether it runs in reverse."""
     return (loop.length, loop.reverse) if isinstance(loop, Scan) else None
 
 
 def _given_to(held: Regions, body: ClosedJaxpr) -> list[Atom]:
-    """Return the operand that each argument of a body of an equation is."""
+    """Return the operand of each argument of an equation's body."""
     opened = jaxcompat.open_jaxpr(body)
     which = [jaxcompat.open_jaxpr(each) for each in held.bodies].index(opened)
     return [held.eqn.invars[i] for i in held.regions[which].ins]
@@ -201,10 +200,10 @@ class _Level:
     """Two bodies, some of whose results differ.
 
     Args:
-        judge: Tells which values are others.
-        a: The reference's.
-        b: The other's.
-        partner: Which variable of `b` corresponds to one of `a`.
+        judge: Determines which values differ.
+        a: The reference's body.
+        b: The variant's body.
+        partner: The map from a variable of `a` to its counterpart in `b`.
         wrong: The results that differ.
     """
 
@@ -238,7 +237,7 @@ class _Level:
         ]
 
     def found(self, path: Path, told: Callable[[str], object]) -> Found:
-        """Return the first point at which values differ that correspond, or else the results."""
+        """Return the first point at which corresponding values differ, or else the results."""
         low, high = -1, len(self._points)
         while high - low > 1:
             told(f"comparing {high - low:,} equations")
@@ -253,17 +252,17 @@ class _Level:
         return self._found(path, (eqn, other), wrong or pairs)
 
     def _narrowed(self, low: int, high: int) -> tuple[int, int]:
-        """Return two points nearer to one another, of which the first agrees and the second not."""
+        """Return a narrower pair of points, the first of which agrees and the second does not."""
         inside = high - low - 1
         count = min(CUTS, inside)
         cuts = sorted({low + 1 + (i + 1) * inside // count - 1 for i in range(count)})
         fronts = {cut: self._front(cut) for cut in cuts}
         self._know([pair for front in fronts.values() for pair in front])
         agree = [cut for cut in cuts if not any(map(self._differ, fronts[cut]))]
-        if self._has_refs:  # what is in one is not compared: the first that differs is surer
+        if self._has_refs:  # refs are not compared: the first difference is more reliable
             high = next((cut for cut in cuts if cut not in agree), high)
             agree = [cut for cut in agree if cut < high]
-        # The last that agrees: a rewrite that is right may compute other values for a while.
+        # The last that agrees: a correct rewrite may have differing intermediate values.
         low = max(agree, default=low)
         high = min((cut for cut in cuts if cut > low), default=high)
         if high - low > 1:
@@ -273,7 +272,7 @@ class _Level:
         return low, high
 
     def _front(self, point: int) -> list[Pair]:
-        """Return the values that are read behind a point, or those that these come from."""
+        """Return the live values at a point, or the corresponding values from which they come."""
         place = self._points[point]
         alive = (v for v, i in self._defined.items() if i <= place < self._last.get(v, -1))
         roots = dict.fromkeys(root for v in alive for root in self._roots[v])
@@ -321,7 +320,7 @@ def _variables(atoms: Sequence[Atom]) -> Iterator[Var]:
 
 
 def _literals(old: JaxprEqn | None, new: JaxprEqn | None) -> Iterator[Pair]:
-    """Yield the operands of one shape at the same places of which one is a literal."""
+    """Yield the operands of equal position and shape of which one is a literal."""
     if old is not None and new is not None and len(old.invars) == len(new.invars):
         for a, b in zip(old.invars, new.invars, strict=True):
             if Literal in (type(a), type(b)) and np.shape(a.aval) == np.shape(b.aval):
@@ -331,7 +330,7 @@ def _literals(old: JaxprEqn | None, new: JaxprEqn | None) -> Iterator[Pair]:
 def _roots(
     eqns: Sequence[JaxprEqn], partners: dict[Var, Var]
 ) -> Iterator[tuple[Var, frozenset[Var]]]:
-    """Yield each variable, with those that have a partner which it is, or is computed from."""
+    """Yield each variable with its nearest ancestors (or itself) that have a partner."""
     found: dict[Var, frozenset[Var]] = {}
     for eqn in eqns:
         given = (found.get(v, frozenset()) for v in _variables(eqn.invars))
@@ -342,5 +341,5 @@ def _roots(
 
 
 def _between(side: BodyRun, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
-    """Return the equations that compute values from those that have a counterpart."""
+    """Return the equations that compute values from those with a counterpart."""
     return needed(side.jaxpr, list(_variables(wanted)), known)

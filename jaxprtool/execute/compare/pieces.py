@@ -1,6 +1,6 @@
-"""Pieces of a program: the equations that some values need, from others that are known.
+"""Pieces of a program: the equations that compute some values from known ones.
 
-A piece is run as its variant is: compiled as a whole, or one equation at a time.
+A piece is run in the same way as its variant: compiled as a whole, or one equation at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEBUG = DebugInfo("piece", "piece", None, None)
 
 
 class Executor:
-    """Where and how a variant runs.
+    """The place and mode in which a variant runs.
 
     Args:
         variant: The variant.
@@ -50,7 +50,7 @@ class Executor:
 
     @contextmanager
     def running(self) -> Iterator[Sequence[Any]]:
-        """Run what is in the block where the variant runs, and yield its arguments there."""
+        """Run the block where the variant runs, and yield its arguments there."""
         place = ready(self._program, self.arguments, self._device)
         with failures_reported(self._program), place as (arguments, _):
             yield arguments
@@ -58,14 +58,14 @@ class Executor:
     def run(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         """Return the results of a body.
 
-        Raises UnsupportedError if it cannot be compiled.
+        Raises UnsupportedError if the body cannot be compiled.
         """
         with self.running():
             if self.op_by_op:
                 return list(map(as_array, evaluate(body, arguments)))
             try:
                 compiled = jax.jit(jaxcompat.jaxpr_as_fun(body)).trace(*arguments).lower().compile()
-            except Exception as error:  # lowering rules raise what they like
+            except Exception as error:  # lowering rules may raise anything
                 name = self._program.name
                 raise UnsupportedError(
                     f"a piece of {name} cannot be compiled: {described(error)}"
@@ -74,12 +74,12 @@ class Executor:
 
 
 class BodyRun:
-    """A body that a variant runs, and what is known of its values.
+    """A body that a variant runs, and its known values.
 
     Args:
-        machine: What runs it.
+        machine: Runs the body.
         body: The body.
-        arguments: What it is given.
+        arguments: Its arguments.
     """
 
     def __init__(self, machine: Executor, body: ClosedJaxpr, arguments: Sequence[Any]):
@@ -92,7 +92,7 @@ class BodyRun:
         self.makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
     def know(self, wanted: Iterable[Atom]) -> None:
-        """Compute values, as one piece, from what is known."""
+        """Compute values as one piece from the known ones."""
         missing = [v for v in dict.fromkeys(map(_hashable, wanted)) if v is not None]
         missing = [v for v in missing if v not in self._known]
         if missing:
@@ -103,16 +103,16 @@ class BodyRun:
             self._known.update(zip(missing, values, strict=True))
 
     def value(self, atom: Atom) -> Any:
-        """Return a value that is known."""
+        """Return a known value."""
         return as_array(atom.val) if isinstance(atom, Literal) else self._known[atom]
 
     def values(self, atoms: Sequence[Atom]) -> list[Any]:
-        """Return values, which are computed if they are not known."""
+        """Return values, after computing the unknown ones."""
         self.know(atoms)
         return list(map(self.value, atoms))
 
     def forget(self, but: Iterable[Var]) -> None:
-        """Keep what the body was given, and some values; the others are known no more."""
+        """Forget all values but the body's arguments and some others."""
         kept = {v: self._known[v] for v in but if v in self._known}
         self._known = {**self._given, **kept}
 
@@ -122,9 +122,9 @@ def _hashable(atom: Atom) -> Var | None:
 
 
 def needed(jaxpr: Jaxpr, wanted: Iterable[Var], known: Collection[Var]) -> list[JaxprEqn]:
-    """Return the equations that compute some variables from those that are known.
+    """Return the equations that compute some variables from known ones.
 
-    What is in a ref is not known: all equations before that touch one are among them.
+    The contents of refs are unknown: all earlier equations that access a ref are included.
     """
     needs, refs = set(wanted), set[Var]()
     eqns: list[JaxprEqn] = []

@@ -1,4 +1,4 @@
-"""Random inputs, and a smallest input on which two variants differ."""
+"""Random inputs, and the reduction of an input on which two variants differ."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 
 from jaxprtool.ir.basics.dtypes import is_extended
 
-#: So many inputs are tried while one is made smaller.
+#: The number of inputs tried during a reduction.
 MOST_TRIES = 300
 
-#: Elements of an input that is described.
+#: The most elements of an input that is described.
 _FEW = 4
 
-#: After the first trial, floats are this many times as large, by a power of ten.
+#: The scales of floats after the first trial, as powers of ten.
 _POWERS = (-2, -1, 0, 1, 2)
 
 
 def scaled(values: Sequence[Any], random: Sequence[bool], trial: int) -> list[Any]:
-    """Return the inputs of a trial: after the first, random floats of other sizes."""
+    """Return the inputs of a trial; after the first, random floats are scaled."""
     rng = np.random.default_rng((trial, len(values)))
     return [
         (np.asarray(x) * 10.0 ** int(rng.choice(_POWERS))).astype(x.dtype)
@@ -40,15 +40,15 @@ def _is_number(x: Any) -> bool:
 def shrunk(
     values: Sequence[Any], free: Sequence[bool], fails: Callable[[Sequence[Any]], bool]
 ) -> tuple[list[Any], int]:
-    """Return a smaller input for which something still fails, and how many inputs were tried.
+    """Return a reduced input that still fails, and the number of inputs tried.
 
-    An argument becomes zero, or else as few of its elements as are needed, by halves, stay; what
-    stays becomes one, or else whole numbers.
+    An argument becomes zero, or else keeps as few nonzero elements as needed, by bisection. Those
+    that remain become one, or else integers.
 
     Args:
         values: Flat arguments.
-        free: Which of them may change.
-        fails: Whether it fails for other values of the same types.
+        free: Whether each argument may change.
+        fails: Returns True if the failure occurs for values of the same types.
     """
     search = _Shrinking(list(values), fails)
     for place, is_free in enumerate(free):
@@ -62,7 +62,7 @@ class _Shrinking:
         self.values, self.tries, self._fails = values, 0, fails
 
     def shrink(self, place: int) -> None:
-        """Make one argument smaller."""
+        """Reduce one argument."""
         array = np.asarray(self.values[place])
         if not array.any() or self._take(place, np.zeros_like(array)):
             return
@@ -74,7 +74,7 @@ class _Shrinking:
             self._take(place, np.rint(left.astype(np.float64)).astype(left.dtype))
 
     def _drop(self, place: int) -> None:
-        """Set elements to zero, first large parts of them, as long as it still fails."""
+        """Set elements to zero, starting with large parts, as long as it still fails."""
         parts = 2
         while self.tries < MOST_TRIES:
             array = np.asarray(self.values[place])
@@ -90,7 +90,7 @@ class _Shrinking:
                 parts *= 2
 
     def _take(self, place: int, array: np.ndarray) -> bool:
-        """Take an array in place of an argument if it still fails."""
+        """Replace an argument by an array if it still fails; return whether it was replaced."""
         if self.tries >= MOST_TRIES or np.array_equal(array, np.asarray(self.values[place])):
             return False
         self.tries += 1

@@ -1,4 +1,4 @@
-"""Variants of a program: run on the same inputs, and compared with the first of them."""
+"""Variants of a program, run on the same inputs and compared with the first of them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Told = Callable[[str], object]
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A program, and how it is run.
+    """A program and how it is run.
 
     Attributes:
-        name: What it is called: `-O2 on gpu`.
+        name: Its name: `-O2 on gpu`.
         program: The program.
-        platform: The backend; None is where JAX and its arguments have it.
-        op_by_op: Whether each equation runs by itself, and nothing is compiled as a whole.
+        platform: The backend; None for the placement by JAX and the arguments.
+        op_by_op: Whether each equation runs separately instead of compiled as a whole.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Runner:
         """Return the results for flat arguments.
 
         Raises UnsupportedError if the program cannot be compiled, BackendError if the device cannot
-        run it, and UserFunctionError if a callback or a check of the user's fails.
+        run it, and UserFunctionError if a user's callback or check fails.
         """
         program = self.variant.program
         with ready(program, arguments, self._device) as (there, _), failures_reported(program):
@@ -109,7 +109,7 @@ class Runner:
 def compared(
     variant: Variant, reference: Sequence[Any], run: Callable[[], Sequence[Any]], t: Tolerance
 ) -> Compared:
-    """Return how the results that `run` gives differ from those of the reference."""
+    """Return the comparison of the results of `run` with those of the reference."""
     try:
         results = run()
     except JaxprToolError as error:
@@ -120,7 +120,7 @@ def compared(
 
 
 def positions_of(program: Program, reference: Program) -> list[int]:
-    """Return which arguments of the reference a program's are: by name, or else in order."""
+    """Return the position in the reference of each argument of a program, by name or in order."""
     places = {name: i for i, name in enumerate(reference.arg_names)}
     if places.keys() >= set(program.arg_names):
         return [places[name] for name in program.arg_names]
@@ -128,9 +128,9 @@ def positions_of(program: Program, reference: Program) -> list[int]:
 
 
 def arguments_of(variant: Variant, reference: Program, arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a variant, of those of the reference.
+    """Return the arguments of a variant from those of the reference.
 
-    Raises ArgumentsError if it takes others, or gives results of other shapes.
+    Raises ArgumentsError if its arguments or the shapes of its results differ.
     """
     program = variant.program
     values = [arguments[i] for i in positions_of(program, reference)]
@@ -148,7 +148,7 @@ def _type(aval: Any) -> Any:
 
 
 def _others(verb: str, reference: Program, variant: Variant) -> ArgumentsError:
-    """Return the error of two programs of other arguments or results: the first that differs."""
+    """Return the error for programs with different arguments or results; names the first."""
     pairs = [p.arguments if verb == "takes" else p.results for p in (reference, variant.program)]
     texts = [[f"{name}: {type_of(aval)}" for name, aval in values] for values in pairs]
     first = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)

@@ -1,11 +1,11 @@
-"""Where NaNs and infinities come from.
+"""The search for the origins of NaNs and infinities.
 
     found = jaxprtool.find_nan(program, (params, batch))
     found.first.source, found.first.reaches
 
-The program runs as a whole (`screening`), and if anything is made in it, equation by equation, at
-every depth and in every iteration (`search`). Results are then those of each equation by itself:
-where a compiler fuses several, they may round otherwise.
+The program first runs as a whole (`screening`) and then, if it produces a NaN or an infinity,
+equation by equation, at every depth and in every iteration (`search`). Each equation is then
+computed separately, so that rounding may differ from fused equations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.ir.source.scopes import is_backward, scopes_of
 from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 
-#: The scope of what a backward part computes again because of `jax.checkpoint`.
+#: The name scope of rematerialized equations of `jax.checkpoint`.
 _RECOMPUTED = "rematted_computation"
 
 
@@ -123,12 +123,11 @@ class BadValue:
 
 @dataclass(frozen=True)
 class NanSearch:
-    """What was found.
+    """The result of a search.
 
     Attributes:
-        name: The program.
-        found: Every NaN and infinity that is made: those that reach a result first, each kind in
-            the order of the program.
+        name: The program's name.
+        found: All NaNs and infinities, those that reach a result first, otherwise in program order.
     """
 
     name: str
@@ -136,24 +135,24 @@ class NanSearch:
 
     @property
     def first(self) -> BadValue | None:
-        """The first that reaches a result, or else the first; None if nothing was found."""
+        """The first one that reaches a result, or else the first one; None if nothing was found."""
         return self.found[0] if self.found else None
 
 
 def find_nan(program: Program, args: object, device: jax.Device | None = None) -> NanSearch:
-    """Find the equations that make a NaN or an infinity of values that have none.
+    """Find the equations that compute a NaN or an infinity from values without any.
 
-    A value is followed to the results: what a `where` drops reaches none. Prints and other calls
-    that give nothing are not made.
+    Values are followed to the results: one that a `where` drops reaches none. Prints and other
+    calls without results are not made.
 
     Args:
         program: A `Program`.
         args: Its arguments, as a tuple, or as any pytree of the same leaves.
-        device: Where to run it; if not given, where JAX and its arguments have it.
+        device: The device to run on; by default placed by JAX and the arguments.
 
     Raises:
-        ArgumentsError: If there are more or fewer arguments.
-        StructureError: If one is of another type.
+        ArgumentsError: If the number of arguments is wrong.
+        StructureError: If an argument has another type.
         UnsupportedError: If the program has free named axes.
     """
     with _searched(program, args, device) as (program, origins):
@@ -163,18 +162,18 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
 
 
 def nan_maker(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | None:
-    """Return the equation that makes the first NaN which reaches a result, by itself.
+    """Return a jaxpr of the equation that produces the first NaN that reaches a result.
 
-    If it was given infinities, the equations that these come from are there too, back to finite
-    values.
+    If it has infinite operands, the jaxpr includes the equations that produced these, back to
+    finite values.
 
     Args:
         program: A `Program`.
         args: Its arguments, as a tuple, or as any pytree of the same leaves.
 
     Returns:
-        A jaxpr of these equations, whose arguments are the finite values that they read, and these
-        values. None if no equation makes a NaN that reaches a result.
+        A jaxpr of these equations with the finite values that they read as arguments, and these
+        values. None if no equation produces a NaN that reaches a result.
     """
     with _searched(program, args, None) as (_, origins):
         made = [each for each in origins if each.state == NAN and each.reached]
@@ -184,13 +183,13 @@ def nan_maker(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] |
 
 
 def origin_of(program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck) -> str:
-    """Return what the first fault in a result comes from: `log at model.py:9`.
+    """Return the origin of the first fault in a result: `log at model.py:9`.
 
     Args:
         program: A `Program`.
-        arguments: Its flat arguments; of Refs what they held before it was run.
+        arguments: Its flat arguments, with the values of Refs before it was run.
         position: The position of the result.
-        check: What is a fault.
+        check: The kind of fault.
     """
     with unchecked(), ready_to_step(program, list(arguments), None) as (program, given):
         search = OriginSearch(program.jaxpr, given, program.arg_names, known=NAN | INF)
@@ -209,7 +208,7 @@ def origin_of(program: Program, arguments: Sequence[Any], position: int, check: 
 def _searched(
     program: Program, args: object, device: jax.Device | None
 ) -> Iterator[tuple[Program, list[Origin]]]:
-    """Search a program, and have what was found read where its values are."""
+    """Search a program, and yield the result in the context of its device."""
     with ready_to_step(program, args, device) as (program, arguments):
         has_mesh = mesh_in_types(program) is not None
         look = None if has_mesh else screened(program.jaxpr, arguments)
@@ -219,7 +218,7 @@ def _searched(
 
 
 class _Reading:
-    """What is found, in words."""
+    """Describes the origins found."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._frames = program, frames_now(program.roots)
@@ -277,9 +276,9 @@ class _Reading:
         )
 
     def _forward(self, step: Evaluation | None) -> str:
-        """Return the equation that an equation of a backward part is the derivative of, if any.
+        """Return the forward equation of an equation in the backward part, if any.
 
-        JAX gives both the same place; where several have it, it is one of the same primitive.
+        Both have the same source location; among several, the one of the same primitive is used.
         """
         if step is None or not any(map(is_backward, step.eqns)):
             return ""
@@ -295,7 +294,7 @@ class _Reading:
 
 
 def _forward_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Yield the equations that are in no backward part, at any depth."""
+    """Yield the equations outside of backward parts, at any depth."""
     for eqn in jaxpr.eqns:
         if not is_backward(eqn):
             yield eqn
@@ -304,7 +303,7 @@ def _forward_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _range(data: Any) -> tuple[float | None, float | None, int, int]:
-    """Return the least and the greatest number of an array, and how many are NaN and infinite."""
+    """Return the minimum, the maximum, and the numbers of NaNs and infinities of an array."""
     if isinstance(jax.typeof(data), jaxcompat.AbstractRef):
         return None, None, 0, 0
     array = plain(data)
@@ -322,7 +321,7 @@ def _type(origin: Origin, value: Tracked | None) -> Any:
 
 
 def _devices(value: Tracked | None, state: int) -> Iterator[str]:
-    """Yield the devices on which a value that is on several is not finite."""
+    """Yield the devices on which a value on several devices is not finite."""
     shards = [] if value is None else getattr(value.data, "addressable_shards", [])
     wrong = np.isnan if state == NAN else np.isinf
     if len(shards) > 1:

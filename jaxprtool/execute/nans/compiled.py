@@ -1,8 +1,8 @@
-"""What the equations of a compiled body make, and where it goes.
+"""Counts and origins of NaNs and infinities in a compiled body.
 
-Each equation of the body, at any depth, has two counts: how often it has made a NaN, and how often
-an infinity. Origins that are known before the body runs are followed: each value has a mask of
-those that its elements which are not finite may come from.
+Each equation of the body, at any depth, has two counts: how often it produced a NaN and an
+infinity. Origins that are known before the body runs are followed: each value has a mask of the
+possible origins of its non-finite elements.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.evaluation.interpret import Interpreter, LoopOperands, bind
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
 
-#: So many origins are followed, each by an element of a mask; what more there are share the last.
+#: The number of origins that are followed, each by an element of a mask; further ones share the
+#: last.
 FOLLOWED = 32
 
-#: The mask of a value, as booleans. None is that of no origin, and of what has no numbers.
+#: The mask of a value, as booleans; None for no origins and for values without numbers.
 Mask = Any
 
 
 @jax.tree_util.register_pytree_node_class
 class Masked:
-    """A traced value, and the mask of its origins.
+    """A traced value and the mask of its origins.
 
-    What it holds is asked for only where it matters.
+    Its state is computed only when needed.
     """
 
     def __init__(self, data: Any, mask: Mask = None):
@@ -55,7 +56,7 @@ class Masked:
 
 
 class _Written(Masked):
-    """A literal or a constant: a NaN in it does not excuse the equation that reads it."""
+    """A literal or a constant; a NaN in it is attributed to the equation that reads it."""
 
     @cached_property
     def state(self) -> tuple[Any, Any]:
@@ -63,14 +64,14 @@ class _Written(Masked):
 
 
 class Counting(Interpreter):
-    """Evaluates a jaxpr while JAX traces.
+    """Evaluates a jaxpr under tracing.
 
     Args:
         numbers: The number of each equation, by its `id`.
-        places: For each equation the places in masks of the NaN and of the infinity that it is
-            known to make, or -1. If it is None, origins are not followed.
-        axes: The axes of the mesh, in a `shard_map`.
-        varying: Whether JAX checks which values vary over them.
+        places: For each equation, the mask indices of the NaN and the infinity that it is known to
+            produce, or -1. If None, origins are not followed.
+        axes: The mesh axes in a `shard_map`.
+        varying: Whether JAX checks which values vary over these axes.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Counting(Interpreter):
         self._whole: list[Any] = []
 
     def results(self, body: ClosedJaxpr, arguments: Sequence[Masked]) -> list[Masked]:
-        """Return what a body gives for some arguments, each with its mask."""
+        """Return the results of a body with their masks."""
         return self._masked(self.run(body, arguments))
 
     def _masked(self, values: Sequence[Masked]) -> list[Masked]:
@@ -98,7 +99,7 @@ class Counting(Interpreter):
         return self._everywhere(no_origins() if value.mask is None else value.mask)
 
     def counts(self) -> Any:
-        """Return how often each equation made a NaN and an infinity."""
+        """Return how often each equation produced a NaN and an infinity."""
         counts = self._zeros()
         if self._single:
             numbers = jnp.array(list(self._single))
@@ -107,11 +108,11 @@ class Counting(Interpreter):
         return sum(self._whole, counts)
 
     def _zeros(self) -> Any:
-        """Return counts of nothing."""
+        """Return zero counts."""
         return self._everywhere(jnp.zeros((len(self._numbers), 2), jnp.int32))
 
     def _everywhere(self, array: Any) -> Any:
-        """Return an array whose type says that it varies over all axes of the mesh."""
+        """Return an array whose type varies over all mesh axes."""
         if not self._varying:
             return array
         missing = tuple(a for a in self._axes if a not in jaxcompat.varying_axes(jax.typeof(array)))
@@ -138,7 +139,7 @@ class Counting(Interpreter):
         return list(map(Masked, bind(eqn, [x.data for x in operands])))
 
     def _made(self, eqn: JaxprEqn, operands: Sequence[Masked], results: Sequence[Masked]) -> Any:
-        """Return whether an equation makes a NaN, and if not, whether it makes an infinity."""
+        """Return flags for whether an equation produces a NaN, and, if not, an infinity."""
         nan, inf = self._states(results)
         given_nan, given_inf = self._states(operands)
         if traits(eqn).collective:
@@ -154,7 +155,7 @@ class Counting(Interpreter):
         return nan, inf
 
     def _origins(self, eqn: JaxprEqn, operands: Sequence[Masked], made: Any) -> Mask:
-        """Return the mask of what comes of some operands, and of what an equation made."""
+        """Return the combined mask of operands and of what an equation produced."""
         mask = any_of([x.mask for x in operands])
         if traits(eqn).collective:
             mask = self._anywhere(mask)
@@ -164,14 +165,14 @@ class Counting(Interpreter):
         return mask
 
     def _anywhere(self, flags: Any) -> Any:
-        """Return flags that are set if they are set on any device."""
+        """Return flags that are set if set on any device."""
         everywhere = self._everywhere(jnp.asarray(flags).astype(jnp.int32))
         return jax.lax.pmax(everywhere, self._axes) > 0 if self._axes else flags
 
     # --- branches and loops -----------------------------------------------------------------------
 
     def inner(self) -> Counting:
-        """Return what evaluates a body of an equation."""
+        """Return an evaluator for the body of an equation."""
         return Counting(self._numbers, self._places, self._axes, self._varying)
 
     def branch(self, cond: Cond, operands: list[Masked]) -> list[Masked]:
@@ -224,12 +225,12 @@ class Counting(Interpreter):
 
 
 def row_at(stack: Masked, i: Any) -> Masked:
-    """Return what is at one index of the first axis; its origins may be those of all."""
+    """Return the row at an index of the first axis, with the origins of the whole array."""
     return Masked(iterations.row_at(stack.data, i), stack.mask)
 
 
 def put_at(stack: Masked, row: Masked, i: Any) -> Masked:
-    """Return a stack with another row at an index."""
+    """Return a stack with the row at an index replaced."""
     (mask,) = either([stack.mask], [row.mask])
     return Masked(iterations.put_at(stack.data, row.data, i), mask)
 
@@ -240,10 +241,10 @@ def no_origins() -> Mask:
 
 
 def any_of(masks: Sequence[Mask]) -> Mask:
-    """Return the mask of all origins that some values have."""
+    """Return the mask of all origins of some values."""
     return reduce(or_, (mask for mask in masks if mask is not None), no_origins())
 
 
 def either(masks: Sequence[Mask], others: Sequence[Mask]) -> list[Mask]:
-    """Return the masks of values that come from these origins, or from those of others."""
+    """Return the elementwise unions of two lists of masks."""
     return [None if a is None else a | b for a, b in zip(masks, others, strict=True)]

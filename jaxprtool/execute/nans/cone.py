@@ -1,7 +1,7 @@
-"""The equations that lead from finite values to one equation, as a jaxpr of their own.
+"""The jaxpr of the equations that lead from finite values to one equation.
 
-Values are those of one run. Calls and loops between them are left out: a value is what the equation
-gave that computed it, in whichever body and iteration that was.
+The values come from one run. Calls and loops are flattened: each value is the result of the
+equation that computed it, in whichever body and iteration.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from jaxprtool.execute.nans.states import FINITE
 from jaxprtool.execute.nans.tracked import Evaluation, Tracked
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
-#: The most equations of a cone: an infinity may come from far away.
+#: The most equations of a cone.
 _MOST = 64
 
 
 def cone_of(step: Evaluation, operands: Sequence[Tracked]) -> tuple[ClosedJaxpr, list[Any]]:
-    """Return the equation of a step, and those that make what is not finite among its operands.
+    """Return the equation of a step, and those that produced its non-finite operands.
 
     Args:
         step: The step.
-        operands: What its equation was given.
+        operands: The operands of its equation.
 
     Returns:
-        The jaxpr, whose results are those of the equation, and the values of its arguments.
+        The jaxpr, with the results of the equation, and the values of its arguments.
     """
     cone = _Cone()
     outs = cone.add(step, operands)
@@ -45,8 +45,8 @@ class _Cone:
     """The equations that lead from finite values to one equation, in order.
 
     Attributes:
-        equations: The equations, with variables of their own.
-        arguments: The variables that they read and do not make, with their values.
+        equations: The equations, with new variables.
+        arguments: The variables that they read but do not compute, with their values.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _Cone:
         self._begun = 0
 
     def add(self, step: Evaluation, operands: Sequence[Tracked]) -> Sequence[Var]:
-        """Add the equation of a step, after those that its operands come from."""
+        """Add the equation of a step after those that computed its operands."""
         self._begun += 1
         eqn = step.eqn
         pairs = zip(eqn.invars, operands, strict=True)
@@ -80,7 +80,7 @@ class _Cone:
 
 
 def _is_made_by(value: Tracked, step: Evaluation) -> bool:
-    """Return True if a value that is not finite is the one result of a step: a row of it is not."""
+    """Return True if a non-finite value is the only result of a step, not just a row of it."""
     outs = step.eqn.outvars
     is_whole = len(outs) == 1 and getattr(outs[0].aval, "shape", None) == np.shape(value.data)
     return value.state != FINITE and is_whole and len(step.operands) == len(step.eqn.invars)

@@ -1,4 +1,4 @@
-"""Results that are not finite prove nothing: counting them, and random inputs that avoid them."""
+"""Counts of non-finite results, and random inputs that avoid them: such results prove nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxprtool.execute.running.fill import Filled, fill
 from jaxprtool.ir.dataflow.input_domains import POSITIVE, Domain
 from jaxprtool.ir.programs.program import Program
 
-#: What arguments that lead to a NaN are drawn from instead, in this order.
+#: The domains tried for arguments that lead to a NaN, in this order.
 _DOMAINS: tuple[Domain, ...] = (
     "positive definite",
     POSITIVE,
@@ -28,24 +28,24 @@ _DOMAINS: tuple[Domain, ...] = (
     (-math.inf, 0.0),
 )
 
-#: So many origins of NaNs are looked for, one after the other.
+#: The number of searches for origins of NaNs.
 _ORIGINS = 4
 
 
 def nonfinite(value: Any) -> int:
-    """Return how many elements of a value are a NaN or an infinity."""
+    """Return the number of NaNs and infinities in a value."""
     if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
         return 0
     return int((~np.isfinite(wide(as_numpy(value)))).sum())
 
 
 def is_mostly_nonfinite(count: int, size: int) -> bool:
-    """Return whether so many elements that are not finite are most of a value."""
+    """Return True if `count` non-finite elements are most of a value."""
     return 2 * count > size
 
 
 def unproven(names: Sequence[str], values: Sequence[Any]) -> list[str]:
-    """Return what to say of each result that is not finite in most elements."""
+    """Return a message for each result that is not finite in most elements."""
     found = []
     for name, value in zip(names, values, strict=True):
         count, size = nonfinite(value), getattr(value, "size", 0)
@@ -60,11 +60,11 @@ def finite_fill(
     run: Callable[[Sequence[Any]], Sequence[Any]],
     seed: int = 0,
 ) -> Filled:
-    """Return flat arguments as `fill` does, for which as many results as can be are finite.
+    """Return flat arguments like `fill`, chosen so that as many results as possible are finite.
 
-    While a NaN is in a result, or a result is not finite in most elements, the equation that makes
-    it so is looked for, and the random arguments that lead there are drawn from other domains, or
-    all random arguments of whose use nothing is known.
+    While a result contains a NaN or is not finite in most elements, other domains are tried: for
+    the random arguments that lead to the equation responsible, and for all random arguments without
+    a known domain.
 
     Args:
         program: The program.
@@ -97,13 +97,13 @@ def finite_fill(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Arguments, and what is not finite for them.
+    """Arguments, and the non-finite results for them.
 
     Attributes:
         filled: The arguments.
-        mostly: How many results are not finite in most elements.
-        elements: How many elements of results are not finite.
-        nans: Whether one of them is a NaN.
+        mostly: The number of results that are not finite in most elements.
+        elements: The number of non-finite elements in results.
+        nans: Whether any of them is a NaN.
     """
 
     filled: Filled
@@ -113,7 +113,7 @@ class _Attempt:
 
 
 def _other_domains(program: Program, filled: Filled) -> Iterator[dict[str, Domain]]:
-    """Yield domains of arguments that may keep results finite, the likeliest first."""
+    """Yield domains of arguments that may keep results finite, most likely first."""
     avals = dict(program.arguments)
     drawn = [name for name in filled.random if jnp.issubdtype(avals[name].dtype, jnp.floating)]
     free = [name for name in drawn if name not in filled.within]
@@ -127,7 +127,7 @@ def _other_domains(program: Program, filled: Filled) -> Iterator[dict[str, Domai
 
 
 def _leading_to_nan(program: Program, filled: Filled) -> list[str]:
-    """Return the arguments from which the first NaN or infinity in the results comes."""
+    """Return the arguments that lead to the first NaN or infinity in the results."""
     found = None
     with suppress(UnsupportedError):
         found = find_nan(program, filled.arguments).first

@@ -1,4 +1,4 @@
-"""Origins that are followed through a compiled body."""
+"""Origins followed through a compiled body."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jaxprtool.jaxcompat import JaxprEqn
 
 
 class Followed:
-    """Origins by their place in masks; it is false if there are none.
+    """Origins by their mask index; false if there are none.
 
     Args:
         made: The origins of equations of the body, by `id` and state.
-        values: What the body is given.
+        values: The arguments of the body.
     """
 
     def __init__(self, made: Mapping[tuple[int, int], Origin], values: Iterable[Tracked]):
@@ -29,7 +29,7 @@ class Followed:
         return bool(self._places)
 
     def table(self, eqns: Sequence[JaxprEqn]) -> np.ndarray:
-        """Return for each equation the places of the NaN and the infinity that it makes, or -1."""
+        """Return for each equation the mask indices of its NaN and its infinity, or -1."""
         rows = [[self._made_at(id(eqn), state) for state in (NAN, INF)] for eqn in eqns]
         return np.array(rows, np.int32).reshape(-1, 2)
 
@@ -38,7 +38,7 @@ class Followed:
         return -1 if origin is None else self._places[origin]
 
     def traced(self, values: Iterable[Tracked]) -> list[Masked]:
-        """Return values as a compiled body takes them, with masks if any origin is followed."""
+        """Return values as arguments of a compiled body, with masks if any origin is followed."""
         return [Masked(value.data, self._mask(value)) for value in values]
 
     def _mask(self, value: Tracked) -> Mask:
@@ -49,7 +49,7 @@ class Followed:
         return mask
 
     def origins(self, value: Masked) -> tuple[Origin, ...]:
-        """Return the origins of a value that a compiled body gives."""
+        """Return the origins of a result of a compiled body."""
         if value.mask is None:
             return ()
         mask = np.asarray(value.mask)

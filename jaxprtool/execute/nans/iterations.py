@@ -1,8 +1,8 @@
-"""Iterations of a loop, compiled: they run until an equation makes a NaN or an infinity.
+"""Compiled iterations of a loop, which run until an equation produces a NaN or an infinity.
 
-A loop stops before the first iteration in which something is made that is not to be ignored, or
-from which something gets out that no value had before, so that this iteration can be run again,
-equation by equation.
+A loop stops before the first iteration that produces a NaN or an infinity that is not ignored, or
+whose results have an origin that no value had before, so that this iteration can be rerun equation
+by equation.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from jaxprtool.jaxcompat import JaxprEqn
 
 
 class Known(NamedTuple):
-    """What is known before iterations run.
+    """The state of the search before iterations run.
 
     Attributes:
-        ignored: For each equation whether a NaN and an infinity that it makes are no reason to
-            stop.
-        places: For each equation the places in masks of the NaN and the infinity that it is known
-            to make, or -1; None if nothing is followed.
-        watched: Whether to stop where an origin gets out of an iteration that no value had before.
+        ignored: For each equation, whether a NaN and an infinity that it produces are ignored.
+        places: For each equation, the mask indices of the NaN and the infinity that it is known to
+            produce, or -1; None if nothing is followed.
+        watched: Whether to stop if a result of an iteration has an origin that no value had before.
     """
 
     ignored: Any
@@ -39,7 +38,7 @@ class Known(NamedTuple):
 
 
 def body_equations(loop: Scan | While) -> list[JaxprEqn]:
-    """Return the equations that have counts: those of the bodies of a loop, at any depth."""
+    """Return the equations with counts: those in the bodies of a loop, at any depth."""
     found = {id(e): e for body in bodies_of(loop) for e in equations(jaxcompat.open_jaxpr(body))}
     return list(found.values())
 
@@ -47,8 +46,8 @@ def body_equations(loop: Scan | While) -> list[JaxprEqn]:
 def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any]]:
     """Return a function that runs iterations of a loop.
 
-    It takes what is known, how far the loop has run, and what it is given. It returns how far it
-    has run then, and how often each equation made a NaN and an infinity.
+    It takes the `Known` state, the progress of the loop, and its operands. It returns the new
+    progress, and how often each equation produced a NaN and an infinity.
     """
     numbers = {id(eqn): i for i, eqn in enumerate(body_equations(loop))}
 
@@ -62,7 +61,7 @@ def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any
             values = *given.deciding, *given.consts, *given.xs, *before.carry, *before.ys
             new = _origins(after.carry, after.ys) & ~_origins(values)
             stops = ((made > 0) & ~known.ignored).any() | (known.watched & new.any())
-            # Stacked results need not be restored: the iteration writes its rows again.
+            # Stacked results need not be restored: the iteration rewrites its rows.
             pair = (before._replace(ys=[]), counts), (after._replace(ys=[]), counts + made)
             kept, counts = jax.tree.map(lambda a, b: jnp.where(stops, a, b), *pair)
             return kept._replace(ys=after.ys), counts, stops

@@ -1,4 +1,4 @@
-"""Which elements of its operands an element of a result is computed from."""
+"""The elements of operands from which an element of a result is computed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.evaluation.interpret import bind
 from jaxprtool.jaxcompat import JaxprEqn
 
-#: An index of an array: one element, or some.
+#: An index of an array: one element or several.
 Index = tuple[Any, ...]
 
 
 class Read(NamedTuple):
-    """Elements of a value that an element of a result is computed from.
+    """Elements of a value from which an element of a result is computed.
 
     Attributes:
         value: The value.
-        where: Which of its elements; None for all, of which it need not be computed from each.
+        where: The elements; None if any of them may be read.
     """
 
     value: Tracked
@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 
 def read_by(value: Tracked, place: Index | None) -> list[Read]:
-    """Return what the element of a value at a place is computed from; nothing of an argument."""
+    """Return what the element of a value at a place is computed from; empty for an argument."""
     if value.moved is not None:
         return [_unmoved(value.moved, place)] if value.moved.operands else []
     step = value.step
@@ -51,7 +51,7 @@ def read_by(value: Tracked, place: Index | None) -> list[Read]:
 
 
 def _unmoved(moved: Moved, place: Index | None) -> Read:
-    """Return the row, or the element of the stack, that an element is."""
+    """Return the element of the stack or row that an element was moved from."""
     if moved.row is not None:
         return Read(moved.operands[0], None if place is None else (moved.row, *place))
     if place is None:
@@ -60,7 +60,7 @@ def _unmoved(moved: Moved, place: Index | None) -> Read:
 
 
 def _elements(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
-    """Return what an element of a result is computed from, or nothing if that is not known."""
+    """Return what an element of a result is computed from; empty if unknown."""
     eqn, operands = step.eqn, step.operands
     like, name = traits(eqn), eqn.primitive.name
     if like.gives == "same":
@@ -69,7 +69,7 @@ def _elements(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
         reads = [Read(x, _broadcast(np.shape(x.data), place)) for x in operands]
         chooses = _CHOOSES.get(name)
         chosen = [] if chooses is None else list(chooses(reads, plain(value.data)[place]))
-        # Where the program itself holds what was chosen, what it replaces is to blame.
+        # If the selected value is a constant of the program, blame the value it replaces.
         return [x for x in chosen if not x.value.held] or reads
     if is_moving(eqn):
         return _origin(step, value, place)
@@ -81,7 +81,7 @@ def _elements(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
 
 
 def _alike(operands: Sequence[Tracked], value: Tracked, place: Index) -> list[Read]:
-    """Return an element that was handed on, as far as numbers tell: the same, and not zero."""
+    """Return an operand's element that was probably forwarded: equal and nonzero."""
     element = plain(value.data)[place]
     for x in operands:
         if element and has_state(x.data) and not x.held:
@@ -97,13 +97,13 @@ def _broadcast(shape: Sequence[int], place: Index) -> Index:
 
 
 def _chosen(reads: Sequence[Read], element: Any) -> Iterator[Read]:
-    """Yield the case of a `select_n` that was chosen."""
+    """Yield the selected case of a `select_n`."""
     predicate, *cases = reads
     yield cases[int(plain(predicate.value.data)[predicate.where])]
 
 
 def _equal(reads: Sequence[Read], element: Any) -> Iterator[Read]:
-    """Yield what an element of a `max`, a `min` or a `clamp` is equal to."""
+    """Yield the operands to which an element of a `max`, `min` or `clamp` is equal."""
     for each in reads:
         if np.array_equal(plain(each.value.data)[each.where], element, equal_nan=True):
             yield each
@@ -118,9 +118,9 @@ _CHOOSES: dict[str, Callable[[Sequence[Read], Any], Iterator[Read]]] = {
 
 
 def _origin(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
-    """Return the element that was moved to a place, or nothing if it was made up or computed.
+    """Return the element moved to a place; empty if it is a fill value or computed.
 
-    The equation moves the numbers of elements instead of the elements.
+    To find it, the equation is run on element indices instead of elements.
     """
     eqn, movable = step.eqn, [x for x in step.operands if has_state(x.data)]
     ends = np.cumsum([np.size(x.data) for x in movable])
@@ -144,7 +144,7 @@ def _origin(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
 
 
 def _like(array: Any, numbers: np.ndarray) -> Any:
-    """Return numbers on the devices of an array."""
+    """Return numbers placed on the devices of an array."""
     sharding = getattr(array, "sharding", None)
     return numbers if sharding is None else jax.device_put(numbers, sharding)
 
@@ -159,7 +159,7 @@ def _first(flags: np.ndarray) -> Index:
 
 
 def _contracted(step: Evaluation, place: Index) -> Iterator[Index]:
-    """Yield the elements of the operands of a `dot_general` that one of its result comes from."""
+    """Yield the operand elements from which an element of a `dot_general` is computed."""
     contracted, batch = step.eqn.params["dimension_numbers"]
     begin = len(batch[0])
     for x, summed, shared in zip(step.operands, contracted, batch, strict=True):
@@ -175,6 +175,6 @@ def _contracted(step: Evaluation, place: Index) -> Iterator[Index]:
 
 
 def _start(eqn: JaxprEqn, position: int) -> int | None:
-    """Return the operand that a result of a loop begins as, by position; None if it is none."""
+    """Return the position of the operand with the initial value of a loop result, or None."""
     held = regions(eqn) if holds_jaxpr(eqn.params.values()) else None
     return None if held is None else {out: i for i, out in held.carried}.get(position)

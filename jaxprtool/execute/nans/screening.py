@@ -1,12 +1,13 @@
-"""A first look: the program is compiled as a whole, with a flag that is set if anything is made.
+"""Screening: the program is compiled as a whole, with a flag for any NaN or infinity produced.
 
-Most programs make no NaN and no infinity, and then it has been the only look. A flag may be set
-where nothing is made, but is never clear where something is: but for what XLA computes otherwise.
+Most programs produce neither, and need no further search. The flag may have false positives but no
+false negatives, apart from differences in XLA's computation.
 
-Few values are checked. One of which something is computed that is not finite unless it is (`add`,
-`dot_general`) is left to that; and so on, up to what a comparison, a `where` or a division may
-hide. Infinities that the program holds or is given are followed through what usually hands them on,
-such as a mask; what else is computed of them is expected to be finite.
+Few values are checked. A value is not checked if a non-finite element would make a value computed
+from it non-finite as well (`add`, `dot_general`), which is checked instead, up to operations that
+may hide it: a comparison, a `where` or a division. Infinities in constants and arguments are
+followed through operations that usually forward them, such as a mask; other values computed from
+them must be finite.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.evaluation.interpret import Interpreter, bind
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn
 
-#: Values of no more elements are joined to be checked; a larger one would be kept alive for it.
+#: The most elements of values that are concatenated for the check; larger ones would be kept alive.
 _SMALL = 1024
 
-#: So many values that may have an infinity are looked at in one body. Each takes kernels of its
-#: own, with which XLA compiles what they are computed of again.
+#: The most values with a possible infinity in one body. Each needs its own kernels, into which XLA
+#: duplicates the computation of the value.
 _INFINITE = 250
 
 
 class _TooMany(Exception):
-    """More values may have an infinity than are looked at."""
+    """Too many values may have an infinity."""
 
 
 class _Screened:
@@ -52,8 +53,8 @@ class _Screened:
 
     Attributes:
         data: The value.
-        state: What it may have that is not finite, as long as no flag is set.
-        held: Whether it is a constant, or one that was only moved.
+        state: The non-finite elements it may have while no flag is set.
+        held: Whether it is a constant, possibly moved.
     """
 
     def __init__(self, data: Any, state: int = FINITE, held: bool = False):
@@ -66,10 +67,10 @@ class _Screened:
 
 
 def screened(closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[bool, set[int]] | None:
-    """Return whether a program may make something, and the loops that make nothing, by `id`.
+    """Return if a program may produce a NaN or infinity, and the `id`s of loops that do not.
 
-    These are loops outside of all others. It is None if that is not known: an argument has a NaN,
-    the program has effects or a `shard_map`, or an infinity is handed on to many values.
+    Only outermost loops are included. Returns None if unknown: an argument has a NaN, the program
+    has effects or a `shard_map`, or an infinity is forwarded to many values.
     """
     states = list(map(state_of, arguments))
     if any(state & NAN for state in states) or _refused(closed):
@@ -97,7 +98,7 @@ def flags_of(
     Args:
         closed: The program's jaxpr.
         data: The arguments.
-        states: What may be not finite in each.
+        states: The state of each: its possible non-finite elements.
     """
     run = _Screening()
     for value in run.run(closed, list(map(_Screened, data, states))):
@@ -117,18 +118,19 @@ def _refused(eqn: JaxprEqn) -> bool:
 
 
 class _Screening(Interpreter):
-    """Evaluates a jaxpr while JAX traces, and collects what is to be finite."""
+    """Evaluates a jaxpr under tracing, and collects the values that must be finite."""
 
     def __init__(self) -> None:
-        #: The loops of the program itself, each with its flag.
+        #: The outermost loops, each with its flag.
         self.loops: list[tuple[JaxprEqn, Any]] = []
         self._flags: list[Any] = []
-        #: Values to be checked, by `id`, and those that may not be left to what reads them.
+        #: Values to check unless their readers are checked, by `id`, and values to check in any
+        #: case.
         self._unchecked: dict[int, Any] = {}
         self._checked: list[Any] = []
 
     def flag(self) -> Any:
-        """Return whether something was made."""
+        """Return the traced flag for any NaN or infinity produced."""
         by_dtype: dict[Any, list[Any]] = {}
         whole: list[Any] = []
         for x in map(jnp.asarray, (*self._unchecked.values(), *self._checked)):
@@ -136,13 +138,13 @@ class _Screening(Interpreter):
                 whole.append(x)
             else:
                 by_dtype.setdefault(x.dtype, []).append(jnp.ravel(x))
-        # One array is checked by one kernel, which compiles in less time than many.
+        # One concatenated array needs one kernel, which compiles faster than many.
         whole += map(jnp.concatenate, by_dtype.values())
         flags = [*(~jnp.isfinite(x).all() for x in whole), *self._flags]
         return reduce(or_, flags, jnp.array(False))
 
     def require(self, value: _Screened, allowed: int) -> None:
-        """Have the flag set if a value has what is not allowed."""
+        """Set the flag if a value has a state that is not allowed."""
         forbidden = value.state & ~allowed
         if forbidden & INF:
             self._checked.append(value.data)
@@ -180,7 +182,7 @@ class _Screening(Interpreter):
             makes |= any(left)
         if makes or state & INF:
             if like.costly:
-                # XLA makes one of two of these and their product, which may be finite.
+                # XLA may combine the product of two of these into one, whose result may be finite.
                 self._checked.append(data)
             else:
                 self._unchecked[id(data)] = data

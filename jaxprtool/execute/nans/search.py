@@ -1,18 +1,17 @@
-"""The search: a program is evaluated equation by equation, and each NaN and infinity followed.
+"""The search for origins: evaluates a program by equation and follows each NaN and infinity.
 
 An equation *makes* a NaN if a result has one and no operand has, and an infinity if a result has
-one and all operands are finite. What it makes is an origin; values that are not finite, computed
-from others that are not, have the origins of these. Each time that an equation makes something is
-an origin of its own, until there are many; in the end, the first that reaches a result stands for
-all of that equation.
+one and all operands are finite. What it makes is an origin. Non-finite values computed from
+non-finite values inherit their origins. Each execution that makes one is a separate origin, up to a
+limit; in the end, the first origin that reaches a result represents all those of the equation.
 
-A NaN that the program holds is made by the equation that reads it. Where none does, since it is
-returned as it is or handed to a loop or a `shard_map` as a whole, it is an origin itself.
+A NaN in a constant is made by the equation that reads it. If it is returned unchanged or passed to
+a loop or a `shard_map`, the constant itself is an origin.
 
 A loop of many iterations is compiled (`iterations`) and stops where something is made. That
-iteration is run equation by equation, and the loop goes on behind it. It stops again where
-something gets out of an iteration that equations made in earlier iterations, too, but that was
-dropped there.
+iteration is run equation by equation, and the compiled loop continues after it. It stops again at
+an iteration whose results have an origin that was also made in earlier iterations but dropped
+there.
 """
 
 from __future__ import annotations
@@ -57,19 +56,18 @@ from jaxprtool.ir.equality.structural_key import Unkeyable, structure
 from jaxprtool.ir.evaluation.interpret import LoopOperands, row_of, slice_number
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
-#: Values that nothing reads any more are kept, for the ways that lead to what is found, as long as
-#: they take no more bytes.
+#: The limit in bytes of dead values that are kept to show the way to an origin.
 _REMEMBERED = 1 << 28
 
-#: So many origins of one equation that are not dropped are told apart.
+#: The most separate origins of one equation that are not dropped.
 _APART = 16
 
-#: So many equations of a loop, and so many iterations of it, run one by one before others are
-#: compiled, which takes as long as some hundred iterations.
+#: The numbers of executed equations and iterations after which a loop is compiled. Compilation
+#: takes as long as some hundred iterations.
 _EQUATIONS_BY_HAND = 300
 _ITERATIONS_BY_HAND = 32
 
-#: A loop that is compiled stops so often for what its equations are known to make.
+#: The number of times a compiled loop stops for known NaNs and infinities of its equations.
 _STOPS = 64
 
 
@@ -80,8 +78,9 @@ class OriginSearch(SteppingInterpreter):
         closed: The program's jaxpr.
         arguments: Its flat arguments.
         names: The names of the arguments.
-        clean: Loops, by `id`, that make nothing of operands without origins.
-        known: The states in which arguments are origins: an infinity is often given on purpose.
+        clean: Loops, by `id`, that make nothing from operands without origins.
+        known: The states in which arguments are origins, since infinite arguments are often
+            intended.
     """
 
     def __init__(
@@ -97,21 +96,21 @@ class OriginSearch(SteppingInterpreter):
         self._arguments: list[Origin] = []
         self._held: dict[int, Origin] = {}
         self._by_equation: dict[tuple[int, int], list[Origin]] = {}
-        # Those that a value which is still read may have, in the order in which they were made.
+        # Origins that live values may have, in order of creation.
         self._open: list[Origin] = []
         self._number = 0
         self._refs: dict[int, tuple[Origin, ...]] = {}
         self._remembered: deque[tuple[Evaluation | Moved, int]] = deque()
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
-        # How many iterations of each loop have run equation by equation.
+        # The number of iterations of each loop run equation by equation.
         self._by_hand: Counter[int] = Counter()
         given = [self._argument(*each) for each in zip(arguments, names, strict=True)]
         self.results: list[Tracked] = list(map(self._result, self.run(closed, given)))
         for position, value in enumerate(self.results):
             for origin in value.origins:
                 origin.reached.append(position)
-        #: Those found, of each equation and state one, in the order in which they were made.
+        #: The origins found, one per equation and state, in order of creation.
         found = map(standing_for, self._by_equation.values())
         made = sorted(found, key=lambda origin: origin.number)
         self.origins = [*self._arguments, *made, *self._held.values()]
@@ -125,7 +124,7 @@ class OriginSearch(SteppingInterpreter):
         return value
 
     def _result(self, value: Tracked) -> Tracked:
-        """Return a result; a NaN in it that comes from nowhere else is held by the program."""
+        """Return a result; a NaN in it without an origin comes from a constant."""
         if isinstance(jax.typeof(value.data), AbstractRef):
             return Tracked(value.data[...], origins=self._refs.get(id(value.data), ()))
         if value.origins or not state_of(value.data) & NAN:
@@ -133,11 +132,11 @@ class OriginSearch(SteppingInterpreter):
         return self._holding(value.data)
 
     def _operand(self, value: Tracked) -> Tracked:
-        """Return a value as a loop or a `shard_map` takes it, where a constant is no longer one."""
+        """Return a value as an operand of a loop or a `shard_map`, not marked as a constant."""
         return self._holding(value.data) if _holds_nan(value) else value
 
     def _holding(self, data: Any) -> Tracked:
-        """Return a value whose NaN the program holds."""
+        """Return a value whose NaN comes from a constant."""
         value = Tracked(data)
         origin = self._held.setdefault(id(data), Origin(NAN, None, "", [value]))
         value.origins = (origin,)
@@ -179,7 +178,7 @@ class OriginSearch(SteppingInterpreter):
         return super().equation(eqn, operands)
 
     def is_compiled(self, loop: Scan | While) -> bool:
-        if isinstance(loop, While):  # once many of its iterations have run
+        if isinstance(loop, While):  # only after many iterations
             return True
         self._by_hand[id(loop.eqn)] += loop.length
         equations = loop.length * len(body_equations(loop))
@@ -215,14 +214,14 @@ class OriginSearch(SteppingInterpreter):
     def step(
         self, eqn: JaxprEqn, operands: Sequence[Tracked], given: Sequence[Any]
     ) -> tuple[Evaluation, list[Tracked]]:
-        """Return the step of an equation, and its results."""
+        """Return the step of an equation and its results."""
         held = _is_held(eqn, operands)
         step = Evaluation(eqn, self.around, self.iterations, operands, held)
         self._remember(step, sum(getattr(x, "nbytes", 0) for x in given))
         return step, [Tracked(x, step, position=i) for i, x in enumerate(given)]
 
     def _remember(self, step: Evaluation | Moved, size: int) -> None:
-        """Keep the operands of a step, and forget those of old ones."""
+        """Keep the operands of a step, and drop those of old steps."""
         self._remembered.append((step, size))
         self._bytes += size
         while self._bytes > _REMEMBERED and len(self._remembered) > 1:
@@ -233,7 +232,7 @@ class OriginSearch(SteppingInterpreter):
     def _made(
         self, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
     ) -> Origin | None:
-        """Return the origin of what an equation made, if it made something."""
+        """Return the origin if an equation made a NaN or an infinity, else None."""
         given, new = FINITE, FINITE
         for x in results:
             new |= x.state
@@ -252,12 +251,12 @@ class OriginSearch(SteppingInterpreter):
     def _found(
         self, state: int, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
     ) -> Origin:
-        """Return the origin of what an equation made."""
+        """Return the origin for what an equation made."""
         known = self._by_equation.setdefault((id(step.eqn), state), [])
         if sum(not each.closed for each in known) >= _APART:
             known[-1].times += 1
             return known[-1]
-        # Now, before what led to it is forgotten.
+        # Compute it now, before the operands are dropped.
         way = provenance(step, results) if results else ()
         origin = Origin(state, step, "", results, tuple(operands), way, number=self._number)
         self._number += 1
@@ -267,13 +266,13 @@ class OriginSearch(SteppingInterpreter):
 
     @property
     def open_count(self) -> int:
-        """How many origins a value may have that is still read."""
+        """The number of origins that live values may have."""
         return len(self._open)
 
     def close(self, first: int, values: Sequence[Tracked]) -> None:
-        """Note which origins are dropped: those open from the `first` on that no value has.
+        """Close dropped origins: open ones from the `first` on that no value has.
 
-        Of those of one equation that are dropped, the first is kept.
+        Among the dropped origins of one equation, the first is kept.
         """
         if len(self._open) == first:
             return
@@ -349,7 +348,7 @@ class OriginSearch(SteppingInterpreter):
         return bool(more.data)
 
     def _is_by_now_compiled(self, loop: Scan | While, number: int, equations: int) -> bool:
-        """Return True unless few iterations of a while loop of so many equations have run."""
+        """Return True unless a while loop of `equations` has run only few iterations."""
         if isinstance(loop, Scan):
             return True
         self._by_hand[id(loop.eqn)] += 1
@@ -357,12 +356,12 @@ class OriginSearch(SteppingInterpreter):
         return number >= _EQUATIONS_BY_HAND // max(equations, 1) and many
 
     def last_made_by(self, eqns: Iterable[JaxprEqn]) -> dict[tuple[int, int], Origin]:
-        """Return the last origins of equations, by `id` and state."""
+        """Return the last origin of each equation, by `id` and state."""
         keys = [(id(eqn), state) for eqn in eqns for state in (NAN, INF)]
         return {key: self._by_equation[key][-1] for key in keys if key in self._by_equation}
 
     def compiled(self, loop: Scan | While) -> Any:
-        """Return the compiled iterations of a loop, which those of the same structure share."""
+        """Return the compiled iterations of a loop, shared by loops of the same structure."""
         try:
             length = (loop.length, loop.reverse) if isinstance(loop, Scan) else None
             counts = len(loop.body.invars), len(loop.eqn.invars), len(loop.eqn.outvars)
@@ -381,7 +380,7 @@ def _shard(
     around: tuple[JaxprEqn, ...],
     iterations: tuple[int, ...],
 ) -> Tracked:
-    """Return a value on one device, given what computes it, or which operand it is a shard of."""
+    """Return a value on one device; `source` is its equation, or the operand it is a shard of."""
     if source is None:
         return Written(data)
     if isinstance(source, int):
@@ -390,13 +389,13 @@ def _shard(
 
 
 class _CompiledLoop:
-    """Runs iterations of a loop that are compiled.
+    """Runs compiled iterations of a loop.
 
     Args:
         search: The search.
         loop: The loop.
         operands: The loop's operands.
-        given: The same by role.
+        given: The operands by role.
     """
 
     def __init__(
@@ -416,10 +415,10 @@ class _CompiledLoop:
     def run(
         self, number: int, carry: list[Tracked], ys: list[Tracked]
     ) -> tuple[int, list[Tracked], list[Tracked], bool]:
-        """Run iterations from one on, until one is to be run by hand.
+        """Run iterations from `number` on, until one must be run by equation.
 
-        Returns the number of that iteration, or of all, the carry and the stacked results before
-        it, and whether there is another.
+        Returns the number of that iteration, or of all iterations, the carry and the stacked
+        results before it, and whether the loop continues.
         """
         made = self._search.last_made_by(self.equations)
         followed = Followed(made, [*carry, *ys, *chain(*self._fixed)])
@@ -443,14 +442,14 @@ class _CompiledLoop:
         return int(ran.number), carry, ys, bool(ran.more)
 
     def _count(self, made: Mapping[tuple[int, int], Origin], counts: np.ndarray) -> None:
-        """Add how often what is known was made again."""
+        """Add how often known origins were made again."""
         for number, column in np.argwhere(counts):
             key = id(self.equations[number]), (NAN, INF)[column]
             made[key].times += int(counts[number, column])
 
 
 def _is_held(eqn: JaxprEqn, operands: Sequence[Tracked]) -> bool:
-    """Return True if what an equation gives does not depend on an argument, but for indices."""
+    """Return True if an equation's results depend on arguments at most through indices."""
     if is_moving(eqn):
         operands = [x for x in operands if has_state(x.data)] or operands
     return not eqn.effects and all(x.held for x in operands)

@@ -1,4 +1,4 @@
-"""What the equations of a `shard_map` make, on each device."""
+"""NaNs and infinities produced by the equations of a `shard_map` on each device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 
 class Made(NamedTuple):
-    """An equation of a `shard_map` that makes something.
+    """An equation of a `shard_map` that produces a NaN or an infinity.
 
     Attributes:
         eqn: The equation.
-        state: What it makes.
-        devices: The devices that it does so on.
-        operands: What it was given on the first of them; nothing if it is in a loop or a branch.
-        results: What it gave there.
+        state: Which of the two.
+        devices: The devices on which it does.
+        operands: Its operands on the first of them; empty in a loop or a branch.
+        results: Its results there.
     """
 
     eqn: JaxprEqn
@@ -38,11 +38,11 @@ class Made(NamedTuple):
 
 
 class CheckedShards:
-    """A `shard_map` that is compiled as a whole, with what its equations make.
+    """A `shard_map` compiled as a whole with checks of its equations.
 
     Args:
         view: The `shard_map`.
-        operands: What it is given.
+        operands: Its operands.
     """
 
     def __init__(self, view: ShardMap, operands: Sequence[Any]):
@@ -56,17 +56,17 @@ class CheckedShards:
         self._flags = np.asarray(counts) > 0
 
     def made(self) -> Iterator[Made]:
-        """Yield what equations make: of each a NaN, or else an infinity."""
+        """Yield what each equation produces: a NaN, or else an infinity."""
         for number in np.flatnonzero(self._flags.any((0, 2))):
             nan, inf = self._flags[:, number].T
             state, flags = (NAN, nan) if nan.any() else (INF, inf)
             yield self._recorded(self.equations[number], state, flags)
 
     def sources(self, eqn: JaxprEqn) -> list[JaxprEqn | int | None]:
-        """Return where each operand of an equation comes from.
+        """Return the source of each operand of an equation.
 
-        That is the equation that computes it, or the position of the operand of the `shard_map`
-        that it is a shard of; None of a literal or a constant.
+        It is the equation that computes the operand, or the position of the `shard_map` operand of
+        which it is a shard; None for a literal or a constant.
         """
         top = jaxcompat.open_jaxpr(self._view.body)
         flow = DataFlow(top)
@@ -77,13 +77,13 @@ class CheckedShards:
         """Return the results with their masks.
 
         Args:
-            places: For each equation the places in masks of the NaN and the infinity that it makes.
-            operands: The operands with theirs.
+            places: For each equation, the mask indices of its NaN and its infinity.
+            operands: The operands with their masks.
         """
         return self._run(places, operands)[0]
 
     def _run(self, places: Any, operands: Sequence[Masked]) -> tuple[list[Masked], Any]:
-        """Return the results, and the counts on each device."""
+        """Return the results and the counts on each device."""
         axes = self._view.mesh.axis_names
         varying = bool(self._view.eqn.params["check_vma"])
         masks = [x.mask for x in operands]
@@ -100,7 +100,7 @@ class CheckedShards:
         return list(map(Masked, outs, everywhere)), counts
 
     def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> Made:
-        """Return what an equation makes, with its values on the first device that does so."""
+        """Return what an equation produces, with its values on the first such device."""
         place, count = int(flags.argmax()), len(eqn.invars)
 
         def recorded(*shards: Any) -> Any:
@@ -116,7 +116,7 @@ class CheckedShards:
 
 
 def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
-    """Return what computes an atom, or which argument of the whole it is, through its calls."""
+    """Return the equation of an atom, or its argument position, looking through calls."""
     while type(atom) is not Literal:
         binder = flow.binder(jaxpr, atom)
         if binder is not None:
@@ -132,7 +132,7 @@ def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
 
 
 class _Recording(Counting):
-    """Keeps what an equation is given and gives, if it is in no loop and no branch."""
+    """Records operands and results of equations outside of loops and branches."""
 
     def __init__(self, wanted: JaxprEqn):
         super().__init__({})

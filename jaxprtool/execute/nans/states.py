@@ -1,4 +1,4 @@
-"""What is not finite in an array, and which equations can make it so."""
+"""States of arrays: finite, with infinities, with NaNs; and equations that can change them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxprtool.ir.basics.dtypes import is_extended
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, JaxprEqn, Literal
 
-#: The states of an array, as bits: all finite, an infinity in it, a NaN in it.
+#: The states of an array as bits: all finite, has an infinity, has a NaN.
 FINITE, INF, NAN = 0, 1, 2
 
 
 def has_state(value: Any) -> bool:
-    """Return True if a value is an array of numbers that need not be finite."""
+    """Return True if a value is an array with an inexact dtype."""
     if isinstance(value, float | complex):
         return True
     dtype = getattr(value, "dtype", None)
@@ -28,12 +28,12 @@ def has_state(value: Any) -> bool:
 
 
 def is_inexact(dtype: Any) -> bool:
-    """Return True if a dtype is one of numbers that need not be finite."""
+    """Return True if a dtype has NaNs or infinities."""
     return not is_extended(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def nonfinite(value: Any) -> tuple[Any, Any]:
-    """Return whether an array has a NaN, and whether it has an infinity; it may be traced."""
+    """Return if an array has a NaN, and if it has an infinity; the array may be traced."""
     if not has_state(value):
         return False, False
     return jnp.isnan(value).any(), jnp.isinf(value).any()
@@ -46,12 +46,12 @@ def _state(array: Any) -> Any:
 
 
 def state_of(value: Any) -> int:
-    """Return the state of a value; what has no numbers is finite."""
+    """Return the state of a value; values without numbers are finite."""
     if not has_state(value):
         return FINITE
     if isinstance(value, jax.Array) and not _is_on_host(value):
         return int(_state(value))
-    # NumPy reads the memory of the CPU as it is, and compiles nothing.
+    # NumPy reads CPU memory directly without compiling.
     array = plain(value)
     if np.isfinite(array).all():
         return FINITE
@@ -63,9 +63,9 @@ def _is_on_host(array: jax.Array) -> bool:
 
 
 def may_make(eqn: JaxprEqn) -> bool:
-    """Return True if an equation may make a NaN or an infinity of operands that have none.
+    """Return True if an equation may compute a NaN or an infinity from operands without any.
 
-    A NaN that is written into the program excuses nobody: the equation that reads it makes it.
+    A NaN in a literal or a constant counts as produced by the equation that reads it.
     """
     if not traits(eqn).keeps_finite:
         return True
@@ -73,12 +73,12 @@ def may_make(eqn: JaxprEqn) -> bool:
 
 
 def moves_constants(eqn: JaxprEqn) -> bool:
-    """Return True if what an equation gives of constants alone is as good as a constant."""
+    """Return True if an equation's results count as constants when its operands are constants."""
     like = traits(eqn)
     return bool(eqn.invars) and (like.moves or bool(like.gives))
 
 
 def is_moving(eqn: JaxprEqn) -> bool:
-    """Return True if elements of what an equation gives are elements of its operands."""
+    """Return True if the elements of an equation's results are elements of its operands."""
     like = traits(eqn)
     return like.moves or like.updates or like.gives in ("same", "layout", "part")

@@ -1,4 +1,4 @@
-"""Values as they are followed: which step made each, and where what is not finite comes from."""
+"""Tracked values: the step that computed each one, and the origins of non-finite elements."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Evaluation:
 
     Attributes:
         eqn: The equation.
-        around: The equations whose bodies it is in, the outermost first.
+        around: The equations around it, outermost first.
         iterations: The number of the iteration of each loop around it.
-        operands: What it was given; nothing, once that is forgotten.
-        held: Whether it was given nothing that depends on an argument.
+        operands: Its operands; empty once dropped.
+        held: Whether no operand depends on an argument.
     """
 
     eqn: JaxprEqn
@@ -31,18 +31,17 @@ class Evaluation:
 
     @property
     def eqns(self) -> tuple[JaxprEqn, ...]:
-        """The equation, behind those that it is in."""
+        """The enclosing equations, followed by the equation."""
         return (*self.around, self.eqn)
 
 
 @dataclass(eq=False)
 class Moved:
-    """What a loop does between its operands or results and those of its iterations.
+    """The slicing of a loop operand into a row, or the stacking of rows into a result.
 
     Attributes:
-        operands: The value of which a row was taken, or the rows that were stacked; nothing, once
-            that is forgotten.
-        row: The number of the row; None of a stack.
+        operands: The sliced value, or the stacked rows; empty once dropped.
+        row: The index of the row; None for a stack.
     """
 
     operands: Sequence[Tracked]
@@ -51,22 +50,22 @@ class Moved:
 
 @dataclass(eq=False)
 class Origin:
-    """A NaN or an infinity that was made.
+    """The origin of a NaN or an infinity: an equation, an argument or a constant.
 
     Attributes:
-        state: Which it is.
-        step: The equation that made it; None of an argument, or of what the program holds.
-        name: The argument that it came with, or "".
-        results: What the equation gave, or the argument.
+        state: Which of the two.
+        step: The step that produced it; None for an argument or a constant.
+        name: The argument that contains it, or "".
+        results: The results of the equation, or the argument.
         operands: What the equation was given.
         way: The values that led to it, the nearest first.
-        number: Its number, of all that are made.
-        times: How often it made one.
-        reached: The positions of the results that have what comes of it.
-        dropped: The last equation that read what comes of it, and gave what is finite.
-        devices: The devices of a `shard_map` that it was made on.
-        led_to: The origins that were made of it, of each equation and state one.
-        closed: Whether no value that is still read has it.
+        number: Its consecutive number.
+        times: How often the equation produced one.
+        reached: The positions of the results that it reaches.
+        dropped: The last equation that read a value with this origin and had finite results.
+        devices: The devices of a `shard_map` on which it was produced.
+        led_to: The origins that it caused, one per equation and state.
+        closed: Whether no live value has it.
     """
 
     state: int
@@ -85,7 +84,7 @@ class Origin:
 
     @property
     def held(self) -> bool:
-        """Whether it is a NaN that the program holds, on purpose unless it reaches a result."""
+        """Whether it is a NaN in a constant, which is intended unless it reaches a result."""
         if self.step is None:
             return not self.name
         return self.state == NAN and any(
@@ -95,15 +94,15 @@ class Origin:
 
 @dataclass(eq=False)
 class Tracked:
-    """A value.
+    """A value with its step and origins.
 
     Attributes:
         data: The value.
-        step: The step that made it; None of an argument, or of what the program holds.
-        origins: Those of what is not finite in it.
-        name: The argument that it is, or a row of, or "".
-        position: Which of the step's results it is.
-        moved: If it is a row or a stack, of what; `step` and `name` are then those of that.
+        step: The step that computed it; None for an argument or a constant.
+        origins: The origins of its non-finite elements.
+        name: The argument that it is or is a row of, or "".
+        position: Its index among the step's results.
+        moved: For a row or a stack, the move; `step` and `name` are then those of the source.
     """
 
     data: Any
@@ -115,7 +114,7 @@ class Tracked:
 
     @cached_property
     def state(self) -> int:
-        """What is not finite in it."""
+        """Its state: the kinds of non-finite elements."""
         return state_of(self.data)
 
     @property
@@ -125,7 +124,7 @@ class Tracked:
 
 
 class Written(Tracked):
-    """A literal or a constant: a NaN in it does not excuse the equation that reads it."""
+    """A literal or a constant; a NaN in it is attributed to the equation that reads it."""
 
     @cached_property
     def state(self) -> int:
@@ -133,16 +132,16 @@ class Written(Tracked):
 
     @cached_property
     def has_nan(self) -> bool:
-        """Whether there is a NaN in it."""
+        """Whether it contains a NaN."""
         return bool(state_of(self.data) & NAN)
 
 
 class OnWay(NamedTuple):
-    """A value that led to what was found.
+    """A value on the way to an origin.
 
     Attributes:
         value: The value.
-        place: Where in it the element is that led there; None if that is not known.
+        place: The position of the relevant element; None if unknown.
     """
 
     value: Tracked
@@ -150,9 +149,9 @@ class OnWay(NamedTuple):
 
 
 def standing_for(origins: Sequence[Origin]) -> Origin:
-    """Return the origin of an equation that stands for all of one state.
+    """Return the origin that represents all those of an equation and state.
 
-    It is the first that reaches a result, or else the first.
+    It is the first one that reaches a result, or else the first one.
     """
     found = next((each for each in origins if each.reached), origins[0])
     others = [each for each in origins if each is not found]
@@ -162,17 +161,17 @@ def standing_for(origins: Sequence[Origin]) -> Origin:
 
 
 def origins_of(values: Iterable[Tracked]) -> tuple[Origin, ...]:
-    """Return the origins of some values, each once."""
+    """Return the distinct origins of some values."""
     return union(origin for value in values for origin in value.origins)
 
 
 def union(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """Return origins, each once."""
+    """Return origins without duplicates."""
     return tuple(dict.fromkeys(origins))
 
 
 def tainted(value: Tracked, origins: Sequence[Origin]) -> Tracked:
-    """Return a value with these origins, if it is not finite."""
+    """Return a value with these origins added if it is not finite."""
     if origins and value.state != FINITE:
         value.origins = tuple(origins)
     return value

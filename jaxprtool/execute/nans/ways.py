@@ -1,4 +1,4 @@
-"""The way to a NaN or an infinity: from the equation that made it back to an argument."""
+"""The way to a NaN or an infinity, from its equation back to an argument."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jaxprtool.execute.nans.tracked import Evaluation, OnWay, Tracked, Written
 from jaxprtool.execute.running.summary import plain
 from jaxprtool.ir.core.traits import traits
 
-#: A way has at most so many values, and is followed past so many that are only moved.
+#: The most values of a way, and the most moved values that are skipped.
 _LONGEST, _FURTHEST = 12, 100
 
 
 def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[OnWay]:
-    """Return the values that led to what a step gave: from its operands back to an argument.
+    """Return the values that led to the results of a step, from its operands to an argument.
 
-    Followed is one element at a time, from the first that is not finite to what it was computed
-    from: to an element that depends on an argument rather than to one that the program holds, and
-    of these to the likeliest to blame. Values that were only moved are left out.
+    The way follows one element at a time, from the first non-finite one to an element from which it
+    was computed. Elements that depend on an argument are preferred to constants, then the most
+    suspicious one. Values that were only moved are left out.
     """
     found: list[OnWay] = []
     value = next(x for x in results if x.state)
@@ -60,11 +60,10 @@ def _element(value: Tracked, place: Index | None) -> float | complex | None:
 def _most_suspicious(
     read: Read, result: float | complex | None
 ) -> tuple[tuple[int, float], Index | None]:
-    """Return how likely what was read is to blame for an element, and where it is likeliest.
+    """Return the suspicion score of a read value for an element, and the most suspicious place.
 
-    What is not finite is likeliest, and then a zero, unless the element is another number: then a
-    zero is not, nor is what is not finite and need not have been read. After these it is the
-    largest.
+    Non-finite elements rank first, then zeros, then the largest magnitude. If the element is
+    another number, zeros do not count, nor do non-finite elements that may not have been read.
     """
     if not has_state(read.value.data) or not np.size(read.value.data):
         return (0, 0.0), None
@@ -82,28 +81,28 @@ def _most_suspicious(
 
 
 def count_of(value: Tracked, state: int) -> int:
-    """Return how many elements are NaN, or infinite."""
+    """Return the number of elements that are NaN, or infinite."""
     array = plain(value.data)
     return int((np.isnan(array) if state == NAN else np.isinf(array)).sum())
 
 
 def first_place(value: Tracked) -> tuple[int, ...]:
-    """Return the position of the first element that is not finite; a NaN before infinities."""
+    """Return the position of the first NaN, or else of the first infinity."""
     array = plain(value.data)
     wrong = np.isnan(array) if value.state & NAN else np.isinf(array)
     return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
 
 
 def place_after(step: Evaluation, place: Index | None) -> Index | None:
-    """Return the place in the operands of a step that a place of its results is computed from."""
+    """Return the place in a step's operands that corresponds to a place in its results."""
     return place if traits(step.eqn).elementwise else None
 
 
 def element(value: Tracked, place: Index | None) -> Any:
-    """Return the element of a value that stands at a place of a result; None if it has none."""
+    """Return the element of a value at a place of a result, or None."""
     if place is None or np.shape(value.data) not in ((), _shape_holding(value, place)):
         return None
-    array = plain(value.data)  # JAX's own indexing may need a sharding of the result
+    array = plain(value.data)  # JAX's indexing may need an output sharding
     return array[place if array.ndim else ()].item()
 
 

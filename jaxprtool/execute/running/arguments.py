@@ -1,4 +1,4 @@
-"""The arguments that a program is run on, flat, and whether it can be run on any."""
+"""Checks and conversions of a program's flat arguments before it is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxprtool.ir.shapes.symbols import example_sizes, found_sizes
 
 
 def require_program(program: object) -> None:
-    """Raise ArgumentsError for what is no `Program`, as a function that was not traced."""
+    """Raise ArgumentsError unless this is a `Program`, for instance for an untraced function."""
     if not isinstance(program, Program):
         name = getattr(program, "__name__", None) or type(program).__name__
         hint = "jaxprtool.trace(function, *arguments) makes one"
@@ -26,19 +26,19 @@ def require_program(program: object) -> None:
 
 
 def require_count(program: Program, arguments: Sequence[object]) -> None:
-    """Raise ArgumentsError unless there are as many flat arguments as a program takes."""
+    """Raise ArgumentsError unless the number of flat arguments matches the program."""
     count = len(program.in_avals)
     if len(arguments) != count:
         raise ArgumentsError(f"{program.name} takes {count} arrays, not {len(arguments)}")
 
 
 def flat_arguments(program: Program, args: object) -> list[Any]:
-    """Return the flat arguments: of a call, its keyword arguments last, or of any other pytree.
+    """Return the flat arguments of a call, with keyword arguments last, or of any other pytree.
 
-    A Ref is given as what it holds.
+    A Ref is replaced by its value.
 
     Raises:
-        ArgumentsError: If the program is none, or one Ref is given for two arguments.
+        ArgumentsError: If `program` is not a Program, or one Ref is given for two arguments.
     """
     require_program(program)
     positional, keywords = filled(program.in_tree, program.in_avals)
@@ -52,9 +52,9 @@ def flat_arguments(program: Program, args: object) -> list[Any]:
 def at_one_size(
     before: Program, after: Program, arguments: Sequence[Any] | None = None
 ) -> tuple[Program, Program]:
-    """Return the programs at the sizes of the flat arguments of `before`, or else at small ones.
+    """Return the programs at the sizes of the flat arguments of `before`, or at small sizes.
 
-    Raises ArgumentsError if there are no sizes that fit.
+    Raises ArgumentsError if no sizes fit.
     """
     if arguments is not None and len(arguments) == len(before.in_avals):
         before = before.at(list(map(np.shape, arguments)))
@@ -70,7 +70,7 @@ def at_one_size(
 
 
 def require_runnable(program: Program) -> None:
-    """Raise UnsupportedError for a program that cannot be run by itself."""
+    """Raise UnsupportedError for a program that cannot be run on its own."""
     if program.axis_env:
         axes = ", ".join(repr(name) for name, _ in program.axis_env)
         raise UnsupportedError(
@@ -80,11 +80,11 @@ def require_runnable(program: Program) -> None:
 
 
 def fitting(program: Program, arguments: Sequence[object]) -> list[Any]:
-    """Return flat arguments as arrays of the types that a program takes.
+    """Return flat arguments as arrays of a program's argument types.
 
     Raises:
-        ArgumentsError: If their number or a type is another, if one is no array but a type, or if a
-            size is beyond its bound.
+        ArgumentsError: If their number or a type differs, if one is a type instead of an array, or
+            if a size exceeds its bound.
     """
     require_count(program, arguments)
     return [as_array(x) for x in program.checked(arguments)]

@@ -1,4 +1,4 @@
-"""Comparing arrays: to the last bit, or by the tolerance of their dtype."""
+"""Comparison of arrays, bit by bit or within the tolerance of their dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from jaxprtool.errors import Details
 from jaxprtool.ir.basics.dtypes import physical
 
-#: Relative tolerance by the width of the mantissa: a few dozen roundings, not one.
+#: The relative tolerance by width of the mantissa: some dozen rounding errors.
 _ROUNDINGS = 64
 
 Comparison = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -20,7 +20,7 @@ Comparison = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs, in words, and what is known of it besides."""
+    """A description of a difference, and further details."""
 
     text: str
     details: Details = ()
@@ -37,8 +37,8 @@ def difference(
 ) -> Difference | None:
     """Return the first difference between two lists of values; None if there is none.
 
-    `agree` says elementwise which of two arrays of one shape and dtype agree. The values are
-    called `names`, or by their position.
+    `agree` compares two arrays of the same shape and dtype elementwise. The values are called
+    `names`, or by their position.
     """
     if len(before) != len(after):
         return Difference(f"{len(before)} values before, {len(after)} after")
@@ -52,8 +52,8 @@ def difference(
 def value_difference(
     name: str, before: object, after: object, agree: Comparison
 ) -> Difference | None:
-    """Return how two values differ: in their types, or where, and by how much."""
-    # A literal among the results is a Python number that bears a dtype.
+    """Return the difference of two values: in type, or the positions and errors."""
+    # A literal among the results is a Python number with a dtype.
     a, b = (x if hasattr(x, "shape") else jnp.asarray(x) for x in (before, after))
     if (types := (type_of(a), type_of(b)))[0] != types[1]:
         return Difference(f"{name} is {types[0]} before, {types[1]} after")
@@ -74,7 +74,7 @@ def value_difference(
 
 
 def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray) -> Details:
-    """Return the largest errors of finite elements that are wrong, and what is tolerated."""
+    """Return the largest errors of wrong finite elements, and the tolerance."""
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return []
     relative, absolute = _tolerances(a)
@@ -93,7 +93,7 @@ def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray) -> Details:
 
 
 def bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return where the bits are equal, any NaN being equal to any NaN."""
+    """Return a mask of elements with equal bits; all NaNs are equal."""
     if np.iscomplexobj(a):
         return bits_agree(a.real, b.real) & bits_agree(a.imag, b.imag)
     if not jnp.issubdtype(a.dtype, jnp.floating):
@@ -102,7 +102,7 @@ def bits_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def values_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where the values are equal but for rounding, measured by the largest finite element."""
+    """Return a mask of elements that are equal up to rounding errors of the largest one."""
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return a == b
     relative, absolute = _tolerances(a)
@@ -110,7 +110,7 @@ def values_agree(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _tolerances(a: np.ndarray) -> tuple[float, float]:
-    """Return the relative and the absolute error that is rounding, in an array of floats."""
+    """Return the relative and absolute tolerance for rounding errors in an array of floats."""
     relative = _ROUNDINGS * float(jnp.finfo(a.dtype).eps)
     a = wide(a)
     sizes = np.abs(a[np.isfinite(a)])
@@ -118,7 +118,7 @@ def _tolerances(a: np.ndarray) -> tuple[float, float]:
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """Return numbers as double precision, or as complex numbers of it."""
+    """Return numbers in double precision, real or complex."""
     return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
 
 
@@ -128,5 +128,5 @@ def type_of(x: Any) -> str:
 
 
 def as_numpy(x: Any) -> np.ndarray:
-    """The array on the host; of an extended dtype, as keys have one, the numbers that hold it."""
+    """Return the array on the host; for an extended dtype, such as of keys, its base array."""
     return np.asarray(physical(x))

@@ -1,8 +1,8 @@
-"""Which devices this machine has, by PJRT platform, and the one that a user names.
+"""The devices of this machine by PJRT platform, and lookup of a device by name.
 
-A platform is called as JAX calls it (`cpu`, `cuda`, `rocm`, `tpu`, a plug-in's own name); `gpu`
-stands for whichever of `cuda` and `rocm` is there. Asking JAX starts every backend that it knows
-of, and JAX says what it misses in log lines; here only what was asked for is said.
+Platforms have JAX's names (`cpu`, `cuda`, `rocm`, `tpu`, or a plug-in's own name); `gpu` is `cuda`
+or `rocm`, whichever this machine has. A query starts all backends known to JAX, which logs each
+missing one; here, only a missing backend that was requested is reported.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from jax.extend import backend as jax_backend
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, did_you_mean
 
-#: Names that stand for any of several platforms.
+#: Names for any of several platforms.
 ALIASES = {"gpu": ("cuda", "rocm")}
 
-#: Names that are no misspelling, whether or not the machine has them.
+#: Valid names, whether or not the machine has these platforms.
 KNOWN = ("cpu", "cuda", "gpu", "rocm", "tpu")
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A PJRT platform that JAX could start, with this process's devices of it."""
+    """A PJRT platform that JAX could start, with its devices in this process."""
 
     platform: str
     version: str
@@ -34,14 +34,14 @@ class Backend:
 
     @property
     def kinds(self) -> str:
-        """The models of the devices, each once: `NVIDIA H100`."""
+        """The distinct models of the devices: `NVIDIA H100`."""
         return ", ".join(dict.fromkeys(d.device_kind for d in self.devices))
 
 
 def backends() -> list[Backend]:
     """Return every backend of this machine, the default one first.
 
-    Raises BackendError if JAX can start none, as when JAX_PLATFORMS names one that is missing.
+    Raises BackendError if JAX can start none, for instance if JAX_PLATFORMS names a missing one.
     """
     jaxcompat.keep_backend_probing_quiet()
     try:
@@ -60,7 +60,7 @@ def backends() -> list[Backend]:
 def device(platform: str | None = None, index: int = 0) -> jax.Device:
     """Return the device number `index` of a platform, or of the default one.
 
-    Raises BackendError, which says what there is, if the machine has no such platform or device.
+    Raises BackendError, which lists the existing ones, if the platform or device is missing.
     """
     found = _backend(platform)
     if not 0 <= index < len(found.devices):
@@ -96,7 +96,7 @@ def _count(backend: Backend) -> str:
 
 
 def _why_missing(platform: str) -> str | None:
-    """Return what JAX says about a backend that it knows and could not start."""
+    """Return JAX's message about a known backend that it could not start."""
     if (allowed := os.environ.get("JAX_PLATFORMS")) and platform not in allowed.split(","):
         return _platforms_hint()
     try:

@@ -1,8 +1,8 @@
-"""What XLA has compiled, kept from one start to the next: JAX's own cache, in the user's folder.
+"""The persistent compilation cache of JAX in the user's cache folder.
 
-JAX bounds its cache by going through all of it whenever it adds an entry, which takes longer than
-to compile the small kernels that `--verify` runs; and where a process was killed between the two
-files of an entry, 0.10 adds no more. So the bound is kept here, once a day.
+JAX bounds its cache by a scan of all entries for each new one, which takes longer than compiling
+the small kernels of `--verify`. Also, JAX 0.10 adds no entries after a process was killed between
+the two files of an entry. Therefore this module enforces the bound, once a day.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-#: The settings of JAX that the functions here change.
+#: The JAX settings changed by this module.
 SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
     "jax_enable_compilation_cache",
 )
 
-#: Bytes that all entries may take; beyond it the least recently used ones go.
+#: The limit of all entries in bytes; above it the least recently used ones are removed.
 LIMIT = 2**30
 
-#: Seconds between two looks at how much there is.
+#: Seconds between two checks of the size.
 _INTERVAL = 24 * 60 * 60
 
-#: The file by which backup tools know a cache; its age is that of the last look.
+#: The file that marks a cache for backup tools; its age is that of the last check.
 _TAG = "CACHEDIR.TAG"
 _TAG_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# What XLA has compiled, by jaxprtool.\n"
 
 
 def keep_compiled() -> None:
-    """Have JAX keep what it compiles in the user's cache folder.
+    """Enable JAX's compilation cache in the user's cache folder.
 
-    A cache that JAX is told of already (`JAX_COMPILATION_CACHE_DIR`), or is told to do without,
-    stays as it is.
+    A cache that is already configured (`JAX_COMPILATION_CACHE_DIR`) or disabled is left as it is.
 
     Raises:
         OSError: If the folder cannot be written.
     """
     if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
         return
-    import platformdirs  # which only who runs something needs
+    import platformdirs  # only needed to run a program
 
     whole = Path(platformdirs.user_cache_dir("jaxprtool")) / "xla"
     folder = whole / _machine()
@@ -64,15 +63,15 @@ def keep_compiled() -> None:
 
 
 def compile_afresh() -> None:
-    """Have JAX read and keep nothing that is compiled."""
+    """Disable JAX's compilation cache."""
     _enable(False)
 
 
 @contextmanager
 def compiled_afresh() -> Iterator[None]:
-    """Have what is compiled within take the time that it takes: JAX's persistent cache is off.
+    """Disable JAX's persistent cache in a `with` block, to measure compile times.
 
-    What the backend needs to compile anything at all is done before.
+    One-time initialization of the backend's compiler is done before.
     """
     enabled = jax.config.jax_enable_compilation_cache
     _enable(False)
@@ -89,18 +88,18 @@ def _enable(enabled: bool) -> None:
 
 
 def forget() -> None:
-    """Have JAX look again where what it compiles is kept: it asks only once."""
+    """Reset JAX's cache, since JAX reads its location only once."""
     compilation_cache.reset_cache()
 
 
 def prune(folder: Path, limit: int) -> None:
-    """Remove the least recently used files of a folder if all of them take more than `limit`.
+    """Remove the least recently used files of a folder if its size exceeds `limit`.
 
-    A quarter of the limit is then free, also while others read and write there.
+    Afterwards a quarter of the limit is free. Other processes may use the folder meanwhile.
     """
     files = []
     for path in folder.rglob("*"):
-        with suppress(OSError):  # another process has removed it
+        with suppress(OSError):  # removed by another process
             if path.is_file() and path.name != _TAG:
                 status = path.stat()
                 files.append((max(status.st_atime, status.st_mtime), status.st_size, path))
@@ -116,7 +115,7 @@ def prune(folder: Path, limit: int) -> None:
 
 @contextmanager
 def hits_counted() -> Iterator[Callable[[], int]]:
-    """Give a function that counts what JAX has had from its cache within, instead of compiling."""
+    """Yield a function that returns the number of cache hits in the `with` block."""
     hits = 0
 
     def heard(event: str, **_: object) -> None:
@@ -131,9 +130,9 @@ def hits_counted() -> Iterator[Callable[[], int]]:
 
 
 def _machine() -> str:
-    """Return a name for processors that understand the same instructions, as XLA emits them.
+    """Return a name shared by processors with the same instruction set extensions.
 
-    JAX's key does not say for which processor a program was compiled, and home folders are shared.
+    JAX's cache key does not include the processor, and home folders may be shared.
     """
     instructions = platform.processor()
     with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Values for a program's arguments: what the user gave, and random arrays for the rest.
+"""Values for a program's arguments: given by the user, or random arrays.
 
 An argument given by type alone (`f32[8,3]`) gets the same values in every run with the same seed
-and position: floats and complex numbers are normal, integers lie in [0, 8), so that they serve as
-indices and tokens, booleans come both ways, and PRNG keys are split from one key.
+and position: floats and complex numbers are normal, integers lie in [0, 8), so that they are usable
+as indices and tokens, booleans are True or False, and PRNG keys are split from one key.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from jaxprtool.ir.shapes.bounds import LengthsBound, SizeBound
 from jaxprtool.ir.shapes.symbols import sizes_by_symbol
 from jaxprtool.jaxcompat import Aval
 
-#: Random integers lie below this, or below the largest of their dtype.
+#: The exclusive limit of random integers, unless their dtype's is smaller.
 INTEGER_LIMIT = 8
 
 
 @dataclass(frozen=True)
 class Filled:
-    """Flat arguments that a program can run on.
+    """Flat arguments for running a program.
 
     Attributes:
         arguments: The values.
-        random: The names of those that are random.
-        within: The domains that random ones are drawn from, by name. Others are drawn from all
-            numbers.
+        random: The names of the random ones.
+        within: The domains of random ones, by name. Others are drawn from all numbers.
     """
 
     arguments: tuple[Any, ...]
@@ -45,7 +44,7 @@ class Filled:
     within: Mapping[str, Domain] = field(default_factory=dict)
 
     def described(self, seed: int) -> str:
-        """Return what the values are: `random values, seed 0, v positive`."""
+        """Return a description of the values: `random values, seed 0, v positive`."""
         count, random = len(self.arguments), len(self.random)
         if not random:
             return "the values given" if count else "no inputs"
@@ -53,7 +52,7 @@ class Filled:
         return f"{'random values' if random == count else given}, seed {seed}{self.said_within()}"
 
     def said_within(self) -> str:
-        """Return where random values are drawn from if not from all numbers: `, v positive`."""
+        """Return the restricted domains of random values: `, v positive`."""
         by_domain: dict[str, list[str]] = {}
         for name, domain in self.within.items():
             by_domain.setdefault(shown(domain), []).append(name)
@@ -72,9 +71,9 @@ def fill(
 ) -> Filled:
     """Return the program's flat arguments, from values given by argument name.
 
-    A `jax.ShapeDtypeStruct` stands for random values of the type that the program takes, which a
-    pass may have changed. They are from the argument's entry of `domains`, or else from where its
-    use in the program is finite.
+    A `jax.ShapeDtypeStruct` is replaced by random values of the program's argument type, which a
+    pass may have changed. They are drawn from the argument's entry of `domains`, or else from the
+    domain in which its use in the program is finite.
 
     Raises:
         ArgumentsError: If an argument is not given, a pass has changed the type of a value, or a
@@ -96,7 +95,7 @@ def fill(
                 within[name] = domain
             if isinstance(getattr(sharding, "mesh", None), jax.sharding.Mesh):
                 value = jax.device_put(value, sharding)
-            if aval.dtype != jax.dtypes.float0:  # of which there is one value
+            if aval.dtype != jax.dtypes.float0:  # has only one value
                 random.append(name)
         elif np.shape(value) != aval.shape:
             raise ArgumentsError(
@@ -109,11 +108,11 @@ def fill(
 
 
 def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values by argument name, of those that passes have added or given another shape the type.
+    """Return values by argument name; those added or reshaped by passes are given by type.
 
-    A Ref is given as what it holds.
-    Nobody has given the tangents that `jvp` takes, and one lane's value does not do for all lanes;
-    `fill` makes random values of a type. Also gives the names of the values that are left aside.
+    A Ref is replaced by its value. `fill` makes random values for a type: the tangents of `jvp` are
+    not given, and the value of one batch element does not suit all. Also returns the names of the
+    replaced values.
     """
     values, aside = {name: contents(value) for name, value in given.items()}, []
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
@@ -127,7 +126,7 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def _domain(program: Program, position: int) -> Domain | None:
-    """Return the domain that random values of an argument are drawn from; None for any number."""
+    """Return the domain of random values of an argument; None for all numbers."""
     dtype = getattr(program.in_avals[position], "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, np.number):
         return None
@@ -140,12 +139,12 @@ def _domain(program: Program, position: int) -> Domain | None:
 def random_argument(
     program: Program, position: int, seed: int, domain: Domain | None = None
 ) -> Any:
-    """Return a value of a program's flat argument: of a size, or lengths, one within its bound.
+    """Return a random value of a flat argument; sizes and lengths are within their bounds.
 
-    Floats are from `domain`, or else from where their use is finite.
+    Floats are from `domain`, or else from the domain in which their use is finite.
 
     Raises:
-        ArgumentsError: As `random_array` does, and if there are no such lengths.
+        ArgumentsError: As in `random_array`, and if no lengths fit.
     """
     name, aval = program.arguments[position]
     bounds = dict(program.bounds)
@@ -169,9 +168,9 @@ def random_argument(
 
 
 def _into(array: np.ndarray, domain: Domain) -> np.ndarray:
-    """Return normal numbers moved into an open interval, or made a positive definite matrix."""
+    """Return normal numbers mapped to an open interval, or to a positive definite matrix."""
     if jnp.issubdtype(array.dtype, jnp.integer):
-        return np.maximum(array, 1)  # of integers the positive ones alone are asked for
+        return np.maximum(array, 1)  # the only domain of integers is positive
     values = np.asarray(array, np.float64)
     if domain == "positive definite":
         size = values.shape[-1]
@@ -191,8 +190,8 @@ def _into(array: np.ndarray, domain: Domain) -> np.ndarray:
 def random_array(aval: Aval, seed: tuple[int, int], name: str = "argument") -> Any:
     """Return an array of an abstract value's shape and dtype, the same for the same seed.
 
-    Raises ArgumentsError, which names the argument, if a dimension is symbolic or the dtype is a
-    package's own.
+    Raises ArgumentsError, which names the argument, if a dimension is symbolic or the dtype is
+    defined by another package.
     """
     symbolic = [str(n) for n in aval.shape if not isinstance(n, int)]
     if symbolic:
@@ -228,7 +227,7 @@ def _random_numbers(
     values = rng.standard_normal(shape)
     if jnp.issubdtype(dtype, np.complexfloating):
         return (values + 1j * rng.standard_normal(shape)).astype(dtype)
-    if float(jnp.finfo(dtype).min) > 0:  # f8_e8m0fnu has powers of two and nothing else
+    if float(jnp.finfo(dtype).min) > 0:  # f8_e8m0fnu has only powers of two
         values = abs(values)
     return np.asarray(values).astype(dtype)
 

@@ -1,4 +1,4 @@
-"""Run the two programs of `unzip`: init, and apply on what it gives."""
+"""Running of the two programs of `unzip`: init, and apply on its results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxprtool.ir.programs.trees import leaf_paths
 
 @dataclass(frozen=True)
 class HalvesReport:
-    """What init and apply gave.
+    """The runs of init and apply.
 
     Attributes:
         init: The run of init.
         apply: The run of apply.
         variables: The variables, by path.
-        filled: The arguments of the whole, and which of them are random.
+        filled: The arguments of the whole program, and which of them are random.
     """
 
     init: RunReport
@@ -40,20 +40,20 @@ def run_halves(
     platform: str | None,
     told: Callable[[str], object] = lambda doing: None,
 ) -> HalvesReport:
-    """Run init, and apply on its results, on the values that `run` would run the whole on.
+    """Run init, and apply on its results, with the arguments that `run` would use.
 
     Args:
-        whole: The program that was split.
+        whole: The program before the split.
         halves: `init` and `apply`.
         arguments: The flat arguments of the whole: arrays, or types to be filled.
         seed: The seed of random values.
-        platform: Where to run; None is JAX's default.
-        told: Is told what is done: "compiling init".
+        platform: The platform to run on; None for JAX's default.
+        told: Called with progress messages: "compiling init".
 
     Raises:
-        PipelineError: If these are not init and apply.
-        OutputError: If two variables have one path.
-        ArgumentsError: As `fill` does.
+        PipelineError: If `halves` are not init and apply.
+        OutputError: If two variables have the same path.
+        ArgumentsError: As in `fill`.
     """
     if halves.keys() != {"init", "apply"}:
         names = ", ".join(halves)

@@ -1,4 +1,4 @@
-"""Compile a program for a device, run it, and report what came out and how long each step took."""
+"""Compilation and runs of programs, with results and the time of each step."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.ref_contents import with_contents
 from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
 
-#: How often a program without effects is called again, to time it.
+#: The number of timed calls of a program without effects.
 REPEATS = 10
 
 
 @dataclass(frozen=True)
 class Output:
-    """One flat result: its readable path, its type in JAX's notation, its array."""
+    """A flat result: its readable path, its type in JAX's notation, its array."""
 
     name: str
     type: str
@@ -105,10 +105,10 @@ class RunReport:
 
 
 def choose_device(program: Program, platform: str | None, index: int | None) -> jax.Device | None:
-    """Return the device to put a program on, or None to leave it where JAX and the program put it.
+    """Return the device to place a program on; None to leave that to JAX and the program.
 
     A program that names its own devices (a mesh in shard_map or in a sharding) stays on them.
-    Raises BackendError if the machine has no such device, or the program's own are others.
+    Raises BackendError if the machine lacks the device, or the program names different devices.
     """
     if platform is None and index is None:
         return None
@@ -133,7 +133,7 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
 
 
 def own_devices(program: Program) -> tuple[jax.Device, ...]:
-    """Return the devices that a program names itself, in meshes and shardings, at any depth."""
+    """Return the devices named by a program's meshes and shardings, at any depth."""
     found: dict[jax.Device, None] = {}
     if program.jit is not None:
         options = (
@@ -169,12 +169,12 @@ def run(
 ) -> RunReport:
     """Compile a program, call it once, and then `repeat` times more to time it.
 
-    `arguments` are flat, one per invar. Without a number, a program with effects (prints,
-    callbacks) runs once, so that they happen once, and any other is timed over REPEATS calls.
-    `told` is told what is done: "lowering", "compiling", "running", and the program's name.
-    Raises UnsupportedError if it cannot be compiled, BackendError if the device cannot run it,
-    and UserFunctionError if a callback or a check of the user's fails, or `jax_debug_nans` or
-    `jax_debug_infs` forbid a result.
+    `arguments` are flat, one per invar. If `repeat` is None, a program with effects (prints,
+    callbacks) runs once, so that they occur once, and any other is timed over REPEATS calls. `told`
+    is called with progress messages: "lowering", "compiling", "running", and the program's name.
+    Raises UnsupportedError if it cannot be compiled, BackendError if the device cannot run it, and
+    UserFunctionError if a user's callback or check fails, or `jax_debug_nans` or `jax_debug_infs`
+    reject a result.
     """
     if repeat is None:
         harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
@@ -204,15 +204,15 @@ def run(
 def ready(
     program: Program, arguments: Sequence[object], device: jax.Device | None
 ) -> Iterator[tuple[Sequence[object], jax.Device | None]]:
-    """Put arguments where a program runs: on its mesh if it has one, or else on a device.
+    """Place arguments where a program runs: on its mesh if it has one, or else on a device.
 
-    Yields them, and the device, which is None on a mesh. No switch of JAX's checks numbers here.
+    Yields them and the device, which is None on a mesh. JAX's debug checks are disabled here.
     """
     mesh = concrete_mesh(program, arguments, device)
     if mesh is not None:
         device, arguments = None, placed(program, arguments, mesh)
     place = nullcontext() if device is None else jax.default_device(device)
-    # Arguments and constants are put on the device by us, not by the user's own code.
+    # Arguments and constants are transferred here, not by the user's code.
     transfers = jax.transfer_guard("allow")
     with place, unchecked(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
         if device is not None:
@@ -224,16 +224,16 @@ def ready(
 def ready_to_step(
     program: Program, args: object, device: jax.Device | None
 ) -> Iterator[tuple[Program, Sequence[Any]]]:
-    """Prepare a program to be run equation by equation, and its arguments.
+    """Prepare a program and its arguments for a run equation by equation.
 
     Args:
         program: A program, of any sizes.
         args: Its arguments, as a tuple, or as any pytree of the same leaves.
-        device: Where to run it; if not given, where JAX and its arguments have it.
+        device: The device to run on; by default placed by JAX and the arguments.
 
     Yields:
-        The program at the sizes of its arguments, without Refs among these, and with loops whose
-        predicates are scalars; and its flat arguments.
+        The program at the sizes of its arguments, without Ref arguments and with scalar loop
+        predicates; and its flat arguments.
 
     Raises:
         ArgumentsError: If the arguments do not fit.
@@ -251,7 +251,7 @@ def ready_to_step(
 
 
 def copied(program: Program, arguments: Sequence[object]) -> list[object]:
-    """The arguments for one call: copies of those that it donates, which are needed again."""
+    """Return the arguments for one call: copies of donated ones, which are needed again."""
     donated = program.jit_keywords.get("donate_argnums", ())
     return [
         a.copy() if i in donated and isinstance(a, jax.Array) else a
@@ -261,7 +261,7 @@ def copied(program: Program, arguments: Sequence[object]) -> list[object]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A function from flat arguments to flat results, and what it took to make it."""
+    """A compiled function from flat arguments to flat results, and the cost of compiling it."""
 
     call: Callable
     lower: float | None = None
@@ -274,7 +274,7 @@ class Compiled:
 def compiled(
     program: Program, arguments: Sequence[object], told: Callable[[str], object]
 ) -> Compiled:
-    """Compile a program; under `jax_disable_jit` its equations are, one by one, when they run."""
+    """Compile a program; under `jax_disable_jit`, its equations are compiled when they run."""
     fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
     checked = jaxcompat.has_checks(program.jaxpr)
     if checked:
@@ -290,7 +290,7 @@ def compiled(
         with hits_counted() as hits:
             compile_time, compiled = _timed(lowered.compile)
         compile_cpu = time.process_time() - start
-    except Exception as error:  # lowering rules raise what they like
+    except Exception as error:  # lowering rules may raise anything
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
     call = _thrower(compiled) if checked else compiled
     memory = _memory(compiled)
@@ -298,7 +298,7 @@ def compiled(
 
 
 def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:
-    """Return the memory of a compiled program, unless its backend does not say."""
+    """Return the memory of a compiled program; None if its backend does not report it."""
     known = compiled.memory_analysis()
     if known is None:
         return None
@@ -307,7 +307,7 @@ def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:
 
 
 def _thrower(checked: Callable) -> Callable:
-    """Return a function that raises what a function under `checkify` gives beside its results."""
+    """Return a function that raises the error returned by a function under `checkify`."""
 
     def call(*flat: object) -> object:
         failure, outs = checked(*flat)
@@ -318,7 +318,7 @@ def _thrower(checked: Callable) -> Callable:
 
 
 def _timed(fun: Callable, *args: object) -> tuple[float, Any]:
-    """Seconds that a call took until its results and its ordered effects were there; its value."""
+    """Return the seconds until a call's results and ordered effects are ready, and its value."""
     start = time.perf_counter()
     value = jax.block_until_ready(fun(*args))
     jax.effects_barrier()
@@ -327,7 +327,7 @@ def _timed(fun: Callable, *args: object) -> tuple[float, Any]:
 
 @contextmanager
 def failures_reported(program: Program) -> Iterator[None]:
-    """Turn what a running program raises into errors that say whose they are."""
+    """Turn exceptions of a running program into errors of the user, the device or the program."""
     with jaxcompat.callback_failures() as failures:
         try:
             yield
@@ -351,7 +351,7 @@ def failures_reported(program: Program) -> Iterator[None]:
 def _devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.Device, ...]:
     if device is not None:
         return (device,)
-    # What is of dtype float0 has no data, and lies nowhere.
+    # Arrays of dtype float0 have no data and no device.
     found = {d for out in outs if isinstance(out, jax.Array) for d in out.devices()}
     return tuple(sorted(found, key=lambda d: d.id)) or (backends.device(),)
 

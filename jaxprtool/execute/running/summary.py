@@ -1,4 +1,4 @@
-"""An array in a few numbers: its whole value when it is small, statistics when it is not."""
+"""Summaries of arrays: the value of a small one, statistics of a large one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprtool.ir.basics.dtypes import is_extended, physical
 
-#: Arrays of at most so many elements are given whole.
+#: The most elements of an array that is given in full.
 WHOLE = 16
 
 
@@ -19,10 +19,10 @@ WHOLE = 16
 class Summary:
     """`value` is a small array (None for a large one), `statistics` are a large one's, by name.
 
-    Floats have min, max and mean (of what is not NaN; the mean of what is finite), and the counts
-    nan and inf; complex numbers the same, with min and max of their magnitude; integers min, max
-    and mean; booleans the counts true and false; extended dtypes, as PRNG keys have one, none. What
-    is of dtype float0 has neither a value nor statistics.
+    Floats have min, max (without NaNs), mean (of finite elements), and the counts nan and inf;
+    complex numbers the same, with min and max of their magnitude; integers min, max and mean;
+    booleans the counts true and false; extended dtypes, such as PRNG keys, none. Arrays of dtype
+    float0 have neither a value nor statistics.
     """
 
     value: np.ndarray | None
@@ -30,7 +30,7 @@ class Summary:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it has neither NaN nor infinities, as far as it has numbers."""
+        """Whether it has neither NaNs nor infinities."""
         if self.value is not None and self.value.dtype.kind in "fc":
             return bool(np.isfinite(self.value).all())
         return not (self.statistics.get("nan") or self.statistics.get("inf"))
@@ -49,11 +49,10 @@ def summarize(array: Any) -> Summary:
 
 @jax.transfer_guard("allow")
 def plain(array: Any) -> np.ndarray:
-    """Return an array as one of NumPy's own dtypes: the same values, exactly.
+    """Return an array in one of NumPy's own dtypes, with exactly the same values.
 
     bfloat16 and the 8-bit floats become float32, 2- and 4-bit integers int8 or uint8, PRNG keys
-    their key data, and a package's own elements the numbers that hold them; float0 stays what it
-    is.
+    their key data, and other extended dtypes their base arrays; float0 is unchanged.
     """
     values = np.asarray(physical(array))
     if values.dtype.isbuiltin == 1 or values.dtype == jax.dtypes.float0:
@@ -66,7 +65,7 @@ def plain(array: Any) -> np.ndarray:
 
 
 def statistics(values: np.ndarray) -> dict[str, Any]:
-    """Return the statistics of a `Summary` of an array of NumPy's own dtypes."""
+    """Return the statistics of a `Summary` for an array in one of NumPy's own dtypes."""
     if values.dtype == np.bool_:
         count = int(values.sum())
         return {"true": count, "false": values.size - count}

@@ -1,1 +1,1 @@
-"""What runs a program step by step shares: frames, iterations, shards, effects, and places."""
+"""Shared parts of stepping interpreters: frames, iterations, shards."""

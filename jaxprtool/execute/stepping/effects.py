@@ -1,7 +1,7 @@
-"""What a program does besides giving results: the calls that leave it, as it is stepped through.
+"""Effects of a program: calls that leave it, recorded while it is stepped through.
 
-A call that gives nothing (a print, a callback for debugging, a check) is noted down and not made.
-One that gives something is made, or answered with what it gave in an earlier run.
+A call without results (a print, a debug callback, a check) is recorded and not made. A call with
+results is made, or replaced by its results in an earlier run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from jaxprtool.jaxcompat import JaxprEqn
 
 @dataclass(eq=False)
 class Event:
-    """One call: the equation, what it was given, and what it gave."""
+    """One call: the equation, its operands and its results."""
 
     eqn: JaxprEqn
     operands: list[Any]
     results: Sequence[object] = ()
 
     def difference(self, other: Event) -> Difference | None:
-        """Return how another call differs."""
+        """Return the difference from another call, or None."""
         if self.eqn.primitive.name != other.eqn.primitive.name:
             return Difference(f"is {named(self.eqn)} before, {named(other.eqn)} after")
         fault = difference(self.operands, other.operands, values_agree)
@@ -40,13 +40,13 @@ class Event:
 
 @dataclass
 class Effects:
-    """The calls of one run, in order; `earlier` are those of a run that has been before."""
+    """The calls of one run, in order; `earlier` are those of a previous run."""
 
     earlier: Sequence[Event] = ()
     events: list[Event] = field(default_factory=list)
 
     def results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        """Return the results of an equation, which may leave the program."""
+        """Return the results of an equation that may leave the program."""
         run = self.call if leaves_the_program(eqn) else bind
         return list(run(eqn, operands))
 
@@ -66,7 +66,7 @@ class Effects:
 
 
 def leaves_the_program(eqn: JaxprEqn) -> bool:
-    """Whether an equation does something that is seen from outside; writing to a ref is not."""
+    """Return True if an equation has external effects; writing to a ref is not one."""
     if all(map(jaxcompat.is_removable_effect, eqn.effects)):
         return False
     atoms = (*eqn.invars, *eqn.outvars)

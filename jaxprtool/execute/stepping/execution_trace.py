@@ -1,14 +1,15 @@
 """Find the first equation in which two programs differ, by comparing their execution traces.
 
-Both programs are evaluated one equation at a time. Their traces record what each equation was given
-and returned, at every depth and in every iteration. A value has a *match* in the other trace if an
-equation of the same primitive and source line, or of the same line, or any at all, returned the
-same there, up to the tolerance of its dtype. (A boolean or a scalar soon matches by chance: of
-these only values of the same line count, if that line returned any.)
+Both programs are evaluated one equation at a time. Their traces record the operands and results of
+each equation, at every depth and in every iteration. A value has a *match* in the other trace if an
+equation with the same primitive and source line, or the same line, or any equation, returned an
+equal value up to the tolerance of its dtype. (Booleans and scalars easily match by chance: for them
+only values of the same line count, if that line returned any.)
 
 Blame the first equation whose result has no match in the other trace and reaches a wrong result
-only through values without a match: all that it was given has one. A rewrite that is correct makes
-values without a match too, but what is computed from them matches again before it reaches a result.
+only through values without a match: all of its operands have one. A correct rewrite may also
+produce values without a match, but values computed from them match again before they reach a
+result.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 
 @dataclass(eq=False)
 class Execution:
-    """One execution of an equation: its results, and the executions that they depend on."""
+    """One execution of an equation: its results and the executions on which they depend."""
 
     number: int
     eqn: JaxprEqn
@@ -42,7 +43,7 @@ class Execution:
 
 @dataclass(eq=False)
 class TracedValue:
-    """A value, and the executions that made it."""
+    """A value, and the executions that computed it."""
 
     data: Any
     made: tuple[Execution, ...] = ()
@@ -61,7 +62,7 @@ class ExecutionTrace(Interpreter):
         self.results = self.run(closed, [TracedValue(x) for x in args])
 
     def constant(self, value: Any, aval: Aval) -> TracedValue:
-        # A literal is a Python number that bears a dtype.
+        # A literal is a Python number with a dtype.
         self.inputs.append(value if hasattr(value, "shape") else jnp.asarray(value))
         return TracedValue(value)
 
@@ -89,7 +90,7 @@ class ExecutionTrace(Interpreter):
         return [TracedValue(value.data, (*value.made, *decider.made)) for value in values]
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[TracedValue]:
-        # What is in a ref now was put there by the equation that wrote it last.
+        # The current value of a ref comes from the equation that wrote it last.
         states = [self._states[id(x.data)] for x in operands if id(x.data) in self._states]
         sources = [*operands, *states, *self._deciders]
         needs = list(dict.fromkeys(maker for value in sources for maker in value.made))
@@ -128,7 +129,7 @@ class ValueIndex:
             self._groups.setdefault(key, _Values()).add(array)
 
     def has(self, value: Any, eqn: JaxprEqn) -> bool:
-        """Return whether a value that an equation of another trace returned has a match here."""
+        """Return True if a value returned by an equation of another trace has a match here."""
         array = as_numpy(value)
         groups = [g for g in map(self._groups.get, _keys(eqn, value)) if g is not None]
         if array.size <= 1 or array.dtype == bool:
@@ -136,12 +137,12 @@ class ValueIndex:
         return any(group.has(array) for group in groups)
 
     def misses(self, execution: Execution) -> bool:
-        """Return whether some result of an execution of another trace has no match here."""
+        """Return True if some result of an execution in another trace has no match here."""
         return not all(self.has(value, execution.eqn) for value in execution.results)
 
 
 def _keys(eqn: JaxprEqn, value: Any) -> list[Hashable]:
-    """Return the keys of the groups that a value belongs to, the narrowest first."""
+    """Return the keys of the groups of a value, narrowest first."""
     line, kind = (jaxcompat.user_frame(eqn) or ())[:2], type_of(value)
     return [(eqn.primitive.name, line, kind), (line, kind), (kind,)]
 
@@ -166,7 +167,7 @@ class _Values:
 def first_difference(
     before: ExecutionTrace, after: ExecutionTrace, wrong: Sequence[int]
 ) -> Details:
-    """Return the first equations of both that lead to the results `wrong`, which differ."""
+    """Return the first equations of both traces that lead to the differing results `wrong`."""
     new = _first(after, ValueIndex(before), wrong)
     old = _first(before, ValueIndex(after), wrong)
     found = []

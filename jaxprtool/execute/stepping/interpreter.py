@@ -1,7 +1,7 @@
-"""The machine under `nans`, `watch` and `verify`: it steps through a program equation by equation.
+"""The base interpreter of `nans`, `watch` and `verify`, which runs a program by equation.
 
-It knows the equations around what runs and the iterations of loops, and has calls that leave the
-program noted in order. A subclass observes the values, and compiles the loops that it can.
+It tracks the enclosing equations and the iterations of loops, and records external calls in order.
+Subclasses observe the values, and compile loops where possible.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Frame:
     Attributes:
         eqn: The equation.
         held: Its view.
-        length: How many iterations a loop has, if that is known.
-        entered: How many bodies were entered.
+        length: The number of iterations of a loop, if known.
+        entered: The number of bodies entered.
     """
 
     eqn: JaxprEqn
@@ -36,13 +36,13 @@ class Frame:
 
     @property
     def iteration(self) -> int | None:
-        """The number of the iteration of a loop; of a scan that of the slice it reads."""
+        """The number of the iteration of a loop; for a scan, the index of the slice it reads."""
         if isinstance(self.held, Scan):
             return slice_number(self.held, self.entered - 1)  # type: ignore[no-any-return]
         return (self.entered - 1) // 2 if isinstance(self.held, While) else None
 
     def skip_to(self, number: int) -> None:
-        """Have the body of an iteration entered next."""
+        """Make the iteration `number` the next one."""
         self.entered = number if isinstance(self.held, Scan) else 2 * number + 1
 
 
@@ -50,8 +50,8 @@ class SteppingInterpreter(Interpreter):
     """Steps through a program.
 
     Attributes:
-        effects: The calls that have left the program.
-        frames: What is running, the outermost first.
+        effects: The recorded external calls.
+        frames: The running equations, outermost first.
     """
 
     def __init__(self, earlier: Sequence[Event] = ()):
@@ -60,12 +60,12 @@ class SteppingInterpreter(Interpreter):
 
     @property
     def around(self) -> tuple[JaxprEqn, ...]:
-        """The equations whose bodies are running, the outermost first."""
+        """The equations whose bodies are running, outermost first."""
         return tuple(frame.eqn for frame in self.frames)
 
     @property
     def iterations(self) -> tuple[int, ...]:
-        """The number of the iteration of each loop that is running."""
+        """The current iteration of each running loop."""
         return tuple(n for frame in self.frames if (n := frame.iteration) is not None)
 
     # --- hooks ------------------------------------------------------------------------------------
@@ -75,15 +75,15 @@ class SteppingInterpreter(Interpreter):
         return Frame(held.eqn, held, held.length if isinstance(held, Scan) else None)
 
     def is_compiled(self, loop: Scan | While) -> bool:
-        """Return True if iterations of a loop, which can be compiled, are."""
+        """Return True if the iterations of a compilable loop are to be compiled."""
         return False
 
     def compiled_loop(self, loop: Scan | While, operands: list[Any]) -> list[Any]:
-        """Return the results of a loop whose iterations are compiled."""
+        """Return the results of a loop with compiled iterations."""
         raise NotImplementedError
 
     def shards(self, held: ShardMap, operands: list[Any]) -> Sequence[Any]:
-        """Return the results of a `shard_map` whose shards can be looked at."""
+        """Return the results of a `shard_map` whose shards can be inspected."""
         return self.evaluate(held.eqn, operands)
 
     # --- evaluation -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Iterations of a scan or a while loop, written once for whatever compiles them."""
+"""Iterations of a scan or a while loop, shared by all code that compiles them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jaxprtool.ir.evaluation.interpret import LoopOperands, slice_number
 from jaxprtool.ir.programs.meshes import mesh_of
 from jaxprtool.jaxcompat import ClosedJaxpr
 
-#: Returns what a body gives for some arguments.
+#: Returns the results of a body for given arguments.
 RunBody = Callable[[ClosedJaxpr, list[Any]], list[Any]]
 
 
 class Progress(NamedTuple):
-    """How far a loop has run.
+    """The progress of a loop.
 
     Attributes:
-        number: How many iterations have run.
+        number: The number of iterations run.
         carry: The carry after them.
-        ys: The stacked results of a scan, if they are wanted.
+        ys: The stacked results of a scan, if needed.
         more: Whether there is another iteration.
     """
 
@@ -35,17 +35,17 @@ class Progress(NamedTuple):
 
 
 def row_at(stack: Any, i: Any) -> Any:
-    """Return what is at one index, which may be traced, of the first axis."""
+    """Return the row at an index of the first axis, which may be traced."""
     return jax.lax.dynamic_index_in_dim(stack, i, keepdims=False)
 
 
 def put_at(stack: Any, row: Any, i: Any) -> Any:
-    """Return a stack with another row at an index."""
+    """Return a stack with the row at an index replaced."""
     return jax.lax.dynamic_update_index_in_dim(stack, row, i, 0)
 
 
 def as_a_whole(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
-    """Return what a body gives, with its loops and calls as they are."""
+    """Return the results of a body, with its loops and calls unchanged."""
     return list(jaxcompat.jaxpr_as_fun(body)(*arguments))
 
 
@@ -56,7 +56,7 @@ def started(
     carry: Sequence[Any],
     run: RunBody = as_a_whole,
 ) -> Progress:
-    """Return the progress of a loop that goes on from an iteration, without stacked results."""
+    """Return the progress of a loop that continues from an iteration, without stacked results."""
     return Progress(number, list(carry), [], _has_more(loop, given, number, carry, run))
 
 
@@ -72,8 +72,8 @@ def advanced(
 
     Args:
         loop: The loop.
-        given: What it is given.
-        before: How far it has run.
+        given: Its operands.
+        before: Its progress before.
         run: Runs a body.
         row: Returns the slice of a scanned operand at an index.
         put: Returns a stacked result with a row at an index.
@@ -91,18 +91,18 @@ def _has_more(
 ) -> Any:
     if isinstance(loop, Scan):
         return number < loop.length
-    # A value may bear what is known of it besides, as a tree; a boolean does not.
+    # A value may be a pytree with additional data; a predicate is not.
     (more,) = jax.tree.leaves(run(loop.cond, [*given.deciding, *carry]))
     return more
 
 
 def bodies_of(loop: Scan | While) -> tuple[ClosedJaxpr, ...]:
-    """Return the bodies of a loop: that of a scan, or the body and the condition."""
+    """Return the body of a scan, or the body and the condition of a while loop."""
     return (loop.body,) if isinstance(loop, Scan) else (loop.body, loop.cond)
 
 
 def can_be_compiled(loop: Scan | While) -> bool:
-    """Return True if the iterations of a loop can be compiled, and run again."""
+    """Return True if the iterations of a loop can be compiled and rerun."""
     if loop.eqn.effects:
         return False
     if any(mesh_of(atom.aval) is not None for atom in (*loop.eqn.invars, *loop.eqn.outvars)):

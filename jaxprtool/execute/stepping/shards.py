@@ -1,4 +1,4 @@
-"""A `shard_map` that is compiled as a whole, with more results: what its equations give."""
+"""A `shard_map` compiled as a whole, with results of its equations as additional results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxprtool.ir.core.structured import ShardMap
 
 
 def can_be_checked(held: ShardMap) -> bool:
-    """Return True if a `shard_map` runs on devices that are known, on all axes of their mesh."""
+    """Return True if a `shard_map` runs on known devices and over all axes of their mesh."""
     if not isinstance(held.mesh, Mesh) or held.eqn.effects:
         return False
     return held.eqn.params["newly_manual_axes"] == set(held.mesh.axis_names)
@@ -21,12 +21,12 @@ def can_be_checked(held: ShardMap) -> bool:
 def on_shards(
     held: ShardMap, function: Callable[..., Any], with_results: bool = True
 ) -> Callable[..., Any]:
-    """Return a function of shards under a `shard_map` like one that there is.
+    """Return a function of shards under a `shard_map` like an existing one.
 
     Args:
         held: The `shard_map`.
-        function: Returns its results, and what has a leading axis for the device.
-        with_results: If False, it returns the latter alone.
+        function: Returns its results, and values to stack along a leading device axis.
+        with_results: If False, it returns only the latter.
     """
     everywhere = PartitionSpec(held.mesh.axis_names)
     return jax.shard_map(

@@ -1,10 +1,10 @@
-"""Values as a program computes them, in a few numbers.
+"""Statistics of the values that a program computes.
 
     watched = jaxprtool.watch(program, (params, batch), by="line")
     watched.rows[0].numbers.high
 
 The program runs compiled, with the values of its equations at every depth and in every iteration as
-further results (`watched_run`). They may round otherwise than those of each equation by itself.
+further results (`watched_run`). Rounding may differ from running each equation separately.
 """
 
 from __future__ import annotations
@@ -66,25 +66,26 @@ def watch(
     stops: Collection[int] = (),
     stop: Callable[[Stopped], None] | None = None,
 ) -> Watched:
-    """Run a program and summarise the values that its equations compute.
+    """Run a program and summarize the values that its equations compute.
 
-    By line and by scope, floats are summarised, and not what only moves them. Prints and other
-    calls that give nothing are not made.
+    By line and by scope, only floats are summarized, without results of equations that only move
+    values. Prints and other calls without results are not made.
 
     Args:
         program: A `Program`.
         args: Its arguments, as a tuple, or as any pytree of the same leaves.
-        by: What a row is of: `"line"`, `"scope"` or `"equation"`.
-        only: Patterns of primitives, as `"dot_general"` or `"conv*"`; all if None.
-        rounds: The rounds of loops to watch, each in a row of its own: numbers, from the end if
-            they are negative, and slices. None stands for all, in one row.
-        values: Whether the values themselves are kept, too.
-        device: Where to run it; if not given, where JAX and its arguments have it.
-        stops: Equations by `id`; `stop` is called behind each run of them.
-        stop: Takes the values of these equations.
+        by: The grouping of values into rows: `"line"`, `"scope"` or `"equation"`.
+        only: Patterns of primitives, such as `"dot_general"` or `"conv*"`; None for all.
+        rounds: The iterations of loops to watch, each in a separate row: numbers, counted from the
+            end if negative, and slices. None for all, in one row.
+        values: Whether to also keep the values themselves.
+        device: The device to run on; by default placed by JAX and the arguments.
+        stops: Equations by `id`; `stop` is called after each consecutive run of them.
+        stop: Called with the values of these equations.
 
     Raises:
-        ArgumentsError: If the arguments do not fit, or a round is neither a number nor a slice.
+        ArgumentsError: If the arguments do not fit, or an iteration is neither a number nor a
+            slice.
         UnsupportedError: If the program has free named axes.
     """
     if by not in get_args(By):
@@ -105,5 +106,5 @@ def watch(
 
 
 def _has_steps(eqn: JaxprEqn) -> bool:
-    """Return True if equations inside an equation are watched, and not the equation."""
+    """Return True if the equations inside an equation are watched instead of the equation."""
     return isinstance(view(eqn), Scan | While | Cond | Call | CustomJVP | ShardMap)

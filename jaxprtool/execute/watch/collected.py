@@ -1,6 +1,6 @@
-"""Values of bodies that are compiled: collected while JAX traces, and given as further results.
+"""Values of compiled bodies: collected under tracing and returned as further results.
 
-A loop whose values take much memory runs so many iterations at a time that those of all fit.
+A loop whose values take much memory runs in chunks of iterations whose values fit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from jaxprtool.ir.evaluation.interpret import Interpreter, LoopOperands, bind
 from jaxprtool.ir.programs.meshes import mesh_of
 from jaxprtool.jaxcompat import AbstractRef, ClosedJaxpr, JaxprEqn
 
-#: The values of iterations that run at a time take no more bytes.
+#: The limit in bytes of the values of one chunk.
 ITERATION_BYTES = 1 << 25
 
-#: So many iterations of a while loop run at a time: memory for the values of all is cleared for
-#: each.
+#: The most iterations of a while loop in a chunk, since the memory for a full chunk is cleared each
+#: time.
 _WHILE_ITERATIONS = 1 << 8
 
-#: On the CPU each equation stays a kernel of its own, which compiles faster than fused ones that
-#: give all their values. Without "fusion-wrapper", too, XLA transposes some results of scans.
+#: On the CPU each equation is a separate kernel, which compiles faster than fused kernels that
+#: return all values. "fusion-wrapper" is disabled too, since XLA otherwise transposes some results
+#: of scans.
 _CPU_OPTIONS = {
     "xla_disable_hlo_passes": "fusion",
     "xla_backend_optimization_level": 0,
@@ -39,18 +40,18 @@ _CPU_OPTIONS = {
 
 @dataclass(frozen=True)
 class Site:
-    """A result of an equation of a compiled body, and where its values are.
+    """A result of an equation in a compiled body, and the place of its values.
 
     Attributes:
         eqn: The equation.
-        result: Which of its results.
-        around: The equations between the compiled body and this one, the outermost first.
-        place: The position of the values among those that are collected. They have an axis for
-            each loop of `around`.
-        taken: Of each `cond` in `around` the position of the numbers of the branches that were
-            taken, and the number of this branch.
-        offset: What is added to the number of an iteration: 1 in the condition of a `while`, which
-            is computed at the end of the iteration before.
+        result: The index of the result.
+        around: The equations between the compiled body and this one, outermost first.
+        place: The position of the values among the collected ones. They have an axis for each loop
+            of `around`.
+        taken: For each `cond` in `around`, the position of the indices of the branches taken, and
+            the index of this branch.
+        offset: The offset of the iteration number: 1 in the condition of a `while`, which is
+            computed at the end of the previous iteration.
     """
 
     eqn: JaxprEqn
@@ -67,13 +68,13 @@ Wanted = Callable[[JaxprEqn, int], bool]
 
 @dataclass
 class Collector(Interpreter):
-    """Evaluates a jaxpr while JAX traces, and keeps the values of equations.
+    """Evaluates a jaxpr under tracing, and collects the values of equations.
 
     Attributes:
-        wanted: Which results of them.
-        around: The equations around.
-        sites: Whose values were collected.
-        values: The values, and the numbers of branches that were taken.
+        wanted: Decides which results to collect.
+        around: The enclosing equations.
+        sites: The sites of the collected values.
+        values: The values, and the indices of branches taken.
     """
 
     wanted: Wanted
@@ -102,7 +103,7 @@ class Collector(Interpreter):
         return self._noted(eqn, results)
 
     def inside(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[list[Any], Collector]:
-        """Return the results of a body in the equation that is being evaluated, and its values."""
+        """Return the results of a body of the current equation, and the collector of its values."""
         inner = Collector(self.wanted, self.around)
         return inner.run(body, arguments), inner
 
@@ -143,7 +144,7 @@ class Collector(Interpreter):
     def add(
         self, inner: Collector, values: Sequence[Any], taken: tuple[tuple[int, int], ...] = ()
     ) -> None:
-        """Take over what was collected in a body, of which `values` are the values."""
+        """Add the sites collected in a body, with their `values`."""
         first = len(self.values)
         self.values += values
         for site in inner.sites:
@@ -154,7 +155,7 @@ class Collector(Interpreter):
 def _scanned(
     run: Collector, scan: Scan, given: LoopOperands, length: int | None = None
 ) -> tuple[list[Any], list[Any], Collector, list[Any]]:
-    """Return the carry and the stacked results of a scan, and the values with their collector."""
+    """Return the carry, the stacked results, the collector and the values of a scan."""
     inner, count = Collector(run.wanted), len(given.carry)
 
     def one(carry: list[Any], rows: list[Any]) -> Any:
@@ -174,15 +175,15 @@ def _zeros(aval: Any) -> Any:
 
 
 def is_left_out(eqn: JaxprEqn) -> bool:
-    """Return True if an equation is a call that gives nothing, as a print: it is not made."""
+    """Return True if an equation is a call without results, such as a print, which is not made."""
     return leaves_the_program(eqn) and not eqn.outvars and view(eqn) is None
 
 
 def is_stepped(eqn: JaxprEqn) -> bool:
-    """Return True if an equation is not compiled together with others.
+    """Return True if an equation must not be compiled together with others.
 
-    These are loops without a known number of iterations, and what refs, meshes or a world outside
-    of the program take part in.
+    These are loops without a known number of iterations, and equations with refs, meshes or
+    external effects.
     """
     held = view(eqn)
     if isinstance(held, While | ShardMap):
@@ -194,7 +195,7 @@ def is_stepped(eqn: JaxprEqn) -> bool:
 
 
 def _compiled(function: Callable[..., Any], operands: Iterable[Any], **options: Any) -> Any:
-    """Return a function that is compiled where its operands are."""
+    """Return a function compiled for the devices of its operands."""
     devices = [d for x in operands if isinstance(x, jax.Array) for d in x.devices()]
     platform = devices[0].platform if devices else jax.default_backend()
     if platform == "cpu":
@@ -203,10 +204,10 @@ def _compiled(function: Callable[..., Any], operands: Iterable[Any], **options: 
 
 
 class BodyValues:
-    """A body that is compiled as a whole.
+    """A body compiled as a whole.
 
     Attributes:
-        sites: Whose values it gives.
+        sites: The sites of its values.
     """
 
     def __init__(self, body: ClosedJaxpr, wanted: Wanted, operands: Sequence[Any]):
@@ -215,7 +216,7 @@ class BodyValues:
         self._run = _compiled(self._results, operands)
 
     def __call__(self, operands: Sequence[Any]) -> Any:
-        """Return the results and the values, in order of place."""
+        """Return the results, and the values in order of place."""
         return self._run(operands)
 
     def _results(self, operands: Sequence[Any]) -> Any:
@@ -226,7 +227,7 @@ class BodyValues:
 
 
 class CompiledScan:
-    """The iterations of a scan, compiled.
+    """Compiled iterations of a scan.
 
     Attributes:
         sites: Whose values they give.
@@ -240,10 +241,10 @@ class CompiledScan:
         self._at_a_time = _at_a_time(shapes[2], scan.length)
 
     def __call__(self, number: int, given: LoopOperands) -> Any:
-        """Run iterations from one on.
+        """Run iterations from `number` on.
 
-        Returns how many ran, the carry, whether there are more, the stacked results of these and
-        their values, in order of place.
+        Returns the number of iterations run, the carry, whether there are more, their stacked
+        results, and their values in order of place.
         """
         length = self._scan.length
         count = min(self._at_a_time, length - number)
@@ -261,7 +262,7 @@ class CompiledScan:
 
 
 class CompiledWhile:
-    """The iterations of a while loop, compiled.
+    """Compiled iterations of a while loop.
 
     Attributes:
         sites: Whose values they give.
@@ -273,12 +274,12 @@ class CompiledWhile:
         self._run = _compiled(self._iterations, chain(*given))
 
     def __call__(self, number: int, given: LoopOperands) -> Any:
-        """Run iterations: see `CompiledScan`. There may be more values than have run."""
+        """Run iterations; see `CompiledScan`. There may be more values than iterations run."""
         ran, carry, more, values = self._run(given)
         return int(ran), carry, bool(more), [], values
 
     def _advanced(self, given: LoopOperands, before: Progress) -> tuple[Progress, list[Any]]:
-        """Return the progress after one iteration, and the values that it gives."""
+        """Return the progress after one iteration, and its values."""
         whole, self.sites = Collector(self._wanted), []
 
         def run(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Values in a few numbers: range, mean, and what narrower formats would lose of their magnitudes.
+"""Statistics of values: range, mean, and losses in narrower formats.
 
-Magnitudes are counted in bins. A bin is a power of two, cut where a format begins to overflow or
-to round to zero, so that what a format loses is a sum of bins and exact.
+Magnitudes are counted in bins. Bins are powers of two, split where a format begins to overflow or
+to round to zero, so that the losses of a format are exact sums of bins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxprtool.ir.basics.documents import AnyFloat
 from jaxprtool.ir.basics.dtypes import array_dtypes, is_extended
 from jaxprtool.jaxcompat import AbstractRef, Aval, DType
 
-#: The formats that magnitudes are compared with, by their short names.
+#: The formats whose losses are computed, by their short names.
 FORMATS = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
 
 
@@ -73,7 +73,7 @@ class Numbers:
 
 
 def has_numbers(aval: Aval) -> bool:
-    """Return True if a type is that of an array of numbers or booleans."""
+    """Return True if a type is an array of numbers or booleans."""
     dtype = getattr(aval, "dtype", None)
     if dtype is None or isinstance(aval, AbstractRef) or dtype == jax.dtypes.float0:
         return False
@@ -81,7 +81,7 @@ def has_numbers(aval: Aval) -> bool:
 
 
 def is_inexact(dtype: DType) -> bool:
-    """Return True if a dtype is one of floats or complex numbers."""
+    """Return True if a dtype is floating-point or complex."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
@@ -91,13 +91,13 @@ def is_inexact(dtype: DType) -> bool:
 class _Bins:
     """The bins of the magnitudes of f32 or f64.
 
-    A bin is a range of bit patterns: those of larger magnitudes are larger integers.
+    A bin is a range of bit patterns, which as integers are ordered by magnitude.
     """
 
     def __init__(self, bits: int):
         self.float = np.dtype(f"f{bits // 8}")
         self.int = np.dtype(f"u{bits // 8}")
-        #: The shift that leaves the exponent of a bit pattern without its sign.
+        #: The right shift that leaves the exponent of a bit pattern without its sign.
         self.shift = int(np.finfo(self.float).nmant)
         self.without_sign = self.int.type((1 << (bits - 1)) - 1)
         fields = 1 << (bits - 1 - self.shift)
@@ -106,11 +106,11 @@ class _Bins:
         limits = {name: (*_limits(array_dtypes()[name]),) for name in FORMATS}
         cuts = {1, self.infinity + 1}
         cuts |= {self.pattern(x) for limit in limits.values() for x in limit}
-        #: Where bins begin besides at powers.
+        #: The starts of bins other than powers of two.
         self.cuts = sorted(cuts - set(powers.tolist()))
         self.starts = np.array(sorted({*powers.tolist(), *self.cuts}), self.int)
         self.limits = {name: [self.pattern(x) for x in limit] for name, limit in limits.items()}
-        with np.errstate(invalid="ignore"):  # the last bin, of NaNs
+        with np.errstate(invalid="ignore"):  # the last bin has NaNs
             _, exponents = np.frexp(self.starts.view(self.float))
         least = int(np.finfo(self.float).minexp) - 1
         self.exponents = np.maximum(exponents - 1, least)
@@ -119,7 +119,7 @@ class _Bins:
         return int(np.array(number, self.float).view(self.int))
 
     def between(self, counts: np.ndarray, first: int, end: int) -> int:
-        """Return how many magnitudes have a bit pattern from `first` on, before `end`."""
+        """Return the number of magnitudes with a bit pattern in `range(first, end)`."""
         return int(counts[(self.starts >= first) & (self.starts < end)].sum())
 
 
@@ -129,10 +129,10 @@ def _bins(dtype: np.dtype) -> _Bins:
 
 
 def _limits(dtype: DType) -> Iterator[float]:
-    """Yield the magnitudes at which a format begins, is normal, and overflows."""
+    """Yield the magnitudes at which a format is nonzero, is normal, and overflows."""
     info = jnp.finfo(dtype)
     half = np.float32(float(info.smallest_subnormal) / 2)
-    # Halfway, numbers are rounded to the even one, which is not the same in all formats.
+    # Ties are rounded to even, which differs between formats.
     yield float(half if half.astype(dtype) != 0 else np.nextafter(half, np.float32(np.inf)))
     yield float(info.tiny)
     most = float(info.max)
@@ -148,7 +148,7 @@ def _limits(dtype: DType) -> Iterator[float]:
 
 @dataclass
 class Tally:
-    """What is known of values so far; tallies can be added."""
+    """Accumulated statistics of values; tallies can be added."""
 
     size: int = 0
     low: float = math.inf
@@ -184,7 +184,7 @@ class Tally:
 
     @property
     def numbers(self) -> Numbers:
-        """What is known, in a few numbers."""
+        """The statistics."""
         has_any = self.low <= self.high
         exponents: dict[int, int] = {}
         lost: dict[str, Lost] = {}
@@ -222,12 +222,12 @@ def _of_length(number: int) -> _Bins:
 
 
 def _widened(counts: np.ndarray) -> np.ndarray:
-    """Return counts in bins of f32 as such in bins of f64."""
+    """Return counts in f32 bins as counts in f64 bins."""
     narrow, wide = _bins(np.dtype("f4")), _bins(np.dtype("f8"))
     with np.errstate(invalid="ignore"):
         values = narrow.starts.view(np.float32).astype(np.float64)
     patterns = values.view(np.uint64)
-    # Of NaNs there is one bin.
+    # NaNs have one bin.
     patterns[narrow.starts > narrow.infinity] = wide.infinity + 1
     widened = np.zeros(len(wide.starts), np.int64)
     np.add.at(widened, np.searchsorted(wide.starts, patterns, "right") - 1, counts)
@@ -256,7 +256,7 @@ def tallies(values: Any, rows: int) -> list[Tally]:
 
 
 def on_host(array: Any) -> Any:
-    """Return an array of NumPy if an array is in the memory of the CPU, else the array."""
+    """Return a NumPy array if an array is in CPU memory, else the array itself."""
     if isinstance(array, jax.Array) and all(d.platform == "cpu" for d in array.devices()):
         return np.asarray(array)
     return array
@@ -273,7 +273,7 @@ def _on_device(values: Any, rows: int, wide: np.dtype) -> Any:
 
 
 def _moments_of_finite(x: np.ndarray) -> Any:
-    """Return what `_moments` does, if all is finite and no square overflows; else None."""
+    """Return the result of `_moments` if all is finite and no square overflows; else None."""
     low, high = x.min(1, initial=np.inf), x.max(1, initial=-np.inf)
     if not x.size or not (np.maximum(np.abs(low), np.abs(high)) < 1e150).all():
         return None
@@ -282,16 +282,16 @@ def _moments_of_finite(x: np.ndarray) -> Any:
 
 
 def _moments(xp: Any, x: Any) -> Any:
-    """Return the least and greatest number, the mean and the standard deviation of each row."""
+    """Return the minimum, maximum, mean and standard deviation of each row."""
     finite, number = xp.isfinite(x), ~xp.isnan(x)
     low = xp.where(number, x, xp.inf).min(1, initial=xp.inf)
     high = xp.where(number, x, -xp.inf).max(1, initial=-xp.inf)
     count = xp.maximum(finite.sum(1), 1)
-    # Relative to the largest, squares neither overflow nor vanish.
+    # Scaled by the largest, squares neither overflow nor vanish.
     x = xp.where(finite, x, 0)
     most = xp.abs(x).max(1, initial=0)
     tiny = float(np.finfo(x.dtype).tiny)
-    # The reciprocal of the scale, by which XLA multiplies, must be a normal number, too.
+    # XLA multiplies by the reciprocal of the scale, which must be a normal number too.
     scale = xp.clip(most, 4 * tiny, 1 / tiny)
     x = x / scale[:, None]
     mean = x.sum(1) / count
@@ -300,7 +300,7 @@ def _moments(xp: Any, x: Any) -> Any:
 
 
 def _indices(xp: Any, array: Any, patterns: Any) -> Any:
-    """Return the bin of each element, counted on from row to row."""
+    """Return the bin of each element, with separate bins for each row."""
     bins = _bins(np.dtype(array.dtype))
     patterns = patterns & bins.without_sign
     found = (patterns >> bins.int.type(bins.shift)).astype(xp.int32)

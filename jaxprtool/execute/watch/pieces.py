@@ -1,4 +1,4 @@
-"""Bodies in pieces: equations that are compiled together, and those between that are stepped."""
+"""Pieces of bodies: equations compiled together, and stepped equations between them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, view
 from jaxprtool.ir.rewriting.rewrite import narrow
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-#: The values of equations that are compiled together take no more bytes, but of one alone.
+#: The limit in bytes of the values of equations compiled together, unless it is a single one.
 _PIECE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Equations that follow each other.
+    """Consecutive equations.
 
     Attributes:
-        body: They, given what they read, with results that are read later.
-        together: Whether they are compiled as a whole.
-        alive: What is read after them.
+        body: Their jaxpr, from the values that they read to those read later.
+        together: Whether they are compiled together.
+        alive: The variables read after them.
     """
 
     body: ClosedJaxpr
@@ -36,13 +36,13 @@ class Pieces:
     """The pieces of bodies.
 
     Args:
-        wanted: Which results of equations are watched.
-        stepped: Which equations are stepped, besides those that cannot be compiled with others.
+        wanted: Decides which results of equations are watched.
+        stepped: The equations to step in addition to those that cannot be compiled with others.
     """
 
     def __init__(self, wanted: Wanted, stepped: Callable[[JaxprEqn], bool]):
         self._wanted = wanted
-        #: Whether a body has an equation that is stepped.
+        #: Whether a body has a stepped equation.
         self.steps = Contains(lambda eqn: stepped(eqn) or is_stepped(eqn))
         self._known: dict[AnyJaxpr, list[Piece]] = {}
         self._bytes: dict[Jaxpr, int] = {}
@@ -83,7 +83,7 @@ class Pieces:
         return groups
 
     def _size(self, eqn: JaxprEqn) -> int:
-        """Return how many bytes the values take that are collected of an equation."""
+        """Return the bytes of the values collected from an equation."""
         held = view(eqn)
         wanted = (v for i, v in enumerate(eqn.outvars) if self._wanted(eqn, i))
         size = sum(size_of(v.aval, unknown=0) for v in wanted)
@@ -98,7 +98,7 @@ class Pieces:
 
 
 def _inside(eqn: JaxprEqn) -> tuple[ClosedJaxpr, ...]:
-    """Return the bodies that are collected from."""
+    """Return the bodies from which values are collected."""
     held = view(eqn)
     if isinstance(held, Cond):
         return tuple(held.branches)

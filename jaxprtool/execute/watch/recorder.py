@@ -1,4 +1,4 @@
-"""What is known of watched values: rows by line, by scope or by equation."""
+"""Recording of watched values in rows by line, scope or equation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader, is_backward
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn
 
-#: What values are grouped by.
+#: The groupings of values.
 By: TypeAlias = Literal["line", "scope", "equation"]
 
 
@@ -61,7 +61,7 @@ class WatchedRow:
 
 @dataclass(eq=False)
 class _Group:
-    """What is known of a row but for its numbers."""
+    """The attributes of a row except for its numbers."""
 
     name: str
     source: str
@@ -69,28 +69,28 @@ class _Group:
     backward: bool
     path: tuple[str, ...]
     place: int
-    #: The lines of libraries behind the user's.
+    #: The library lines called by the user's line.
     behind: dict[str, None] = field(default_factory=dict)
     primitives: dict[str, None] = field(default_factory=dict)
     types: dict[str, None] = field(default_factory=dict)
-    #: By the numbers of iterations, if these are told apart; else by ().
+    #: By iteration numbers if iterations are separate; else by ().
     times: Counter[tuple[int, ...]] = field(default_factory=Counter)
     tallies: dict[tuple[int, ...], Tally] = field(default_factory=dict)
 
     def with_library(self, line: str) -> str:
-        """Return the user's line with the library's behind it, if that is only one."""
+        """Return the user's line, followed by the library's if there is only one."""
         return "".join((line, *self.behind)) if line and len(self.behind) == 1 else line
 
 
 class Recorder:
-    """Takes values, and makes rows of them.
+    """Collects values into rows.
 
     Args:
         program: The program.
-        by: What a row is of.
-        selected: Which iterations are watched; if they were chosen, each has a row of its own.
-        keeps: Whether values are kept.
-        computed: Whether rows of lines and scopes leave out what only moves values.
+        by: The grouping of values into rows.
+        selected: The iterations to watch; if selected by the user, each has a separate row.
+        keeps: Whether to keep the values.
+        computed: Whether rows of lines and scopes leave out equations that only move values.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Recorder:
         self._frames, self._names = frames_now(program.roots), value_names(program)
         self._scopes = _Scopes(program) if by == "scope" else None
         self._groups: dict[Any, _Group] = {}
-        #: The group of each result; None if its values are in none.
+        #: The group of each result; None if it belongs to none.
         self._known: dict[tuple[int, ...], _Group | None] = {}
         self._results: dict[tuple[int, ...], str] = {}
         self._order, self._unique = _in_order(jaxcompat.open_jaxpr(program.jaxpr), self._names)
@@ -109,7 +109,7 @@ class Recorder:
         self._kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
 
     def wants(self, eqn: JaxprEqn, result: int) -> bool:
-        """Return True if values of a result of an equation are kept, or count in a row."""
+        """Return True if the values of an equation's result are kept or belong to a row."""
         aval = eqn.outvars[result].aval
         return has_numbers(aval) and (self._keeps or self._counts(eqn, aval))
 
@@ -119,7 +119,7 @@ class Recorder:
         return is_inexact(aval.dtype) and not (self._computed and traits(eqn).moves)
 
     def take(self, result: Result, iterations: np.ndarray, data: Any) -> None:
-        """Take the values of some executions."""
+        """Record the values of some executions."""
         key = (id(result.eqn), result.number, *map(id, result.around))
         if key not in self._known:
             self._results[key] = self._name(result)
@@ -136,7 +136,7 @@ class Recorder:
             group.times[numbers] += 1 if self._apart else len(iterations)
 
     def rows(self) -> tuple[WatchedRow, ...]:
-        """Return the rows, in the order of the program."""
+        """Return the rows in program order."""
         return tuple(
             WatchedRow(
                 group.with_library(group.name) if group.name == group.source else group.name,
@@ -150,7 +150,7 @@ class Recorder:
         )
 
     def values(self) -> Mapping[str, np.ndarray]:
-        """Return the values that were kept, those of loops in the order of iterations."""
+        """Return the kept values; those in loops are in the order of iterations."""
         found = {}
         for name, parts in self._kept.items():
             iterations, values = map(np.concatenate, zip(*parts, strict=True))
@@ -165,10 +165,10 @@ class Recorder:
         self._kept.setdefault(name, []).append((iterations, values))
 
     def _name(self, result: Result) -> str:
-        """Return what a result of an equation is called, told from others."""
+        """Return a unique name for a result of an equation."""
         name = self._unique[id(result.eqn), result.number]
         self._seen[name] += 1
-        # The body of a function that is called again.
+        # The body of a function that is called several times.
         return name if self._seen[name] == 1 else f"{name} #{self._seen[name]}"
 
     def _group(self, result: Result, name: str) -> _Group | None:
@@ -201,7 +201,7 @@ class Recorder:
 def _in_order(
     root: Jaxpr, names: Callable[[Atom], str]
 ) -> tuple[dict[int, int], dict[tuple[int, int], str]]:
-    """Return the places of equations in a program, by `id`, and unique names of their results."""
+    """Return the positions of equations by `id`, and unique names of their results."""
     order: dict[int, int] = {}
     unique: dict[tuple[int, int], str] = {}
     counts, taken = Counter[str](), set[str]()
@@ -247,5 +247,5 @@ class _Scopes:
                 self._paths[id(part)] = path
 
     def name(self, eqns: Sequence[JaxprEqn]) -> str:
-        """Return the scopes around an equation, which is behind those that it is in."""
+        """Return the scopes around an equation, given after its enclosing equations."""
         return "/".join(name for eqn in eqns for name in self._paths.get(id(eqn), ()))

@@ -1,4 +1,4 @@
-"""Which iterations of loops are watched."""
+"""Selection of the iterations of loops to watch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxprtool.errors import ArgumentsError
 
 
 class IterationChoice:
-    """A choice of iterations, by numbers and slices as of a list.
+    """A selection of iterations by list indices and slices.
 
     Args:
-        chosen: `0` and `-1` are the first and the last, `slice(None, None, 10)` each tenth; None
-            stands for all.
+        chosen: `0` and `-1` are the first and the last, `slice(None, None, 10)` every tenth; None
+            for all.
     """
 
     def __init__(self, chosen: Sequence[int | slice] | None):
@@ -27,7 +27,7 @@ class IterationChoice:
 
     @cached_property
     def need_length(self) -> bool:
-        """Whether some are counted from the last one."""
+        """Whether some are counted from the end."""
         numbers = [
             n
             for each in self.chosen or ()
@@ -37,11 +37,11 @@ class IterationChoice:
         return any(n is not None and n < 0 for n in (*numbers, *steps))
 
     def has(self, number: int, length: int | None) -> bool:
-        """Return True if an iteration is one of them, of a loop of so many, if that is known."""
+        """Return True if an iteration of a loop of `length` (None if unknown) is selected."""
         return bool(self.among(np.array([number]), length)[0])
 
     def among(self, numbers: np.ndarray, length: int | None) -> Any:
-        """Return which of some iterations are of them."""
+        """Return a mask of the selected iterations."""
         if self.chosen is None:
             return np.ones(numbers.shape, bool)
         found = np.zeros(numbers.shape, bool)

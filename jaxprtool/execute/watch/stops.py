@@ -1,4 +1,4 @@
-"""Lines at which a program stops while it runs, with the values that are there."""
+"""Breakpoints: lines at which a running program stops, with the values there."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from jaxprtool.jaxcompat.identity import identity
 
 @dataclass(frozen=True)
 class Stopped:
-    """A line at which a program stands.
+    """A line at which a program has stopped.
 
     Attributes:
         source: The line.
         iteration: The number of the iteration of each loop around it.
-        values: What its equations were given and gave, by name.
+        values: The operands and results of its equations, by name.
     """
 
     source: str
@@ -35,9 +35,9 @@ class Stopped:
 
 
 def runs_of(program: Program, stops: Collection[int]) -> tuple[set[int], set[int]]:
-    """Return equations at which to stop, by `id`, and the last of each run of them in a body.
+    """Return the `id`s of equations at which to stop, and of the last in each run of them.
 
-    Calls are not entered: their operands and results are those of the line.
+    Calls are not entered: their operands and results belong to the line.
     """
     kept, last = set(stops), set()
     bodies: dict[Jaxpr, None] = {jaxcompat.open_jaxpr(program.jaxpr): None}
@@ -57,7 +57,7 @@ def runs_of(program: Program, stops: Collection[int]) -> tuple[set[int], set[int
 
 
 def value_names(program: Program) -> Callable[[Atom], str]:
-    """Return a function that gives what the user calls a variable; "" if that is not known."""
+    """Return a function from a variable to its name in the user's source, or ""."""
     root = jaxcompat.open_jaxpr(program.jaxpr)
     spaced = UserNames(root, set(), program.arg_names, program.roots).spaced
 
@@ -69,7 +69,7 @@ def value_names(program: Program) -> Callable[[Atom], str]:
 
 
 def stopping(program: Program, stop: Callable[[Stopped], None] | None) -> Stop | None:
-    """Return a function that gives `stop` the values by name."""
+    """Return a function that calls `stop` with the values by name."""
     if stop is None:
         return None
     name_of, frames = value_names(program), frames_now(program.roots)

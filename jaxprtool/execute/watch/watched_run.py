@@ -1,7 +1,7 @@
-"""A program as it runs, piece by piece, with the values of the equations that are watched.
+"""A run of a program, piece by piece, that reports the values of watched equations.
 
-Pieces are compiled with the values as further results (`collected`). Between them are loops without
-a known number of iterations, calls that leave the program, and equations at which it stops.
+Pieces are compiled with the values as further results (`collected`). Between pieces are loops
+without a known number of iterations, external calls, and equations at which it stops.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Result:
 
     Attributes:
         eqn: The equation.
-        number: Which of its results.
+        number: The index of the result.
         around: The equations whose bodies it is in, the outermost first.
     """
 
@@ -51,27 +51,27 @@ class Result:
     around: tuple[JaxprEqn, ...]
 
 
-#: Takes the values of a result of some executions: the numbers of the iterations around each, a row
-#: for each, and the values of all in one array.
+#: Receives a result's values in some executions: the enclosing iteration numbers, one row per
+#: execution, and all values in one array.
 Take = Callable[[Result, np.ndarray, Any], None]
 
-#: An equation that has run, its operands and its results.
+#: An equation that has run, with its operands and results.
 Ran = tuple[JaxprEqn, list[Any], Sequence[Any]]
 
-#: Is called behind an equation at which to stop, with the values of what ran there since.
+#: Called after an equation at which to stop, with the values of the equations run since.
 Stop = Callable[[tuple[int, ...], list[Ran]], None]
 
 
 class WatchedRun(SteppingInterpreter):
-    """A run of a program that hands on the values of equations.
+    """A run of a program that reports the values of equations.
 
     Args:
         wanted: Which results of equations are watched.
-        iterations: Which iterations of loops.
-        take: Takes the values.
-        stops: The equations, by `id`, whose operands and results are kept for `stop`.
-        last: Those of them behind which it is called.
-        stop: Is called there.
+        iterations: The iterations of loops to watch.
+        take: Receives the values.
+        stops: The equations, by `id`, whose operands and results are passed to `stop`.
+        last: Those of them after which `stop` is called.
+        stop: Called with the values.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WatchedRun(SteppingInterpreter):
         stop: Stop | None = None,
     ):
         super().__init__()
-        #: What is not watched inside, though it has equations.
+        #: Equations whose inner equations are not watched.
         self.left_out: list[str] = []
         self._wanted, self._selected, self._take = wanted, iterations, take
         self._stops, self._last, self._stop = stops, last, stop
@@ -148,7 +148,7 @@ class WatchedRun(SteppingInterpreter):
         return not any(map(self._pieces.steps, bodies_of(loop)))
 
     def _counted(self, loop: While, operands: list[Any]) -> int:
-        """Return how many iterations a loop has, which runs once for that."""
+        """Return the number of iterations of a loop, which is run once to count them."""
         if loop.eqn.effects:
             raise UnsupportedError(
                 f"rounds cannot be counted from the last one of {named(loop.eqn)}, which has "
@@ -194,13 +194,13 @@ class WatchedRun(SteppingInterpreter):
     def _take_sites(
         self, sites: Sequence[Site], values: Sequence[Any], first: np.ndarray | None = None
     ) -> None:
-        """Hand on values of what is running.
+        """Report the values of the running body.
 
         Args:
             sites: The sites.
-            values: What was collected.
-            first: The number of the iteration of each index of the first axis; None if there is no
-                such axis.
+            values: The collected values.
+            first: The iteration number of each index of the first axis; None if there is no such
+                axis.
         """
         values = list(map(on_host, values))
         known: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
@@ -222,9 +222,9 @@ class WatchedRun(SteppingInterpreter):
     def _executions(
         self, site: Site, values: Sequence[Any], first: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return which executions of a site are watched, along the axes of its values.
+        """Return the watched executions of a site, along the axes of its values.
 
-        And of each of these the numbers of the iterations around it.
+        Also returns the enclosing iteration numbers of each.
         """
         outer = list(self.iterations)
         scans = (held for eqn in site.around if isinstance(held := view(eqn), Scan))
@@ -271,7 +271,7 @@ class WatchedRun(SteppingInterpreter):
         return [*carry, *ys]
 
     def _made(self, key: tuple[str, object], make: Callable[[], Any]) -> Any:
-        """Return what is compiled of a piece or a loop: pieces and equations live as long."""
+        """Return the compiled form of a piece or a loop, which the cache keeps alive."""
         known = key[0], id(key[1])
         if known not in self._compiled:
             self._compiled[known] = make()
@@ -279,5 +279,5 @@ class WatchedRun(SteppingInterpreter):
 
 
 def _along(values: Any, axis: int, rank: int) -> Any:
-    """Return an array with axes of size 1 around its own, which begin at `axis`."""
+    """Return an array with axes of size 1 added around its own, which begin at `axis`."""
     return values.reshape((1,) * axis + values.shape + (1,) * (rank - axis - values.ndim))

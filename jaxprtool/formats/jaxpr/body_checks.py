@@ -1,8 +1,8 @@
-"""Whether the jaxprs that a `.jaxpr` file gives an equation fit it, where JAX does not look.
+"""Checks of an equation's jaxprs in a `.jaxpr` file that JAX's type checker leaves out.
 
-JAX's type checker compares the operands of a scan or a branch with its body, but not those of
-other calls and loops, and it does not look at the rules of custom derivatives. A program in which
-these do not fit would fail when it is run or differentiated, far from the file.
+JAX's type checker compares the operands of a scan or a branch with its body, but not those of other
+calls and loops, and does not check the rules of custom derivatives. Without these checks, an
+invalid program would fail only when it is run or differentiated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHECKED = {c for v in (Call, CustomJVP, CustomVJP, While) for c in v.primitives
 
 
 def check_bodies(eqn: JaxprEqn) -> None:
-    """Raise ValueError if the bodies of a call or a loop do not take its operands."""
+    """Raise ValueError if the bodies of a call or a loop do not accept its operands."""
     match view(eqn) if eqn.primitive.name in _CHECKED else None:
         case Call() | CustomJVP() | CustomVJP() as call:
             _fit("the body takes", _types(call.body.invars), _types(call.operands))
@@ -28,7 +28,7 @@ def check_bodies(eqn: JaxprEqn) -> None:
             _fit("cond_jaxpr takes", _types(loop.cond.invars), _types(loop.cond_consts) + carry)
             _fit("body_jaxpr takes", _types(loop.body.invars), _types(loop.body_consts) + carry)
             _fit("body_jaxpr gives", _types(loop.body.outvars), carry)
-            # A bool, or, of a loop under vmap, one for each of the batch.
+            # The predicate is a bool, or under vmap one bool per batch element.
             gives = [type_of(aval) for aval in _types(loop.cond.outvars)]
             if len(gives) != 1 or not gives[0].startswith("bool["):
                 raise ValueError(f"cond_jaxpr gives {' '.join(gives) or 'nothing'}, not a bool")
@@ -66,7 +66,7 @@ def _check_vjp(eqn: JaxprEqn) -> None:
     _fit("bwd gives", _types(bwd.outvars), wanted, _alike)
 
 
-#: What raises ValueError if the rules of a custom derivative do not fit the equation.
+#: Functions that raise ValueError if the rules of a custom derivative do not fit the equation.
 RULE_CHECKS: dict[str, Callable[[JaxprEqn], None]] = {
     "custom_jvp_call": _check_jvp,
     "custom_vjp_call": _check_vjp,
@@ -99,5 +99,5 @@ def _fit(
 
 
 def _alike(aval: Aval, other: Aval) -> bool:
-    """Compare by shape and dtype: all else may differ between a value and its derivative."""
+    """Return True if dtypes and shapes match; other parts may differ in a derivative."""
     return all(getattr(aval, k, None) == getattr(other, k, None) for k in ("shape", "dtype"))

@@ -1,12 +1,12 @@
-"""From the syntax tree of a `.jaxpr` file to jaxprs, with every name bound and every type checked.
+"""Construction of jaxprs from the syntax tree of a `.jaxpr` file, with all names and types checked.
 
-Jaxprs are built from the outside in, since a `shard_map` binds the axes that its body mentions: a
-body is built when the parameter that holds it is read. Types and effects are those that JAX's own
-checker finds, which is asked once for all equations that look alike: of the same primitive,
-parameters and types, in the same scope.
+Jaxprs are built from the outside in, since a `shard_map` binds the axes used in its body: a body is
+built when the parameter that contains it is read. Types and effects come from JAX's own checker,
+which is called once for all equations with the same primitive, parameters and types in the same
+scope.
 
-The rules of custom derivatives come last. JAX asks for them only when it differentiates, and a
-rule may call the function that it belongs to.
+The rules of custom derivatives are built last. JAX needs them only for differentiation, and a rule
+may call its own function.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from jaxprtool.jaxcompat import (
     Var,
 )
 
-#: Where a jaxpr stands: within which `shard_map`s, outermost first, by their parameters.
+#: The parameters of the `shard_map`s around a jaxpr, outermost first.
 Scope: TypeAlias = tuple[tuple[tuple[str, Any], ...], ...]
 
 
 @contextmanager
 def _entered(scope: Scope) -> Iterator[None]:
-    """Have JAX's settings be those of a scope."""
+    """Set JAX's settings to those of a scope."""
     with ExitStack() as stack:
         for parameters in scope:
             stack.enter_context(jaxcompat.inside_shard_map(**dict(parameters)))
@@ -57,10 +57,10 @@ def _entered(scope: Scope) -> Iterator[None]:
 
 @dataclass(eq=False)
 class ReadParams:
-    """The parameters of an operation as read in a scope, and the settings of its context.
+    """The parameters of an operation, read in a scope, and the settings of its context.
 
-    With `reusable`, they are those of all its equations in the scope, and `checked` has one of
-    these for each combination of types of operands and results.
+    If `reusable`, they hold for all of its equations in the scope, and `checked` has one checked
+    equation per combination of operand and result types.
     """
 
     given: Params
@@ -70,7 +70,7 @@ class ReadParams:
 
 
 class Builder:
-    """Builds the jaxprs of one file; `source_infos` are those of equations by their comments."""
+    """Builds the jaxprs of one file; `source_infos` has the source info of each comment."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Builder:
         self.types = types
         self.constants = constants
         self.source_infos = source_infos
-        #: What names mean in every parameter.
+        #: The meaning of names in all parameters.
         self.type_names: dict[str, Any] = {"aval": types, "dim": types.dimension}
         self._literals: dict[str, Literal] = {}
         self._params: dict[tuple[Operation, Scope], ReadParams] = {}
@@ -103,7 +103,7 @@ class Builder:
     # --- jaxprs -------------------------------------------------------------------------------
 
     def jaxpr(self, tree: Body, scope: Scope, debug_info: DebugInfo) -> ClosedJaxpr:
-        """Return the closed jaxpr of a tree in a scope that has been entered."""
+        """Return the closed jaxpr of a tree in the current scope, which has been entered."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self.source.fail(tree.position, f"more than {MAX_DEPTH} jaxprs within each other")
@@ -153,7 +153,7 @@ class Builder:
     # --- atoms --------------------------------------------------------------------------------
 
     def _atoms(self, names: Sequence[str], env: dict[str, Atom], start: int) -> list[Atom]:
-        """Return the atoms that names and literals stand for; `start` is before all of them."""
+        """Return the atoms of names and literals; `start` is a position before all of them."""
         atoms = [*map(env.get, names)]
         if None in atoms:
             for i, name in enumerate(names):
@@ -163,7 +163,7 @@ class Builder:
         return atoms  # type: ignore[return-value]
 
     def _find(self, start: int, *texts: str) -> int:
-        """Return where the last of texts stands that follow one another from `start` on."""
+        """Return the position of the last of several consecutive texts, from `start` on."""
         found = end = start
         for text in texts:
             found = self.source.text.index(text, end)
@@ -189,12 +189,12 @@ class Builder:
     def _type(self, text: str, position: int) -> Aval:
         try:
             return self.types(text)
-        except Exception as error:  # of any class: JAX's types check what they are made of
+        except Exception as error:  # of any class: JAX's types check their arguments
             raise self.source.fail(position, f"bad type {text}: {_said(error)}") from error
 
     @contextmanager
     def _faults_of(self, expression: Expression) -> Iterator[None]:
-        """Say where in the file what is wrong with an expression is."""
+        """Add the place in the file to errors about an expression."""
         try:
             yield
         except values.Unreadable as error:
@@ -235,7 +235,7 @@ class Builder:
             RULE_CHECKS[eqn.primitive.name](eqn)
 
     def _checked(self, tree: Equation, operands: list[Atom], read: ReadParams) -> JaxprEqn:
-        """The equation with the types and effects that JAX finds, if the file has these types."""
+        """Return the equation with JAX's types and effects, if the file has these types."""
         declared = [
             None if text is None else self._type(text, self._result_position(tree, i))
             for i, text in enumerate(tree.types)
@@ -254,7 +254,7 @@ class Builder:
 
     @contextmanager
     def _faults_in(self, tree: Equation) -> Iterator[None]:
-        """Say where in the file the equation is with which something is wrong."""
+        """Add the place of an equation in the file to errors about it."""
         name = tree.operation.primitive
         try:
             yield
@@ -263,7 +263,7 @@ class Builder:
         except params.UnknownPrimitive as error:
             hint = missing_plugin(name) or did_you_mean(name, jaxcompat.registered_primitives())
             raise self.source.fail(tree.operation.position, str(error), hint) from error
-        except Exception as error:  # what the file says may be anything, and rules fail in any way
+        except Exception as error:  # the file may contain anything, and rules may raise anything
             hint = None
             if None in tree.types:
                 hint = f"perhaps the type of '{tree.results[-1]}' is needed"
@@ -272,7 +272,7 @@ class Builder:
     def _agreed(
         self, tree: Equation, declared: Sequence[Aval | None], actual: Sequence[Aval]
     ) -> list[Aval]:
-        """Return the types of an equation's results: as declared, if they fit what it gives."""
+        """Return the types of an equation's results: as declared, if they match the actual ones."""
         name = tree.operation.primitive
         if len(declared) != len(actual):
             message = f"{name} gives {len(actual)} results, not {len(declared)}"
@@ -314,7 +314,7 @@ class Builder:
         return read
 
     def _mentions_jaxpr(self, parameter: Parameter) -> bool:
-        if parameter.name[0] == "@":  # a setting, whose words may be those that jaxprs bear
+        if parameter.name[0] == "@":  # a setting; its words may equal names of jaxprs
             return False
         if parameter.value.bodies:
             return True
@@ -326,7 +326,7 @@ class Builder:
             return values.decode(parameter.value.parse(self.source), names)
 
     def _holder(self, primitive: str, parameter: Parameter, scope: Scope, given: Params) -> object:
-        """Return the value of a parameter that holds jaxprs."""
+        """Return the value of a parameter that contains jaxprs."""
         label = given.get("name")
         names = _Names(self, parameter, scope, label if isinstance(label, str) else "")
         is_rule = parameter.name in params.RULES.get(primitive, ())
@@ -342,7 +342,7 @@ class Builder:
         return params.NamedRule(name, self._rule(tree, scope, name))
 
     def _rule(self, tree: Body, scope: Scope, name: str) -> Callable[[], ClosedJaxpr]:
-        """What gives the jaxpr of a custom rule, once it is built; the same for the same rule."""
+        """Return a function that returns a rule's jaxpr once built; the same for equal rules."""
         if (tree, scope) not in self._rules:
 
             @cache
@@ -355,7 +355,7 @@ class Builder:
         return self._rules[tree, scope]
 
     def shared_jaxpr(self, name: str, scope: Scope, debug_info: DebugInfo) -> ClosedJaxpr:
-        """Return the jaxpr that the file defines under a name."""
+        """Return the jaxpr with this name in the file."""
         tree, key = self.file.shared[name], (name, scope)
         if key not in self._shared:
             self._shared[key] = None
@@ -366,7 +366,7 @@ class Builder:
 
     @contextmanager
     def _inside(self, operation: Operation, scope: Scope, given: Params) -> Iterator[Scope]:
-        """Have JAX's settings, and ours, be those of the bodies of an equation."""
+        """Enter the settings and the scope of an equation's bodies."""
         if operation.primitive != "shard_map":
             yield scope
             return
@@ -376,7 +376,7 @@ class Builder:
                 inner = (*scope, tuple(bound.items()))
                 hash(inner)
                 stack.enter_context(jaxcompat.inside_shard_map(**bound))
-            except Exception as error:  # what the file says may be anything
+            except Exception as error:  # the file may contain anything
                 message = f"shard_map: {_said(error)}"
                 raise self.source.fail(operation.position, message) from error
             yield inner
@@ -384,7 +384,7 @@ class Builder:
 
 @dataclass(frozen=True, eq=False)
 class _Names(Mapping[str, Any]):
-    """What names mean in a parameter that holds jaxprs: these are built when they are asked for."""
+    """The names in a parameter that contains jaxprs, which are built on lookup."""
 
     builder: Builder
     parameter: Parameter
@@ -392,7 +392,7 @@ class _Names(Mapping[str, Any]):
     label: str
 
     def tree(self, name: str) -> Body | None:
-        """Return the tree of the jaxpr of that name."""
+        """Return the tree of the jaxpr with this name."""
         return self.parameter.value.bodies.get(name) or self.builder.file.shared.get(name)
 
     def __getitem__(self, name: str) -> Any:
@@ -424,7 +424,7 @@ def _debug_info(what: str, name: str) -> DebugInfo:
 
 
 def _said(error: Exception) -> str:
-    """What an exception of JAX's says is wrong with an equation, on one line and not too long."""
+    """Return a short one-line message for a JAX exception about an equation."""
     text = " ".join(str(error).split())
     if missing := re.search(r"missing \d+ required .*arguments?: (.*)", text):
         return f"missing: {missing[1]}"

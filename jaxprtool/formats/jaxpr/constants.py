@@ -1,12 +1,12 @@
-"""The arrays of a `.jaxpr` file: small ones as nested lists, large ones in an `.npz` beside it.
+"""The arrays of a `.jaxpr` file: small ones as nested lists, large ones in an `.npz` file.
 
     a:f32[3]=[1.0, 2.0, 3.0]               a small constant, at its binder
     b:f32[512,512]=npz('sha256:1f2e...')   a large one, under its digest in the constants file
-    c:f32[512,512]=base64('AACAPw...')     a large one in a text that has no file beside it
+    c:f32[512,512]=base64('AACAPw...')     a large one in a text without a constants file
 
-The digest is of an array's dtype, shape and bits, so that an array which is stored for several
-programs, or in several parts of one, is the same. Keys of random numbers are stored as their
-data. Dtypes that NumPy's own file format does not have are stored as integers of as many bits.
+The digest is computed from an array's dtype, shape and bits, so that an array used in several
+programs, or several times in one, is stored once. PRNG keys are stored as their key data. Dtypes
+that NumPy's file format lacks are stored as integers of the same width.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable
 from jaxprtool.formats.npz import NpzReader, storable
 from jaxprtool.jaxcompat import Aval, KeyType
 
-#: Arrays of more elements than this are no part of the text.
+#: The most elements of an array that is part of the text.
 MOST_INLINE = 64
 
-#: The digits of a digest that stand in the text, of SHA-256's 64.
+#: The number of digits of the SHA-256 digest in the text.
 _DIGITS = 32
 
 
@@ -41,7 +41,7 @@ _DIGITS = 32
 
 
 def _data(value: Any, aval: Aval) -> np.ndarray:
-    """Return what is written of an array of the type `aval`: NumPy's, of plain numbers."""
+    """Return the plain NumPy array that is written for an array of the type `aval`."""
     if isinstance(aval.dtype, KeyType):
         return np.asarray(jax.random.key_data(value))
     if aval.dtype == jax.dtypes.float0:
@@ -50,7 +50,7 @@ def _data(value: Any, aval: Aval) -> np.ndarray:
 
 
 def _data_type(aval: Aval) -> tuple[np.dtype, tuple[int, ...]]:
-    """Return the dtype and the shape of what is written of an array of this type."""
+    """Return the dtype and shape of the array that is written for an array of this type."""
     if isinstance(aval.dtype, KeyType):
         key_shape = jaxcompat.key_implementation(aval.dtype).key_shape
         return np.dtype(np.uint32), (*aval.shape, *key_shape)
@@ -60,7 +60,7 @@ def _data_type(aval: Aval) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def _array(data: np.ndarray, aval: Aval) -> Any:
-    """Return the array of the type `aval` of which `data` has been written."""
+    """Return the array of the type `aval` from its written `data`."""
     if isinstance(aval.dtype, KeyType):
         return jax.random.wrap_key_data(data, impl=jaxcompat.key_implementation(aval.dtype))
     if aval.dtype == jax.dtypes.float0:
@@ -69,7 +69,7 @@ def _array(data: np.ndarray, aval: Aval) -> Any:
 
 
 def digest(data: np.ndarray) -> str:
-    """Return the digest that names an array."""
+    """Return the digest of an array."""
     data = np.ascontiguousarray(data).reshape(data.shape)
     seen = _digest_of(data.dtype, data.shape)
     seen.update(storable(data).data)
@@ -88,7 +88,7 @@ def _digest_text(seen: Any) -> str:
 
 
 class ConstantWriter:
-    """Writes arrays. Large ones are put into `stored`, by digest, or in the text if `inline`."""
+    """Writes arrays. Large ones are added to `stored` by digest, or to the text if `inline`."""
 
     def __init__(self, inline: bool):
         self.inline = inline
@@ -100,7 +100,7 @@ class ConstantWriter:
             raise Unwritable(f"a constant that is no array, but of the type {aval}")
         try:
             data = _data(value, aval)
-        except Exception as error:  # of an array whose data are elsewhere, or deleted
+        except Exception as error:  # an array on other hosts, or deleted
             raise Unwritable(f"a constant whose value is not at hand: {error}") from error
         if data.size <= MOST_INLINE:
             return _nested(data)
@@ -115,7 +115,7 @@ class ConstantWriter:
 def literal(value: Any, aval: Aval) -> str:
     """Return the text of a literal, without its type. Raises Unwritable."""
     if isinstance(value, float) and not isinstance(value, np.generic) and value == value:
-        return repr(float(value))  # a Python number, of which the type takes what it can hold
+        return repr(float(value))  # a Python number, rounded to the type
     return ConstantWriter(inline=True).constant(value, aval)
 
 
@@ -127,7 +127,7 @@ def _nested(data: np.ndarray) -> str:
 
 
 class Constants:
-    """Reads the arrays of one file; its constants file is the first of `paths` that is there."""
+    """Reads the arrays of one file; its constants file is the first of `paths` that exists."""
 
     def __init__(self, paths: Sequence[Path] = ()):
         self._paths = paths
@@ -139,7 +139,7 @@ class Constants:
             self._stored.close()
 
     def array(self, node: ast.expr, aval: Aval) -> Any:
-        """The constant of the type `aval` that an expression stands for. Raises Unreadable."""
+        """Return the constant of type `aval` of an expression. Raises Unreadable."""
         return _array(self._read(node, aval), aval)
 
     def literal(self, node: ast.expr, aval: Aval) -> Any:
@@ -177,7 +177,7 @@ class Constants:
             raise Unreadable(node, fault) from None
         except KeyError:
             raise Unreadable(node, f"the constant {name} is missing in {path}") from None
-        except Exception as error:  # whatever zipfile and NumPy find wrong
+        except Exception as error:  # zipfile and NumPy raise many classes
             said = getattr(error, "strerror", None) or error
             fault = f"the constant {name} in {path} cannot be read: {said}"
             raise Unreadable(node, fault) from error

@@ -1,9 +1,9 @@
-"""The header of a `.jaxpr` file as values: what a Program knows besides its jaxpr.
+"""The header of a `.jaxpr` file as values: the parts of a Program besides its jaxpr.
 
-Argument and result structures are written with the name of each leaf in its place, and read so:
-`({'w': "params['w']"}, 'x')` is a tree with two leaves and their names. The entry `jit` has what
-`jax.jit` was told of the function, by the names of arguments and results; what has its default is
-left out, down to `jit = {}`:
+Argument and result structures are written with the name of each leaf in its place: `({'w':
+"params['w']"}, 'x')` is a tree with two leaves and their names. The entry `jit` has the options of
+`jax.jit`, by the names of arguments and results; options with default values are left out, down to
+`jit = {}`:
 
     jit = {
         'donated': ("params['b']", "params['w']"),
@@ -35,7 +35,7 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import Tree, describe
 from jaxprtool.ir.shapes.bounds import Bound, LengthsBound, SizeBound
 
-#: Lines of a header are broken where they would be longer.
+#: The maximal width of a header line.
 _WIDTH = 100
 
 
@@ -106,7 +106,7 @@ def _jit_parts(program: Program, options: JitOptions) -> dict[str, Any]:
 
 
 def _table(entries: Mapping[str, Any]) -> str:
-    # In a tuple, since a text that stands alone may be a bare word.
+    # In a tuple, since a single text may be a bare word.
     items = [f"{name!r}: {values.encode((value,))[1:-2]}" for name, value in entries.items()]
     return _bracketed("{", items, "}", 0)
 
@@ -137,7 +137,7 @@ def _tree_text(tree: Tree, leaves: Iterator[str], indent: int) -> str:
 
 
 def _bracketed(opening: str, items: list[str], closing: str, indent: int) -> str:
-    """Items in brackets: on one line if there is room, else each on a line of its own."""
+    """Return items in brackets: on one line if they fit, else one item per line."""
     flat = f"{opening}{', '.join(items)}{closing}"
     if indent + len(flat) <= _WIDTH and "\n" not in flat:
         return flat
@@ -150,7 +150,7 @@ def _bracketed(opening: str, items: list[str], closing: str, indent: int) -> str
 
 @dataclass(frozen=True)
 class Header:
-    """The entries of a header, checked; a structure is a tree and the names of its leaves."""
+    """The checked entries of a header; a structure is a tree and the names of its leaves."""
 
     jax: str
     name: str
@@ -187,12 +187,12 @@ def _read(source: FileText, entry: Expression, name: str) -> Any:
         raise source.fail(entry.position_of(error.node), str(error)) from None
     except ProgramFileError:
         raise
-    except Exception as error:  # of any class, from trees and scopes made of whatever was given
+    except Exception as error:  # trees and scopes made of invalid data may raise any class
         raise source.fail(entry.position, str(error) or type(error).__name__) from None
 
 
 def _checked(is_good: Callable[[Any], bool], message: str) -> Callable[[Any], Any]:
-    """Return what returns a value as it is, or raises ValueError with the message."""
+    """Return a function that returns its argument, or raises ValueError with the message."""
 
     def check(value: Any) -> Any:
         if not is_good(value):
@@ -203,7 +203,7 @@ def _checked(is_good: Callable[[Any], bool], message: str) -> Callable[[Any], An
 
 
 def _is_dict(value: object, *of: type) -> bool:
-    """Return whether a value is a dict from texts to values of these classes, or any."""
+    """Return True if a value is a dict from texts to values of these classes, or any."""
     return isinstance(value, dict) and all(
         isinstance(k, str) and isinstance(v, of or object) for k, v in value.items()
     )
@@ -217,7 +217,7 @@ def _is_axes(value: object) -> bool:
 
 
 def _is_bound(value: object) -> bool:
-    """Whether a value is the largest size, or both bounds of it, or what is known of lengths."""
+    """Return True if a value is the largest size, both bounds of a size, or bounds of lengths."""
     if not isinstance(value, dict):
         return type(value) is int and value >= 0
     if value.keys() == {"at_least", "at_most"}:
@@ -273,7 +273,7 @@ _JIT_PARTS: dict[str, Callable[[Any], bool]] = {
     "inline": lambda part: isinstance(part, bool | str),
 }
 
-#: What reads each entry; those that every file has come first.
+#: The reader of each entry; required entries come first.
 _READERS: dict[str, Callable[[Any], Any]] = {
     "jax": _text,
     "name": _text,
@@ -304,7 +304,7 @@ REQUIRED = [*_READERS][:4]
 
 
 def bound_of(value: Any, types: TypeReader) -> Bound:
-    """The bound that an entry of `bounds` tells. Raises ValueError for rows that are no size."""
+    """Return the bound in an entry of `bounds`. Raises ValueError for rows that are not sizes."""
     if isinstance(value, int):
         return SizeBound(value)
     if "at_most" in value:
@@ -313,7 +313,7 @@ def bound_of(value: Any, types: TypeReader) -> Bound:
 
 
 def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
-    """The options that the entry `jit` tells of a program. Raises ValueError for unknown names."""
+    """Return the options in the entry `jit` of a program. Raises ValueError for unknown names."""
     donated, placed, given = (parts.get(name, {}) for name in ("donated", "in", "out"))
     pairs = ((*donated, *placed), program.arg_names), (tuple(given), program.out_names)
     for named, known in pairs:

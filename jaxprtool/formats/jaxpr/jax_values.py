@@ -1,8 +1,8 @@
-"""The classes of JAX and NumPy whose values parameters hold, each with its text.
+"""The notation of JAX and NumPy classes whose values occur in parameters.
 
-They are written as JAX prints them where that says all: enumerations and records of dimension
-numbers by their fields, dtypes and random number generators by name. Devices are written by
-platform and number; a mesh of devices that this machine does not have is read as an abstract one.
+They are written as JAX prints them if that is complete: enumerations and records of dimension
+numbers by their fields, dtypes and PRNG implementations by name. Devices are written by platform
+and number; a mesh of devices that this machine lacks is read as an abstract mesh.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from jaxprtool.ir.rewriting.callbacks import Stub, callback_name
 
 
 def number(value: np.generic | np.ndarray) -> str:
-    """Return a NumPy scalar's value, so that its class and this text tell it to the bit."""
+    """Return a NumPy scalar's value; its class and this text determine it bit for bit."""
     item = value.item()
     text = f"complex({item.real!r}, {item.imag!r})" if isinstance(item, complex) else repr(item)
-    if item != item:  # a NaN has a sign and a payload, and its text has neither
+    if item != item:  # the text of a NaN lacks its sign and payload
         plain = complex(float(repr(item.real)), float(repr(item.imag)))
         again = as_scalar(value.dtype, plain if isinstance(item, complex) else plain.real)
         if again.tobytes() != value.tobytes():
@@ -66,11 +66,11 @@ def number(value: np.generic | np.ndarray) -> str:
 
 
 class Bits(int):
-    """The bits of a number whose value does not tell them: a NaN."""
+    """The bits of a number that its value does not determine: a NaN."""
 
 
 def as_scalar(dtype: np.dtype, value: Any) -> np.generic:
-    """Return a NumPy scalar of `dtype` from what `number` has written.
+    """Return a NumPy scalar of `dtype` from the output of `number`.
 
     Raises ValueError or OverflowError.
     """
@@ -81,7 +81,7 @@ def as_scalar(dtype: np.dtype, value: Any) -> np.generic:
     return dtype.type(value)
 
 
-#: The Python numbers that are a scalar of each class; the first class counts.
+#: The Python types for scalars of each class; the first matching class applies.
 _ACCEPTED = {
     np.bool_: (bool,),
     np.integer: (int,),
@@ -110,7 +110,7 @@ add_class(np.dtype, _dtype)
 add_class(np.generic, lambda v, encode: f"np.{v.dtype.name}({number(v)})", bits=Bits)
 add_class(type, _scalar_class)
 for _name, _value in array_dtypes().items():
-    if _value.name == _name:  # not its short name
+    if _value.name == _name:  # skips its short name
         add_name(_name, _value)
         add_name(f"np.{_name}", _value.type)
         add_name(f"jnp.{_name}", getattr(jnp, f"{_name}_" if _name == "bool" else _name))
@@ -171,7 +171,7 @@ add_late_record("jax.experimental.sparse.coo", "COOInfo")
 
 
 def _high_primitive(value: Any, encode: Encode) -> str:
-    """`Nonzero(aval('f32[8]'), size=3, ...)`: the types of its operands, and the rest by name."""
+    """Return `Nonzero(aval('f32[8]'), size=3, ...)`: operand types, and the rest by name."""
     known = {"out_dtype": getattr(value.out_aval, "dtype", None), **value.params}
     named = inspect.signature(type(value)).parameters.values()
     given = {p.name: encode(known[p.name]) for p in named if p.kind is p.KEYWORD_ONLY}
@@ -224,7 +224,7 @@ def _read_device(platform: str, number: int) -> jax.Device:
 
 
 def _devices(platform: str, numbers: Sequence[int]) -> list[jax.Device] | None:
-    """Return the devices of these numbers, or None if one is not there."""
+    """Return the devices of these numbers, or None if one is missing."""
     try:
         known = {device.id: device for device in jax.devices(platform)}
     except RuntimeError:  # no such platform
@@ -271,7 +271,7 @@ def _read_mesh(
         return Mesh(np.empty((), dtype=object), ())
     if abstract_device is None:
         raise ValueError("abstract_device is missing, which says what the devices are")
-    # JAX aborts the process for a sharding over a mesh of axes without devices.
+    # JAX aborts the process on a sharding over a mesh with axes but no devices.
     if not devices or len(devices) != math.prod(axis_sizes):
         raise ValueError(f"{len(devices)} devices do not fill a mesh of {tuple(axis_sizes)}")
     found = _devices(abstract_device.platform, devices)
@@ -307,7 +307,7 @@ add_class(SingleDeviceSharding, _single_device, SingleDeviceSharding=SingleDevic
 
 
 class Leaf:
-    """Stands for a leaf in the structure of a tree."""
+    """Represents a leaf in the structure of a tree."""
 
 
 _LEAF = Leaf()
@@ -358,7 +358,7 @@ def _object(text: str) -> StaticLeaf:
 
 add_class(StaticLeaf, _held, Static=_static, Object=_object)
 
-# Where JAX has a class of its own for closed jaxprs, a parameter may hold one that is open.
+# In JAX releases with a separate class for closed jaxprs, a parameter may contain an open one.
 add_maker("open", jaxcompat.open_jaxpr)
 add_singleton("leaf", _LEAF)
 add_class(PyTreeDef, _tree, tree=jax.tree.structure)
@@ -366,15 +366,15 @@ add_class(PyTreeDef, _tree, tree=jax.tree.structure)
 
 # --- policies of jax.checkpoint -------------------------------------------------------------------
 
-# JAX's own are functions, written by name: `checkpoint_policies.dots_saveable` is one, and
-# `checkpoint_policies.save_only_these_names('a', 'b')` makes one. What it was made with is found
-# again in the closure of the function that it is, or, in JAX 0.10, in the fields of an object.
+# JAX's own policies are functions, written by name: `checkpoint_policies.dots_saveable` is one, and
+# `checkpoint_policies.save_only_these_names('a', 'b')` returns one. Its arguments are recovered
+# from the closure of the function or, in JAX 0.10, from the fields of an object.
 
 Policy: TypeAlias = Callable[..., Any]
 
 
 def _sample(make: Callable[..., Policy]) -> Policy:
-    """Return a policy of those that `make` makes; every argument is the name of its parameter."""
+    """Return a sample policy of `make`; each argument is the name of its parameter."""
     named = inspect.signature(make).parameters.values()
     args = [p.name for p in named if p.kind is not inspect.Parameter.KEYWORD_ONLY]
     return make(
@@ -383,7 +383,7 @@ def _sample(make: Callable[..., Policy]) -> Policy:
 
 
 def _family(policy: Policy) -> CodeType | type:
-    """What the policies that one function makes have in common: their code, or their class."""
+    """Return what the policies of one function have in common: their code, or their class."""
     return policy.__code__ if isinstance(policy, FunctionType) else type(policy)
 
 
@@ -392,7 +392,7 @@ _FAMILIES = {_family(sample): name for name, sample in _SAMPLES.items()}
 
 
 def _arguments(policy: Policy) -> dict[str, Any]:
-    """Return what a policy was made with; sets of names as tuples in order."""
+    """Return the arguments that a policy was made with; sets of names as sorted tuples."""
     if isinstance(policy, FunctionType):
         cells = zip(policy.__code__.co_freevars, policy.__closure__ or (), strict=True)
         found = {name: cell.cell_contents for name, cell in cells}

@@ -1,8 +1,8 @@
-"""The notation of a `.jaxpr` file: JAX's own, with everything that JAX's leaves out.
+"""The notation of a `.jaxpr` file: JAX's own, plus everything that JAX's leaves out.
 
-All parameters are written, but those that have their defaults; constants and literals have their
-values to the bit; the rules of custom derivatives are jaxprs; and every equation is written in the
-same way, also those for which JAX has a way of its own.
+All parameters without default values are written; constants and literals are exact to the bit; the
+rules of custom derivatives are jaxprs; and all equations have the same form, including those that
+JAX prints in a special form.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
-#: Stands for a jaxpr in the text of a value.
+#: Represents a jaxpr in the text of a value.
 _MARK = "\0"
 
 _PRIMITIVE = re.compile(r"[^\W\d][\w.-]*")
 
 
 class Names(VariableNames):
-    """Names that tell each variable of a jaxpr from the others, and from numbers.
+    """Names that are unique per variable of a jaxpr and distinct from numbers.
 
-    JAX calls each unused result of a jit `_`, and comes to `inf` and `nan` in the end.
+    JAX names all unused results of a jit `_`, and in large jaxprs uses `inf` and `nan` as names.
     """
 
     def __init__(self, root: Jaxpr, taken: set[str]):
@@ -53,10 +53,10 @@ class Names(VariableNames):
 
 
 class FileNotation(Notation):
-    """The notation of one file in the making, and what it collects for the header.
+    """The notation of a file being written, and the data it collects for the header.
 
-    `quoted` are words that may not be written without quotes, since jaxprs bear them as names;
-    `words` are all those that were. With `stubs`, callbacks are written as stubs.
+    `quoted` are words that need quotes because they are names of jaxprs; `words` are all words
+    written without quotes. With `stubs`, callbacks are written as stubs.
     """
 
     variable_names = Names
@@ -68,7 +68,7 @@ class FileNotation(Notation):
         self.constants = ConstantWriter(inline)
         self.quoted = frozenset(quoted)
         self.words: set[str] = set()
-        #: The mesh that the equations outside of `shard_map`s are traced in.
+        #: The mesh in which equations outside of `shard_map`s are traced.
         self.usual_mesh = NO_MESH
         self._consts: dict[Jaxpr, Sequence[object]] = {}
         self._meshes: dict[int, AbstractMesh] = {}
@@ -104,7 +104,7 @@ class FileNotation(Notation):
     # --- equations --------------------------------------------------------------------------------
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        """A key for an equation's context, the mesh of its types, and whether it has results."""
+        """Return a key of an equation's context, the mesh of its types, and if it has results."""
         atoms = eqn.outvars or eqn.invars
         if not atoms:
             return identity(eqn.primitive), identity(eqn.ctx), -1
@@ -135,7 +135,7 @@ class FileNotation(Notation):
                 pairs.append((token, self._written(name, parameter, value)))
         except Unwritable as error:
             raise unsupported(eqn, error, parameter) from error
-        # Without results and brackets, this would be one more operand of the equation before.
+        # Without results and brackets, this would be read as an operand of the previous equation.
         primitive = PrimitiveName(self._noted(name if pairs or results else f"{name}[]"))
         given = eqn.params.get("name")
         called = tuple(found for _, value in pairs for found in _bodies(value, given))
@@ -174,7 +174,7 @@ class FileNotation(Notation):
         return Pieces(piece for piece in pieces if piece)
 
     def hold(self, jaxpr: AnyJaxpr) -> Jaxpr:
-        """The open jaxpr of one that is part of the program; its constants are remembered."""
+        """Return the open jaxpr of a closed one in the program, and record its constants."""
         body = jaxcompat.open_jaxpr(jaxpr)
         consts = getattr(jaxpr, "consts", ())
         if any(isinstance(const, jax.core.Tracer) for const in consts):
@@ -190,7 +190,7 @@ class _RulePieces(Pieces):
 
 
 def _bodies(value: Value, name: object) -> list[tuple[str | None, Jaxpr]]:
-    """Return the jaxprs of a value, each with the name that it is given if it is written apart."""
+    """Return the jaxprs of a value, each with its name in case it is written separately."""
     if isinstance(value, str):
         return []
     if isinstance(value, _RulePieces):
@@ -201,7 +201,7 @@ def _bodies(value: Value, name: object) -> list[tuple[str | None, Jaxpr]]:
 
 
 def as_word(name: str) -> str:
-    """Return a name like this one for a jaxpr that is written apart."""
+    """Return a valid name similar to this one for a jaxpr that is written separately."""
     word = re.sub(r"\W", "_", name.strip("<>"), flags=re.ASCII) or "_"
     word = f"_{word}" if word[0].isdecimal() else word
     while keyword.iskeyword(word) or word in values.NAMES or word in values.MAKERS or word == "_":
@@ -210,7 +210,7 @@ def as_word(name: str) -> str:
 
 
 def unsupported(eqn: JaxprEqn, fault: Exception, parameter: str = "") -> UnsupportedError:
-    """Return the error that an equation cannot be written; names it and its source line."""
+    """Return the error for an equation that cannot be written, with its source line."""
     holder = f"its parameter {parameter}" if parameter else "it"
     name = eqn.primitive.name
     hint = HINT if traits(name).callback else missing_plugin(name)

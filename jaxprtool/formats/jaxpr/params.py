@@ -1,12 +1,12 @@
-"""Which parameters of an equation a `.jaxpr` file holds, and what the file calls them, both ways.
+"""Conversion between an equation's parameters and those in a `.jaxpr` file.
 
-`written` gives the parameters to write, `restored` makes the running JAX's out of those that a
-file gives. Between the two,
+`written` returns the parameters to write; `restored` converts the parameters in a file to those of
+the running JAX. In the file,
 
-- a parameter that JAX's listing hides is in the file only if it is not the default;
-- one that only some JAX releases have is read by the others if it has its default value;
-- primitives whose parameters hold live objects, or differ between releases, have a `Form` of their
-  own: scan counts its operands, custom derivatives have their rules as jaxprs.
+- a parameter that JAX's listing hides is written only if it is not the default;
+- a parameter unknown to this JAX release is ignored if it has its default value;
+- primitives whose parameters contain live objects, or differ between releases, have their own
+  `Form`: scan counts its operands, custom derivatives have their rules as jaxprs.
 
 The table of forms is open to plug-ins: `rule("jaxpr", "my_primitive")(Form(write, read))`.
 """
@@ -45,30 +45,29 @@ from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Primitive
 
 
 class BadParameter(ValueError):
-    """A parameter that a file gives and that makes no sense, or one that it should give."""
+    """A parameter in a file that is invalid, or a required one that is missing."""
 
 
 class UnknownPrimitive(BadParameter):
-    """A primitive that this JAX does not have, nor any plug-in that is loaded."""
+    """A primitive that neither this JAX release nor a loaded plug-in has."""
 
 
 class NamedRule(NamedTuple):
     """A rule of a custom derivative: the name of its function, and its closed jaxpr.
 
-    Of a rule that is read, `jaxpr` is a function that gives it, since a rule may hold the call
-    that it belongs to.
+    When a rule is read, `jaxpr` is a function that returns it, since a rule may contain its own
+    call.
     """
 
     name: str
     jaxpr: Any
 
 
-#: The parameters that are rules. One that is nothing but a name is the jaxpr of that name, and
-#: its function's name too.
+#: The parameters that are rules. A bare name is both the name of the jaxpr and of its function.
 RULES = {"custom_jvp_call": ("jvp",), "custom_vjp_call": ("fwd", "bwd")}
 
 Params: TypeAlias = dict[str, Any]
-#: The types of an equation's operands or results; None for a result whose type a file leaves out.
+#: The types of an equation's operands or results; None for a result without a type in the file.
 Avals: TypeAlias = Sequence[Any]
 
 
@@ -78,17 +77,17 @@ def _params(eqn: JaxprEqn, *without: str) -> Params:
 
 @dataclass(frozen=True)
 class Form:
-    """How a file has the parameters of one primitive.
+    """The representation of a primitive's parameters in a file.
 
     Attributes:
-        write: `write(eqn)` returns them in the order in which they are written.
-        read: `read(given, operands, results)` makes JAX's of them, from the types of the
-            equation's operands and results. It raises BadParameter, and KeyError for a parameter
-            that is missing.
+        write: `write(eqn)` returns the parameters in the order of writing.
+        read: `read(given, operands, results)` returns JAX's parameters, from those in the file and
+            the types of the equation's operands and results. It raises BadParameter, and KeyError
+            for a missing parameter.
         defaults: `defaults(params, operands, results)` returns the values that are left out of the
-            file, and added before `read` is called.
-        names: The parameters that there are, of a primitive whose checker in JAX does not look at
-            all of them; None for others.
+            file and added before `read` is called.
+        names: All valid parameters, for a primitive whose type checker in JAX does not check all of
+            them; else None.
     """
 
     write: Callable[[JaxprEqn], Params] = _params
@@ -97,13 +96,13 @@ class Form:
     names: frozenset[str] | None = None
 
 
-#: The forms of primitives that have one, by the primitive's name in the file.
+#: The special forms, by the primitive's name in the file.
 forms: RuleTable[Form] = RuleTable()
 
 _PLAIN = Form()
 
 
-#: The primitives of JAX's sparse matrices, which JAX has once their module is imported.
+#: The primitives of JAX's sparse matrices, registered when their module is imported.
 _SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 
 
@@ -111,15 +110,15 @@ _SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 
 
 def primitive_name(eqn: JaxprEqn) -> str:
-    """Return what the file calls an equation's primitive, the same on every JAX."""
+    """Return the file's name for an equation's primitive, the same on every JAX release."""
     name = eqn.primitive.name
     return "closed_call" if name == "eval_jaxpr" else name
 
 
 def written(eqn: JaxprEqn) -> Params:
-    """Return the parameters of `eqn` that are written, in the order in which they are.
+    """Return the parameters of `eqn` to write, in the order of writing.
 
-    A value is what `values.encode` takes, or a jaxpr, open or closed, or a `NamedRule`. Raises
+    A value is one that `values.encode` accepts, an open or closed jaxpr, or a `NamedRule`. Raises
     Unwritable; UnsupportedError if the rule of a custom derivative cannot be traced.
     """
     form = forms.get(primitive_name(eqn), _PLAIN)
@@ -132,11 +131,11 @@ def written(eqn: JaxprEqn) -> Params:
 def restored(
     primitive: str, given: Params, operands: Avals, results: Avals
 ) -> tuple[Primitive, Params]:
-    """Return the primitive of this JAX, and its parameters, from the name and parameters in a file.
+    """Return this JAX's primitive and its parameters from the name and parameters in a file.
 
     `operands` and `results` are the types of the equation's operands and results; the type of a
-    result that the file does not give is None. `given` holds no equation contexts: see `context`.
-    Jaxprs are closed. Raises BadParameter.
+    result without one in the file is None. `given` has no equation contexts: see `context`. Jaxprs
+    are closed. Raises BadParameter.
     """
     load_rules_of(primitive)
     if primitive.startswith(_SPARSE):
@@ -174,7 +173,7 @@ def _same(value: object, default: object) -> bool:
 
 # --- equation contexts ----------------------------------------------------------------------------
 
-#: The settings that an equation is traced in, by what the file calls them.
+#: The settings under which an equation is traced, by their names in the file.
 _SETTINGS = {
     name.removeprefix("cur_").removeprefix("abstract_"): name for name in jaxcompat.CONTEXT_DEFAULTS
 }
@@ -182,10 +181,10 @@ _DEFAULTS = {name: jaxcompat.CONTEXT_DEFAULTS[full] for name, full in _SETTINGS.
 
 
 def implied_mesh(operands: Avals, results: Avals, usual: AbstractMesh) -> AbstractMesh:
-    """Return the mesh that an equation is traced in, if nothing else is said.
+    """Return the mesh in which an equation is traced by default.
 
-    In the body of a `shard_map` it is that of the types, which has manual axes (of several types,
-    that of the first result, or, if there is none, of the first operand); elsewhere the `usual`.
+    In the body of a `shard_map` it is the mesh of the types, which has manual axes (from the first
+    result, or else the first operand); elsewhere it is `usual`.
     """
     for aval in (*results[:1], *operands[:1]):
         sharding = getattr(getattr(aval, "inner_aval", aval), "sharding", None)
@@ -194,7 +193,7 @@ def implied_mesh(operands: Avals, results: Avals, usual: AbstractMesh) -> Abstra
 
 
 def context_written(context: object, mesh: AbstractMesh) -> Params:
-    """Return the settings of an equation's context that are written; `mesh` is the implied one."""
+    """Return the settings of an equation's context to write; `mesh` is the implied one."""
     settings = jaxcompat.context_settings(context)
     named = {name: settings[full] for name, full in _SETTINGS.items() if full in settings}
     defaults = {**_DEFAULTS, "mesh": mesh}
@@ -202,7 +201,7 @@ def context_written(context: object, mesh: AbstractMesh) -> Params:
 
 
 def context(given: Params, operands: Avals, results: Avals, usual_mesh: AbstractMesh) -> Any:
-    """The context of an equation from the settings that a file gives. Raises BadParameter."""
+    """Return the context of an equation from the settings in a file. Raises BadParameter."""
     unknown = given.keys() - _SETTINGS.keys()
     if unknown:
         raise BadParameter(f"there is no setting '@{min(unknown)}' of equations")
@@ -213,9 +212,9 @@ def context(given: Params, operands: Avals, results: Avals, usual_mesh: Abstract
         raise BadParameter(f"bad settings of an equation: {error}") from error
 
 
-# --- parameters that are there or not -------------------------------------------------------------
+# --- optional parameters --------------------------------------------------------------------------
 
-#: What JAX's printing rules hide, with the default.
+#: Parameters hidden by JAX's printing rules, with their defaults.
 _HIDDEN: dict[str, Params] = {
     "_unary_with_accuracy_pp_rule": {"accuracy": None},
     "_binary_with_out_dtype_pp_rule": {"out_dtype": None},
@@ -229,8 +228,8 @@ def _hidden(primitive: Primitive) -> Params:
     return _HIDDEN.get(jaxcompat.printing_rule(primitive) or "", {})
 
 
-#: Parameters that only some JAX releases have: the function that takes it, its name and default,
-#: and whether equations must have it.
+#: Parameters that only some JAX releases have: the function with the parameter, its name and
+#: default, and whether equations must have it.
 _OPTIONAL: dict[str, tuple[Callable[..., Any], str, object, bool]] = {
     "new_ref": (jax.new_ref, "pin", False, True),
     "reduce_max": (lax.reduce_max, "out_sharding", None, False),
@@ -238,7 +237,7 @@ _OPTIONAL: dict[str, tuple[Callable[..., Any], str, object, bool]] = {
     "top_k": (lax.top_k, "is_stable", True, True),
 }
 
-#: The parameters that hold open jaxprs where JAX has a class of its own for closed ones.
+#: The parameters with open jaxprs, in JAX releases with a separate class for closed ones.
 _OPEN_BODIES: dict[str, tuple[str, ...]] = {
     "reduce_window": ("jaxpr",),
     "remat2": ("jaxpr",),
@@ -251,7 +250,7 @@ _OPEN_BODIES: dict[str, tuple[str, ...]] = {
 
 
 def is_open_body(primitive: str, parameter: str) -> bool:
-    """Return whether JAX keeps this jaxpr open, so that nothing needs to be written of that."""
+    """Return True if JAX always keeps this jaxpr open, which then need not be written."""
     return parameter in _OPEN_BODIES.get(primitive, ())
 
 
@@ -327,7 +326,7 @@ rule(forms, "scan")(Form(_write_scan, _read_scan))
 
 
 def _read_while(given: Params, operands: Avals, results: Avals) -> Params:
-    # In JAX's order, in which its listing meets the bodies and numbers those that have no names.
+    # In JAX's order, in which its listing numbers unnamed bodies.
     return {k: given[k] for k in ("cond_nconsts", "cond_jaxpr", "body_nconsts", "body_jaxpr")}
 
 
@@ -337,7 +336,7 @@ rule(forms, "closed_call")(Form(names=frozenset({"call_jaxpr"})))
 
 
 def _write_reduce(eqn: JaxprEqn) -> Params:
-    # The function's jaxpr says what it computes; its name is what listings show.
+    # The jaxpr determines what the function computes; its name is shown in listings.
     name = getattr(eqn.params["computation"], "__qualname__", "computation")
     return {**_params(eqn), "computation": name}
 
@@ -386,7 +385,7 @@ _SOW_NAMES = ("tag", "name", "mode", "tree")
 
 
 def _write_sow(eqn: JaxprEqn) -> Params:
-    # A reader need not know the classes of a value's nodes.
+    # A reader may lack the classes of a value's nodes.
     tree = build(describe(eqn.params["tree"]))
     return {**{name: eqn.params[name] for name in _SOW_NAMES}, "tree": tree}
 
@@ -412,7 +411,7 @@ _CALL_NAMES = frozenset({"name", "call_jaxpr", "num_consts", "symbolic_zeros", "
 
 
 def _call_params(eqn: JaxprEqn, rule_params: Params) -> Params:
-    """Return the parameters of a custom_jvp or custom_vjp call, the body's name first."""
+    """Return the parameters of a custom_jvp or custom_vjp call, with the body's name first."""
     own = {k: eqn.params[k] for k in ("call_jaxpr", "num_consts", "symbolic_zeros")}
     name = jaxcompat.open_jaxpr(own["call_jaxpr"]).debug_info.func_name
     return {"name": name, **dict(sorted({**own, **rule_params}.items()))}
@@ -432,7 +431,7 @@ def _call_defaults(params: Params, operands: Avals, results: Avals) -> Params:
 
 
 def _mask(given: Params, name: str, avals: Avals) -> tuple[bool, ...]:
-    """Return a parameter with an entry for each of some values."""
+    """Return a parameter with one bool per value."""
     mask = given[name]
     if not isinstance(mask, tuple) or len(mask) != len(avals):
         raise BadParameter(f"{name} has not one entry for each of {len(avals)} values")
@@ -487,7 +486,7 @@ def _read_custom_vjp(given: Params, operands: Avals, results: Avals) -> Params:
 
 
 def _renamed(given: Mapping[str, Any]) -> ClosedJaxpr:
-    """Return the body of a custom call, which bears the name that listings show."""
+    """Return the body of a custom call, renamed to the name shown in listings."""
     body, name = given["call_jaxpr"], given["name"]
     debug = jaxcompat.open_jaxpr(body).debug_info
     if debug.func_name == name:

@@ -1,7 +1,7 @@
-"""From a `.jaxpr` file to the Program that it holds.
+"""Reading of Programs from `.jaxpr` files.
 
-Nothing in a file is run or imported: names are looked up in tables, values are read with `ast`,
-and JAX's own type checker sees every equation before the program is given.
+Nothing in a file is run or imported: names are looked up in tables, values are read with `ast`, and
+JAX's own type checker checks every equation before the program is returned.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _WIDE_TYPES = ("f64", "i64", "u64", "c128")
 
 
 def read(path: str | os.PathLike[str]) -> Program:
-    """Return the Program in a `.jaxpr` file; large constants are in an `.npz` file beside it.
+    """Return the Program in a `.jaxpr` file; large constants are in an `.npz` file next to it.
 
-    Raises ProgramFileError if there is no such file, or it is not well formed, or its equations
-    are not well typed; the message says where.
+    Raises ProgramFileError if the file does not exist, is malformed, or has ill-typed equations;
+    the message has the place.
     """
     name = os.fsdecode(path)
     data, version = _contents(name)
@@ -48,16 +48,16 @@ def read(path: str | os.PathLike[str]) -> Program:
             data, version = _contents(name)
             if version == before:
                 raise
-            # The file has been replaced meanwhile, and its constants removed.
+            # The file was replaced in the meantime, and its constants removed.
 
 
 def _contents(name: str) -> tuple[bytes, tuple[int, int]]:
-    """Return the bytes of a file, and what tells it from others that bore its name."""
+    """Return the bytes of a file, and a key that differs for other files of the same name."""
     try:
         with opened_plain(name) as file:
             status = os.fstat(file.fileno())
             return file.read(), (status.st_ino, status.st_mtime_ns)
-    except (OSError, ValueError) as error:  # ValueError for a path that is none
+    except (OSError, ValueError) as error:  # ValueError for an invalid path
         said = getattr(error, "strerror", None) or error
         raise ProgramFileError(
             f"{name!r}: {said}" if "\0" in name else f"{name}: {said}"
@@ -65,19 +65,19 @@ def _contents(name: str) -> tuple[bytes, tuple[int, int]]:
 
 
 def is_program(data: bytes) -> bool:
-    """Return whether these are the bytes of a `.jaxpr` file, by how it begins."""
+    """Return True if these bytes begin like a `.jaxpr` file."""
     return data.removeprefix(b"\xef\xbb\xbf").startswith(b"jaxprtool ")
 
 
 def parse(data: str | bytes, name: str, path: Path | None = None) -> Program:
-    """Return the Program that a file's text holds; `name` is what error messages call the file.
+    """Return the Program in a file's text; `name` is the file's name in error messages.
 
-    `path` is the file that the text is from, if its large constants are beside it. Raises
+    `path` is the file of the text, if its large constants are next to it. Raises
     ProgramFileError.
     """
     text = data if isinstance(data, str) else _decoded(data, name)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    # What is ignored are warnings of odd escapes, and of odd parameters.
+    # Ignore warnings about invalid escapes and unusual parameters.
     with warnings.catch_warnings(action="ignore"), without_collector():
         return _program(FileText(name, text), path)
 
@@ -112,10 +112,10 @@ def _program(source: FileText, path: Path | None) -> Program:
 
 
 def _constants_files(path: Path | None, name: str | None) -> list[Path]:
-    """Where the constants may be: beside the file, or beside what it is a symbolic link to."""
+    """Return the possible constants files: next to the file, or to the target of its link."""
     if path is None:
         return []
-    # Early files did not name theirs, which was called after them.
+    # Early files did not name their constants file, which was named after them.
     beside = path.with_name(name or f"{path.name}.npz")
     return [beside, path.resolve().with_name(beside.name)]
 
@@ -157,6 +157,6 @@ def _bounds(
 
 
 def _precision(source: FileText) -> AbstractContextManager[object]:
-    """Return the setting in which JAX knows 64-bit types, if the file has any."""
+    """Return the setting that enables 64-bit types, if the file has any."""
     wide = any(f"{name}{mark}" in source.text for name in _WIDE_TYPES for mark in "[<")
     return jax.enable_x64(True) if wide else nullcontext()

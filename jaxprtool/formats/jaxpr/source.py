@@ -1,7 +1,7 @@
-"""The text of a `.jaxpr` file, and how to complain about a place in it.
+"""The text of a `.jaxpr` file, and errors with places in it.
 
-Positions are indices into the text; a message gives them as a line and a column, from 1. The
-Python expressions that stand in a file are read with `ast` and never evaluated.
+Positions are indices into the text; a message gives them as a line and a column, from 1. The Python
+expressions in a file are read with `ast` and never evaluated.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 from jaxprtool.errors import ProgramFileError
 
-#: Brackets within brackets, and jaxprs within jaxprs: as many as are read within Python's usual
-#: limit of calls. No more are written.
+#: The nesting limits of brackets and of jaxprs, which fit Python's default recursion limit. Writers
+#: observe them as well.
 MAX_DEPTH = 80
-#: Commas in one expression: more values than that are no job for a listing.
+#: The most commas in one expression.
 MAX_VALUES = 1_000_000
 
-#: Characters of one line, those of constants in it not counted.
+#: The most characters of a line, without its constants.
 MAX_LINE = 4_000_000
-#: Characters of a message; what it repeats of the file may be of any length.
+#: The most characters of a message, since it may quote the file.
 _MAX_MESSAGE = 400
 
 _CONSTANTS = re.compile(r"base64\('[\w+/=]*+'")
@@ -31,10 +31,10 @@ _STRINGS_AND_COMMENTS = re.compile(
 
 
 class FileText:
-    """A file's text with its comments set apart.
+    """A file's text, with its comments separated.
 
-    In `text`, comments are blanked, so that positions stay what they are; `comments` has each
-    comment's text, without its `#`, with the position where it began.
+    In `text`, comments are blanked, so that positions are unchanged; `comments` has the position
+    and text, without `#`, of each comment.
     """
 
     def __init__(self, name: str, text: str):
@@ -45,7 +45,7 @@ class FileText:
         self.text = _STRINGS_AND_COMMENTS.sub(self._blank, text)
 
     def _check_lines(self) -> None:
-        """Refuse a line that would take minutes to be read. Raises ProgramFileError."""
+        """Raise ProgramFileError for a line that would take minutes to read."""
         text, start = self.text, 0
         while len(text) - start > MAX_LINE:
             end = text.rfind("\n", start, start + MAX_LINE + 1)
@@ -64,7 +64,7 @@ class FileText:
         return " " * len(found)
 
     def fail(self, position: int, message: str, hint: str | None = None) -> ProgramFileError:
-        """Return the error that says what is wrong at a place; to be raised by the caller."""
+        """Return the error for a place, to be raised by the caller."""
         line, column = self.line_and_column(position)
         if len(message) > _MAX_MESSAGE:
             message = f"{message[: _MAX_MESSAGE // 2]}...{message[-_MAX_MESSAGE // 2 :]}"
@@ -77,7 +77,7 @@ class FileText:
         return line, position - self.text.rfind("\n", 0, position)
 
     def shown(self, position: int) -> str:
-        """Return what stands at a place, in a few words, for a message."""
+        """Return a short excerpt of the text at a place, for a message."""
         rest = self.text[position : position + 200].split(maxsplit=1)
         if not rest:
             return "the end of the file"
@@ -86,7 +86,7 @@ class FileText:
 
 @dataclass(slots=True)
 class Expression:
-    """A Python expression in a file. `bodies` are the jaxprs in it, by the names in their place."""
+    """A Python expression in a file. `bodies` are the jaxprs in it, by their placeholder names."""
 
     text: str
     position: int
@@ -108,13 +108,13 @@ class Expression:
             raise source.fail(self.position, "a value that cannot be read") from None
 
     def position_of(self, node: ast.expr) -> int:
-        """Return where a part of the expression's tree stands in the file."""
+        """Return the position in the file of a node of the expression's tree."""
         lines = f"({self.text}".split("\n")
         before = lines[node.lineno - 1].encode()[: node.col_offset]
         return self._index(node.lineno, len(before.decode(errors="replace")))
 
     def _index(self, line: int, column: int) -> int:
-        """Return the position in the file of a place in `(text)`, given by line and characters."""
+        """Return the position in the file of a line and column in `(text)`."""
         lines = self.text.split("\n")
         before = sum(len(text) + 1 for text in lines[: line - 1])
         last = min(max(before + column - (line == 1), 0), len(self.text))

@@ -1,13 +1,12 @@
-"""Where equations come from, as the comments of a `.jaxpr` file say it.
+"""Source locations of equations in the comments of a `.jaxpr` file.
 
     # model.py:12:8 (loss) ← flax/linen/linear.py:199:8 (__call__) in layer/dense as hidden
 
-First comes the user's own frame, and behind it the library's that it calls, if there is one; then
-the name scopes, and what the user's source calls the results, `low, _` if only the first of two has
-a name. Each part may be missing. The files are of the header's table, which has their
-paths: from the user's folder, and of libraries from the folder of installed packages, whatever
-that is where the file is read. A comment that names none of them, or that is not of this form, is
-just a comment.
+First comes the user's own frame, then the library frame that it calls, if any; then the name
+scopes, and the names of the results in the user's source, `low, _` if only the first of two has
+one. Each part may be missing. The header's table has the paths of the files: relative to the user's
+folder or, for libraries, to the folder of installed packages on the reading machine. A comment that
+names none of these files, or has another form, is an ordinary comment.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from jaxprtool.jaxcompat.source_locations import (
     naming_frame,
 )
 
-#: The frames of an equation, the outermost first, and the name scopes around it.
+#: The frames of an equation, outermost first, and the name scopes around it.
 Location: TypeAlias = tuple[tuple[FramePosition, ...], str]
 
 _FRAME = re.compile(
@@ -48,18 +47,18 @@ _LOCATION = re.compile(
 class SourceComments:
     """The source locations of equations as comments, and the files that the comments mention.
 
-    Each is looked up once; the equations must outlive it.
+    Each location is looked up once; the equations must outlive this object.
 
     Args:
         root: The jaxpr of the program.
-        source: Whether the comments have more than name scopes.
+        source: Whether the comments include source lines and not only name scopes.
         roots: The folders of the user's files, as a `Program` has them.
     """
 
     def __init__(self, root: Jaxpr, source: bool, roots: Sequence[Root]) -> None:
         self.files: dict[str, str] = {}
         self._source = source
-        # A result of the program that nothing reads is `_`, and has no name when it is read.
+        # An unused result of the program is written as `_` and has no name when it is read.
         unread = VariableNames(root, set())
         names = source_names(root, roots) if source else {}
         self._given = {var: name for var, name in names.items() if var not in unread}
@@ -70,7 +69,7 @@ class SourceComments:
         self._frames: dict[object, str] = {}
 
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
-        """`# file.py:12:8 (function) in scope as name`, as far as it is known, as one token."""
+        """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token."""
         info = eqn.source_info
         names = tuple(self._given.get(var, "_") for var in eqn.outvars)
         key = identity(info.traceback), identity(info.name_stack), names
@@ -105,7 +104,7 @@ class SourceComments:
         return f"{name}:{frame.line}:{frame.column + 1}" + (f" ({function})" if known else "")
 
     def _file(self, file: str, library: bool) -> str | None:
-        """The name of a file in comments: of a library its path, else as much of it as tells it."""
+        """Return the name of a file in comments: a library's path, else the shortest name."""
         if (file, library) not in self._names:
             path = self._path(file)
             path = f"{PACKAGES}/{path}" if library else path
@@ -116,7 +115,7 @@ class SourceComments:
         return self._names[file, library]
 
     def _path(self, file: str) -> str:
-        """Return the path of a file, with more of its folders if another one is called so."""
+        """Return the path of a file, with more of its folders if another file has the same path."""
         known, parts = self._places.path(file), PurePath(file).parts
         longer = range(len(PurePath(known).parts) + 1, len(parts))
         paths = [known, *("/".join(parts[-n:]) for n in longer)]
@@ -132,13 +131,13 @@ class SourceComments:
 
 
 def _scope_text(scope: str) -> str:
-    """A name scope in a comment; in quotes if it has spaces, and without what cannot be there."""
+    """Return a name scope in a comment, quoted if it has spaces, without invalid characters."""
     scope = "".join(c if c.isprintable() and c != "'" else "_" for c in scope)
     return f"'{scope}'" if " " in scope else scope
 
 
 def source_infos(comments: Iterable[str], files: Mapping[str, str]) -> dict[str | None, object]:
-    """What an equation with each of the comments, or with none, bears as its `source_info`."""
+    """Return the `source_info` for each comment, and for equations without one."""
     texts = list(dict.fromkeys(comments))
     locations: list[Location] = [((), ""), *(_location(text, files) for text in texts)]
     return dict(zip((None, *texts), jaxcompat.source_infos(locations), strict=True))

@@ -1,4 +1,4 @@
-"""The text of a `.jaxpr` file as a plain tree: what stands where, not yet what it means.
+"""Parsing of a `.jaxpr` file to a syntax tree.
 
     FILE      = "jaxprtool" version  { key "=" EXPRESSION }  { "let" name "=" JAXPR "in" }  JAXPR
     JAXPR     = "{" "lambda" { BINDER } ";" { BINDER } "." "let" { EQUATION [";"] }
@@ -8,15 +8,15 @@
     ATOM      = name | EXPRESSION ":" TYPE
     VALUE     = EXPRESSION | TEXT JAXPR | "(" { JAXPR | name } ")"
 
-An EXPRESSION is one of Python's, without spaces outside of its brackets; JAXPRs may stand in it. A
-primitive's "[" follows it at once, and an equation that binds nothing has brackets even if they
-are empty: else its primitive would be one more operand of the equation before. The last of an
-equation's results may be without its type. The names `nan`, `inf`, `True`, `False` and `None` are
-values, and `in` before a parenthesis is the end of the equations.
+An EXPRESSION is a Python expression without spaces outside of its brackets; it may contain JAXPRs.
+A primitive's "[" follows it directly, and an equation that binds nothing has brackets even if they
+are empty: otherwise its primitive would be an operand of the previous equation. The last result of
+an equation may lack its type. The names `nan`, `inf`, `True`, `False` and `None` are values, and
+`in` before a parenthesis ends the equations.
 
-Everything is found with regular expressions from one position on, so the time is linear. An
-equation's comment is the one at the end of the line on which it begins, if no other equation
-begins after it on that line.
+The parser matches regular expressions at the current position, so the time is linear. An equation's
+comment is at the end of the line on which the equation begins, unless another equation begins after
+it on that line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = r"[^\W\d]\w*+"
 _PRIMITIVE = r"[^\W\d][\w.-]*+"
 _NUMBER = r"(?:-?(?:\d[\w.]*+(?:(?<=[eE])[-+]\d++)?|inf|nan)|True|False)"
 
-#: A primitive with its parameters, if these have neither strings nor braces; most have not.
+#: A primitive with its parameters if they have neither strings nor braces, the usual case.
 _HEAD_TEXT = (
     rf"{_PRIMITIVE}(?:\[[^][{{}}'\"]*+(?:\[[^][{{}}'\"]*+\][^][{{}}'\"]*+)*+\])?+(?![\w\[])"
 )
@@ -97,7 +97,7 @@ class Parameter:
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """A primitive with its parameters; equations that have the same text share it."""
+    """A primitive with its parameters, shared by equations with the same text."""
 
     primitive: str
     position: int
@@ -116,10 +116,10 @@ class Binder:
 
 @dataclass(slots=True, eq=False)
 class Equation:
-    """An equation. `results` and `types` are of what it binds; a type left out is None.
+    """An equation. `results` and `types` are its outvars and their types, None if left out.
 
-    `operands` are names and literals as written, literals with their types; the first of them is
-    at `operands_at`.
+    `operands` are names and literals as written, literals with their types; the first one is at
+    `operands_at`.
     """
 
     position: int
@@ -163,7 +163,7 @@ def parse(source: FileText) -> File:
 
 
 class _Parser:
-    """Reads from the position `at` on. What it has read of equations is in `equations`."""
+    """Reads from the position `at` on. The equations read so far are in `equations`."""
 
     def __init__(self, source: FileText):
         self.source = source
@@ -193,7 +193,7 @@ class _Parser:
     # --- small steps --------------------------------------------------------------------------
 
     def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Go past what matches here, if it does."""
+        """Advance past a match at the current position, if there is one."""
         found = pattern.match(self.text, self.at)
         if found:
             self.at = found.end()
@@ -216,7 +216,7 @@ class _Parser:
         )
 
     def _next(self) -> int:
-        """Return where the next text stands, after spaces."""
+        """Return the position of the next text after spaces."""
         found = _SPACE.match(self.text, self.at)
         assert found
         return found.end()
@@ -337,7 +337,7 @@ class _Parser:
         return equation
 
     def _operands(self, equation: Equation, at: int) -> None:
-        """Read an equation's operands, from `at` on."""
+        """Read an equation's operands from `at` on."""
         found = _OPERANDS.match(self.text, at)
         assert found
         equation.operands_at = at
@@ -351,7 +351,7 @@ class _Parser:
             self.at = more.end()
 
     def _plain_operation(self, head: str, position: int) -> Operation:
-        """The operation of a primitive and parameters that have no strings and jaxprs in them."""
+        """Return the operation of a primitive and parameters without strings and jaxprs."""
         dense = " ".join(head.split())
         operation = self._operations.get(dense)
         if operation is None:
@@ -373,7 +373,7 @@ class _Parser:
         return self._operations.setdefault(self.text[head.start(1) : self.at], operation)
 
     def _parameters(self) -> list[Parameter]:
-        """Return the parameters that stand after a '['."""
+        """Return the parameters after a '['."""
         found: dict[str, Parameter] = {}
         while not self._take(_BRACKET):
             name = self._expect(_PARAMETER, "a parameter, as in axis=0, or ']'")
@@ -388,7 +388,7 @@ class _Parser:
     # --- values -------------------------------------------------------------------------------
 
     def _expression(self) -> Expression:
-        """Return an expression that begins here, with names in place of the jaxprs in it."""
+        """Return the expression at the current position, with names in place of its jaxprs."""
         text, start = self.text, self.at
         brackets: list[tuple[str, int]] = []
         bodies: dict[str, Body] = {}
@@ -433,7 +433,7 @@ class _Parser:
     # --- comments -----------------------------------------------------------------------------
 
     def _place_comments(self) -> None:
-        """Give each comment to the last equation that begins before it on its line."""
+        """Assign each comment to the last equation that begins before it on its line."""
         positions = [equation.position for equation in self.equations]
         for position, comment in self.source.comments:
             before = bisect_left(positions, position) - 1

@@ -1,7 +1,7 @@
-"""The text of a type in a `.jaxpr` file, both ways: JAX's short form, and what that drops.
+"""Writing and reading of types in a `.jaxpr` file: JAX's short form, plus what it drops.
 
-The notation is that of `ir.notation.types`, and `Ref{f32[3]}` and `Tok` besides. A type on a mesh
-names it, since the axes of several meshes may have the same names.
+The notation is that of `ir.notation.types`, with `Ref{f32[3]}` and `Tok` in addition. A type on a
+mesh names the mesh, since several meshes may have axes of the same name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jaxprtool.ir.basics.dtypes import is_foreign
 from jaxprtool.ir.notation import types
 from jaxprtool.jaxcompat import Aval
 
-#: The mesh of which nothing is set.
+#: The empty mesh.
 NO_MESH: AbstractMesh = jaxcompat.CONTEXT_DEFAULTS["cur_abstract_mesh"]
 
 
 class TypeWriter:
-    """Writes types, and collects what the header must say for them to be read.
+    """Writes types, and collects the header entries needed to read them.
 
     `meshes` has the name of each mesh; `scope` is the scope of the symbolic dimensions, or None.
     """
@@ -43,8 +43,7 @@ class TypeWriter:
             text = self._array(aval)
         else:
             raise Unwritable(f"a type of {type(aval).__module__}.{type(aval).__qualname__}")
-        # Most types have no more to them than shape and dtype. Of others JAX may know more than
-        # its listing says.
+        # Most types have only a shape and a dtype. Others may have parts that JAX's listing drops.
         if not _PLAIN.fullmatch(text) and not self._reads_back(text, aval):
             raise Unwritable(f"a type of which {text} does not say all")
         return text
@@ -61,7 +60,7 @@ class TypeWriter:
         meshes = {name: mesh for mesh, name in self.meshes.items()}
         try:
             return TypeReader(meshes, self.scope)(text) == aval
-        except Exception:  # whatever JAX says against it
+        except Exception:  # JAX may raise anything
             return False
 
     def _array(self, aval: Aval) -> str:
@@ -79,13 +78,13 @@ class TypeWriter:
         return f"{text}@{self.meshes.setdefault(mesh, f'm{len(self.meshes)}')}"
 
     def _reference(self, aval: Aval) -> str:
-        if aval.kind is not None:  # which JAX's comparison of types does not look at
+        if aval.kind is not None:  # JAX's comparison of types ignores it
             raise Unwritable(f"a type of the kind {aval.kind!r}")
         space = "" if aval.memory_space is None else f"<{_name_of(aval.memory_space)}>"
         return f"Ref{space}{{{self(aval.inner_aval)}}}"
 
 
-#: A type that is told by its dtype and its shape.
+#: A type with only a dtype and a shape.
 _PLAIN = re.compile(r"~?[a-z]\w*\[[\d,]*\]")
 
 
@@ -97,10 +96,10 @@ def _name_of(memory_space: object) -> str:
 
 
 class TypeReader:
-    """Reads types, each text once.
+    """Reads types, with a cache by text.
 
     `meshes` are the header's, by name; `scope` is that of the symbolic dimensions, or None if the
-    header has none; `mesh` is the one that equations are traced in, for whoever reads those.
+    header has none; `mesh` is the one in which equations are traced, for their readers.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class TypeReader:
         return types.array_type(parsed, sizes, self._mesh(parsed))
 
     def _mesh(self, parsed: types.TypeText) -> AbstractMesh | None:
-        """Return the mesh that a type names, None if it names none."""
+        """Return the mesh that a type names, or None."""
         if parsed.mesh is None:
             if parsed.axis_names:
                 raise ValueError("a type that mentions axes must name a mesh, as in f32[8@x]@m0")

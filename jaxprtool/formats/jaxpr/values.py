@@ -1,18 +1,18 @@
-"""The text of parameters' values in a `.jaxpr` file, both ways.
+"""Writing and reading of parameter values in a `.jaxpr` file.
 
-A text is a Python expression of displays, names and calls, and means what a fixed table says it
-means: nothing is imported or evaluated. `encode` and `decode` are each other's inverse:
+A text is a Python expression of displays, names and calls. A fixed table defines its value: nothing
+is imported or evaluated. `encode` and `decode` are inverses:
 
     encode((1, None, np.dtype("float32")))       (1, None, float32)
     encode(GatherScatterMode.CLIP)               GatherScatterMode.CLIP
     encode("relu"), encode(("i",))               relu, ('i',)
 
-A string is a bare word only where it is the whole of a parameter, as JAX's listing has it, and only
-if no name of the table looks like it; `decode` takes a bare word that it does not know as a string.
+A string is a bare word only if it is the whole parameter, as in JAX's listing, and no name of the
+table equals it; `decode` reads an unknown bare word as a string.
 
-The table is open: a plug-in whose primitives hold values of its own classes adds them with
-`add_name`, `add_enum`, `add_record`, or `add_class`, which the others are made of. JAX's classes
-are added by `jax_values`.
+The table is open: a plug-in whose primitives have parameters of its own classes adds them with
+`add_name`, `add_enum`, `add_record`, or the more general `add_class`. JAX's classes are added by
+`jax_values`.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from jaxprtool.ir.notation.whitelist import WhitelistReader
 
 
 class Unwritable(Exception):
-    """A value that has no text; the message says which, as in `a Python function (f)`."""
+    """A value that cannot be written; the message describes it, as in `a Python function (f)`."""
 
 
 class Unreadable(ValueError):
-    """An expression that stands for no value; `node` is the part of it that is at fault."""
+    """An invalid expression; `node` is the part of it that is at fault."""
 
     def __init__(self, node: ast.expr, message: str):
         super().__init__(message)
         self.node = node
 
 
-#: Encodes what is inside a value.
+#: Encodes a value inside another one.
 Encode: TypeAlias = Callable[[Any], str]
-#: Encodes a value of one class, given what encodes what is inside of it.
+#: Encodes a value of one class, given the encoder of inner values.
 Encoder: TypeAlias = Callable[[Any, Encode], str]
 
-#: What encodes the values of each class. A class serves its subclasses too, except the builtin
-#: ones: a tuple of a class that is not here has no text.
+#: The encoder of each class. It applies to subclasses too, except for builtin classes: a subclass
+#: of tuple that is not in the table cannot be written.
 ENCODERS: dict[type, Encoder] = {}
 
-#: How values are written of classes that may not be imported, by their modules and names.
+#: Encoders of classes that may not be imported, by module and name.
 _LATE: dict[tuple[str, str], Encoder] = {}
 
-#: What `Name(...)` makes, of arguments that are decoded already. Fed by whoever edits a file, it
-#: must raise an exception if they do not fit, and do nothing that is not in its arguments.
+#: The functions behind `Name(...)`, called with decoded arguments. Since a file may be edited by
+#: anyone, they must raise an exception for invalid arguments and have no side effects.
 MAKERS: dict[str, Callable[..., Any]] = {}
 
-#: What a name, or a dotted name, stands for.
+#: The values of names and dotted names.
 NAMES: dict[str, Any] = {}
 
 
@@ -64,7 +64,7 @@ NAMES: dict[str, Any] = {}
 
 
 def add_class(cls: type, encode: Encoder, **makers: Callable[..., Any]) -> None:
-    """Have values of `cls` written by `encode(value, encode_inner)`, as calls of `makers`.
+    """Write values of `cls` by `encode(value, encode_inner)`, as calls of `makers`.
 
     `encode` raises `Unwritable` for a value that it cannot write.
     """
@@ -73,32 +73,32 @@ def add_class(cls: type, encode: Encoder, **makers: Callable[..., Any]) -> None:
 
 
 def add_name(name: str, value: Any) -> None:
-    """Have `name` stand for `value`, which is written so if it has no class of its own here."""
+    """Read `name` as `value`, and write `value` as `name` unless its class has an encoder."""
     NAMES[name] = value
 
 
 def add_maker(name: str, make: Callable[..., Any]) -> None:
-    """Have `name(...)` read as what `make` makes of the arguments."""
+    """Read `name(...)` as the result of `make` on the arguments."""
     MAKERS[name] = make
 
 
 def add_singleton(name: str, value: Any) -> None:
-    """Have `name` stand for `value`, the only one of its class."""
+    """Read `name` as `value`, the only one of its class, and write it so."""
     NAMES[name] = value
     ENCODERS[type(value)] = lambda value, encode: name
 
 
 def add_enum(cls: type[Enum]) -> None:
-    """Have the members of an enumeration written `Class.MEMBER`."""
+    """Write and read the members of an enumeration as `Class.MEMBER`."""
     NAMES.update((f"{cls.__name__}.{member.name}", member) for member in cls)
     ENCODERS[cls] = lambda member, encode: f"{cls.__name__}.{member.name}"
 
 
 def add_record(cls: Any, fields: Sequence[str] | None = None) -> None:
-    """Have values of `cls` written `Class(field=value, ...)`.
+    """Write and read values of `cls` as `Class(field=value, ...)`.
 
-    The fields are those of a named tuple or a dataclass, unless given; the class is called with
-    them by name.
+    By default the fields are those of a named tuple or a dataclass; the class is called with them
+    by name.
     """
     if fields is None:
         fields = getattr(cls, "_fields", None) or [f.name for f in dataclasses.fields(cls)]
@@ -111,9 +111,9 @@ def add_record(cls: Any, fields: Sequence[str] | None = None) -> None:
 
 
 def add_late_record(module: str, name: str) -> None:
-    """Have values of a named tuple written as by `add_record`, without importing its module.
+    """Add a named tuple as `add_record` does, without importing its module.
 
-    That is imported when a file has such a value: it takes long.
+    The module is imported when a file has such a value, since importing it is slow.
     """
 
     def encode_record(value: Any, encode: Encode) -> str:
@@ -134,11 +134,11 @@ def encode(value: Any, special: Mapping[type, Callable[[Any], str]] | None = Non
 
     Args:
         value: The value.
-        special: What writes values of some classes in the file's own way (jaxprs, types), wherever
-            in the value they are.
+        special: The encoder of classes with the file's own notation (jaxprs, types), anywhere in
+            the value.
 
     Raises:
-        Unwritable: If a class in it is not in the table.
+        Unwritable: If the value contains a class that is not in the table.
     """
     if type(value) is str:
         return value if is_bare(value) else repr(value)
@@ -158,13 +158,13 @@ def encode(value: Any, special: Mapping[type, Callable[[Any], str]] | None = Non
 
 
 def is_bare(text: str) -> bool:
-    """Return whether a text may be written without quotes, where it is the whole of a parameter."""
+    """Return True if a text may be written without quotes as a whole parameter."""
     known = text in NAMES or keyword.iskeyword(text)
     return text.isidentifier() and text.isascii() and not known
 
 
 def call(name: str, *args: str, **keywords: str | None) -> str:
-    """Return the text of a call from those of its arguments; those that are None are left out."""
+    """Return the text of a call from the texts of its arguments, without those that are None."""
     named = (f"{word}={text}" for word, text in keywords.items() if text is not None)
     return f"{name}({', '.join((*args, *named))})"
 
@@ -183,7 +183,7 @@ def _dict(value: dict, encode: Encode) -> str:
 
 
 def _frozenset(value: frozenset, encode: Encode) -> str:
-    # In order of their text, so that two runs write alike.
+    # Sorted by text, so that output is deterministic.
     items = ", ".join(sorted(map(encode, value)))
     return f"frozenset({{{items}}})" if items else "frozenset()"
 
@@ -217,14 +217,14 @@ _BUILTINS = frozenset({*ENCODERS, object})
 
 
 def decode(node: ast.expr, names: Mapping[str, Any] | None = None) -> Any:
-    """Return the value that an expression stands for.
+    """Return the value of an expression.
 
     Args:
         node: The expression.
-        names: The names of this file, looked up before the table's: shared jaxprs, whatever stands
-            in for a jaxpr written in place, and, as what is called with decoded arguments, `aval`
-            (the text of a type) and `dim` (the text of a symbolic dimension). A parameter that is
-            called `name` is always a text and is read without them: `name=relu jaxpr=relu`.
+        names: The names of this file, looked up before the table's: shared jaxprs, placeholders of
+            inline jaxprs, and the functions `aval` (of a type's text) and `dim` (of a symbolic
+            dimension's text). A parameter called `name` is always a text and is read without them:
+            `name=relu jaxpr=relu`.
 
     Raises:
         Unreadable: With the node that is at fault.
@@ -236,7 +236,7 @@ def decode(node: ast.expr, names: Mapping[str, Any] | None = None) -> Any:
 
 
 class _Reader(WhitelistReader):
-    """Reads the values of a file, in which these names have a meaning besides the table's."""
+    """Reads the values of a file with these names in addition to the table's."""
 
     what = "a value"
 
@@ -280,7 +280,7 @@ class _Reader(WhitelistReader):
             return make(*args, **kwargs)
         except Unreadable:
             raise
-        except Exception as error:  # of any class: JAX's own constructors check their arguments
+        except Exception as error:  # of any class: JAX's constructors check their arguments
             raise self.fail(node, f"{name}(...) cannot be made: {error}") from error
 
     def _dotted(self, node: ast.expr) -> str:

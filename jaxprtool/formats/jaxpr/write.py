@@ -1,4 +1,4 @@
-"""From a Program to a `.jaxpr` file: a header, and the listing in the exact notation.
+"""Writing of Programs to `.jaxpr` files: a header, and the listing in exact notation.
 
     jaxprtool 1
     jax = '0.10.2'
@@ -11,14 +11,13 @@
         e:f32[8,4] = dot_general[...] d c         # layers.py:12:8 (loss) in layer/dense
       in (e,) }
 
-The first line has the version of the format. Then come the JAX that wrote it, the program's name,
-and the structures of arguments and results with each value's name at its place. If there are any:
-`constants`, the name of the file beside it that has the large ones;
-`axis_env`, the free named axes with their sizes; `bounds`, the largest values of arguments that are
-sizes, and what lengths add up to; `jit`, what `jax.jit` was told of the function;
-`mesh`, the one that the program is traced in;
-`meshes`, by the names that types give them; `symbols`, what is known of symbolic dimensions;
-`files`, by the names in comments.
+The first line has the version of the format. The next entries are the JAX release that wrote it,
+the program's name, and the structures of arguments and results with each value's name in its place.
+Optional entries: `constants`, the name of the file with the large constants; `axis_env`, the free
+named axes with their sizes; `bounds`, the largest values of arguments that are sizes, and the
+largest sums of lengths; `jit`, the options of `jax.jit`; `mesh`, the mesh in which the program is
+traced; `meshes`, by their names in types; `symbols`, the constraints on symbolic dimensions;
+`files`, by their names in comments.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from jaxprtool.ir.rewriting.callbacks import are_stubs
 from jaxprtool.ir.rewriting.custom_rules import rules_followed
 from jaxprtool.jaxcompat import Jaxpr, context_settings
 
-#: The columns of a listing in a pipe.
+#: The width of a listing in a pipe.
 WIDTH = 80
 
 
@@ -58,21 +57,20 @@ def write(
     callbacks: str = "refuse",
     source: bool = True,
 ) -> None:
-    """Write a program to a file, and its large constants to an `.npz` file beside it.
+    """Write a program to a file, and its large constants to an `.npz` file next to it.
 
-    The constants are in the text where it goes to a device or a pipe. A program that is there is
-    replaced at once, with its constants: whoever reads meanwhile reads the old one or the new one.
+    The constants are part of the text if it goes to a device or a pipe. An existing program is
+    replaced atomically with its constants: concurrent readers get the old or the new one.
 
     Args:
         program: The program to write.
         path: The file to write.
         callbacks: What to do with Python functions that the program calls: "refuse" them, or
-            "stub": write each as one of the same type, which raises if it is called.
-        source: Whether comments say where in the user's source equations come from. Their name
-            scopes are written in any case.
+            "stub": write each as a stub of the same type that raises when called.
+        source: Whether comments include source locations. Name scopes are always written.
 
     Raises:
-        UnsupportedError: With the equation and its source line, if the program holds Python
+        UnsupportedError: With the equation and its source line, if the program contains Python
             functions or other live objects.
         OutputError: If a file cannot be written.
     """
@@ -84,7 +82,7 @@ def write_all(
     callbacks: str = "refuse",
     source: bool = True,
 ) -> None:
-    """Write programs as `write` does: all of them, or none if one cannot be written."""
+    """Write programs with `write`: all of them, or none if one cannot be written."""
     texts, stubs = [], are_stubs(callbacks)
     for program, path in programs:
         name = check_path(path)
@@ -94,7 +92,7 @@ def write_all(
 
 
 def text(program: Program, callbacks: str = "refuse", source: bool = True) -> str:
-    """A program as the text of a file that has nothing beside it. Raises UnsupportedError."""
+    """Return a program as the text of a file without a constants file. Raises UnsupportedError."""
     return _rendered(program, None, are_stubs(callbacks), source)[0]
 
 
@@ -111,7 +109,7 @@ def _rendered(
     source: bool = True,
     quoted: frozenset[str] = frozenset(),
 ) -> tuple[str, dict[str, np.ndarray]]:
-    """Return the text of a program's file, and the arrays to put beside it: none without a path."""
+    """Return the text of a program's file, and its stored arrays: none without a path."""
     _require_shallow(program)
     notation = FileNotation(path is None, quoted, stubs)
     comments = SourceComments(jaxcompat.open_jaxpr(program.jaxpr), source, program.roots)
@@ -120,7 +118,7 @@ def _rendered(
         if root.eqns:
             notation.usual_mesh = context_settings(root.eqns[0].ctx)["cur_abstract_mesh"]
         layout = Layout(root, WIDTH, True, Selection(), comments.comment, notation)
-        # A word without quotes is a text, unless a jaxpr bears it as its name.
+        # A word without quotes is read as a text unless it is the name of a jaxpr.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
             return _rendered(program, path, stubs, source, frozenset(clashes))
@@ -136,7 +134,7 @@ def _rendered(
 
 
 def _require_shallow(program: Program) -> None:
-    """Refuse a program of more jaxprs within each other than a reader takes."""
+    """Raise UnsupportedError if jaxprs are nested more deeply than a reader accepts."""
     level, depth = [jaxcompat.open_jaxpr(program.jaxpr)], 0
     while level:
         depth += 1
@@ -148,7 +146,7 @@ def _require_shallow(program: Program) -> None:
 
 
 def _culprit(jaxpr: Jaxpr, notation: FileNotation) -> UnsupportedError | None:
-    """Return the error that names the first equation whose types cannot be written."""
+    """Return the error for the first equation whose types cannot be written."""
     for eqn in equations(jaxpr):
         try:
             for atom in (*eqn.invars, *eqn.outvars):

@@ -1,1 +1,1 @@
-"""A Program as Python source: `emit.to_python`, and `rules.table.python_rules` for plug-ins."""
+"""Python source of Programs: `emit.to_python`, and `rules.table.python_rules` for plug-ins."""

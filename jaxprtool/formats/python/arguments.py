@@ -1,11 +1,12 @@
 """The signature of an emitted function: the program's arguments and results as pytrees.
 
-The function is called as the original is: `def loss(params, x)`, with what it uses of `params`
-taken out by path, or, where a node does not say how its children are reached, from its leaves.
+The function is called like the original: `def loss(params, x)`. It accesses the leaves of `params`
+by path, or by their flat index if a node has no key paths.
 
-Results are trees too, though the module imports nothing but JAX. A node of a class is given the
-structure of an argument that has the same (`state` of `step(state) -> state`); else it is a named
-tuple of the class's name with its fields, or, if its children are no fields, a dict or tuple.
+Results are pytrees too, although the module imports only JAX. A node of a class takes its structure
+from an argument with the same structure (`state` of `step(state) -> state`); otherwise it is a
+named tuple with the name and fields of the class, or a dict or tuple if its children are not
+fields.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, Opaque, Shell, fill
 
 @dataclass
 class CallSignature:
-    """How a program is called.
+    """The signature of a program.
 
-    `parameters` are the texts between the parentheses, `call` an example of what a caller writes
-    there. `places` has the expression of each flat argument. `flattened` are local names, each
-    for the leaves of the argument that an expression reaches.
+    `parameters` are the texts between the parentheses, `call` an example of them in a call.
+    `places` has the expression of each flat argument. `flattened` maps local names to expressions
+    of the arguments whose leaves they hold.
     """
 
     parameters: list[str] = field(default_factory=list)
@@ -52,7 +53,7 @@ class CallSignature:
     flattened: dict[str, str] = field(default_factory=dict)
 
     def place(self, arg: Any, root: str) -> None:
-        """Note how each leaf of an argument is reached, from the text that reaches the argument."""
+        """Record the expression of each leaf of an argument, given that of the argument."""
         leaves = _leaves(arg)
         if leaves is None:
             name = self.free(f"{identifier(root)}_leaves")
@@ -64,7 +65,7 @@ class CallSignature:
             self.places[i] = root + access
 
     def free(self, hint: str) -> str:
-        """Return a name like the hint that none of the parameters bears."""
+        """Return a name similar to the hint that no parameter has."""
         taken = (*self.parameters, *self.flattened, *ROOTS)
         return next(name for name in numbered(hint) if name not in taken)
 
@@ -104,7 +105,7 @@ def signature(program: Program) -> CallSignature:
 
 
 def _rest(names: Sequence[tuple[str, int | None]]) -> int:
-    """From which position on arguments are those of `*args`, by their names and indexes."""
+    """Return the position of the first of the `*args`, determined by names and indexes."""
     for start in range(len(names)):
         name = names[start][0]
         behind = enumerate(names[start:])
@@ -114,12 +115,12 @@ def _rest(names: Sequence[tuple[str, int | None]]) -> int:
 
 
 def _with_held(tree: Any) -> list[Any]:
-    """The leaves of a tree, those that it holds among them, as a caller's argument has them."""
+    """Return the leaves of a caller's tree, including those held in its structure."""
     return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, StaticLeaf))
 
 
 def _leaves(tree: Any) -> list[tuple[int, str, str]] | None:
-    """Each leaf with the text that reaches it, and with JAX's; None if one cannot be reached."""
+    """Return each leaf with its path in Python and in JAX; None if one has no Python path."""
     found = []
     for path, leaf in tree_flatten_with_path(tree)[0]:
         steps = [_step(key) for key in path]
@@ -144,7 +145,7 @@ def _is_name(text: str) -> bool:
 
 
 def _parameter(arg: Any, names: Sequence[str], position: int) -> tuple[str, int | None]:
-    """Return what an argument's paths begin with: a name, and an index if that is `args[0]`."""
+    """Return the start of an argument's paths: a name, and an index if it is `args[0]`."""
     leaves = _leaves(arg)
     if leaves is None:
         words = {re.split(r"\W", names[i])[0] for i in jax.tree.leaves(arg)}
@@ -159,7 +160,7 @@ def _parameter(arg: Any, names: Sequence[str], position: int) -> tuple[str, int 
 
 
 def local_names(places: Sequence[str]) -> list[str]:
-    """A short name for each argument: `params["mlp"]["up"]` is `up`, or `mlp_up` beside others."""
+    """Return a short unique name per argument: `params["mlp"]["up"]` is `up` or `mlp_up`."""
     choices = [list(_hints(place)) for place in places]
     chosen = [0] * len(places)
     while True:
@@ -175,7 +176,7 @@ def local_names(places: Sequence[str]) -> list[str]:
 
 
 def _hints(place: str) -> Iterator[str]:
-    """Names for an argument, shortest first: its path's last word, the last two, with the first."""
+    """Yield names for an argument, shortest first: the last word, the last two, with the first."""
     words = re.findall(r"\w+", place) or ["x"]
     for count in range(1, len(words)):
         last = words[-count:]
@@ -189,7 +190,7 @@ def _hints(place: str) -> Iterator[str]:
 
 
 def result_structure(program: Program, called: CallSignature) -> tuple[Any, str | None]:
-    """Return the results as nested containers of indexes, and a note on what stands for classes."""
+    """Return the results as nested containers of indexes, and a note on replaced classes."""
     args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
     results = _Results()
     roots = dict(zip(called.parameters, args, strict=False)) | kwargs
@@ -205,14 +206,14 @@ def result_structure(program: Program, called: CallSignature) -> tuple[Any, str 
 
 
 class _Results:
-    """What results are made of: the nodes of arguments by their structure, with their texts."""
+    """Builds results. `known` has the expressions of nodes in arguments by their structure."""
 
     def __init__(self) -> None:
         self.known: dict[Any, tuple[str, Any]] = {}
         self.classes: set[str] = set()
 
     def note(self, tree: Any, text: str) -> None:
-        """Note the nodes of classes in an argument, as far as they can be reached."""
+        """Record the nodes of classes in an argument that have a path."""
         keys, children, own = one_level(tree)
         if isinstance(tree, int):
             return
@@ -224,7 +225,7 @@ class _Results:
                 self.note(child, text + step)
 
     def built(self, tree: Any) -> Any:
-        """The structure of a tree of indexes, in Python's containers and what makes others."""
+        """Return a tree of indexes in Python's containers and calls that build other nodes."""
         if isinstance(tree, int):
             return Slot(tree)
         if isinstance(tree, StaticLeaf):
@@ -242,7 +243,7 @@ class _Results:
         return self._class(tree, keys, parts)
 
     def _like_an_argument(self, tree: Any) -> Expression:
-        """Return a node with the structure of an argument's, and the objects that this holds."""
+        """Return a node with the structure of an argument's node, including its held objects."""
         text, _ = self.known[jax.tree.structure(tree)]
         leaves = [
             Name(f"jax.tree.leaves({text})[{at}]") if isinstance(leaf, StaticLeaf) else Slot(leaf)
@@ -267,7 +268,7 @@ class _Results:
 
 
 def _is_class(tree: Any) -> bool:
-    """Return whether the root of a structure is no container of Python's."""
+    """Return True if the root of a structure is not a Python container."""
     data = tree.node_data()
     return data is not None and data[0] not in (type(None), tuple, list, dict)
 
@@ -279,7 +280,7 @@ def _container(tree: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
 
 
 def _dictionary(keys: Iterable[object], parts: list[Any]) -> object:
-    """Return a dict, or a tuple if a key is of the user's own, which no module can name."""
+    """Return a dict, or a tuple if a key has a user's class, which the module cannot name."""
     try:
         for key in keys:
             as_expression(key)

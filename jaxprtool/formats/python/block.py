@@ -1,8 +1,8 @@
-"""One jaxpr as the body of a Python function: a line for each equation, or for several.
+"""The body of a Python function for one jaxpr: one line for one or more equations.
 
-A result that is used once may stand in the expression that uses it instead of on a line of its
-own: where that keeps the order in which everything is computed, and the line short. Such results
-wait until they are used; when something is written before that, they get their lines first.
+A result that is used once may be inlined into the expression that uses it, if the order of
+evaluation is kept and the line is short. Such results are pending until they are used; if another
+line must be written first, they are written as lines before it.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.rewriting.callbacks import stubbed
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, DropVar, JaxprEqn, Literal, Var, open_jaxpr
 
-#: How much an expression may hold before its parts get lines of their own; how many may wait.
+#: Limits for inlining: parts and characters of an expression, and pending expressions.
 _MOST_PARTS, _LONGEST, _MOST_PENDING = 4, 60, 8
-#: Room that is left on a line for its target and its comment.
+#: The width reserved for a line's target and comment.
 _MARGIN = 28
 
 
-#: An expression that ends with a key, and that key: where a line may break that is too long.
+#: An expression that ends with a key, and the key, at which a long line may break.
 _LAST_KEY = re.compile(r"""(.*)\[("(?:[^"\\]|\\.)*"|'[^']*'|\w+)\]""")
 
-#: Functions further in than this are defined at the top of the module, and take what they capture.
+#: Functions nested more deeply are defined at module level and take captured values as arguments.
 _DEEPEST = 8
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A text without a line yet: how tightly it binds, of how many parts, and what it is of."""
+    """An expression without a line yet: its precedence, number of parts, variable and origin."""
 
     var: Var | None
     text: str
@@ -70,9 +70,9 @@ class Pending:
 
 
 class Block:
-    """The lines of one function's body, `depth` levels in.
+    """The lines of one function's body at nesting level `depth`.
 
-    `texts` has the text of each variable that is known outside; `module` defines what is shared.
+    `texts` has the text of each variable defined outside; `module` has shared definitions.
     """
 
     def __init__(
@@ -92,27 +92,27 @@ class Block:
         mentioned = chain(self._jaxpr.outvars, *(line.operands for line in self._lines))
         self._uses = Counter(v for v in mentioned if not isinstance(v, Literal))
         self._operands: Sequence[Atom] = ()
-        # Names that say something, of the variables that have one.
+        # Descriptive names of variables.
         self._hints: dict[Var, str] = {}
-        # The settings that the lines are in: those around the function, and those of a `with`.
+        # The settings of the lines: those around the function, and those of the current `with`.
         self._around: tuple[str, ...] = module.settings_now
         self._entered: tuple[str, ...] = self._around
-        # The function of the user's code that the last line comes from.
+        # The user's function from which the last line comes.
         self._origin: Origin | None = None
 
     def write(self, results: object) -> None:
         """Write all equations, and the return of `results`.
 
         Args:
-            results: An expression, or a container of expressions; slot i stands for the result i
-                of the jaxpr, and the slots after them for its arguments.
+            results: An expression, or a container of expressions; slot i is the result i of the
+                jaxpr; the slots after the results are its arguments.
         """
         for line in self._lines:
             self._equation(line)
         self._return(results)
 
     def name(self, var: Var, hint: str | None = None) -> str:
-        """Return a new name for a variable, the hint if that is free."""
+        """Return a new name for a variable: the hint if it is free."""
         text = self._names.claim(hint) if hint else self._names.fresh()
         self._texts[var] = text
         if hint:
@@ -120,9 +120,9 @@ class Block:
         return text
 
     def arguments(self, places: Sequence[str], hints: Sequence[str], known: Sequence[str]) -> None:
-        """Name the arguments: those that are parameters as they are, others by lines of their own.
+        """Name the arguments: parameters keep their names, others are assigned on separate lines.
 
-        `places` are the expressions that reach them.
+        `places` are their expressions.
         """
         for var, place, hint in zip(self._jaxpr.invars, places, hints, strict=True):
             if place in known:
@@ -133,7 +133,7 @@ class Block:
                 self.assign(var, [last[1], key] if last and key else [place], hint)
 
     def assign(self, var: Var, pieces: Sequence[Piece], hint: str | None = None) -> None:
-        """Write `name = pieces  # type`; nothing is named that nothing uses."""
+        """Write `name = pieces  # type`; an unused value gets no name."""
         target = self.name(var, hint) if self._uses[var] else self._names.unused()
         self.lines += statement(f"{target} = ", pieces, f"  # {type_of(var.aval)}", self._depth)
 
@@ -144,14 +144,14 @@ class Block:
         pieces: list[Piece],
         hints: dict[int, str] | None = None,
     ) -> None:
-        """Write `a, b = pieces  # types` for the variables in that structure."""
+        """Write `a, b = pieces  # types` for the variables in this structure."""
         targets = self._targets(structure, variables, hints or {})
         self.lines += unpacking(targets, pieces, self._depth)
 
     def stage(self, closed_over: Sequence[Var]) -> None:
-        """Have JAX meet what the body closes over in this order, which is that of its constants.
+        """Write `lax.stage` calls so that JAX closes over variables in the order of the constants.
 
-        Without `lax.stage` it meets each where the body mentions it first.
+        Without `lax.stage`, JAX orders them by their first use in the body.
         """
         jaxpr, wanted = self._jaxpr, [v for v in closed_over if self._uses[v]]
         atoms = chain(*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
@@ -169,9 +169,9 @@ class Block:
             self.unpack(tuple(range(count)), wanted, staged)
 
     def bind_symbols(self, places: Mapping[int, str], start: int) -> None:
-        """Write how the symbols that the body mentions are found, from its line `start` on.
+        """Insert the definitions of the symbols used in the body at its line `start`.
 
-        `places` are the texts that reach arguments, for those that have no names.
+        `places` are the expressions of arguments without names.
         """
         known = [(v, self._texts.get(v, places.get(i))) for i, v in enumerate(self._jaxpr.invars)]
         reached = [(v, text) for v, text in known if text]
@@ -206,13 +206,13 @@ class Block:
             self.unpack(template.results, outs, list(whole.pieces))
 
     def _without_unused(self, eqn: JaxprEqn) -> JaxprEqn:
-        """Return an equation that is there for its effect, with results that say so."""
+        """Return an equation; if it is used only for its effect, its results are `DropVar`s."""
         if not eqn.effects or any(self._uses[v] for v in eqn.outvars):
             return eqn
         return eqn.replace(outvars=[DropVar(v.aval) for v in eqn.outvars])
 
     def _enter(self, settings: tuple[str, ...]) -> None:
-        """Write what follows in these settings, in a `with` if they are not those around."""
+        """Enter these settings for the next lines, by a `with` if they are not the outer ones."""
         if settings == self._entered:
             return
         self._flush()
@@ -233,9 +233,9 @@ class Block:
         )
 
     def _filled(self, template: TextTemplate, atoms: Sequence[Atom]) -> Pending:
-        """Return the template with these operands; those that wait and may stand in it are taken.
+        """Return the template with these operands, inlining pending ones where allowed.
 
-        They may if they are the last that wait, in the order in which the template has them.
+        Operands may be inlined if they are the last pending ones, in the template's order.
         """
         while self._pending:
             waiting = {w.var: i for i, w in enumerate(self._pending)}
@@ -272,7 +272,7 @@ class Block:
         return Pending(None, flat(pieces), pieces, template.level, parts)
 
     def _flush(self, count: int | None = None) -> None:
-        """Give the first `count` results that wait their lines, or all of them."""
+        """Write the first `count` pending results as lines, or all of them."""
         count = len(self._pending) if count is None else count
         written, self._pending = self._pending[:count], self._pending[count:]
         for w in written:
@@ -281,7 +281,7 @@ class Block:
             self.assign(w.var, w.pieces)
 
     def _comment(self, origin: Origin | None) -> None:
-        """Say from which function the lines that follow come, where that is another."""
+        """Write a comment with the origin of the next lines, if it changes."""
         if origin is None or origin == self._origin:
             return
         known = self._origin is not None and self._origin.file == origin.file
@@ -319,10 +319,11 @@ class Block:
             "return ", whole.pieces, suffix * (len(suffix) <= room), self._depth
         )
 
-    # --- what expressions need ----------------------------------------------------------------
+    # --- definitions for expressions
+    # ----------------------------------------------------------------
 
     def function(self, function: PythonFunction) -> str:
-        """Return the name of a function, which is defined here, or at the top of the module."""
+        """Return the name of a function, and define it here or at module level."""
         tells = self._module.tells_symbols(function)
         if function.kept and tells:
             return self._module.function(function)
@@ -331,7 +332,7 @@ class Block:
         captured = [self._captured(self._operands[i]) for i in function.captured]
         texts = dict(zip(function.jaxpr.invars, captured, strict=False))
         if function.rules and tells and self._module.are_constants(captured):
-            # Its rules may call it: they find it in the module.
+            # Its rules may call it, so it must be at module level.
             key = (*function.key, *captured)
             return self._module.function(replace(function, kept=True, key=key), texts)
         if self._depth >= _DEEPEST and not function.decorators and tells:
@@ -353,7 +354,7 @@ class Block:
         return name
 
     def _hoisted_function(self, function: PythonFunction, captured: Sequence[str]) -> str:
-        """Return a function of the module, which is given what it captures."""
+        """Return a module-level function with its captured values as arguments."""
         count = len(captured)
         alone = replace(
             function,
@@ -370,12 +371,12 @@ class Block:
         return f"partial({', '.join((name, *captured))})"
 
     def _captured(self, atom: Atom) -> str:
-        """Return the name by which a local function can mention an operand."""
+        """Return the name of an operand in a local function."""
         if not isinstance(atom, Literal):
             if any(w.var is atom for w in self._pending):
                 self._flush()
             return self._texts[atom]
-        # As an array it is a constant of the loop, and not a literal in its body.
+        # As an array it is a constant of the loop instead of a literal in its body.
         pieces = written(call("jnp.asarray", literal(atom).typed), self)
         name = self._names.fresh()
         comment = f"  # {type_of(atom.aval)}"
@@ -400,10 +401,10 @@ def define(
     depth: int,
     hints: dict[int, str] | None = None,
 ) -> list[str]:
-    """Return the lines that define a function, with its decorators and its derivative rules.
+    """Return the lines that define a function with its decorators and derivative rules.
 
-    `texts` has the names of what it captures, `names` are for its body; `hints` are names for
-    its arguments, for want of those that it had.
+    `texts` has the names of captured values, `names` are for its body; `hints` are names for
+    arguments without names of their own.
     """
     lines = []
     for decorator in function.decorators:
@@ -469,7 +470,7 @@ def _undecorated(
 
 
 def _places(structure: Grouping, text: str) -> Iterator[tuple[int, str]]:
-    """Yield the text that reaches each argument of a structure, from that of the whole."""
+    """Yield the expression of each argument in a structure, given that of the whole."""
     if isinstance(structure, int):
         yield structure, text
     for i, part in enumerate(structure if isinstance(structure, tuple) else ()):

@@ -1,7 +1,7 @@
-"""The constants of a program as Python: small ones as lists, others as their bytes or in an .npz.
+"""The constants of a program in Python: small ones as lists, others as bytes or in an .npz file.
 
-They are JAX's arrays: each is then one constant of what is traced, however often it is used, and
-a scalar is a constant too and no literal.
+They are JAX arrays, so that each is traced as one constant regardless of its number of uses, and a
+scalar as a constant instead of a literal.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
 from jaxprtool.ir.basics.dtypes import is_foreign
 
-#: Arrays of more elements are written as their bytes, and of more bytes into the file beside.
+#: The most elements of an array written as a list, and the most bytes of one in the text.
 _MOST_ELEMENTS, MOST_BYTES = 16, 2048
 
 
-#: What puts an array beside the text, and returns the expression that reads it from there.
+#: Stores an array in the file next to the module, and returns the expression that reads it.
 Store = Callable[[np.ndarray], Expression]
 
 
 def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
-    """Return the lines that define a constant; large ones are stored, if that is allowed."""
-    if isinstance(value, jax.Ref):  # with what it holds now
+    """Return the lines that define a constant; large ones are passed to `store`, if given."""
+    if isinstance(value, jax.Ref):  # with its current value
         made = call("jax.new_ref", Name(name))
         lines = definition_of(name, value[...], scope, store)
         return lines + statement(f"{name} = ", written(made, scope), "", 0)

@@ -1,11 +1,11 @@
-"""A Program as a Python module: `to_python` and `write_python`.
+"""Emission of Programs as Python modules: `to_python` and `write_python`.
 
     print(jaxprtool.to_python(program))
 
-The module needs nothing but JAX, and jaxprtool if values are sown. Its function bears the
-program's name and is called as the original is. Tracing it gives the program again: each line was
-checked before it was written (`selection`), so what looks simple is exact. Loops and branches are
-local functions, calls of `jax.jit` and custom derivatives are functions of the module.
+The module needs only JAX, and jaxprtool if values are sown. Its function has the program's name and
+is called like the original. Tracing it reproduces the program: each line is checked before it is
+written (`selection`). Bodies of loops and branches are local functions; calls of `jax.jit` and
+custom derivatives are module-level functions.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ def to_python(
     callbacks: str = "refuse",
     source: bool = True,
 ) -> str:
-    """Return the source of a Python module whose function computes what the program does.
+    """Return the source of a Python module with a function equivalent to the program.
 
     Args:
         program: The program.
-        constants: The name of an .npz file, from which the module reads large constants if it
-            lies beside it (see `write_python`). If None, all constants are in the text.
-        callbacks: "refuse", or "stub": then functions that raise stand for callbacks.
-        source: Whether comments say which functions of the user's the lines come from.
+        constants: The name of an .npz file in the module's folder from which it reads large
+            constants (see `write_python`). If None, all constants are in the text.
+        callbacks: "refuse", or "stub": replace callbacks by functions that raise.
+        source: Whether comments name the user's functions from which the lines come.
 
     Raises:
-        UnsupportedError: For what cannot be written, callbacks into live Python above all; it
-            names the equation and its source line.
+        UnsupportedError: If an equation cannot be written, such as a Python callback; it names the
+            equation and its source line.
     """
     file = None if constants is None else lambda names: constants
     return _source(Module(program, file, are_stubs(callbacks), source))
@@ -84,10 +84,10 @@ def write_python(
     callbacks: str = "refuse",
     source: bool = True,
 ) -> None:
-    """Write the module to a file, and its large constants, if any, to an .npz file beside it.
+    """Write the module to a file, and its large constants, if any, to an .npz file next to it.
 
-    The constants are in the module where it goes to a device or a pipe. Raises as `to_python` does,
-    and OutputError; then neither file is there, or as it was.
+    The constants are in the module if it goes to a device or a pipe. Raises the errors of
+    `to_python`, and OutputError; existing files are then left unchanged.
     """
     write_all([(program, path)], callbacks, source)
 
@@ -97,14 +97,14 @@ def write_all(
     callbacks: str = "refuse",
     source: bool = True,
 ) -> None:
-    """Write modules as `write_python` does: all of them, or none if one cannot be written."""
+    """Write modules with `write_python`: all of them, or none if one cannot be written."""
     texts = []
     for program, path in programs:
         name = check_path(path)
         file = None if is_stream(name) else partial(constants_file, name)
         module = Module(program, file, are_stubs(callbacks), source)
         texts.append(Text(name, _source(module), module.arrays))
-    # A module is imported for a while before it reads its constants, and only once.
+    # A module reads its constants only once, some time after its import starts.
     write_texts(texts, keep_previous=True)
 
 
@@ -114,7 +114,7 @@ _STORED = "STORED = np.load(Path(__file__).resolve().with_name({file}))"
 
 
 def _source(module: Module) -> str:
-    """Return the text of a module; what the process has configured does not change it."""
+    """Return the text of a module, independent of the process's JAX configuration."""
     program = module.program
     wide = x64_enabled() or has_64_bit_types(program.jaxpr)
     settings = jaxcompat.default_settings(x64=wide)
@@ -174,7 +174,7 @@ def _main(module: Module, name: str, called: CallSignature) -> tuple[list[str], 
 
 
 def _imports(roots: set[str]) -> list[str]:
-    """Return the imports of the names that are mentioned: the standard library's, and others."""
+    """Return the imports of the names in use: the standard library's, then others."""
     texts = {text for root in roots if (text := ROOTS.get(root))}
     standard = {t for t in texts if t.startswith(_STANDARD)}
     groups = sorted(standard), sorted(texts - standard, key=lambda t: (t.startswith("from"), t))
@@ -185,7 +185,7 @@ _STANDARD = ("from collections", "from functools", "from pathlib")
 
 
 def _joined(parts: list[list[str]]) -> str:
-    """Return the parts of a module, two blank lines around functions and one elsewhere."""
+    """Return the joined parts of a module, with two blank lines around functions, else one."""
     lines = list(parts[0])
     for before, part in itertools.pairwise(parts):
         functions = any(line.startswith("def ") for line in (*before, *part))

@@ -1,7 +1,7 @@
-"""Python expressions as rules propose them.
+"""Python expressions that rules propose.
 
-A rule builds an expression of `Slot`s (the equation's operands), calls, operators and plain Python
-values. Its `pieces` are its text, for the layout, with a hole for each operand.
+A rule builds an expression from `Slot`s (the equation's operands), calls, operators and plain
+Python values. Its `pieces` are its text for the layout, with a hole for each operand.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.layout import Bracket, Hole, Piece
 
-#: How tightly an expression binds: what stands in a place that binds tighter gets parentheses.
+#: Precedence levels: an expression in a place of higher precedence gets parentheses.
 ANY, COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, SIGN, POWER, ATOM = range(11)
 
 
-#: The names that an emitted module may mention, and the import that each needs.
+#: The names that an emitted module may use, and their imports.
 ROOTS: dict[str, str] = {
     "jax": "import jax",
     "jnp": "import jax.numpy as jnp",
@@ -54,26 +54,26 @@ ROOTS: dict[str, str] = {
 
 
 class Scope(Protocol):
-    """Where an expression is written: it imports and defines what the text mentions."""
+    """The scope of an expression, which imports and defines the names in its text."""
 
     def mention(self, path: str) -> None:
-        """Import what the first part of a dotted name means."""
+        """Import the first part of a dotted name."""
 
     def symbol(self, name: str) -> str:
         """Return the name of the variable that holds the size of a symbol."""
 
     def module_value(self, value: ModuleValue) -> str:
-        """Return the name of something that the module makes once."""
+        """Return the name of a value that the module creates once."""
 
     def helper(self, helper: Helper) -> str:
-        """Return the name of a function that the module defines at its top."""
+        """Return the name of a helper function, and define it at module level."""
 
     def function(self, function: PythonFunction) -> str:
-        """Return the name of a function, which is defined."""
+        """Return the name of a function, and define it."""
 
 
 class Expression:
-    """What all expressions have in common. `level` says how tightly it binds."""
+    """The base class of expressions. `level` is the precedence."""
 
     level: int = ATOM
 
@@ -84,7 +84,7 @@ class Expression:
 
 @dataclass(frozen=True)
 class Slot(Expression):
-    """The equation's operand of that index."""
+    """The equation's operand with this index."""
 
     index: int
 
@@ -94,7 +94,7 @@ class Slot(Expression):
 
 @dataclass(frozen=True)
 class Name(Expression):
-    """Something public: `jnp.float32`, `lax.max`."""
+    """A public name: `jnp.float32`, `lax.max`."""
 
     path: str
 
@@ -127,7 +127,7 @@ class CallExpression(Expression):
         items = [written(a, scope) for a in self.args]
         named = {k: v for k, v in self.kwargs.items() if k.isidentifier() and not iskeyword(k)}
         items += [[f"{k}=", *written(v, scope)] for k, v in named.items()]
-        # Names are data: XLA's metadata may have any.
+        # Names may be arbitrary strings, as in XLA's metadata.
         others = {k: v for k, v in self.kwargs.items() if k not in named}
         items += [["**", *written(others, scope)]] if others else []
         return [*function, Bracket("(", items, ")", call=True)]
@@ -156,7 +156,7 @@ def _slice(key: slice, scope: Scope) -> list[Piece]:
 
 @dataclass(frozen=True, eq=False)
 class ModuleValue(Expression):
-    """Something that is made once, at the top of the module, and named where it is needed."""
+    """A value that is created once at module level and used by name."""
 
     key: object
     name: str
@@ -168,7 +168,7 @@ class ModuleValue(Expression):
 
 @dataclass(frozen=True)
 class Assignment(Expression):
-    """`ref[0] = value`: a statement, which gives nothing."""
+    """`ref[0] = value`: a statement without a value."""
 
     to: Subscript
     what: object
@@ -177,18 +177,18 @@ class Assignment(Expression):
         return [*self.to.pieces(scope), " = ", *written(self.what, scope)]
 
 
-#: How flat values are grouped: an index, None for nothing, or a tuple of these.
+#: The grouping of flat values: an index, None for no value, or a tuple of these.
 Grouping: TypeAlias = "int | tuple[Grouping, ...] | None"
 
 
 def slots(results: Results) -> object:
-    """Return a slot for each index, in the same structure."""
+    """Return a slot for each index in the same structure."""
     if isinstance(results, int):
         return Slot(results)
     return tuple(map(slots, results)) if isinstance(results, tuple) else results
 
 
-#: What a function returns: indexes, and expressions for values that have none.
+#: The results of a function: indexes, and expressions for values without an index.
 Results: TypeAlias = "int | tuple[Results, ...] | Expression | None"
 
 
@@ -196,17 +196,17 @@ Results: TypeAlias = "int | tuple[Results, ...] | Expression | None"
 class PythonFunction(Expression):
     """A Python function with the body of a closed jaxpr.
 
-    `parameters` has a structure of indexes of the jaxpr's arguments for each Python parameter; one
-    that is a tuple bears a name of `titles`. `results` has indexes of the jaxpr's results, and
-    after them of its arguments.
-    The first arguments are not passed: they are the operands of the equation with the indexes
-    `captured`; those after them are, as far as the names would do for both, the operands `passed`.
-    So many as are `closed_over` are passed, but by a function that closes over them.
+    `parameters` has a structure of indexes of the jaxpr's arguments for each Python parameter; a
+    tuple has its name in `titles`. `results` has indexes of the jaxpr's results, followed by those
+    of its arguments.
+    The first arguments are captured instead of passed: the operands of the equation with the
+    indexes `captured`. The arguments after them are the operands `passed`, as far as one name fits
+    both. The first `closed_over` operands are passed by a function that closes over them.
     `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
-    the module's top, once for each `key`, and keeps its name even if another has the same, unless
-    that says nothing (not `renamed`).
-    `setting` is the context in which JAX traces the body, if that is another than around it. A
-    function that does nothing but raise has no jaxpr, and the exception in `raises`.
+    module level, once per `key`, and keeps its name even if another function has it, unless the
+    name is generic (not `renamed`).
+    `setting` is the context in which JAX traces the body, if it differs from the outer one. A
+    function that only raises has no jaxpr, and the exception in `raises`.
     """
 
     jaxpr: Any
@@ -229,7 +229,7 @@ class PythonFunction(Expression):
         return [scope.function(self)]
 
     def traceable(self) -> Callable[..., Any]:
-        """Return a function that computes the same, of one that captures nothing."""
+        """Return an equivalent callable of a function without captured values."""
         indexes = jax.tree.leaves(self.parameters)
 
         def function(*args: Any) -> Any:
@@ -243,21 +243,21 @@ class PythonFunction(Expression):
 
 @dataclass(frozen=True, eq=False)
 class MultiResult:
-    """An expression that is known to give an equation's results, in a structure of its own."""
+    """An expression known to return an equation's results, with the structure of its results."""
 
     of: Expression
     results: Grouping
 
 
-#: What a rule may yield.
+#: The types that a rule may yield.
 Proposal: TypeAlias = Expression | MultiResult
 
 
 @dataclass(frozen=True)
 class Helper(Expression):
-    """A function of that name, which a module that mentions it defines by this text.
+    """A function with this name, defined by this text in modules that use it.
 
-    `roots` are the names that the text needs imported.
+    `roots` are the names that the text needs to import.
     """
 
     name: str
@@ -268,7 +268,7 @@ class Helper(Expression):
         return [scope.helper(self)]
 
 
-#: How tightly each operator binds.
+#: The precedence of each operator.
 _INFIX: dict[str, int] = {
     **dict.fromkeys(("+", "-"), SUM),
     **dict.fromkeys(("*", "/", "//", "%", "@"), PRODUCT),
@@ -295,7 +295,7 @@ class Infix(Expression):
 
     def pieces(self, scope: Scope) -> list[Piece]:
         level = self.level
-        # Comparisons chain, and powers are written without spaces: neither takes its like bare.
+        # Comparisons chain, and powers are written without spaces: nested ones get parentheses.
         tight = level + 1 if level != POWER else ATOM
         left = _within(self.left, tight if level in (COMPARE, POWER) else level, scope)
         between = "**" if level == POWER else f" {self.symbol} "
@@ -315,7 +315,7 @@ class Prefix(Expression):
 
 
 def call(path: str, *args: object, **kwargs: object) -> CallExpression:
-    """Return a call of something public: `call("jnp.sum", x, axis=0)`."""
+    """Return a call of a public function: `call("jnp.sum", x, axis=0)`."""
     return CallExpression(Name(path), args, kwargs)
 
 
@@ -324,16 +324,16 @@ def method(x: Expression, name: str, *args: object, **kwargs: object) -> CallExp
     return CallExpression(Attribute(x, name), args, kwargs)
 
 
-#: How values of a Python type that has no literals are made, as an expression. Plug-ins add to
-#: it; a type's subclasses are found through `isinstance`, in the order of the table.
+#: Constructors of expressions for values of Python types without literals. Plug-ins add to it;
+#: subclasses are matched by `isinstance`, in the order of the table.
 constructors: dict[type, Callable[[Any], object]] = {}
 
-#: The same of types of modules that may not be imported, by the full name of the type.
+#: Constructors for types of modules that may not be imported, by the full name of the type.
 late_constructors: dict[str, Callable[[Any], object]] = {}
 
 
 def _constructed(value: object) -> object:
-    """Return what makes a value, by the table, or the value itself if it has a literal."""
+    """Return the table's expression for a value, or the value itself if it has a literal."""
     if type(value) in (int, str, bool):
         return value
     cls = type(value)
@@ -346,7 +346,7 @@ def _constructed(value: object) -> object:
 
 
 def as_expression(value: Any) -> Any:
-    """Return a parameter's value as an expression, or as plain data that holds some.
+    """Return a parameter's value as an expression, or as plain data with expressions.
 
     Raises:
         TypeError: If it cannot be written.
@@ -385,10 +385,10 @@ def written(value: Any, scope: Scope) -> list[Piece]:
 
 
 def plain(value: Any) -> str:
-    """The text of None, a bool, a finite number, a string or bytes; TypeError for all else."""
+    """Return the text of None, a bool, a finite number, a string or bytes; else raise TypeError."""
     kind = type(value)
     if kind is str:
-        text = repr(value)  # in single quotes, if there are none in it
+        text = repr(value)  # in single quotes if it contains none
         return text if '"' in value or text[0] == '"' else f'"{text[1:-1]}"'
     if value is Ellipsis:
         return "..."
@@ -398,7 +398,7 @@ def plain(value: Any) -> str:
 
 
 def _within(value: object, level: int, scope: Scope) -> list[Piece]:
-    """`value` in a place that binds as tightly as `level`, in parentheses if it must be."""
+    """Return the text of `value`, in parentheses if its precedence is below `level`."""
     if isinstance(value, Slot):
         return [Hole(value.index, level)]
     pieces = written(value, scope)

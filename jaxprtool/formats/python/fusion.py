@@ -1,8 +1,8 @@
-"""Equations that Python writes as one: a branch, with what makes its condition an index.
+"""Fusion of equations that are one call in Python: a branch and the computation of its index.
 
-`lax.cond` converts its predicate to an index, `lax.switch` clamps its number, and
-`lax.platform_dependent` asks for the platform's number before they bind `cond`. Written as they
-stand, these equations would be there twice. A branch by any other index is written as `branch_at`.
+Before they bind `cond`, `lax.cond` converts its predicate to an index, `lax.switch` clamps its
+index, and `lax.platform_dependent` queries the platform index. Without fusion, these equations
+would be duplicated. A branch by any other index is written as `branch_at`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, open_jaxpr
 
 @dataclass(frozen=True)
 class Line:
-    """An equation to write, with the operands that it has in Python.
+    """An equation to write, with its operands in Python.
 
-    `expression` stands for it if what it is fused with decides that.
+    `expression` is its expression if it is fused with another equation.
     """
 
     eqn: JaxprEqn
@@ -31,7 +31,7 @@ class Line:
 
 
 def lines(jaxpr: Jaxpr) -> list[Line]:
-    """The equations of a jaxpr, with the conversions and clamps of indexes taken into branches."""
+    """Return the equations of a jaxpr, with conversions and clamps fused into branches."""
     uses = Counter(
         id(v) for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for v in atoms
     )
@@ -39,7 +39,7 @@ def lines(jaxpr: Jaxpr) -> list[Line]:
     for eqn in jaxpr.eqns:
         fused = None
         if eqn.primitive.name == "cond" and found and uses[id(eqn.invars[0])] == 1:
-            # JAX's functions bind the index right before the branch, and hand it to nobody else.
+            # JAX's functions bind the index directly before the branch and use it nowhere else.
             fused = _condition(eqn, found[-1].eqn)
         if fused is None:
             found.append(Line(eqn, tuple(eqn.invars)))
@@ -50,7 +50,7 @@ def lines(jaxpr: Jaxpr) -> list[Line]:
 
 
 def _condition(eqn: JaxprEqn, maker: JaxprEqn) -> tuple[tuple[Atom, ...], MultiResult] | None:
-    """What a branch depends on before it is made an index, and how the branch is written then."""
+    """Return the operands that replace a branch's index, and the expression of the branch."""
     index = eqn.invars[0]
     if not any(v is index for v in maker.outvars) or _hands_on(eqn):
         return None
@@ -71,7 +71,7 @@ def _condition(eqn: JaxprEqn, maker: JaxprEqn) -> tuple[tuple[Atom, ...], MultiR
 
 
 def _hands_on(eqn: JaxprEqn) -> bool:
-    """Return True if a result is the same operand in all branches: JAX's functions take it out."""
+    """Return True if a result is the same operand in all branches, which JAX would forward."""
     choice = Cond.of(eqn)
     bodies = list(map(open_jaxpr, choice.branches))
     places = [{v: i for i, v in enumerate(body.invars)} for body in bodies]

@@ -1,4 +1,4 @@
-"""Functions that a module defines at its top if its lines need them."""
+"""Helper functions that a module defines if its lines use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FROM_HEX = Helper(
     return jnp.asarray(np.frombuffer(bytes.fromhex(text), dtype).reshape(shape))''',
 )
 
-#: What no public function gives alone: `jnp.linalg.qr` transposes it.
+#: No public function returns this alone: `jnp.linalg.qr` transposes it.
 GEQRF = Helper(
     "geqrf",
     ("jnp",),
@@ -35,7 +35,7 @@ GEQRF = Helper(
     return h.mT, taus''',
 )
 
-#: `lax.cond` and `lax.switch` convert and clamp what they are given.
+#: `lax.cond` and `lax.switch` would convert or clamp the index.
 BRANCH_AT = Helper(
     "branch_at",
     ("jax", "primitives"),
@@ -47,7 +47,7 @@ BRANCH_AT = Helper(
     return jax.tree.unflatten(jax.tree.structure(traced[0][1]), results)''',
 )
 
-#: `lax.platform_dependent` asks for it again for each branch.
+#: `lax.platform_dependent` would query it again for each branch.
 PLATFORM_INDEX = Helper(
     "platform_index",
     ("jax", "lax"),
@@ -57,7 +57,8 @@ PLATFORM_INDEX = Helper(
     return asked.eqns[0].primitive.bind(platforms=platforms)''',
 )
 
-#: What `lax.custom_root` and `jax.linearize` leave: `jax.jit` would make another kind of call.
+#: The calls that `lax.custom_root` and `jax.linearize` leave: `jax.jit` would bind another
+#: primitive.
 CLOSED_CALL = Helper(
     "closed_call",
     ("jax", "primitives"),
@@ -72,7 +73,7 @@ CLOSED_CALL = Helper(
     return call''',
 )
 
-#: A call is traced before it is marked: under `set_xla_metadata` its body would be marked as well.
+#: Trace the call before marking it: under `set_xla_metadata` its body would be marked as well.
 MARK_CALLS = Helper(
     "mark_calls",
     ("jax", "jaxpr_as_fun", "set_xla_metadata"),
@@ -91,7 +92,7 @@ MARK_CALLS = Helper(
     return decorate''',
 )
 
-#: The rules below are told of symbolic zeros, and are written for arrays.
+#: The rules below receive symbolic zeros but are written for arrays.
 JVP_BY = Helper(
     "jvp_by",
     ("SymbolicZero", "zeros_like_aval"),
@@ -155,7 +156,7 @@ BWD_OF_ARRAYS = Helper(
     return bwd''',
 )
 
-#: The names that functions of a module never bear.
+#: Names that functions of a module never have.
 HELPERS = frozenset(
     helper.name
     for helper in (

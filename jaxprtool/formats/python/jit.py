@@ -16,15 +16,16 @@ from jaxprtool.ir.programs.trees import filled
 
 
 def jit_decorator(program: Program, options: JitOptions, results: Any) -> Expression:
-    """`jax.jit`, or a call of it with the options of a program.
+    """Return `jax.jit`, or a call of it with the options of a program.
 
     Args:
-        program: The program, whose flat arguments and results are told something.
-        options: What they are told.
-        results: What the emitted function returns, with a slot for each result.
+        program: The program, whose flat arguments and results the options refer to.
+        options: The options.
+        results: The results of the emitted function, with a slot for each one.
 
     Raises:
-        UnsupportedError: For options of a part of an argument, where only the whole can have any.
+        UnsupportedError: For options of a part of an argument, if only the whole argument can have
+            them.
     """
     args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
     taken = options.of_arguments(program.arguments)
@@ -54,7 +55,7 @@ def jit_decorator(program: Program, options: JitOptions, results: Any) -> Expres
 def _donation(
     program: Program, args: Sequence[Any], kwargs: dict[str, Any], donated: Sequence[bool]
 ) -> dict[str, Any]:
-    """`donate_argnums` and `donate_argnames`."""
+    """Return `donate_argnums` and `donate_argnames`."""
 
     def is_donated(arg: Any) -> bool:
         flags = {donated[i] for i in _positions(arg)}
@@ -74,7 +75,7 @@ def _donation(
 def _prefix(
     program: Program, tree: Any, placements: Sequence[Any], what: str, names: Sequence[str]
 ) -> Any:
-    """The placements of a tree of flat positions: one for all, or a tree of the same nodes."""
+    """Return the placements of a tree of flat positions: one for all, or a tree of them."""
     positions = _positions(tree)
     found = [placements[i] for i in positions]
     if all(placement == found[0] for placement in found):
@@ -87,7 +88,7 @@ def _prefix(
         return type(tree)(map(inside, tree))
     if type(tree) is dict:
         return {key: inside(part) for key, part in tree.items()}
-    # The structure of an argument is not known before the call.
+    # The structure of an argument is unknown before the call.
     if isinstance(tree, CallExpression) and tree.function != Name("jax.tree.unflatten"):
         parts = {name: inside(part) for name, part in tree.kwargs.items()}
         return CallExpression(tree.function, tuple(map(inside, tree.args)), parts)
@@ -96,7 +97,7 @@ def _prefix(
 
 
 def _positions(tree: Any) -> list[int]:
-    """Return the flat positions in a tree, those in its calls among them."""
+    """Return the flat positions in a tree, including those in its calls."""
     found: list[int] = []
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, CallExpression):

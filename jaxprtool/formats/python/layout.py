@@ -1,9 +1,9 @@
-"""Where lines of emitted Python break, so that `ruff format` would break them nowhere else.
+"""Line breaks of emitted Python, the same as those of `ruff format`.
 
-Text is made of pieces: strings, holes for operands, and brackets whose items may go on lines of
-their own. Nearly every statement fits on its line and is written flat; the rest is broken as ruff
-does it: what a call's parentheses hold on one further line if it fits there, else one item a line
-with a comma after each.
+Text consists of pieces: strings, holes for operands, and brackets whose items may be on separate
+lines. Most statements fit on one line and are written flat. Others are broken as by ruff: the
+arguments of a call go on one further line if they fit, else one item per line with a trailing
+comma.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-#: How long a line may be, its comment included.
+#: The maximal length of a line, including its comment.
 WIDTH = 88
 INDENT = "    "
 
 
 @dataclass(frozen=True)
 class Hole:
-    """The place of an operand; one that binds less tightly than `level` gets parentheses."""
+    """The place of an operand; one of lower precedence than `level` gets parentheses."""
 
     index: int
     level: int = 0
@@ -28,14 +28,14 @@ class Hole:
 
 @dataclass
 class Bracket:
-    """Items between brackets. A `call` may keep all its items on one line of their own."""
+    """Items between brackets. A `call` may have all its items on one separate line."""
 
     open: str
     items: list[list[Piece]]
     close: str
     call: bool = field(default=False, kw_only=True)
     single_comma: bool = field(default=False, kw_only=True)
-    #: Flat, it is written without its brackets: what is returned or assigned to.
+    #: Whether brackets are left out when flat, as in return values and targets.
     bare: bool = field(default=False, kw_only=True)
 
 
@@ -43,7 +43,7 @@ Piece: TypeAlias = str | Hole | Bracket
 
 
 def flat(pieces: Sequence[Piece]) -> str:
-    """Return the text on one line; no holes must be left."""
+    """Return the text on one line; all holes must be filled."""
     return "".join(_flat(pieces))
 
 
@@ -59,7 +59,7 @@ def _flat(pieces: Sequence[Piece]) -> Iterator[str]:
 
 
 def holes_of(pieces: Sequence[Piece]) -> Iterator[Hole]:
-    """Yield the holes in the order in which they are written, and so evaluated."""
+    """Yield the holes in textual order, which is the order of evaluation."""
     for piece in pieces:
         if isinstance(piece, Hole):
             yield piece
@@ -69,7 +69,7 @@ def holes_of(pieces: Sequence[Piece]) -> Iterator[Hole]:
 
 
 def filled(pieces: Sequence[Piece], texts: dict[int, str]) -> list[Piece]:
-    """Return the pieces with the text of each operand in its hole."""
+    """Return the pieces with holes replaced by the texts of operands."""
     result: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, Hole):
@@ -91,7 +91,7 @@ _SIMPLE = re.compile(r"-?[\w.]+\*\*-?[\w.]+")
 
 
 def statement(prefix: str, pieces: Sequence[Piece], suffix: str, depth: int) -> list[str]:
-    """Return the lines of `prefix pieces suffix`, `depth` levels in; no holes must be left."""
+    """Return the lines of `prefix pieces suffix` at level `depth`; all holes must be filled."""
     margin = INDENT * depth
     line = f"{margin}{prefix}{flat(pieces)}{suffix}"
     if len(line) <= WIDTH:
@@ -100,7 +100,7 @@ def statement(prefix: str, pieces: Sequence[Piece], suffix: str, depth: int) -> 
 
 
 def _broken(prefix: str, pieces: Sequence[Piece], suffix: str, margin: str) -> list[str]:
-    """The lines of a text that is too long for one: its last bracket's items on their own."""
+    """Return the lines of a text that is too long for one, broken at its last bracket."""
     breakable = [i for i, p in enumerate(pieces) if isinstance(p, Bracket) and p.items]
     inner = flat(pieces)
     operator = any(isinstance(p, str) and p.startswith(" ") for p in pieces)
@@ -126,12 +126,12 @@ def _items(bracket: Bracket, margin: str) -> list[str]:
     return lines
 
 
-#: What is assigned to: a name and its type, or a list of these in parentheses.
+#: Targets of an assignment: a name and its type, or a list of these in parentheses.
 Targets: TypeAlias = "tuple[str, str | None] | list[Targets]"
 
 
 def unpacking(targets: Targets, pieces: Sequence[Piece], depth: int) -> list[str]:
-    """Return the lines of `a, (b, c) = pieces  # types`, one target a line if that is too long."""
+    """Return the lines of `a, (b, c) = pieces  # types`, one target per line if too long."""
     margin = INDENT * depth
     types = list(_types(targets))
     comment = "  # " + ", ".join(types) if types else ""
@@ -169,7 +169,7 @@ def _target_lines(targets: Targets, margin: str) -> list[str]:
 def definition(
     name: str, parameters: Sequence[str], types: Sequence[str | None], depth: int
 ) -> list[str]:
-    """Return the lines of `def name(a, b):  # types`, one parameter a line if that is too long."""
+    """Return the lines of `def name(a, b):  # types`, one parameter per line if too long."""
     margin = INDENT * depth
     known = [t for t in types if t is not None]
     comment = "  # " + ", ".join(known) if known else ""

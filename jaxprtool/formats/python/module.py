@@ -1,4 +1,4 @@
-"""A module being written: what it imports and defines, and what its functions share."""
+"""A module being written: its imports and definitions."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.primitives import scope_of
 
-#: What makes the setting in which JAX traces a body.
+#: Creates the context in which JAX traces a body.
 Setting = Callable[[], AbstractContextManager[object]]
 
 
 class Origin(NamedTuple):
-    """A function of the user's, its file, and those of libraries behind it, as a comment says."""
+    """A user's function, its file, and the library functions it calls, as shown in a comment."""
 
     function: str
     file: str
@@ -56,14 +56,14 @@ class Origin(NamedTuple):
 
 
 class Module:
-    """What a module imports and defines. It is the scope of what its functions share.
+    """The imports and definitions of a module. It is the scope of shared definitions.
 
     Args:
-        program: The program that is written.
-        file: The name of the file beside the module, by the constants that are in it; None if
+        program: The program to write.
+        file: The function from the constants in the file next to the module to its name; None if
             all constants are in the text.
-        stub_callbacks: Whether functions that raise stand for callbacks.
-        source: Whether comments say which functions of the user's the lines come from.
+        stub_callbacks: Whether to replace callbacks by functions that raise.
+        source: Whether comments name the user's functions from which the lines come.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Module:
         self.definitions: list[str] = []
         self.helpers: dict[str, list[str]] = {}
         self.templates = TextTemplates(self, sizes_by_symbol(program.in_avals))
-        #: The settings that functions stand in which are defined now.
+        #: The settings around functions that are defined now.
         self.settings_now: tuple[str, ...] = ()
-        #: Functions inside the one that is being written which can be called there, by their keys.
+        #: Local functions in scope in the function being written, by key.
         self.functions_around: dict[object, str] = {}
         self.roots: set[str] = set()
         self._reserved = _function_names(program.jaxpr)
@@ -106,11 +106,11 @@ class Module:
     # --- names --------------------------------------------------------------------------------
 
     def names(self) -> LocalNames:
-        """Return the names of a function of the module."""
+        """Return a name scope for a function of the module."""
         return LocalNames(self._taken, self._everywhere)
 
     def claim(self, hint: str) -> str:
-        """Return a name in the module, that no function has taken for something of its own."""
+        """Return a name in the module that no function uses for a local name."""
         for name in numbered(hint):
             own = name in self._reserved or name not in self._taken
             if own and name not in self._everywhere and name not in RESERVED:
@@ -143,17 +143,17 @@ class Module:
         return helper.name
 
     def renaming(self, name: str) -> str:
-        """Return the decorator that gives a function a name that another has, or that is none."""
+        """Return the decorator that sets a function's name to a taken or invalid identifier."""
         return f"@{self.helper(NAMED)}({flat(written(name, self))})"
 
     # --- functions ----------------------------------------------------------------------------
 
     def function(self, function: PythonFunction, texts: dict[Var, str] | None = None) -> str:
-        """Return the name of a function of the module, which is written when its turn comes.
+        """Return the name of a module-level function, and queue it for writing.
 
         Args:
             function: The function.
-            texts: The names of the constants that it captures.
+            texts: The names of captured constants.
         """
         name = self._functions.get(function.key)
         if name is None:
@@ -162,7 +162,7 @@ class Module:
         return name
 
     def queued(self) -> Iterator[tuple[PythonFunction, str, dict[Var, str]]]:
-        """Yield the functions to write with their names, each in the settings of its body."""
+        """Yield the queued functions with their names, each in the settings of its body."""
         while self._queue:
             function, name, texts, self._settings = self._queue.popleft()
             with ExitStack() as stack:
@@ -172,7 +172,7 @@ class Module:
 
     @contextmanager
     def inside(self, setting: Setting) -> Iterator[None]:
-        """Enter the setting of a body, for it and for the functions that are found in it."""
+        """Enter the setting of a body, for it and the functions found in it."""
         around, self._settings = self._settings, (*self._settings, setting)
         functions, self.functions_around = self.functions_around, dict(self.functions_around)
         with setting():
@@ -181,13 +181,13 @@ class Module:
 
     @contextmanager
     def within(self, settings: tuple[str, ...]) -> Iterator[None]:
-        """Note the settings that functions stand in which are defined meanwhile."""
+        """Set the settings around functions that are defined in the `with` block."""
         around, self.settings_now = self.settings_now, settings
         yield
         self.settings_now = around
 
     def settings_of(self, eqn: JaxprEqn) -> tuple[str, ...]:
-        """Return what a `with` statement enters for an equation."""
+        """Return the context managers of a `with` statement for an equation."""
         marked = calls.call_marks(eqn) is not None
         found = self._contexts.get((id(eqn.ctx), marked))
         if found is None:
@@ -196,21 +196,21 @@ class Module:
         return found
 
     def tells_symbols(self, function: PythonFunction) -> bool:
-        """Return True if a function may stand alone: it finds the symbols that it mentions."""
+        """Return True if a function can be at module level: its arguments determine its symbols."""
         return not self._symbols or finds_its_symbols(function)
 
     def bindings(self, arguments: Sequence[tuple[Var, str]], body: Sequence[str]) -> list[str]:
-        """Return the lines that find the symbols which a body mentions, from arguments' shapes.
+        """Return the lines that compute a body's symbols from the shapes of arguments.
 
         Raises:
-            UnsupportedError: If the shapes do not tell; it names the arguments.
+            UnsupportedError: If the shapes do not determine them; it names the arguments.
         """
         return bindings(arguments, body, self._symbols, self) if self._symbols else []
 
     # --- constants, literals, sources ---------------------------------------------------------
 
     def keep(self, jaxpr: AnyJaxpr) -> None:
-        """Keep a jaxpr as long as the module: what is known of its parts goes by identity."""
+        """Keep a jaxpr alive as long as the module, since its parts are keys by identity."""
         self._kept.append(jaxpr)
 
     def constants_of(self, jaxpr: AnyJaxpr) -> dict[Var, str]:
@@ -219,7 +219,7 @@ class Module:
         return {var: self._constant(value) for var, value in pairs}
 
     def are_constants(self, names: Iterable[str]) -> bool:
-        """Return True if all names are of constants of the module."""
+        """Return True if all names are constants of the module."""
         return set(names) <= set(self._constants.values())
 
     def _constant(self, value: Any) -> str:
@@ -231,19 +231,19 @@ class Module:
         return name
 
     def _stored(self, data: np.ndarray) -> Expression:
-        """Return the expression that reads an array from the file beside the module."""
+        """Return the expression that reads an array from the constants file."""
         key = digest(data)
         own = data.dtype.type.__module__ == "numpy"
-        # Numpy's files know no types but numpy's: others are kept as unsigned integers.
+        # NumPy's files support only NumPy's dtypes: others are stored as unsigned integers.
         self.arrays[key] = data if own else data.view(f"u{data.dtype.itemsize}")
         self.mention("Path")
         self.mention("np")
-        self.helpers["stored"] = []  # written when all are known, which the file is named by
+        self.helpers["stored"] = []  # written last: the file name depends on all arrays
         stored = Subscript(Name("STORED"), (key,))
         return stored if own else method(stored, "view", dtype_name(data.dtype))
 
     def literal(self, atom: Literal, typed: bool) -> tuple[str, int]:
-        """Return the text of a literal and how tightly it binds."""
+        """Return the text of a literal and its precedence."""
         known = self._literals.get((id(atom), typed))
         if known is None:
             text = flat(written(literal(atom).of(typed), self))
@@ -252,7 +252,7 @@ class Module:
         return known[:2]
 
     def origin(self, eqn: JaxprEqn) -> Origin | None:
-        """Return the function of the user's code that an equation comes from, if that is told."""
+        """Return the user's function from which an equation comes, if comments name it."""
         traceback = eqn.source_info.traceback
         if traceback not in self._origins:
             place = self._place(eqn) if self._source else None
@@ -267,10 +267,10 @@ class Module:
         pairs = [(_function(f), self._file_name(f.file)) for f in (place.frame, *place.behind)]
         behind = "".join(BEHIND + ", ".join(pair) for pair in pairs[1:])
         found = Origin(*pairs[0], behind)
-        return found if all(map(str.isprintable, found)) else None  # it is to be one line
+        return found if all(map(str.isprintable, found)) else None  # must be one line
 
     def _file_name(self, file: str) -> str:
-        """Return a file's name, with folders where another file of the program has that name."""
+        """Return a file's name, with folders if another file of the program has the same name."""
         path = self._frames.path(file)
         return self._file_names.get(path) or os.path.basename(path)
 
@@ -283,16 +283,16 @@ class Module:
 
 
 def _function(frame: UserFrame) -> str:
-    """Return a function's name; of a method that Python calls by itself, that of its class."""
+    """Return a function's name; for a special method, the name of its class."""
     *outer, name = frame.function.split(".")
     return outer[-1] if outer and name.startswith("__") else name
 
 
 def _settings(context: Any, marked: bool) -> Iterator[Expression]:
-    """Yield the context managers that make a context of the default one.
+    """Yield the context managers that turn the default context into this one.
 
-    The mesh of a `shard_map`'s body is not among them: the body has it from the `shard_map`; nor is
-    the metadata of a call whose function marks its calls (`marked`).
+    They exclude the mesh of a `shard_map`'s body, which `shard_map` sets, and the metadata of a
+    call whose function marks its calls (`marked`).
     """
     if context.compute_type is not None:
         yield call("compute_on", context.compute_type)
@@ -306,7 +306,7 @@ def _settings(context: Any, marked: bool) -> Iterator[Expression]:
 
 
 def _function_names(jaxpr: AnyJaxpr) -> set[str]:
-    """Return the names that functions of the module will bear, at every depth."""
+    """Return the names of the functions of the module, at every depth."""
     called = (eqn for eqn in equations(open_jaxpr(jaxpr)) if traits(eqn).call)
     names = {identifier(scope_of(eqn) or calls.called_name(eqn)) for eqn in called}
     return {"mesh", "CONSTANT", *names}

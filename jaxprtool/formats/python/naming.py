@@ -1,4 +1,4 @@
-"""Names for what an emitted module defines: identifiers, none twice, none that means something."""
+"""Names for definitions of an emitted module: unique identifiers that shadow nothing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from itertools import count, product
 from string import ascii_lowercase
 
-#: What an emitted module's own names must not hide; linters ask for no `l`.
+#: Names that an emitted module must not shadow; linters reject `l`.
 RESERVED = frozenset({*keyword.kwlist, *dir(builtins), "l"})
 
 
 def identifier(text: str) -> str:
-    """Return an identifier that is as near to `text` as can be: `<lambda>` gives `lambda_`."""
+    """Return an identifier as similar to `text` as possible: `lambda_` for `<lambda>`."""
     name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_" if text.startswith("<") else "")
     if not name or name[0].isdigit():
         name = f"_{name}"
@@ -22,10 +22,9 @@ def identifier(text: str) -> str:
 
 
 class LocalNames:
-    """The names taken in a function; `outer` are those of the module around it.
+    """The names taken in a function; `outer` are those of its module.
 
-    A function's names hide none of the module's, and the module's are none that a function has
-    taken: `everywhere` has both.
+    Names of a function do not shadow names of the module or vice versa: `everywhere` has both.
     """
 
     def __init__(self, outer: set[str], everywhere: set[str]):
@@ -42,17 +41,17 @@ class LocalNames:
         raise AssertionError("there are endlessly many names")
 
     def claim(self, hint: str) -> str:
-        """`hint` as an identifier, with a number after it if it is taken."""
+        """Return `hint` as an identifier, with a number after it if it is taken."""
         return self.take(next(filter(self._is_free, numbered(hint))))
 
     def unused(self) -> str:
-        """Return the name of what nothing reads: `_`, or `__` where a variable is called `_`."""
+        """Return the name of unused values: `_`, or `__` if a variable is called `_`."""
         name = next(filter(self._is_free, map("_".__mul__, count(1))))
-        self._everywhere.add(name)  # no function of the module is called that from here on
+        self._everywhere.add(name)  # no later function of the module may have this name
         return name
 
     def inside(self, captured: Iterable[str]) -> LocalNames:
-        """Return names for a function inside this one, which may hide what it does not capture."""
+        """Return names for a nested function, which may shadow names that it does not capture."""
         names = LocalNames(self._outer, self._everywhere)
         names._taken.update(captured)
         names._letters = self._letters
@@ -62,14 +61,14 @@ class LocalNames:
         return name not in self._taken and name not in self._outer and name not in RESERVED
 
     def take(self, name: str) -> str:
-        """Note that a name is taken."""
+        """Mark a name as taken."""
         self._taken.add(name)
         self._everywhere.add(name)
         return name
 
 
 def numbered(hint: str) -> Iterator[str]:
-    """`hint` as an identifier, then with 2, 3, … after it."""
+    """Yield `hint` as an identifier, then with 2, 3, … after it."""
     name = identifier(hint)
     yield name
     yield from (f"{name}_{n}" for n in count(2))

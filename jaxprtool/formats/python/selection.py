@@ -1,12 +1,11 @@
-"""Which expression stands for an equation: the first proposal that passes the round-trip check.
+"""Selection of an equation's expression: the first proposal that passes the round-trip check.
 
-The text of a proposal is evaluated while JAX traces it, and must give the equation alone. So no
-rule has to know when an operator promotes, when a function adds a conversion, or what another JAX
-makes of it. A program has few distinct kinds of equation, and each kind is checked once: same
-primitive, same parameters, operands of the same types, in the same context.
+The text of a proposal is evaluated under tracing and must produce exactly the equation. Thus a rule
+need not handle type promotion, implicit conversions, or differences between JAX releases. Each
+distinct kind of equation is checked once: same primitive, parameters, operand types and context.
 
-What is evaluated is text of our rules alone, whatever file a program is from: data is in it as
-plain literals, and a name that is none of `ROOTS` is refused.
+Only text from rules is evaluated, whatever file a program comes from: data are plain literals, and
+names outside of `ROOTS` are rejected.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 class TextTemplate:
     """The text of an equation with holes for its operands.
 
-    `results` is the structure in which it gives the results, `typed` says that literal operands
-    are written with their types, `defines` that functions were defined for it alone.
+    `results` is the structure of its results. `typed` is True if literal operands are written with
+    their types, `defines` if it has function definitions of its own.
     """
 
     pieces: Sequence[Piece]
@@ -66,7 +65,7 @@ class TextTemplates:
 
     Args:
         scope: The module.
-        symbols: The symbolic dimensions that its symbols are.
+        symbols: The symbolic dimensions of its symbols, by name.
     """
 
     def __init__(self, scope: Scope, symbols: Mapping[str, object]):
@@ -74,7 +73,7 @@ class TextTemplates:
         self._check = _RoundTrip(symbols)
         self._by_identity: dict[Hashable, TextTemplate] = {}
         self._by_content: dict[Hashable, TextTemplate] = {}
-        # Identities are keys: what they are of must stay.
+        # Keys use object identities, so the objects must be kept alive.
         self._alive: list[JaxprEqn] = []
 
     def of(self, eqn: JaxprEqn, scope: Scope) -> TextTemplate:
@@ -82,7 +81,7 @@ class TextTemplates:
 
         Args:
             eqn: The equation.
-            scope: Where functions that it needs are defined.
+            scope: The scope in which its functions are defined.
 
         Raises:
             UnsupportedError: If the equation cannot be written.
@@ -101,7 +100,7 @@ class TextTemplates:
         return found
 
     def _of_content(self, eqn: JaxprEqn, scope: Scope) -> TextTemplate:
-        """Return the template that equations of the same content share, if it defines nothing."""
+        """Return the template for equations of equal content, cached if it defines nothing."""
         key = _content(eqn)
         if key in self._by_content:
             return self._by_content[key]
@@ -130,7 +129,7 @@ class TextTemplates:
 
 
 def _defines(expression: object) -> bool:
-    """Return True if a function is among the parts of an expression."""
+    """Return True if an expression contains a function."""
     if isinstance(expression, PythonFunction):
         return True
     if isinstance(expression, CallExpression):
@@ -155,7 +154,7 @@ def _bind(eqn: JaxprEqn, slots: list[Slot]) -> Expression:
     """Return the primitive's `bind` with its parameters.
 
     Raises:
-        UnsupportedError: If the primitive is not public or a parameter is no plain data.
+        UnsupportedError: If the primitive is not public or a parameter is not plain data.
     """
     try:
         bind = Attribute(primitive(eqn.primitive), "bind")
@@ -170,27 +169,27 @@ def _bind(eqn: JaxprEqn, slots: list[Slot]) -> Expression:
     return CallExpression(bind, tuple(slots), params)
 
 
-#: The same few texts are checked for operands of many types.
+#: Cached, since the same few texts are checked for many operand types.
 _compiled = lru_cache(maxsize=1024)(compile)
 
 
 class _RoundTrip:
-    """Evaluates the text of expressions: the scope of what may not be written after all."""
+    """Evaluates the text of expressions: a scope for proposals that may be rejected."""
 
     def __init__(self, symbols: Mapping[str, object]):
         self._symbols = symbols
         self._namespace: dict[str, Any] = {}
 
     def results(self, expression: Expression, eqn: JaxprEqn, typed: bool) -> list[Grouping]:
-        """Return the structure of an expression's results, if tracing it gives an equation alone.
+        """Return the structure of an expression's results if it traces to the equation alone.
 
         Args:
-            expression: The expression. Its operands are the equation's.
+            expression: The expression, on the equation's operands.
             eqn: The equation.
-            typed: Whether literals are written with their types, or as plain numbers.
+            typed: Whether literals are written with their types instead of as plain numbers.
 
         Returns:
-            The structure in a list; an empty list if it gives anything else, or raises.
+            The structure in a list; an empty list if it traces to anything else, or raises.
         """
         structures: list[Grouping] = []
         variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal)))
@@ -204,7 +203,7 @@ class _RoundTrip:
             several = isinstance(result, tuple | list)
             structures.append(tuple(range(len(result))) if several else 0)
             results = list(result) if several else [result]
-            # Nobody may return a ref.
+            # Traced functions may not return a ref.
             return [r for r, v in zip(results, eqn.outvars, strict=True) if not _is_ref(v)]
 
         try:
@@ -220,7 +219,7 @@ class _RoundTrip:
             parts = {"invars": variables, "outvars": outs, "eqns": [eqn]}
             wanted = jaxcompat.replace_jaxpr(traced, constvars=(), consts=(), **parts)
             same = len(traced.outvars) == len(outs) and equivalent(wanted, traced)
-        except Exception:  # a proposal that does not fit fails in whatever way the function likes
+        except Exception:  # an unsuitable proposal may raise anything
             return []
         return structures if same else []
 

@@ -1,11 +1,11 @@
-"""Symbolic dimensions in an emitted module: how they are written, and where they come from.
+"""Symbolic dimensions in an emitted module: their expressions and definitions.
 
-A function that mentions a symbol finds it in the shapes of its arguments first, as JAX does:
+A function that uses a symbol first computes it from the shapes of its arguments, as JAX does:
 
     n = x.shape[0]
     m = y.shape[0] - 2 * n
 
-A function that cannot, since no shape of its own arguments tells, stands inside one that can.
+A function whose own arguments do not determine its symbols is nested in one whose arguments do.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class ArgumentSize(Expression):
 
 @dataclass(frozen=True)
 class Solution:
-    """How a symbol is found: the argument's size that tells it, which is equal to `equation`.
+    """The solution for a symbol: the argument size that determines it, equal to `equation`.
 
-    `exact` says that the symbol solves the equation whatever the size is.
+    `exact` is True if the equation has a solution for any size.
     """
 
     size: ArgumentSize
@@ -73,12 +73,12 @@ class Solution:
 def dimension(size: Any) -> Any:
     """Return a symbolic dimension as an expression of its symbols: `2 * n + 1`."""
     terms = jaxcompat.dimension_terms(size)
-    # The positive terms first: `3 - n`.
+    # Positive terms first: `3 - n`.
     return _plus(None, sorted(terms, key=lambda term: term[0] < 0))
 
 
 def _plus(total: Any, terms: Iterable[tuple[int, Any]]) -> Any:
-    """Return the sum of an expression and of terms with their coefficients."""
+    """Return the sum of an expression and terms with coefficients."""
     for coefficient, factors in terms:
         if total is None:
             total = _product(coefficient, factors)
@@ -108,11 +108,11 @@ def _factor(factor: Any, exponent: int) -> Any:
     return base if exponent == 1 else Infix("**", base, exponent)
 
 
-#: What JAX's symbolic dimensions hold besides products and sums.
+#: Operations of JAX's symbolic dimensions besides products and sums.
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "floordiv": lambda a, b: Infix("//", a, b),
     "mod": lambda a, b: Infix("%", a, b),
-    # Python's own could not compare symbolic dimensions when the module is traced with some.
+    # Python's builtins cannot compare symbolic dimensions when the module is traced with them.
     "max": lambda a, b: call("jax.core.max_dim", a, b),
     "min": lambda a, b: call("jax.core.min_dim", a, b),
 }
@@ -122,14 +122,14 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def solutions(sizes: Iterable[tuple[ArgumentSize, Any]]) -> dict[str, Solution]:
-    """Return how symbols are found from sizes of arguments, each from what is found before it.
+    """Return the solutions of symbols from argument sizes, each based on earlier solutions.
 
-    As JAX does, only equations are solved that are linear in one unknown symbol.
+    As in JAX, only equations that are linear in one unknown symbol are solved.
     """
     equations = [(size, equal) for size, equal in sizes if jaxcompat.is_symbolic_dimension(equal)]
     found: dict[str, Solution] = {}
     while True:
-        # A symbol that is alone needs no arithmetic, so such equations come first.
+        # A lone symbol needs no arithmetic, so such equations come first.
         todo = sorted(equations, key=lambda e: len(jaxcompat.dimension_terms(e[1])))
         new = next((s for e in todo if (s := _solved(*e, found)) is not None), None)
         if new is None:
@@ -140,7 +140,7 @@ def solutions(sizes: Iterable[tuple[ArgumentSize, Any]]) -> dict[str, Solution]:
 def _solved(
     size: ArgumentSize, equation: Any, known: dict[str, Any]
 ) -> tuple[str, Solution] | None:
-    """The only unknown symbol of an equation and its solution, if the equation is linear in it."""
+    """Return the only unknown symbol of an equation and its solution, if it is linear in it."""
     terms = jaxcompat.dimension_terms(equation)
     unknown = [t for t in terms if any(names_of_factor(f) - known.keys() for f, _ in t[1])]
     if len(unknown) != 1:
@@ -161,14 +161,14 @@ def _solved(
 
 
 def sizes_of(variables: Sequence[Var], places: Sequence[str]) -> Iterator[tuple[ArgumentSize, Any]]:
-    """Yield each dimension of each argument, which a text reaches, with what it is equal to."""
+    """Yield each dimension of each argument as an expression and as a size."""
     for var, name in zip(variables, places, strict=True):
         for axis, size in enumerate(getattr(var.aval, "shape", ())):
             yield ArgumentSize(name, axis), size
 
 
 def finds_its_symbols(function: PythonFunction) -> bool:
-    """Whether the arguments of a function, and of each of its rules, tell the symbols it needs."""
+    """Return True if the arguments of a function and of its rules determine its symbols."""
     bodies = [function, *(rule for _, rules, _ in function.rules for rule in rules)]
     jaxprs = [jaxcompat.open_jaxpr(f.jaxpr) for f in bodies if f.raises is None]
     return all(
@@ -178,7 +178,7 @@ def finds_its_symbols(function: PythonFunction) -> bool:
 
 
 def _needed(jaxpr: Jaxpr) -> set[str]:
-    """Return the symbols that an open jaxpr may mention, at every depth."""
+    """Return the symbols that an open jaxpr may use, at every depth."""
     found = _in_shapes(jaxpr.outvars)
     for eqn in equations(jaxpr):
         found |= names_of(list(eqn.params.values())) | _in_shapes(eqn.outvars)
@@ -192,17 +192,17 @@ def _in_shapes(variables: Sequence[Var]) -> set[str]:
 def bindings(
     arguments: Sequence[tuple[Var, str]], body: Sequence[str], names: dict[str, str], scope: Scope
 ) -> list[str]:
-    """Return the lines that find the symbols which a body mentions; `names` are their variables.
+    """Return the lines that compute a body's symbols; `names` are their variables.
 
-    `arguments` are variables with the texts that reach them. Raises UnsupportedError if their
-    shapes do not tell a symbol.
+    `arguments` are variables with their expressions. Raises UnsupportedError if their shapes do not
+    determine a symbol.
     """
     tree = ast.parse("\n".join(("def body():", *body)))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     missing = {symbol for symbol, name in names.items() if name in used}
     found = solutions(sizes_of(*zip(*arguments, strict=True))) if arguments else {}
     lines: list[str] = []
-    # Last found first: each is found from those before it.
+    # Last solution first: each is based on the ones before it.
     for symbol, solution in reversed(found.items()):
         if symbol in missing:
             missing.remove(symbol)

@@ -1,8 +1,8 @@
-"""How the values of an equation's parameters are written, and its literals.
+"""Expressions for parameter values and literals of equations.
 
-A table by Python type, `expressions.constructors`, is filled here for what JAX's programs hold:
-dtypes, enums, dimension-number records, meshes and shardings, PRNG implementations, arrays. What
-is not in it is a live Python object, and cannot be written.
+This module fills the table by Python type, `expressions.constructors`, for values in JAX programs:
+dtypes, enums, dimension-number records, meshes and shardings, PRNG implementations, arrays. Other
+values are live Python objects and cannot be written.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, Primitive
 
 
 def dtype_name(dtype: Any) -> Expression:
-    """Return a dtype as functions take it: `jnp.float32`."""
+    """Return a dtype as a function argument: `jnp.float32`."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return _dtype(dtype)
     return Name("jnp.bool_" if dtype == np.bool_ else f"jnp.{np.dtype(dtype).name}")
 
 
 def _dtype(dtype: Any) -> Expression:
-    """Return a dtype as parameters hold it."""
+    """Return a dtype as a parameter value."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         name = jaxcompat.key_implementation(dtype).name
-        # Made where no program is traced: it would have the key.
+        # Created outside of any trace, which would otherwise capture the key.
         made = Attribute(call("jax.random.key", 0, impl=name), "dtype")
         return ModuleValue(("key", name), "key_dtype", made)
     if is_foreign(dtype):
@@ -76,7 +76,7 @@ def _dtype(dtype: Any) -> Expression:
 
 
 def _scalar_type(kind: type) -> Expression:
-    """Return a dtype that a parameter holds as the class of its scalars."""
+    """Return a dtype that is the class of its scalars in a parameter."""
     if kind.__module__ == "numpy":
         return Name(f"np.{kind.__name__}")
     return dtype_name(np.dtype(kind))
@@ -135,7 +135,8 @@ def _mesh(mesh: Mesh) -> Expression:
 
 
 def _mesh_of(devices: object, mesh: Mesh | AbstractMesh) -> Expression:
-    # Of one axis too: fewer devices than there were are an error, not a smaller mesh.
+    # Also for one axis: with fewer devices than before, raise an error instead of using a smaller
+    # mesh.
     array = method(call("np.array", devices), "reshape", *mesh.axis_sizes)
     return call("jax.sharding.Mesh", array, mesh.axis_names, **_types_if_needed(mesh))
 
@@ -143,7 +144,7 @@ def _mesh_of(devices: object, mesh: Mesh | AbstractMesh) -> Expression:
 def _abstract_mesh(mesh: AbstractMesh) -> Expression:
     kind = getattr(mesh, "abstract_device", None)
     if kind is not None and not mesh.empty:
-        # Of a kind of devices, which only a mesh of such devices can tell.
+        # The kind of devices can only be given by a mesh of such devices.
         everything = call("jax.devices", kind.platform)
         devices = Subscript(everything, (slice(None, mesh.size),))
         return ModuleValue(mesh, "mesh", Attribute(_mesh_of(devices, mesh), "abstract_mesh"))
@@ -193,7 +194,7 @@ def array(value: Any, maker: str = "np") -> Expression:
 
 
 def nested(value: np.ndarray) -> Any:
-    """Return the array's elements, shortest texts that give them back, in nested lists."""
+    """Return the array's elements in nested lists, as the shortest exact numbers."""
     if value.ndim:
         return [nested(part) for part in value]
     return number(value[()])
@@ -218,18 +219,18 @@ def primitive(value: Primitive) -> Expression:
 
 
 def _sparse() -> Iterator[tuple[str, ModuleType]]:
-    """Yield the modules of JAX's sparse matrices, if a program may have some."""
+    """Yield the modules of JAX's sparse matrices if they are imported."""
     for path in ("sparse", "sparse.bcoo"):
         if module := sys.modules.get(f"jax.experimental.{path}"):
             yield path, module
 
 
-#: Primitives whose public name is not their own.
+#: Primitives with a different public name.
 _OTHER_NAMES = ("linear_solve_p", "remat_p", "add_jaxvals_p")
 
 
 def shape_of(aval: Any) -> Expression:
-    """Return a type as functions that only trace take it; TypeError if it is no plain array's."""
+    """Return a type as an abstract argument; raise TypeError if it is not a plain array's."""
     if not hasattr(aval, "dtype"):
         raise TypeError(f"the type {type_of(aval)} has no public name")
     weak = {"weak_type": True} if aval.weak_type else {}
@@ -237,7 +238,7 @@ def shape_of(aval: Any) -> Expression:
 
 
 def _jaxpr(jaxpr: Any) -> Expression:
-    """Return a jaxpr as what a local function traces to; an open one is taken out of the closed."""
+    """Return a jaxpr as the trace of a local function, with `.jaxpr` for an open one."""
     closed = jaxcompat.close_jaxpr(jaxpr)
     if closed.consts:
         raise TypeError("a jaxpr with constants cannot be written")
@@ -292,7 +293,7 @@ constructors.update(
 
 
 def number(value: Any) -> Any:
-    """Return the Python number with the shortest text that gives a numpy scalar's bits back."""
+    """Return the Python number with the shortest text that reproduces a NumPy scalar's bits."""
     kind = value.dtype
     if kind == np.bool_:
         return bool(value)
@@ -301,7 +302,7 @@ def number(value: Any) -> Any:
     if np.issubdtype(kind, np.complexfloating):
         return complex(number(value.real), number(value.imag))
     if value != value:
-        return math.nan  # whatever the bits of its payload
+        return math.nan  # ignoring its payload
     short = float(str(value))
     with np.errstate(over="ignore"):
         return short if _same_bits(kind.type(short), value) else float(value)
@@ -313,9 +314,9 @@ def _same_bits(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class LiteralText:
-    """A literal operand: as a plain Python number, if it can be one, and with its type.
+    """A literal operand: as a plain Python number, if possible, and with its type.
 
-    `kind` tells apart those literals that a rule may treat differently.
+    `kind` distinguishes literals that a rule may treat differently.
     """
 
     plain: Any
@@ -323,12 +324,12 @@ class LiteralText:
     kind: tuple[object, ...]
 
     def of(self, typed: bool) -> object:
-        """Return the plain number, or what has the type."""
+        """Return the plain number, or the expression with the type."""
         return self.typed if typed else self.plain
 
 
 def literal(atom: Any) -> LiteralText:
-    """Return how a jaxpr's literal is written."""
+    """Return the texts of a jaxpr's literal."""
     aval, value = atom.aval, atom.val
     if aval.dtype == jax.dtypes.float0:
         nothing = call("np.zeros", aval.shape, Name("jax.dtypes.float0"))
@@ -345,7 +346,7 @@ def literal(atom: Any) -> LiteralText:
 
 
 def _python_number(value: Any, scalar: Any) -> Any:
-    """Return a weakly typed literal with all digits that Python gave it."""
+    """Return a weakly typed literal with all digits of its Python number."""
     kinds: tuple[Any, ...] = (bool, int, float, complex)
     known = (kind(value) for kind in kinds if isinstance(value, kind))
     return next(known, None) if isinstance(value, kinds) else number(scalar)

@@ -1,4 +1,4 @@
-"""Documents that are put together of what was found."""
+"""Documents assembled from findings."""
 
 from __future__ import annotations
 

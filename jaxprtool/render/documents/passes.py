@@ -1,4 +1,4 @@
-"""Documents of passes, primitives and backends: what there is, whatever the program."""
+"""Documents of passes, primitives and backends, independent of any program."""
 
 from __future__ import annotations
 

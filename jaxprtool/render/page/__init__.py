@@ -1,10 +1,10 @@
-"""Programs as HTML: a page for a browser, in one file, and a cell for a notebook, with no script.
+"""Programs as HTML: a page for a browser in one file, and a notebook cell without scripts.
 
-A page asks for nothing from elsewhere: its policy forbids that, and every script but its own. What
-a program, or a source file, has in it is text there.
+A page loads no external resources: its policy forbids that, and all scripts but its own. Contents
+of programs and source files are escaped as text.
 
-Of several states of a program, which passes have made, the last is in the page as it is, and the
-others are compressed: they have as many elements, and most are never looked at.
+Of several states of a program after passes, the last is included as HTML and the others compressed:
+they have as many elements, and most are never viewed.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost.work import Work
     from jaxprtool.analysis.stats import PrimitiveCount, Stats
 
-#: A notebook keeps what it shows: of longer programs, a cell has so many rows.
+#: The most rows of a cell, since notebooks store their output.
 _MOST_IN_CELL = 1000
 
 
 class State(NamedTuple):
-    """The programs that there are after a pass.
+    """The programs after a pass.
 
     Attributes:
-        programs: The programs, by name: the same objects as before, if a pass has left them.
+        programs: The programs by name; unchanged programs are the same objects as before.
         label: The pass.
-        seconds: How long it took.
-        before: How many equations it was given.
-        after: How many it left.
+        seconds: Its time.
+        before: The number of equations before it.
+        after: The number of equations after it.
     """
 
     programs: Mapping[str, Program]
@@ -61,7 +61,7 @@ class State(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """A program as the template of listings needs it; `at` begins the ids of its elements."""
+    """The data of a program for the listing template; `at` is the prefix of its element ids."""
 
     at: str
     name: str
@@ -71,15 +71,15 @@ class _Shown(NamedTuple):
 
 
 class _Tab(NamedTuple):
-    """A state as the template needs it.
+    """The data of a state for the template.
 
     Attributes:
         state: The state.
-        changes: What its pass has changed.
-        counts: How many rows come from each line of the files that are shown.
-        listing: Its programs in HTML. Empty if the pass has changed nothing.
-        packed: The same in place of that, compressed.
-        heated: Whether it says what equations cost.
+        changes: The changes of its pass.
+        counts: The number of rows for each line of the files shown.
+        listing: Its programs in HTML. Empty if the pass changed nothing.
+        packed: The compressed listing, used instead of `listing`.
+        heated: Whether it shows the costs of equations.
     """
 
     state: State
@@ -97,15 +97,15 @@ def page(
     costs: Callable[[Program], Mapping[int, Work]],
     report: Report | None = None,
 ) -> str:
-    """Return a page of programs, or of what passes have made of them, with a tab for each pass.
+    """Return a page of programs, with a tab for the state after each pass.
 
     Args:
-        states: The programs as they were traced, and after each pass. The last is shown first.
-        options: What is shown. With `source` the files of the user's are beside the listing.
-            Nested jaxprs are open at first as deep as `depth`, or as far as they are in sight.
+        states: The programs as traced, and after each pass. The last one is shown first.
+        options: The display options. With `source`, the user's files are next to the listing.
+            Nested jaxprs are initially open up to `depth`, or as far as they fit.
         describe: Returns the size of a program.
-        costs: Returns what the equations of a program cost, at every depth, by their `id`.
-        report: What else is known, each in a view of its own.
+        costs: Returns the costs of the equations of a program, at every depth, by `id`.
+        report: Additional data, each part shown in a separate view.
     """
     sources = Sources(options, True, _roots(states[-1].programs))
     tabs = _tabs(states, options, sources, describe, costs)
@@ -130,12 +130,12 @@ def page(
 
 
 def _roots(programs: Mapping[str, Program]) -> list[Root]:
-    """Return the folders of the user's files that programs have."""
+    """Return the folders of the user's files of programs."""
     return list(dict.fromkeys(root for program in programs.values() for root in program.roots))
 
 
 def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) -> str:
-    """Return programs as a piece of HTML for a notebook.
+    """Return programs as an HTML fragment for a notebook.
 
     Args:
         programs: The programs, by name.
@@ -171,7 +171,7 @@ def _tabs(
     describe: Callable[[Program], Stats],
     costs: Callable[[Program], Mapping[int, Work]],
 ) -> list[_Tab]:
-    """Return the tabs of states, with what a pass removes marked in the listing before it."""
+    """Return the tabs of states; equations that a pass removes are marked in the listing before."""
     made = [_NONE, *(_changes(*pair) for pair in pairwise(states))]
     template = environment().get_template("listing.html")
     tabs: list[_Tab] = []
@@ -210,9 +210,9 @@ def _differ(before: State, after: State) -> bool:
 
 
 def _changes(before: State, after: State) -> Changes:
-    """Return what a pass has changed in the programs that are there before and after it."""
+    """Return the changes of a pass in the programs present before and after it."""
     olds = before.programs
-    if len(olds) == len(after.programs) == 1:  # it may have another name now
+    if len(olds) == len(after.programs) == 1:  # it may have been renamed
         olds = dict(zip(after.programs, olds.values(), strict=True))
     found = [
         changes(olds[name].jaxpr, program.jaxpr)
@@ -236,7 +236,7 @@ def _packed(tab: _Tab) -> _Tab:
 
 @cache
 def environment() -> Environment:
-    """Return what reads the templates of pages."""
+    """Return the template environment of pages."""
     made = Environment(
         loader=PackageLoader("jaxprtool.render.page"),
         keep_trailing_newline=True,
@@ -256,7 +256,7 @@ def environment() -> Environment:
 
 @cache
 def _static(name: str) -> str:
-    """Return a file of the templates' folder that is no template."""
+    """Return a static file in the templates' folder."""
     loader = environment().loader
     assert loader is not None
     return loader.get_source(environment(), name)[0]

@@ -1,4 +1,4 @@
-"""A page of variants beside the first of them."""
+"""The HTML page of a comparison of variants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def comparison_page(found: Comparison) -> str:
-    """Return a page of all results of all variants, and of where they part."""
+    """Return a page of all results of all variants, and of their divergences."""
     return (
         environment()
         .get_template("compare.html")

@@ -1,6 +1,6 @@
-"""What the equations of a page cost, as parts of what the program costs.
+"""The costs of equations on a page as shares of the program's cost.
 
-An equation that holds bodies has what they have, and a scope what is in it.
+The cost of an equation with bodies, or of a scope, is that of its contents.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """What something costs, in numbers and in percent of the program.
+    """A cost in absolute numbers and in percent of the program's.
 
     Attributes:
         flops: FLOPs and transcendentals.
-        bytes: Bytes that go through memory.
-        flops_percent: The part of the program's FLOPs.
-        bytes_percent: The part of the program's bytes.
+        bytes: Bytes of memory traffic.
+        flops_percent: The share of the program's FLOPs.
+        bytes_percent: The share of the program's bytes.
     """
 
     flops: int
@@ -39,12 +39,12 @@ class Heat:
 
 
 class Heats:
-    """What the equations of a program cost.
+    """The costs of the equations of a program.
 
     Args:
         jaxpr: The program.
-        works: What each equation costs, at every depth, by its `id`. Polynomials of symbolic
-            sizes, which are no parts of one another, are left out.
+        works: The cost of each equation, at every depth, by `id`. Polynomials of symbolic sizes are
+            left out, since they have no shares.
     """
 
     def __init__(self, jaxpr: Jaxpr, works: Mapping[int, Work]) -> None:
@@ -53,11 +53,11 @@ class Heats:
         self._flops, self._bytes = (sum(each[i] for each in known) for i in (0, 1))
 
     def __bool__(self) -> bool:
-        """Return True if something is known."""
+        """Return True if any cost is known."""
         return bool(self._works)
 
     def of(self, eqn: JaxprEqn) -> Heat | None:
-        """Return what an equation costs; None if that is nothing, or not known."""
+        """Return the cost of an equation; None if zero or unknown."""
         flops, size = self._works.get(id(eqn), (0, 0))
         if not (flops or size):
             return None
@@ -66,7 +66,7 @@ class Heats:
 
 
 def sum_of(heats: Iterable[Heat | None]) -> Heat | None:
-    """Return what several cost together; None if that is nothing, or not known."""
+    """Return the sum of costs; None if zero or unknown."""
     known = [astuple(each) for each in heats if each is not None]
     return Heat(*map(sum, zip(*known, strict=True))) if known else None
 

@@ -1,7 +1,7 @@
-"""What a report has beside its listing: tables of cost, the memory's curve, and residuals.
+"""The views of a report besides the listing: cost tables, the memory curve, and residuals.
 
-Each view is made of tables, whose columns sort, and of curves. They say what the tables of the
-terminal say; lines of the user's lead to the source that stands beside.
+A view consists of sortable tables and of curves, with the contents of the terminal's tables. The
+user's lines link to the source.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import Residual, Residuals
     from jaxprtool.render.page.sources import Place
 
-#: A table has so many rows.
+#: The most rows of a table.
 _MOST = 500
 
-#: Finds a line of source.
+#: Looks up a line of source.
 _Lines = Callable[[str], "Place | None"]
 
-#: A curve is so wide and so high, in units of its picture.
+#: The width and height of a curve in units of its picture.
 _SCALE = 1000
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of programs beside their equations.
+    """Analyses of programs for a report.
 
     Attributes:
-        costs: What each costs, by each grouping that is shown.
-        memories: What memory each needs, or why that is not known.
-        residuals: What the gradient of the traced program keeps, or why that is not shown.
+        costs: The cost of each program, by each grouping shown.
+        memories: The memory of each program, or why it is unknown.
+        residuals: The residuals of the traced program's gradient, or why they are not shown.
     """
 
     costs: Sequence[Cost]
@@ -50,12 +50,12 @@ class Cell(NamedTuple):
     """A cell of a table.
 
     Attributes:
-        text: What it says.
-        number: What its column is sorted by; None if by the text.
-        place: The line of source that it leads to.
-        indent: How deep it stands, in a tree.
-        percent: The part of the whole, which is drawn behind it.
-        below: What stands below it.
+        text: Its text.
+        number: The sort key of its column; None to sort by text.
+        place: The source line that it links to.
+        indent: Its depth in a tree.
+        percent: Its share of the whole, drawn in the background.
+        below: The text below it.
     """
 
     text: str
@@ -67,7 +67,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: each column has a heading, and whether it holds numbers."""
+    """A table: each column has a heading, and whether it is numeric."""
 
     caption: str
     columns: Sequence[tuple[str, bool]]
@@ -76,7 +76,7 @@ class Table(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A part of a curve that is level: from where to where, how high, and what is said of it."""
+    """A level part of a curve: its start, end and height, and its description."""
 
     left: float
     right: float
@@ -85,7 +85,7 @@ class Step(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A curve: what it is of, its parts, and the marks of its axis, each with how high it is."""
+    """A curve: its title, its parts, and the marks of its axis with their heights."""
 
     label: str
     steps: Sequence[Step]
@@ -93,11 +93,11 @@ class Curve(NamedTuple):
 
 
 class View(NamedTuple):
-    """A view of the page, beside that of the equations.
+    """A view of the page in addition to the equations.
 
     Attributes:
-        name: What it is called: `cost`.
-        facts: What is said first.
+        name: Its name: `cost`.
+        facts: The lines at its top.
         tables: Its tables.
         curves: Its curves.
     """
@@ -109,11 +109,11 @@ class View(NamedTuple):
 
 
 def views(report: Report, line_of: _Lines) -> Iterator[View]:
-    """Return the views of a report.
+    """Yield the views of a report.
 
     Args:
-        report: What is known.
-        line_of: Returns a line of a file that is shown, by its name: `model.py:9`.
+        report: The report.
+        line_of: Returns a line of a displayed file by name: `model.py:9`.
     """
     several = len({each.name for each in report.costs}) > 1
     tables = [_cost_table(each, line_of, several) for each in report.costs if each.groups]
@@ -138,7 +138,7 @@ def views(report: Report, line_of: _Lines) -> Iterator[View]:
 
 
 def _notes(found: Sequence[Cost | Memory]) -> list[str]:
-    """Return what is to be said of programs that XLA would partition."""
+    """Return notes on programs that XLA would partition."""
     notes = (partitioner_note(each.name, each.left_to_partitioner) for each in found)
     return list(dict.fromkeys(filter(None, notes)))
 
@@ -158,7 +158,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def _share(part: Any, whole: Any) -> Cell:
-    """Return the cell of a part of a whole; empty if one of them is symbolic, or not known."""
+    """Return the cell of a share of a whole; empty if either is symbolic or unknown."""
     percent = 100 * part / whole if type(part) is type(whole) is int and whole else None
     return Cell("" if percent is None else f"{percent:.1f}%", percent, percent=percent)
 
@@ -233,7 +233,7 @@ def _live_row(live: Live, peak: int, line_of: _Lines) -> list[Cell]:
 
 
 def _curve(found: Memory) -> Curve:
-    """Return the curve from no byte to the peak, over the equations as they run."""
+    """Return the curve of bytes over the equations in execution order."""
     points, highest = found.curve, max(found.peak_bytes, 1)
     last = points[-1].position + 1
     ends = [*(point.position for point in points[1:]), last]

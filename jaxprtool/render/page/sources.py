@@ -1,8 +1,8 @@
-"""The source files that a page shows beside its listing, and the places of equations in them.
+"""The source files on a page, and the places of equations in them.
 
-Whole files are shown, but only Python files that are the user's own, and those of installed
-packages if their frames are asked for; of others the path is named. A program that was read from a
-file names sources by relative paths: they may have changed since, and are not shown.
+Only the user's own Python files are shown in full, and those of installed packages if their frames
+are selected; others are referred to by path. A program read from a file has relative source paths,
+whose files may have changed and are not shown.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from jaxprtool.render.terminal.rendering import ShowOptions
 
 @dataclass(frozen=True)
 class Place:
-    """Where an equation comes from.
+    """The source location of an equation.
 
     Attributes:
-        text: The nearest frame of the user's own, `model.py:9`, or what stands for it.
-        behind: The frames behind it, `flax/linen/linear.py:199`.
+        text: The nearest frame of the user's own, `model.py:9`, or its substitute.
+        behind: The library frames it calls, `flax/linen/linear.py:199`.
         line: The line, if its file is shown.
-        code: What is written there, if the file is one that may be shown.
+        code: The code of the line, if the file may be shown.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that is shown: its number on the page, its path, and its lines in HTML."""
+    """A displayed file: its number on the page, its path, and its lines in HTML."""
 
     number: int
     path: str
@@ -51,11 +51,11 @@ class SourceFile:
 
 
 class Sources:
-    """The places of equations, and the files that they are in.
+    """The places of equations, and their files.
 
     Args:
-        options: Whether sources are named, and which frames of them.
-        whole: Whether files are shown, and not lines of them alone.
+        options: The display options: whether sources are shown, and which frames.
+        whole: Whether to show whole files instead of single lines.
         roots: The folders of the user's files, as a `Program` has them.
     """
 
@@ -68,7 +68,7 @@ class Sources:
         self._files: dict[str, SourceFile | None] = {}
 
     def place(self, eqn: JaxprEqn) -> Place | None:
-        """Return where an equation comes from; None if that is unknown, or not wanted."""
+        """Return the source location of an equation; None if unknown or not shown."""
         traceback = eqn.source_info.traceback
         if not self._wanted or traceback is None:
             return None
@@ -77,7 +77,7 @@ class Sources:
         return self._places[traceback]
 
     def files(self) -> list[SourceFile]:
-        """Return the files that are shown, in the order in which they were come across."""
+        """Return the displayed files in order of first use."""
         return [file for file in self._files.values() if file is not None]
 
     def line_of(self, name: str) -> Place | None:
@@ -105,7 +105,7 @@ class Sources:
         return Place(first, BEHIND.join(others), line, code)
 
     def _read(self, file: str) -> SourceFile | None:
-        """Return a file, if it is one that is shown."""
+        """Return a file if it may be shown."""
         shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
         if not (shown and os.path.isabs(file) and file.endswith(".py")):
             return None
@@ -115,7 +115,7 @@ class Sources:
 
 
 def _coloured(text: str) -> list[Markup]:
-    """Return the lines of Python source, with the classes of Pygments."""
+    """Return the lines of Python source as HTML with Pygments classes."""
     plain = "\n".join("".join(printable([line.expandtabs()])) for line in text.split("\n"))
     lexer = PythonLexer(stripnl=False, ensurenl=False)
     html = highlight(plain, lexer, HtmlFormatter(nowrap=True))

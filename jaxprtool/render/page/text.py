@@ -1,6 +1,6 @@
-"""The text of equations in HTML: what is bound leads to where it is read, and back.
+"""The text of equations in HTML, with links between definitions and uses of variables.
 
-Each role of a token has an element of its own, with a name as short as may be: a page has many.
+Each role of a token has its own element with a short name, since a page has many.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ELEMENTS: dict[type[str], str] = {
 
 
 class Text:
-    """Makes the text of a program's equations.
+    """Builds the text of a program's equations.
 
     Args:
         reader: The names of its variables.
-        at: What the ids of elements begin with.
-        titles: Whether what is read has its type as a title.
+        at: The prefix of element ids.
+        titles: Whether operands have their type as a title.
     """
 
     def __init__(self, reader: Reader, at: str, titles: bool):
@@ -42,12 +42,12 @@ class Text:
         self._made: dict[tuple[type[str], str], str] = {}
 
     def equation(self, eqn: JaxprEqn, holds_jaxprs: bool, types: bool) -> Markup:
-        """Return `c:f32[3] = mul[...] a b`; for one that holds jaxprs, without these."""
+        """Return `c:f32[3] = mul[...] a b`, without jaxprs in parameters."""
         head, parameters = self._reader.head(eqn), self._reader.parameter_tokens(eqn)
         if not holds_jaxprs:
             head = head[:1]
         elif len(head) > 1 and parameters[:1] == ["name="]:
-            parameters = parameters[3:]  # the head has it
+            parameters = parameters[3:]  # already in the head
         return Markup(
             (self._bound(eqn.outvars, types) + " = " if eqn.outvars else "")
             + "".join(map(self._token, head))
@@ -56,11 +56,11 @@ class Text:
         )
 
     def bound(self, variables: Sequence[Var], types: bool) -> Markup:
-        """Return variables where they are bound, with spaces between them."""
+        """Return binders with spaces between them."""
         return Markup(self._bound(variables, types))
 
     def read(self, atoms: Sequence[Atom]) -> Markup:
-        """Return variables and literals where they are read, with spaces between them."""
+        """Return operands with spaces between them."""
         return Markup(self._read(atoms))
 
     def _bound(self, variables: Sequence[Var], types: bool) -> str:
@@ -100,5 +100,5 @@ class Text:
 
 
 def _escaped(text: str) -> str:
-    """Return text as HTML in which nothing acts: neither in a page, nor on who reads it."""
+    """Return text escaped as HTML, with unprintable characters written out."""
     return str(escape(text if text.isprintable() else "".join(printable([text]))))

@@ -1,8 +1,8 @@
-"""The rows of a program's page: equations with what they hold, folded by nesting and by scope.
+"""The rows of a program's page: equations with their bodies, folded by nesting and by scope.
 
-Consecutive equations of one name scope are in a `Scope`, or of one line of the source where there
-are no scopes, and those of a nested jaxpr in a `Body`.
-Equations bear the place that the table gives them: `3.0` is equation 0 in that of 3.
+Consecutive equations of one name scope, or of one source line if there are no scopes, are in a
+`Scope`, and those of a nested jaxpr in a `Body`. Equations have the same place as in the table:
+`3.0` is equation 0 in the body of equation 3.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from jaxprtool.render.terminal.rows import Reader
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost.work import Work
 
-#: So many rows are in sight at first, unless there are more that nothing folds.
+#: The most rows initially visible, unless more cannot be folded.
 _IN_SIGHT = 60
 
-#: So many equations of a line that have no scope are folded.
+#: The least number of equations of a line without scope that are folded.
 _LEAST_OF_LINE = 4
 
-#: A row with more HTML than this is clamped to a few lines.
+#: A row with more characters of HTML is clamped to a few lines.
 _LONG = 800
 
 
@@ -47,18 +47,18 @@ class Row:
     """An equation.
 
     Attributes:
-        place: Where it stands, as the table has it.
+        place: Its place, as in the table.
         text: The equation, in one line.
-        is_long: Whether that is very long.
-        source: Where it comes from.
+        is_long: Whether the text is very long.
+        source: Its source location.
         path: Its name stack.
-        scope: What of that the scopes around it do not say.
-        mark: What passes have done to it: `added`, `removed`, or both.
-        repeats: Whether it comes from the same place as the row before it.
-        inside: How many equations its bodies have.
-        bodies: The jaxprs that it holds.
-        opened: Whether these are in sight at first.
-        heat: What it costs, if that is known.
+        scope: The part of the name stack beyond the enclosing scopes.
+        mark: The change by passes: `added`, `removed`, or both.
+        repeats: Whether it has the same source location as the previous row.
+        inside: The number of equations in its bodies.
+        bodies: Its bodies.
+        opened: Whether the bodies are initially open.
+        heat: Its cost, if known.
     """
 
     kind: ClassVar[str] = "row"
@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Several values in a row: what a jaxpr takes, or returns."""
+    """A row of values: the arguments or results of a jaxpr."""
 
     text: Markup
     count: int
@@ -95,7 +95,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A jaxpr that is shown further up."""
+    """A reference to a jaxpr shown above."""
 
     kind: ClassVar[str] = "reference"
     path: str
@@ -104,7 +104,7 @@ class Reference:
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """Consecutive equations of a name scope, or of a line of the source if they have no scope."""
+    """Consecutive equations of a name scope, or of a source line if they have no scope."""
 
     kind: ClassVar[str] = "scope"
     name: str
@@ -141,15 +141,15 @@ class Values(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A program's rows, and its values at the border.
+    """A program's rows, arguments, constants and results.
 
     Attributes:
-        lines: How many rows come from each line of the files that are shown.
+        lines: The number of rows for each line of the files shown.
         arguments: The arguments of the program.
         constants: Its constants.
         results: Its results.
         items: Its equations.
-        hot: Whether it is known what they cost.
+        hot: Whether costs are known.
     """
 
     lines: Counter[str]
@@ -174,13 +174,13 @@ def listing(
 
     Args:
         about: The program.
-        options: What is shown. To the `depth` bodies are open at first; the others are folded.
-        sources: Where equations come from.
-        at: What the ids of elements begin with.
-        titles: Whether the types of values are in titles, for where no script shows them.
+        options: The display options. Bodies are initially open up to `depth`.
+        sources: The source locations of equations.
+        at: The prefix of element ids.
+        titles: Whether types of values are in titles, for use without scripts.
         marks: The marks of equations, by identity.
-        most: The number of rows, beyond which equations are counted and left out.
-        works: What equations cost, at every depth, by identity.
+        most: The number of rows beyond which equations are only counted.
+        works: The costs of equations, at every depth, by identity.
     """
     text = Text(Reader(about, options), at, titles)
     jaxpr = about.jaxpr
@@ -200,7 +200,7 @@ def listing(
 
 
 def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values]:
-    """Return values at the border, those of a pytree together."""
+    """Return arguments, constants or results grouped by pytree."""
     rows, found, start = list(zip(texts, named, strict=True)), [], 0
     for group in grouped(named):
         found.append(Values(group, rows[start : start + group.values]))
@@ -209,7 +209,7 @@ def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values
 
 
 class _Maker:
-    """Makes the rows of a program."""
+    """Builds the rows of a program."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class _Maker:
 
 
 def _in_scopes(rows: Sequence[Row | Skipped], opened: bool) -> list[Item]:
-    """Return rows with those of a name scope together, and those of a line that have no scope."""
+    """Return rows grouped by name scope, and by line for those without a scope."""
     items: list[Item] = []
     for (step, line), run in groupby(rows, _step_or_line):
         together = list(run)
@@ -309,7 +309,7 @@ def _in_scopes(rows: Sequence[Row | Skipped], opened: bool) -> list[Item]:
 
 
 def _step_or_line(row: Row | Skipped) -> tuple[str, str]:
-    """Return the next step of a row's scope; if it has none, the line that it comes from."""
+    """Return the next part of a row's scope, or its source line if it has none."""
     if isinstance(row, Skipped):
         return "", ""
     return row.scope.partition("/")[0], "" if row.scope or not row.source else row.source.text
@@ -324,7 +324,7 @@ def _scope(
 
 
 def _common(scopes: Sequence[str]) -> str:
-    """Return the scope that all of some are in, or are."""
+    """Return the common prefix of scopes."""
     least, most = min(scopes).split("/"), max(scopes).split("/")
     steps = 0
     for a, b in zip(least, most, strict=False):
@@ -335,9 +335,9 @@ def _common(scopes: Sequence[str]) -> str:
 
 
 def _open_what_fits(items: Sequence[Item]) -> None:
-    """Open all of a small program, and of others the outer scopes that there is room for.
+    """Open all of a small program, or else the outer scopes that fit.
 
-    What stands alone is open: the one call of a function that is jitted as a whole.
+    A lone item is open: the only call of a function that is jitted as a whole.
     """
     everything = list(_folded(items))
     for each in everything:

@@ -1,4 +1,4 @@
-"""A program as plain data for JSON: see `documents`."""
+"""Programs as plain data for JSON; see `documents`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxprtool.render.terminal.comments import source_line
 from jaxprtool.render.terminal.rendering import DEFAULTS, ShowOptions
 from jaxprtool.render.terminal.rows import Reader
 
-#: A document says where equations come from, unless that is not wanted.
+#: Documents include source locations by default.
 _WITH_PLACES = replace(DEFAULTS, source=True, scopes=True)
 
 
@@ -64,7 +64,7 @@ class _Documents:
         ]
 
     def shared(self) -> dict[str, documents.Body]:
-        """Return the bodies of the shared jaxprs that what has been written mentions."""
+        """Return the bodies of the shared jaxprs used in the document so far."""
         done: dict[Jaxpr, documents.Body] = {}
         while missing := [jaxpr for jaxpr in self._called if jaxpr not in done]:
             for jaxpr in missing:

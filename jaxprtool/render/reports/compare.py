@@ -1,4 +1,4 @@
-"""Variants beside the first of them, as text."""
+"""Comparisons of variants as text."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from jaxprtool.execute.compare.measures import Measure
     from jaxprtool.execute.compare.variants import Compared
 
-#: Of more results than this those are shown that differ most.
+#: The most results shown; of more, those that differ most.
 MOST_RESULTS = 16
 
-#: Types stand beside names where there are so many columns.
+#: The terminal width from which types are shown next to names.
 _WIDE = 110
 
 
 def comparison(found: Comparison, width: int) -> Rendering:
-    """Return a table for each variant, with a row for each result."""
+    """Return a table per variant, with a row per result."""
     parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
     parts += [Text(f"{name}: {what}") for name, what in found.smallest]
     for each in found.variants:
@@ -40,14 +40,14 @@ def comparison(found: Comparison, width: int) -> Rendering:
 
 
 def heading(found: Comparison) -> str:
-    """Return what is run, on which inputs, and which variant is the reference."""
+    """Return the program, its inputs, and the reference variant, on one line."""
     if found.error:
         return f"{found.name}: nothing to compare with: {found.reference}: {found.error}"
     return f"{found.name} on {found.inputs}; reference: {found.reference}"
 
 
 def verdict(variant: Compared) -> str:
-    """Return how a variant's results are, on one line."""
+    """Return the verdict on a variant's results, on one line."""
     if variant.error:
         return f"{variant.name}: {variant.error}"
     count = len(variant.results)
@@ -70,7 +70,7 @@ def verdict(variant: Compared) -> str:
 
 
 def _nonfinite(variant: Compared) -> str:
-    """Return how many elements are NaNs or infinities, which the table of a variant has else."""
+    """Return the number of NaNs and infinities, for a verdict without a table."""
     count = sum(each.nonfinite[1] for each in variant.results)
     size = sum(each.size for each in variant.results)
     return f", {count:,} of {size:,} elements not finite" if count else ""
@@ -98,7 +98,7 @@ def _with_rest(table: Table, left: int) -> RenderableType:
 
 
 def worst(results: Sequence[Measure]) -> list[Measure]:
-    """Return the results that differ most, in their order: those beyond tolerance before others."""
+    """Return the results that differ most, in order, preferring those beyond tolerance."""
     if len(results) <= MOST_RESULTS:
         return list(results)
     by_error = sorted(results, key=lambda each: (each.within, each.equal, -_error(each)))
@@ -107,5 +107,5 @@ def worst(results: Sequence[Measure]) -> list[Measure]:
 
 
 def _error(each: Measure) -> float:
-    """Return the largest error in units of what is tolerated."""
+    """Return the largest error in units of the tolerance."""
     return (each.absolute or 0.0) / (each.atol or each.rtol or 1.0)

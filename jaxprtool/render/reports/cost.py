@@ -1,4 +1,4 @@
-"""What a program costs, as a table."""
+"""The cost of a program as a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost.devices import Device
     from jaxprtool.analysis.source_lines import Source
 
-#: What stands for groups without a name.
+#: The label of groups without a name.
 _UNNAMED = {
     "line": "no line known",
     "scope": "outside of all scopes",
@@ -33,21 +33,21 @@ _UNNAMED = {
     "argument": "none of the arguments itself",
 }
 
-#: The name of a group has at least so many columns of characters.
+#: The minimal width of the names of groups.
 _LEAST = 20
 
-#: The number of a group that has a range, and of one that is counted for one round.
+#: The marks of a number that is a range, and of one that is counted for one iteration.
 RANGE, _PER_ROUND = " to ", "*"
 
 
 def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rendering:
-    """Return what a program costs, with a row for each of the `top` dearest groups.
+    """Return the cost of a program, with a row for each of the `top` most expensive groups.
 
     Args:
-        found: What it costs.
-        width: How many columns of characters there are.
-        top: So many groups are shown.
-        device: The device that times are for, if the groups have any.
+        found: The cost.
+        width: The width in characters.
+        top: The number of groups shown.
+        device: The device of the estimated times, if the groups have times.
     """
     shown = found.groups[:top]
     if found.by == "scope":
@@ -75,7 +75,7 @@ def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rend
 
 
 def total_text(total: Group) -> str:
-    """Return what a program costs in all: `108.6 MFLOP, 9.5 MiB`."""
+    """Return the total cost of a program: `108.6 MFLOP, 9.5 MiB`."""
     flops = number_text(total, "flops") or "0"
     unit = "FLOP" if re.search(r" [a-zA-Z]$", flops) else " FLOP"
     return f"{flops}{unit}, {bytes_text(total.work.bytes)}"
@@ -93,7 +93,7 @@ def _cells(group: Group, whole: float | None) -> Iterator[str]:
 
 
 def weight_of(group: Group) -> float | None:
-    """Return what the share of a group is of: its time, or FLOPs; None if these are symbolic."""
+    """Return the quantity for a group's share: its time, or FLOPs; None if symbolic."""
     if group.seconds is not None:
         return group.seconds
     work = group.work
@@ -102,7 +102,7 @@ def weight_of(group: Group) -> float | None:
 
 
 def number_text(group: Group, field: str) -> str:
-    """Return a number of a group's work as text, or its range; nothing of 0."""
+    """Return a number of a group's work, or its range, as text; empty for 0."""
     least, most = getattr(group.least, field), getattr(group.work, field)
     if type(most) is int and most == 0:
         return ""
@@ -113,12 +113,12 @@ def number_text(group: Group, field: str) -> str:
 
 
 def bytes_text(number: Any) -> str:
-    """Return a number of bytes as text, which may be symbolic."""
+    """Return a number of bytes, possibly symbolic, as text."""
     return in_bytes(number) if type(number) is int else f"{number} bytes"
 
 
 def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
-    """Return a key that sorts scopes as a tree, in each the dearest first."""
+    """Return a key that sorts scopes as a tree, with the most expensive first in each."""
     places = {group.path: i for i, group in enumerate(groups)}
 
     def key(group: Group) -> list[int]:
@@ -143,9 +143,9 @@ def _name(found: Cost, group: Group, width: int) -> Text:
 
 
 def name_texts(found: Cost, group: Group) -> tuple[str, str]:
-    """Return what a group is called, and what is behind it: `model.py:9`, ` ← flax/core.py:3`.
+    """Return the name of a group and its library frame: `model.py:9`, ` ← flax/core.py:3`.
 
-    A scope is called by its last part.
+    The name of a scope is its last part.
     """
     if not group.name:
         return _UNNAMED[found.by], ""
@@ -154,7 +154,7 @@ def name_texts(found: Cost, group: Group) -> tuple[str, str]:
 
 
 def notes(found: Cost, device: Device | None) -> Iterator[str]:
-    """Yield what there is to say beside the table."""
+    """Yield the notes below the table."""
     for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
         if number := number_text(found.total, field):
             yield f"{number} {noun}s"
@@ -173,13 +173,13 @@ def notes(found: Cost, device: Device | None) -> Iterator[str]:
 
 
 def bound_note(total: Group, device: Device) -> str:
-    """Return how long a program takes on a device at least, and what limits it."""
+    """Return the minimal time of a program on a device, and what limits it."""
     assert total.seconds is not None
     return f"on {device.name}: at least {duration(total.seconds)}, limited by {total.limit}"
 
 
 def unknown_notes(found: Cost | Source) -> Iterator[str]:
-    """Yield what is not known of a cost: the iterations of loops, and what primitives cost."""
+    """Yield the unknowns of a cost: iterations of loops, and costs of primitives."""
     if found.total.per_round:
         yield f"{_PER_ROUND} with one round of each loop whose rounds are not known"
     if found.unknown:
@@ -188,11 +188,11 @@ def unknown_notes(found: Cost | Source) -> Iterator[str]:
 
 
 def symbols_in(found: Cost) -> bool:
-    """Return True if a number of a program's cost is symbolic."""
+    """Return True if any number in a program's cost is symbolic."""
     return is_symbolic(found.total)
 
 
 def is_symbolic(group: Group) -> bool:
-    """Return True if a number of what a group costs is symbolic."""
+    """Return True if any number in a group's cost is symbolic."""
     numbers: Sequence[Any] = group.work
     return any(type(number) is not int for number in numbers)

@@ -39,7 +39,7 @@ _MARKS = {
     "changed": ChangedToken("~ "),
 }
 
-#: The most arrays of a removed or added pytree that are listed one by one.
+#: The most arrays of a removed or added pytree that are listed individually.
 _LISTED = 3
 
 #: The indent of the continuation of a long line.
@@ -153,7 +153,7 @@ def _border_line(change: BorderChange) -> list[str]:
 
 
 def _named(what: str, name: str) -> list[str]:
-    """Return the tokens `argument x: `, or `argument[0]: ` if the name already says what it is."""
+    """Return the tokens `argument x: `, or `argument[0]: ` if the name already has the kind."""
     return ["" if name.startswith(what.removesuffix("s")) else f"{what} ", BinderToken(name), ": "]
 
 
@@ -167,7 +167,7 @@ def _retyped(found: Diff) -> str:
 
 
 def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
-    """Yield the lines of all hunks. Hunks that differ only in names are shown once, and counted."""
+    """Yield the lines of all hunks. Hunks that differ only in names are shown once with a count."""
     if not found.hunks:
         return
     texts = _Texts(found)
@@ -221,7 +221,7 @@ class _Texts:
         taken = new.names()
         known = set()
         for v, w in (pair for body in found.bodies for pair in body.values):
-            # A result that is dropped in the second program may be read in the first.
+            # A result dropped in the second program may be used in the first.
             if id(v) not in known and (name := new.name(w)) != "_":
                 old.rename(v, name)
                 known.add(id(v))
@@ -255,7 +255,7 @@ class _Texts:
         return line.source, *self._opened(line, 1)
 
     def line(self, hunk: Hunk, line: Line, times: int = 1) -> list[str]:
-        """Return the tokens of a line. `times` is the number of calls that it stands for."""
+        """Return the tokens of a line. `times` is the number of calls that it represents."""
         if _is_opened(line):
             return self._opened(line, times)
         if line.before is not None and line.after is not None:
@@ -371,7 +371,7 @@ class _Texts:
 
 
 def _is_opened(line: Line) -> bool:
-    """Return True for the line of a call that was inlined or outlined."""
+    """Return True if a line is a call that was inlined or outlined."""
     return bool(line.differences) and line.differences[0].part == "call"
 
 

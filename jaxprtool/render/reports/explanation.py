@@ -1,4 +1,4 @@
-"""What `jaxprtool explain` says of a pass, a named pipeline or a primitive, in sections."""
+"""The text of `jaxprtool explain` on a pass, a named pipeline or a primitive, in sections."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         RewriteRule,
     )
 
-#: So many rules of each family are shown where not all are.
+#: The number of rules shown per family, unless all are.
 _FEW = 3
 
-#: Longer names of primitives stand by themselves.
+#: Longer names of primitives are on separate lines.
 _SHORT = 8
 
 _LEGEND = (
@@ -43,12 +43,12 @@ _LEGEND = (
 
 
 def pass_explanation(document: PassDocument, width: int, full: bool) -> Rendering:
-    """Return what a pass does, its options, an example, what it refuses, and its rules.
+    """Return the summary of a pass, its options, an example, its errors, and its rules.
 
     Args:
-        document: What is known of the pass.
-        width: How many columns there are.
-        full: Whether all of its rules are shown, or the first of each family.
+        document: The document of the pass.
+        width: The width in columns.
+        full: Whether to show all of its rules instead of the first of each family.
     """
     about = [document.group, f"from {document.origin}"]
     if document.pipelines:
@@ -67,7 +67,7 @@ def pass_explanation(document: PassDocument, width: int, full: bool) -> Renderin
 
 
 def pipeline_explanation(document: PipelineDocument, width: int) -> Rendering:
-    """Return what a named pipeline does, and its passes."""
+    """Return the summary of a named pipeline, and its passes."""
     parts = [*_head(document.name, ["a named pipeline"]), Text(), Prose(document.text)]
     for when, steps in groupby(document.passes, key=lambda step: step.when):
         rows = [([PrimitiveName(step.name)], [step.help]) for step in steps]
@@ -77,7 +77,7 @@ def pipeline_explanation(document: PipelineDocument, width: int) -> Rendering:
 
 
 def primitive_explanation(document: PrimitiveDocument, width: int, full: bool) -> Rendering:
-    """Return what a primitive is like to passes, and the rules that are about it."""
+    """Return the traits of a primitive for passes, and the rules about it."""
     parts = _head(document.name, ["a primitive"])
     if not (document.traits or document.tables or document.rules):
         parts += Text(), Prose("To passes it is a pure function of its operands.")
@@ -107,7 +107,7 @@ def _bullet(text: str) -> RenderableType:
 
 
 def _option(option: Option) -> RenderableType:
-    """Return `argnums: int = 0`, as Python spells it, and what it means below."""
+    """Return `argnums: int = 0`, in Python syntax, with its meaning below."""
     default = option.default
     head = Text.assemble(
         (option.name, theme.PARAMETER),
@@ -150,7 +150,7 @@ def _row(rule: RewriteRule) -> tuple[list[str], ...]:
 
 
 def _merged(rules: Iterable[RewriteRule]) -> Iterator[RewriteRule]:
-    """Yield rules, those in one that differ by a short name of a primitive only."""
+    """Yield rules, with those merged that differ only in a short name of a primitive."""
     kept: dict[Any, list[RewriteRule]] = {}
     for rule in rules:
         name = rule.pattern.partition("(")[0]

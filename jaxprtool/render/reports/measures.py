@@ -1,4 +1,4 @@
-"""How values differ, as cells of a table."""
+"""Measures of differences as cells of a table."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from jaxprtool.render.terminal.tables import new_table, text
 if TYPE_CHECKING:
     from jaxprtool.execute.compare.measures import Measure
 
-#: What is said of a result: errors, and how many elements are beyond tolerance.
+#: The columns of a result: errors, and the number of elements beyond tolerance.
 COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
 
 
 def errors_table(*headings: str) -> Table:
-    """Return an empty table of errors; a title longer than it is wide would be broken."""
+    """Return an empty table of errors, without a title, which would be wrapped at its width."""
     errors = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
     return new_table("", *map(text, headings), *errors)
 
 
 def cells(each: Measure) -> list[str]:
-    """Return what is said of a result, as `COLUMNS` has it."""
+    """Return the cells of a result for `COLUMNS`."""
     if each.equal:
         return ["same bits", "", "", "", _nonfinite(each)]
     return [
@@ -40,7 +40,7 @@ def _number(error: float | None) -> str:
 
 
 def _cosine(cosine: float | None) -> str:
-    """Return a cosine as text, near 1 how far it is from there."""
+    """Return a cosine as text; near 1, as its distance from 1."""
     if cosine is None:
         return ""
     below = 1 - cosine
@@ -48,13 +48,13 @@ def _cosine(cosine: float | None) -> str:
 
 
 def _nonfinite(each: Measure) -> str:
-    """Return how many NaNs and infinities there are, if as many as in the reference."""
+    """Return the number of NaNs and infinities, if equal to the reference's."""
     counts = [(each.own_nans, "NaN"), (each.infinities, "inf")]
     return ", ".join(f"{count:,} {what}" for count, what in counts if count)
 
 
 def _beyond(each: Measure) -> str:
-    """Return how many elements are beyond tolerance, and the NaNs and infinities."""
+    """Return the numbers of elements beyond tolerance, of NaNs and of infinities."""
     a, b = each.nans
     alike = each.nans[0] == each.nans[1] and each.nonfinite[0] == each.nonfinite[1]
     nans = f", {b:,} NaN, not {a:,}" if a != b else ""
@@ -68,6 +68,6 @@ def _beyond(each: Measure) -> str:
 
 
 def types(each: Measure) -> str:
-    """Return the type of a result, and that of the reference if it has another."""
+    """Return the type of a result, and that of the reference if it differs."""
     same = each.type == each.reference_type
     return each.type if same else f"{each.type}, not {each.reference_type}"

@@ -1,4 +1,4 @@
-"""The memory that a program needs, as a curve and a table for the terminal."""
+"""The memory of a program as a curve and a table for the terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxprtool.render.terminal.tables import (
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
 
-#: The lines of a curve, and the most columns of it.
+#: The number of lines of a curve, and its most columns.
 _HEIGHT, _WIDEST = 12, 120
 
 #: The most marks of the curve's axis.
@@ -31,12 +31,12 @@ _MARKS = 4
 
 
 def memory_table(found: Memory, width: int, top: int) -> Rendering:
-    """Return a program's curve, and a row for each of the `top` largest groups at its peak.
+    """Return the curve of a program, and a row for each of the `top` largest groups at its peak.
 
     Args:
-        found: The memory that the program needs.
-        width: How many columns of characters there are.
-        top: So many groups are shown.
+        found: The memory of the program.
+        width: The width in characters.
+        top: The number of groups shown.
     """
     parts: list[RenderableType] = [Text(peak_text(found), style=theme.HEADING)]
     if kinds := kinds_text(found):
@@ -61,13 +61,13 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
 
 
 def peak_text(found: Memory) -> str:
-    """Return what a program needs, and where: `loss: 1.5 MiB, most at model.py:9 dot_general`."""
+    """Return the peak and its place: `loss: 1.5 MiB, most at model.py:9 dot_general`."""
     where = place_text(found.at)
     return f"{found.name}: {in_bytes(found.peak_bytes)}{f', most at {where}' if where else ''}"
 
 
 def kinds_text(found: Memory) -> str:
-    """Return what the peak is made of: `arguments 1.0 MiB, temporaries 512 bytes`."""
+    """Return the parts of the peak: `arguments 1.0 MiB, temporaries 512 bytes`."""
     kinds = {
         "arguments": found.argument_bytes,
         "results": found.result_bytes,
@@ -81,12 +81,12 @@ def kinds_text(found: Memory) -> str:
 
 
 def place_text(point: Point) -> str:
-    """Return the line and the primitive that a program is at; empty before the first equation."""
+    """Return the line and the primitive at a point; empty before the first equation."""
     return " ".join(filter(None, (point.source, point.primitive)))
 
 
 def what_texts(live: Live) -> tuple[str, str]:
-    """Return what values are called, or their line, and what makes them."""
+    """Return the name or the line of values, and the primitive that computes them."""
     if live.kind in ("argument", "constant", "result"):
         return live.name, ""
     if live.kind == "room":
@@ -100,7 +100,7 @@ def what_texts(live: Live) -> tuple[str, str]:
 
 
 def how_long_text(live: Live) -> str:
-    """Return until when values live, or from when on: `until add at model.py:9`."""
+    """Return the end or the start of values' lifetime: `until add at model.py:9`."""
     if live.kind == "room":
         return f"made later by {live.primitive}{_at(live.source)}"
     where = _at("" if live.reader_source == live.source else live.reader_source)
@@ -115,10 +115,10 @@ def _at(source: str) -> str:
 
 
 def _curve(found: Memory, width: int) -> Text:
-    """Return the curve as text: dots of Braille, from no byte to a little more than the peak."""
+    """Return the curve as Braille dots, from zero bytes to slightly above the peak."""
     import plotext
 
-    plotext.terminal.limit(False, False)  # the width is ours, whatever the terminal's
+    plotext.terminal.limit(False, False)  # use our width instead of the terminal's
     figure = plotext.figure
     figure.clear()
     figure.plot_size(width, _HEIGHT)
@@ -133,7 +133,7 @@ def _curve(found: Memory, width: int) -> Text:
 
 
 def marks(peak: int, most: int) -> list[int]:
-    """Return the multiples of a power of two up to a number of bytes, so many at most."""
+    """Return at most `most` multiples of a power of two up to a number of bytes."""
     step = 1
     while peak > most * step:
         step *= 2
@@ -141,7 +141,7 @@ def marks(peak: int, most: int) -> list[int]:
 
 
 def _steps(found: Memory, width: int) -> Iterator[tuple[float, int]]:
-    """Yield points so close that the area below them is filled: two for each column of dots."""
+    """Yield points dense enough to fill the area below them: two for each column of dots."""
     last, curve, number = found.curve[-1].position, iter(found.curve), 4 * width
     point = next(curve)
     following = next(curve, None)

@@ -1,4 +1,4 @@
-"""The curve of a program's memory as a picture, drawn by matplotlib."""
+"""Pictures of the memory curve of a program, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _KINDS = (".svg", ".png")
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of picture that a file's name stands for.
+    """Return the picture format of a file name.
 
     Raises:
-        OutputError: If it stands for none, or there is no matplotlib to draw it.
+        OutputError: If it has none, or matplotlib is not installed.
     """
     kind = os.path.splitext(path)[1].lower()
     if kind not in _KINDS:

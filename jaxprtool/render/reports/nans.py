@@ -1,4 +1,4 @@
-"""NaNs and infinities that were found, as text and as JSON."""
+"""NaNs and infinities found, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, 
 if TYPE_CHECKING:
     from jaxprtool.execute.nans import BadValue, NanSearch, Operand
 
-#: So many results, equations or devices are named.
+#: The most results, equations or devices named.
 _FEW = 4
 
 
 def first_found(found: NanSearch, width: int) -> Rendering:
-    """Return all that is known of the first that was found, and how many others there are."""
+    """Return the details of the first one found, and the number of others."""
     first = found.first
     if first is None:
         return Rendering(Text(f"{found.name}: no equation makes a NaN or an infinity"), width)
@@ -43,7 +43,7 @@ def first_found(found: NanSearch, width: int) -> Rendering:
 
 
 def all_found(found: NanSearch, width: int) -> Rendering:
-    """Return a row for each that was found; those that reach a result first."""
+    """Return a row for each one found; those that reach a result come first."""
     if not found.found:
         return first_found(found, width)
     maker, line = Column("made by", style=theme.PRIMITIVE), text("line", theme.BINDER)
@@ -117,7 +117,7 @@ def _number(number: object) -> str:
 
 
 def nans_document(found: NanSearch) -> NansDocument:
-    """Return the document of what was found: the first, and all others."""
+    """Return the document of the first one found and all others."""
     first = found.first
     if first is None:
         return NansDocument(found.name, False)

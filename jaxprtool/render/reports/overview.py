@@ -1,4 +1,4 @@
-"""A program at first sight: its size, its border, what it is made of, and as much as fits of it."""
+"""An overview page of a program: size, signature, contents, and as much of the listing as fits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview
     from jaxprtool.analysis.stats import Stats
 
-#: So many primitives are named, and so many of all else.
+#: The most primitives named, and the most of all other things.
 _MOST_PRIMITIVES, _MOST = 12, 5
 
 #: The least number of lines of the listing.
@@ -41,13 +41,13 @@ _some = partial(listed, most=_MOST)
 
 
 def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, height: int) -> Listing:
-    """Return what a program is at first sight, as a page.
+    """Return the overview of a program as a page.
 
     Args:
         program: The program.
-        found: What it is at first sight.
-        width: The columns of the terminal.
-        height: The lines that the page has, or more if these are very few.
+        found: Its overview.
+        width: The width of the terminal.
+        height: The number of lines of the page; exceeded if very small.
     """
     heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
     tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
@@ -62,7 +62,7 @@ def _unbroken(text: str) -> str:
 
 
 def summary(program: Program, equations: int) -> str:
-    """Return a program of so many equations in a line: its name, its signature, its size."""
+    """Return one line about a program: its name, its signature, its size."""
     about = border(program)
     arguments = [f"{each.name}: {_size(each)}" for each in grouped(about.arguments)]
     results = [_size(each) for each in grouped(about.outputs)]
@@ -71,7 +71,7 @@ def summary(program: Program, equations: int) -> str:
 
 
 def facts(counted: Stats) -> list[str]:
-    """Return the size of a program in a few words: its equations, arguments and results."""
+    """Return the size of a program: numbers of equations, arguments and results."""
     depth = len(counted.by_depth) - 1
     parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
     border = ("argument", counted.arguments), ("result", counted.outputs)
@@ -81,7 +81,7 @@ def facts(counted: Stats) -> list[str]:
 
 
 def _primitives(found: Overview) -> list[list[Cell]]:
-    """Return a row of the primitives that there are most of."""
+    """Return a row of the most frequent primitives."""
     shown = found.stats.primitives[:_MOST_PRIMITIVES]
     cell: list[str] = []
     for primitive in shown:
@@ -94,7 +94,7 @@ def _primitives(found: Overview) -> list[list[Cell]]:
 
 
 def _facts(found: Overview, width: int, frames: Frames) -> list[list[Cell]]:
-    """Return rows of a label, a name, and what is to be said of it, each on a line."""
+    """Return rows of a label, a name and a description, one per line."""
     rows = [
         *_rows("arguments", [(BinderToken(each.name), [_size(each)]) for each in found.arguments]),
         *_rows("results", [(BinderToken(each.name), [_size(each)]) for each in found.outputs]),
@@ -116,7 +116,7 @@ def _rows(label: str, found: Sequence[tuple[str, Cell]]) -> list[tuple[Cell, Cel
 
 
 def _lines(found: Overview, frames: Frames) -> list[tuple[str, Cell]]:
-    """Return places in the source, how many equations come from each, and what is written there."""
+    """Return source locations with their numbers of equations and their code."""
     most = max((len(f"{number:,}") for _, number in found.lines), default=0)
     lines: list[tuple[str, Cell]] = []
     for frame, number in found.lines:
@@ -144,7 +144,7 @@ def _held(body: HeldBody) -> str:
 def _listing(
     program: Program | AnyJaxpr, found: Overview, width: int, height: int
 ) -> Sequence[str]:
-    """Return the listing folded to what fits, and how to see the rest."""
+    """Return the listing folded to fit, and how to see the rest."""
     about = border(program)
     options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
     notation = options.notation(about)
@@ -170,7 +170,7 @@ def _listing(
 
 
 def _depth(found: Overview, height: int) -> int:
-    """Return the depth at which a listing of a program about fills so many lines."""
+    """Return the depth at which a listing of a program roughly fills `height` lines."""
     total = 0
     for depth, number in enumerate(found.stats.by_depth):
         if depth and total + number > height and total > height // 3:

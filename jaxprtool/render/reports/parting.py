@@ -1,4 +1,4 @@
-"""Where a variant parts from the reference, as text."""
+"""The divergence of a variant from the reference, as text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from jaxprtool.execute.compare.bisection import Parting
     from jaxprtool.execute.compare.measures import Measure
 
-#: So many equations are named.
+#: The most equations named.
 _FEW = 4
 
 
 def parting(found: Parting) -> RenderableType:
-    """Return all that is known of where a variant parts from the reference."""
+    """Return the details of where a variant diverges from the reference."""
     parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
     if not found.found:
         return Group(*parts, Text(found.why))
@@ -37,7 +37,7 @@ def parting(found: Parting) -> RenderableType:
 
 
 def heading(found: Parting) -> str:
-    """Return where a variant parts, on one line."""
+    """Return where a variant diverges, on one line."""
     what = f"{found.variant} parts from {found.reference}"
     if found.step:
         what += f" by {found.step} (pass {found.place} of {found.passes})"
@@ -45,7 +45,7 @@ def heading(found: Parting) -> str:
 
 
 def known(found: Parting) -> Iterator[tuple[str, str]]:
-    """Yield what is known of the equation, each with a label."""
+    """Yield the labelled details of the equation."""
     if found.path:
         yield "in", ", ".join(found.path)
     if found.iteration:
@@ -65,13 +65,13 @@ def known(found: Parting) -> Iterator[tuple[str, str]]:
 
 
 def rows(found: Parting) -> Iterator[tuple[str, Measure]]:
-    """Yield the values that the equation is given and gives, each with which it is."""
+    """Yield the operands and results of the equation, each with its role."""
     yield from (("given", each) for each in found.operands)
     yield from (("gives", each) for each in found.results)
 
 
 def errors(found: Parting) -> Table:
-    """Return a table of the errors of what the equation is given, and of what it gives."""
+    """Return a table of the errors of the equation's operands and results."""
     table = errors_table("", "value")
     for which, each in rows(found):
         name = Text(each.name, style=theme.PRIMITIVE).append(f" {types(each)}", style=theme.TYPE)

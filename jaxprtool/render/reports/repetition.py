@@ -1,4 +1,4 @@
-"""What a program repeats, and what it takes as traced and outlined, as tables."""
+"""Repetition in a program, and measurements as traced and outlined, as tables."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     )
 
 
-#: Of bodies that gain too little so many are shown.
+#: The most bodies shown of those that gain too little.
 _MOST_SMALL = 5
 
 
 def repetition_table(found: Repetition, width: int) -> Rendering:
-    """Return a row for each repeated body, those that it calls below it, and what is left."""
+    """Return a row for each repeated body, followed by those that it calls, and the remainder."""
     path = frames_now(found.roots).path
     shown = _rendering(found, width, path)
     if max(map(len, replace(shown, width=1000).plain().splitlines())) > width:
@@ -79,9 +79,9 @@ def _table(
 
 
 def memory_line(memory: TemporaryMemory) -> str:
-    """Return the estimate of what an outlined program needs, and how often what it did as traced.
+    """Return the estimated memory of an outlined program, and its ratio to that as traced.
 
-    It ends with a word of warning if that is much.
+    It ends with a warning if the ratio is large.
     """
     line = f"about {in_bytes(memory.outlined)}"
     if memory.as_traced:
@@ -106,7 +106,7 @@ _Number = Callable[["RunReport"], float | None]
 
 _TEMPORARY = "temporary memory"
 
-#: What is measured: its name, its number, and how that is shown.
+#: The measured quantities: name, number, and its format.
 _MEASURED: tuple[tuple[str, _Number, Callable[[float], str]], ...] = (
     ("lower", lambda ran: ran.times.lower, duration),
     ("compile", lambda ran: ran.times.compile, duration),
@@ -125,13 +125,13 @@ def measured_rows(
     outline_time: float,
     estimated: TemporaryMemory | None,
 ) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each thing measured: its name, as traced, outlined, and what has changed.
+    """Yield a row per measurement: its name, as traced, outlined, and the change.
 
     Args:
-        reports: The run of a program as traced, and of the program outlined if that is another.
-        trace_time: How many seconds tracing took.
-        outline_time: How many seconds outlining took.
-        estimated: The estimate of what stands in the row of temporary memory.
+        reports: The run of a program as traced, and as outlined if that differs.
+        trace_time: The seconds of tracing.
+        outline_time: The seconds of outlining.
+        estimated: The estimate for the row of temporary memory.
     """
     several = len(reports) > 1
     yield "trace", *[duration(trace_time)] * len(reports), *[""] * several
@@ -162,6 +162,6 @@ def _times(number: float) -> str:
 def measured_document(
     reports: Sequence[RunReport], random: Sequence[str], trace_time: float, outline_time: float
 ) -> Measurements:
-    """Return the document of what `measured_rows` shows; `random` arguments had random values."""
+    """Return the document of `measured_rows`; the arguments `random` had random values."""
     devices, outlined = list(map(str, reports[0].devices)), reports[1] if reports[1:] else None
     return Measurements(devices, random, trace_time, outline_time, reports[0], outlined)

@@ -1,4 +1,4 @@
-"""What a backward pass keeps, as tables."""
+"""Residuals of a backward pass as tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
-    """Return a row for each of the `top` largest groups, and the bytes under each policy."""
+    """Return a row for each of the `top` largest groups, and the bytes per policy."""
     heading = total_text(found)
     columns = number("share"), number("bytes"), text("type", theme.TYPE), number("again")
     table = new_table(heading, *columns, text("what it is, and what reads it"))
@@ -61,7 +61,7 @@ def _policies(found: Residuals) -> Table:
 
 
 def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType]:
-    """Yield what to save within a budget: what is named where, the policy, and what it costs."""
+    """Yield a proposal within a budget: the names and their places, the policy, and its cost."""
     heading = f"within {in_bytes(found.budget)}"
     if not found.policy:
         yield Text(f"{heading}: all that {name} keeps fits, without a policy")
@@ -75,7 +75,7 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
     else:
         yield Text(f"{heading}, save nothing")
     policy = f"jax.checkpoint({name}, policy=jax.checkpoint_policies.{found.policy})"
-    # It is broken between names alone, so that it can be pasted.
+    # Break it only between names, so that it can be pasted.
     lines = textwrap.TextWrapper(
         width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
@@ -98,9 +98,9 @@ def _to_write(value: SavedValue) -> Text:
 
 
 def grouped(residuals: Sequence[Residual]) -> list[tuple[int, Residual]]:
-    """Return residuals that the layers of a model have in common as one, and how many they are.
+    """Return residuals grouped over the layers of a model, with the size of each group.
 
-    The one has the bytes of all, and what computing all of them again takes. The largest is first.
+    A group has the total bytes and recomputation cost. The largest is first.
     """
     groups: defaultdict[tuple[object, ...], list[Residual]] = defaultdict(list)
     for each in residuals:
@@ -122,7 +122,7 @@ def _merged(group: Sequence[Residual]) -> Residual:
 
 
 def total_text(found: Residuals) -> str:
-    """Return how much is kept in all: `loss keeps 3 residuals, 1.5 MiB`."""
+    """Return the total: `loss keeps 3 residuals, 1.5 MiB`."""
     kept = plural(len(found.residuals), "residual")
     size = "" if found.total_bytes is None else f", {in_bytes(found.total_bytes)}"
     return f"{found.name} keeps {kept}{size}"
@@ -134,7 +134,7 @@ def size_text(number: int | None) -> str:
 
 
 def recompute_text(residual: Residual) -> str:
-    """Return the operations that compute a residual again; empty of an argument."""
+    """Return the operations that recompute a residual; empty for an argument."""
     number = residual.recompute
     if residual.argument:
         return ""
@@ -142,14 +142,14 @@ def recompute_text(residual: Residual) -> str:
 
 
 def what_texts(residual: Residual) -> tuple[str, str]:
-    """Return the argument that a residual is, or its line and what computes it."""
+    """Return the argument of a residual, or its line and the primitive that computes it."""
     if residual.argument:
         return residual.argument, ""
     return residual.source or "no line known", residual.name or residual.primitive
 
 
 def readers_text(residual: Residual) -> str:
-    """Return what reads a residual: `for dot_general at model.py:9 and 2 more`."""
+    """Return the readers of a residual: `for dot_general at model.py:9 and 2 more`."""
     if not residual.readers:
         return ""
     reader, *others = residual.readers
@@ -159,6 +159,6 @@ def readers_text(residual: Residual) -> str:
 
 
 def dropped_text(found: Residuals, policy: str) -> str:
-    """Return the largest residual that a policy drops: `f32[8] tanh`; empty if it drops none."""
+    """Return the largest residual that a policy drops: `f32[8] tanh`; empty if none."""
     dropped = next((each for each in found.residuals if policy in each.policies), None)
     return "" if dropped is None else f"{dropped.type} {dropped.name or dropped.primitive}"

@@ -1,4 +1,4 @@
-"""A run as text and as JSON: its results, and how long each step took."""
+"""Runs as text and as JSON: the results, and the time of each step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def outputs(report: RunReport, width: int) -> str:
-    """Return the results of a run as text: small ones whole, others as statistics."""
+    """Return the results of a run as text: small ones in full, others as statistics."""
     return "\n".join(_result(out, width) for out in report.outputs) or "no results"
 
 
@@ -33,12 +33,12 @@ def _result(out: Output, width: int) -> str:
     return f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}"
 
 
-#: So many results are shown in a table.
+#: The most results shown in a table.
 MOST_RESULTS = 20
 
 
 def results_table(report: RunReport, width: int) -> Listing:
-    """Return a row for each of the first results, and how many others there are."""
+    """Return a row for each of the first results, and the number of others."""
     rows: list[list[Cell]] = [
         [[BinderToken(out.name)], [Type(out.type)], [_in_short(out)]]
         for out in report.outputs[:MOST_RESULTS]
@@ -52,7 +52,7 @@ def results_table(report: RunReport, width: int) -> Listing:
 
 
 def _in_short(out: Output) -> str:
-    """Return a small result's value, or a large one's range and mean, and what is not finite."""
+    """Return a small result's value, or a large one's range, mean and non-finite counts."""
     known = out.summary.statistics
     if out.summary.value is not None or "true" in known:
         return " ".join(_described(out, 1000).split())
@@ -68,7 +68,7 @@ def _in_short(out: Output) -> str:
 def steps(
     report: RunReport, trace_time: float | None = None, pass_time: float | None = None
 ) -> dict[str, str]:
-    """Return where a program ran, and how long each step took, by the name of the step."""
+    """Return the devices of a run, and the time of each step by name."""
     times, devices = report.times, report.devices
     where = ", ".join(map(str, devices))
     if len(devices) > 4:
@@ -90,7 +90,7 @@ def _described(out: Output, width: int) -> str:
     summary = out.summary
     if summary.value is not None:
         return np.array2string(summary.value, separator=", ", max_line_width=width)
-    # Where nothing is finite, or there is nothing, there is no least, greatest or mean.
+    # Minimum, maximum and mean are missing without finite elements.
     known = {k: v for k, v in summary.statistics.items() if v is not None}
     return ", ".join(f"{k} {_number(v)}" for k, v in known.items())
 
@@ -103,7 +103,7 @@ def duration(seconds: float) -> str:
     """Return a time as text: `26.5 s`, `1.2 ms`."""
     unit, size = "µs", 1e-6
     for larger, least in (("ms", 1e-3), ("s", 1.0)):
-        if seconds >= 0.9995 * least:  # which three digits round up to it
+        if seconds >= 0.9995 * least:  # rounds up to it with three digits
             unit, size = larger, least
     number = seconds / size
     return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
@@ -112,18 +112,18 @@ def duration(seconds: float) -> str:
 def document(
     report: RunReport, trace_time: float, random: Sequence[str], pass_time: float | None = None
 ) -> documents.RunDocument:
-    """Return the document of a run, of a program whose arguments `random` had random values."""
+    """Return the document of a run; the arguments `random` had random values."""
     times = documents.StepTimes(trace_time, pass_time, report.times)
     devices, outputs = map(str, report.devices), map(_output_document, report.outputs)
     return documents.RunDocument(report.name, list(devices), random, times, list(outputs))
 
 
-#: So many findings of a check are named.
+#: The most findings named per check.
 _FEW = 4
 
 
 def finding_lines(findings: Sequence[Finding]) -> Details:
-    """Return what checks have found, a line for each of the first of each check."""
+    """Return the findings of checks, one line for each of the first ones per check."""
     lines = []
     for check, of_check in groupby(findings, key=lambda each: each.check):
         several = list(of_check)

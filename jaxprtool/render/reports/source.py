@@ -1,4 +1,4 @@
-"""The user's files with what each line costs beside it."""
+"""The user's files with the cost of each line."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost.devices import Device
     from jaxprtool.analysis.source_lines import Source, SourceFile, SourceLine
 
-#: A line matters that has this share of the work, of the bytes or of the residuals.
+#: The least share of the work, the bytes or the residuals of a line that is shown.
 _SHARE = 0.01
 
-#: So many lines around it are shown, too.
+#: The number of context lines around it.
 _AROUND = 1
 
-#: The source has at least so many columns, and for these a column of numbers gives way.
+#: The minimal width of the source, and the width below which columns of numbers are dropped.
 _LEAST, _WANTED = 20, 36
 
-#: Symbolic numbers are cut there.
+#: The length at which symbolic numbers are cut.
 _LONGEST = 24
 
 _ELLIPSIS = "…"
 
 
 def source_text(found: Source, width: int, full: bool, device: Device | None) -> Rendering:
-    """Return the lines that matter of a user's files, each with what it costs before it.
+    """Return the relevant lines of a user's files, each preceded by its cost.
 
     Args:
-        found: What the lines cost.
-        width: How many columns of characters there are.
-        full: Whether whole files are shown.
-        device: The device that times are for, if the lines have any.
+        found: The costs of the lines.
+        width: The width in characters.
+        full: Whether to show whole files.
+        device: The device of the estimated times, if the lines have times.
     """
     total = total_text(found.total)
     if found.kept is not None:
@@ -76,7 +76,7 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
 
 
 class _Matter:
-    """Whether a line has some share of what is counted; all have, where nothing can be compared."""
+    """Decides whether a line's share is relevant; all are if shares are unknown."""
 
     def __init__(self, found: Source):
         work = found.total.work
@@ -104,7 +104,7 @@ def _is_part(number: Any, whole: float) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of numbers: what stands above it, and how a line's number is written."""
+    """A column of numbers: its heading, and the format of a line's number."""
 
     heading: str
     cell: Callable[[SourceLine], str]
@@ -127,7 +127,7 @@ def _columns(found: Source) -> list[_Column]:
 
 
 def _flops(group: Group) -> str:
-    """Return the FLOPs of a group, of branches the most: `≤ 1.5 M`."""
+    """Return the FLOPs of a group, at most for branches: `≤ 1.5 M`."""
     text = number_text(group, "flops")
     return _cut(f"≤ {text.partition(RANGE)[2]}" if RANGE in text else text)
 
@@ -144,12 +144,12 @@ def _cut(text: str) -> str:
 
 
 class _File:
-    """A file, and the numbers before its lines."""
+    """A file and the numbers before its lines."""
 
     def __init__(self, found: Source, file: SourceFile, sources: Sources):
         self._file = file
         self._columns = _columns(found)
-        # What a program's file says of others may have changed since it was written.
+        # Source files named in a program file may have changed since it was written.
         known = os.path.isabs(file.file) or is_of_session(file.file)
         self._code = sources.lines(file.file) if known else []
 
@@ -161,7 +161,7 @@ class _File:
         widths = [max(map(len, column)) for column in zip(headings, *cells.values(), strict=True)]
         digits = len(str(max(len(self._code), shown[-1].number)))
         while len(widths) > 2 and self._room(width, widths, digits) < _WANTED:
-            widths.pop()  # the equations first
+            widths.pop()  # drop the equations first
         room = max(self._room(width, widths, digits), _LEAST)
         yield Text(f"{self._file.path}{self._fault(shown)}", style=theme.BINDER)
         yield Text(_row(headings, widths), style=theme.COMMENT)
@@ -185,7 +185,7 @@ class _File:
         return width - sum(widths) - digits - len(GAP) * (len(widths) + 1)
 
     def _fault(self, shown: Sequence[SourceLine]) -> str:
-        """Return what is wrong with the text of the file, if something is."""
+        """Return the fault of the file's text, or ""."""
         if not self._code:
             return " (its text is not at hand)"
         for line in shown:
@@ -195,7 +195,7 @@ class _File:
         return ""
 
     def numbers(self, wanted: Sequence[int], full: bool) -> set[int]:
-        """Return which lines are shown: some, those around them, and where they are."""
+        """Return the lines to show: the wanted ones, their context, and enclosing definitions."""
         end = len(self._code)
         if full and end:
             return set(range(1, max(end, *wanted, 1) + 1))
@@ -208,7 +208,7 @@ class _File:
         return shown
 
     def _belongs(self, near: int, number: int) -> bool:
-        """Return whether a line near another is of the same block."""
+        """Return True if a line near another belongs to the same block."""
         depth = self._depth(near)
         is_inside = number <= len(self._code) and depth >= self._depth(number)
         return (
@@ -216,7 +216,7 @@ class _File:
         )
 
     def _around(self, number: int) -> Iterator[int]:
-        """Yield the lines where the functions and classes begin that a line is in."""
+        """Yield the first lines of the functions and classes around a line."""
         depth = self._depth(min(number, len(self._code)))
         for outer in range(min(number, len(self._code)) - 1, 0, -1):
             code = self._code[outer - 1].plain.strip()
@@ -231,12 +231,12 @@ class _File:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Return cells in columns of numbers; blanks if there are none."""
+    """Return cells in columns of numbers, or blanks without cells."""
     cells = [*cells, *[""] * len(widths)]
     return GAP.join(f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=False))
 
 
-# --- what else there is to say ----------------------------------------------------------------
+# --- notes ------------------------------------------------------------------------------------
 
 
 def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The stats of a program as tables: equations by primitive and depth, and its values by name."""
+"""The statistics of a program as tables: equations by primitive and depth, values by name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from jaxprtool.render.terminal.tables import add_more, new_table, number, text
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
 
-#: Depths beyond this share one column, so that a deep program still fits a narrow terminal.
+#: Greater depths share one column, so that a deep program fits a narrow terminal.
 MOST_DEPTHS = 6
 
-#: More values than this are counted and not named.
+#: The most values that are named; further ones are counted.
 MOST_VALUES = 40
 
 
@@ -70,9 +70,9 @@ def values_table(
     sources: Sequence[str] | None = None,
     most: int | None = None,
 ) -> Table:
-    """Return a row for each value: what it is called, its type, its bytes, and where it comes from.
+    """Return a row for each value: its name, type, bytes, and source location.
 
-    `most` is how many of them are shown, where more are only counted.
+    `most` is the number of values shown; further ones are counted.
     """
     columns = text(what, theme.BINDER), text("type", theme.TYPE), number("bytes")
     grid = new_table(size_of_values(what, values), *columns)

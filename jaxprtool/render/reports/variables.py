@@ -1,4 +1,4 @@
-"""The variables between init and apply, as a table and as JSON."""
+"""The variables of init and apply as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def variables_table(
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
     comments = SourceComments(ShowOptions(source=True), roots)
     sources = ["".join(comments.place(v.eqn)) for v in variables]
-    if not any(sources):  # variables that are arguments come from no line
+    if not any(sources):  # variables that are arguments have no line
         return Rendering(values_table("variable", named, None), width)
     table = values_table("variable", named, sources)
     if max(map(len, Rendering(table, 1000).plain().splitlines())) > width:
@@ -35,7 +35,7 @@ def variables_table(
 
 
 def _shorter(sources: Sequence[str]) -> list[str]:
-    """Return places with as many folders as tell the files apart."""
+    """Return places with as few folders as distinguish the files."""
     chains = [source.split(BEHIND) for source in sources]
     places = list(dict.fromkeys(place for chain in chains for place in chain))
     short = dict(zip(places, short_paths(places), strict=True))

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 
-#: What a format loses of fewer elements is not shown, nor are powers of two of fewer told apart.
+#: The least share of elements for which losses are shown, and for separate powers of two.
 _LEAST = 0.001
 
-#: The columns of characters of a number, and those of the histogram at least and at most.
+#: The width of a number, and the minimal and maximal width of the histogram.
 _NUMBER, _NARROW, _WIDE = 10, 16, 40
 
 _INDENT = "  "
 
 
 def watched_text(found: Watched, width: int) -> Rendering:
-    """Return the values of each line, scope or equation: where they come from, then numbers."""
+    """Return a row for each line, scope or equation: the source, then statistics."""
     if not found.rows:
         return Rendering(Text(f"{found.name}: no value that is asked for is computed"), width)
     low, high = _range(found.rows)
@@ -74,7 +74,7 @@ def _four(numbers: Numbers) -> Iterator[float | None]:
 
 
 def _range(rows: Sequence[WatchedRow]) -> tuple[int, int]:
-    """Return the least and the greatest power of two of a histogram; of few, the least is cut."""
+    """Return the least and greatest power of two of a histogram, without rare smallest ones."""
     counts: Counter[int] = Counter()
     for row in rows:
         counts.update(row.numbers.exponents)
@@ -123,7 +123,7 @@ def _share(part: float) -> str:
 
 
 def _histogram(numbers: Numbers, low: int, high: int, bars: int) -> str:
-    """Return a histogram of the powers of two from `low` to `high` in so many bars, or fewer."""
+    """Return a histogram of the powers of two from `low` to `high` in at most `bars` bars."""
     if not numbers.exponents:
         return ""
     step = -(-(high - low + 1) // bars)

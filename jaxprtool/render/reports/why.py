@@ -1,4 +1,4 @@
-"""Slices and paths, by the user's lines."""
+"""Rendering of slices and paths by the user's lines."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.gradient_flow import GradientFlow
     from jaxprtool.analysis.slices import Slice, SlicedLine, Why
 
-#: So many arguments or results are named, and the source of a line has at least so many columns.
+#: The most arguments or results named, and the minimal width of a line's source.
 _MOST_NAMED, _LEAST_CODE = 8, 12
 
-#: Where places take more than this part of a line, they are without their folders.
+#: The share of a line above which places are shown without folders.
 _WIDE = 0.35
 
-#: So many of those that are not among them are named.
+#: The most excluded arguments or results named.
 _FEW = 3
 
 _some = partial(listed, most=_MOST_NAMED)
 
 
 def slices_by_line(found: Why, width: int) -> Listing:
-    """Return what a point touches and depends on, with a row for each of the user's lines."""
+    """Return the slices of a point, with a row for each of the user's lines."""
     tokens: list[str] = []
     for each, told, untold in told_of(found):
         tokens += ["\n\n"] if tokens else []
@@ -46,7 +46,7 @@ def slices_by_line(found: Why, width: int) -> Listing:
 
 
 def told_of(found: Why) -> list[tuple[Slice, str, str]]:
-    """Return each slice with a sentence of it, and what is to be said of what is not in it."""
+    """Return each slice with a sentence about it, and a note on what it excludes."""
     slices: list[tuple[Slice, str, str]] = []
     name = found.what
     several = len(found.ends) > 1
@@ -66,7 +66,7 @@ def told_of(found: Why) -> list[tuple[Slice, str, str]]:
 
 
 def gradient_sentence(flow: GradientFlow, name: str) -> str:
-    """Return what stops the gradient by an argument; "" if nothing does."""
+    """Return what stops the gradient with respect to an argument; "" if nothing does."""
     if flow.type:
         return f"{name} is {flow.type}, by which there is no gradient."
     stops = _some([f"{each.primitive} ({each.source or 'no line known'})" for each in flow.stops])
@@ -110,7 +110,7 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _rows(found: Slice, untold: str, width: int) -> list[Cell]:
-    """Return a row for each line of a slice, and what to say of the others."""
+    """Return a row for each line of a slice, and a note on the others."""
     counts, places = _counts(found.lines), [line.name or "no line known" for line in found.lines]
     taken = max(map(len, counts), default=0) + 2 * len(GAP)
     places, room = _fitting(places, width - taken)
@@ -130,7 +130,7 @@ def _rows(found: Slice, untold: str, width: int) -> list[Cell]:
 
 
 def _fitting(places: list[str], width: int) -> tuple[list[str], int]:
-    """Return places filled up to a column, without folders if that is wide, and the room left."""
+    """Return places padded to a column, without folders if wide, and the remaining width."""
     longest = max(map(len, places), default=0)
     if longest > _WIDE * width:
         places = short_paths(places)
@@ -139,7 +139,7 @@ def _fitting(places: list[str], width: int) -> tuple[list[str], int]:
 
 
 def _counts(lines: Sequence[SlicedLine]) -> list[str]:
-    """Return `3 of 4` for each line, or `4` if these are all, one below the other."""
+    """Return `3 of 4` for each line, or `4` if these are all, aligned."""
     numbers = [f"{line.equations:,}" for line in lines]
     wholes = [f" of {line.of:,}" if line.of != line.equations else "" for line in lines]
     left, right = (max(map(len, each), default=0) for each in (numbers, wholes))
@@ -147,7 +147,7 @@ def _counts(lines: Sequence[SlicedLine]) -> list[str]:
 
 
 def _source(line: SlicedLine, room: int) -> Cell:
-    """Return what is written in a line, and the primitives of its equations."""
+    """Return the code of a line, and the primitives of its equations."""
     first = next(iter(line.primitives))
     more = line.equations - line.primitives[first]
     primitives = f"({first}, {more:,} more)" if more else f"({first})"
@@ -165,7 +165,7 @@ def _source(line: SlicedLine, room: int) -> Cell:
 
 
 def path_text(found: Path, width: int) -> Listing:
-    """Return a path with a row for each equation; those in bodies are further to the right."""
+    """Return a path with a row for each equation; those in bodies are indented."""
     if found.steps is None:
         return Listing(printable([f"{found.start} does not reach {found.end}"]))
     told = f"{found.start} reaches {found.end} through {plural(len(found.steps), 'equation')}"

@@ -1,4 +1,4 @@
-"""Where an equation comes from, in a few words: its line in the user's code, its name scope."""
+"""Source comments of equations: the line in the user's code, and the name scope."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jaxprtool.render.terminal.rendering import ShowOptions
 
 
 class SourceComments:
-    """Where equations come from, each looked up once; the equations must outlive it.
+    """Source locations of equations, each looked up once; the equations must outlive it.
 
     Args:
-        options: What is shown.
+        options: The display options.
         roots: The folders of the user's files, as a `Program` has them.
     """
 
@@ -31,7 +31,7 @@ class SourceComments:
     def comment(self, eqn: JaxprEqn) -> Sequence[str]:
         """Return the tokens of `# file.py:3 ← library/file.py:8, scope: outer/inner`.
 
-        It has what is asked for and known, and is empty without any.
+        It has the requested and known parts, and is empty without any.
         """
         info = eqn.source_info
         key = identity(info.traceback), identity(info.name_stack)
@@ -45,7 +45,7 @@ class SourceComments:
         return tokens
 
     def place(self, eqn: JaxprEqn) -> Sequence[str]:
-        """Return the tokens of `file.py:3 ← library/file.py:8`; none if it is unknown."""
+        """Return the tokens of `file.py:3 ← library/file.py:8`; empty if unknown."""
         traceback = eqn.source_info.traceback
         tokens = self._places.get(traceback)
         if tokens is None:

@@ -1,8 +1,8 @@
-"""Rows of cells in columns, written as the tokens of a listing.
+"""Tables as tokens of a listing.
 
-Rich lays a table out in about two milliseconds a row, and programs have ten thousand rows. Here a
-row takes a twentieth of that. Columns are as wide as their cells need; where all of them are wider
-than the terminal, the widest give way, and their cells are wrapped.
+Rich lays out a table in about two milliseconds per row, and programs have ten thousand rows. This
+module takes a twentieth of that. Columns are as wide as their cells; if they exceed the terminal
+together, the widest ones are narrowed, and their cells wrapped.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from jaxprtool.ir.notation.tokens import Comment, Heading
 from jaxprtool.render.terminal.lines import Cell, joined, parts, wrapped
 
-#: What stands between two columns.
+#: The gap between two columns.
 GAP = "  "
 
-#: Where not all fits, a column is made for this share of its cells; the others take more lines.
+#: The share of a column's cells for which it is made wide enough if not all fit.
 _FITTING = 0.95
 
 
@@ -26,13 +26,13 @@ def grid(
     width: int,
     below: Sequence[Cell] | None = None,
 ) -> list[str]:
-    """Return a table's tokens, without a newline at its end.
+    """Return a table's tokens without a final newline.
 
     Args:
         headings: The name of each column.
         rows: A cell for each column of each row.
-        width: How many columns of characters there are.
-        below: A cell that stands below each row, from its second column on.
+        width: The width in characters.
+        below: A cell below each row, from its second column on.
     """
     first = [[Heading(heading)] for heading in headings]
     widths = _widths([first, *rows], width)
@@ -47,7 +47,7 @@ def grid(
 
 
 def fits(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) -> bool:
-    """Return whether most rows of a table fit on a line."""
+    """Return True if most rows of a table fit on a line."""
     table = [[[Heading(heading)] for heading in headings], *rows]
     lengths = (
         sorted(sum(map(len, cell)) for cell in column) for column in zip(*table, strict=True)
@@ -56,13 +56,13 @@ def fits(headings: Sequence[str], rows: Sequence[Sequence[Cell]], width: int) ->
 
 
 def columns(rows: Sequence[Sequence[Cell]], width: int) -> list[str]:
-    """Return the tokens of rows in columns without headings, without a newline at their end."""
+    """Return the tokens of rows in columns, without headings and without a final newline."""
     widths = _widths(rows, width)
     return joined(_row(row, widths) for row in rows)
 
 
 def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
-    """Return how wide each column is."""
+    """Return the width of each column."""
     columns = list(zip(*table, strict=True))
     lengths = [sorted(sum(map(len, cell)) for cell in column) for column in columns]
     room = max(width - len(GAP) * (len(columns) - 1), len(columns))
@@ -77,7 +77,7 @@ def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
     ]
     least = list(words)
     for column in sorted(range(len(columns)), key=words.__getitem__, reverse=True):
-        if sum(least) > room:  # words are broken in the columns that have the longest
+        if sum(least) > room:  # break words in the columns with the longest ones
             least[column] = parts[column]
     if sum(least) > room:
         least, wanted = [1] * len(columns), least
@@ -89,12 +89,12 @@ def _widths(table: Sequence[Sequence[Cell]], width: int) -> list[int]:
 
 
 def _of_most(lengths: Sequence[int]) -> int:
-    """Return the length that most of some sorted ones do not exceed."""
+    """Return the length that most of these sorted lengths do not exceed."""
     return lengths[math.ceil(_FITTING * (len(lengths) - 1))]
 
 
 def _shared(least: list[int], wanted: list[int], room: int) -> list[int]:
-    """Return widths between the least and the wanted ones that the room has, the widest cut."""
+    """Return widths between the least and the wanted ones that fit, cutting the widest."""
     for most in range(max(wanted), 0, -1):
         widths = [max(low, min(high, most)) for low, high in zip(least, wanted, strict=True)]
         if sum(widths) <= room:
@@ -111,7 +111,7 @@ def _longest_part(cell: Cell) -> int:
 
 
 def _row(row: Sequence[Cell], widths: Sequence[int]) -> Iterator[str]:
-    """Yield the tokens of a row, of as many lines as its longest cell takes."""
+    """Yield the tokens of a row, on as many lines as its longest cell needs."""
     cells = [wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
     for number in range(max(map(len, cells))):
         if number:

@@ -1,4 +1,4 @@
-"""The lines of a listing, in tokens: told apart, cut where the width ends, or broken there."""
+"""The lines of a listing in tokens: splitting, cutting and wrapping."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TypeAlias
 from jaxprtool.ir.notation.layout import COMMENT_COLUMN
 from jaxprtool.ir.notation.tokens import BINDER, BinderToken, Comment, PrimitiveName, SourceLine
 
-#: The tokens of a line, or of what stands in a column of it.
+#: The tokens of a line, or of a cell.
 Cell: TypeAlias = Sequence[str]
 
-#: Spaces, and pieces after which a word may be broken: a path, and anything else.
+#: Spaces, and pieces after which a word may be broken, for paths and for other words.
 _PATH_PARTS = re.compile(r" +|[^ /]*/+|[^ /]+")
 _PARTS = re.compile(r" +|[^ ,:(=_|\]]*[,:(=_|\]]+|[^ ,:(=_|\]]+")
 
-#: What is broken goes on so much further to the right.
+#: The indent of the continuation of a broken line.
 _INDENT = 4
 
 
 def printable(tokens: Iterable[str]) -> list[str]:
-    """Return tokens with what a terminal would act on written out, as an escape in a name.
+    """Return tokens with control characters escaped, such as those in a name.
 
-    Spaces that kept words together when lines were broken are like others from here on.
+    Non-breaking spaces, used while lines are wrapped, become ordinary spaces.
     """
     return [t if t.isprintable() else type(t)(_written_out(t)) for t in tokens]
 
@@ -52,7 +52,7 @@ def lines_of(tokens: Iterable[str]) -> Iterator[list[str]]:
 
 
 def cut(line: Sequence[str], width: int) -> list[str]:
-    """Return a line's tokens as far as the width goes."""
+    """Return a line's tokens, cut at the width."""
     if sum(map(len, line)) <= width:
         return list(line)
     tokens: list[str] = []
@@ -66,9 +66,9 @@ def cut(line: Sequence[str], width: int) -> list[str]:
 
 
 def fitted(tokens: Iterable[str], width: int) -> list[str]:
-    """Return the tokens of a listing with the lines broken that are too long.
+    """Return the tokens of a listing with long lines broken.
 
-    A comment that does not fit behind its equation goes below it.
+    A comment that does not fit after its equation goes below it.
     """
     shown: list[str] = []
     start = length = 0
@@ -92,7 +92,7 @@ def fitted(tokens: Iterable[str], width: int) -> list[str]:
 
 
 def _broken(line: list[str], width: int) -> Iterator[str]:
-    """Yield the tokens of a line broken into several."""
+    """Yield the tokens of a line broken into several lines."""
     binders = (before is BINDER for before in ("", *line))
     line = [BinderToken(t) if bound else t for t, bound in zip(line, binders, strict=False)]
     indent = line.pop(0) if line[0].isspace() else ""
@@ -130,10 +130,10 @@ def parts(token: str) -> list[str]:
 
 
 def wrapped(cell: Cell, width: int) -> list[Cell]:
-    """Return the lines that a cell is broken into.
+    """Return the lines of a wrapped cell.
 
-    It is broken between words, a word that is wider than a line after a comma or the like, a path
-    after a slash, and only what has none of these anywhere.
+    It is broken between words. A word wider than a line is broken after a comma or the like, a path
+    after a slash, and any other word anywhere.
     """
     if sum(map(len, cell)) <= width:
         return [cell]
@@ -159,7 +159,7 @@ def wrapped(cell: Cell, width: int) -> list[Cell]:
 
 
 def _words(cell: Cell) -> Iterator[list[str]]:
-    """Yield the words of a cell, each in its tokens' parts."""
+    """Yield the words of a cell, each as parts of its tokens."""
     word: list[str] = []
     for token in cell:
         role = type(token)
@@ -174,7 +174,7 @@ def _words(cell: Cell) -> Iterator[list[str]]:
 
 
 def _fitting(word: Sequence[str], width: int) -> Iterator[list[str]]:
-    """Yield the parts of a word, those that are too wide cut."""
+    """Yield the parts of a word, with those that are too wide cut."""
     for part in word:
         for start in range(0, len(part), width):
             yield [type(part)(part[start : start + width])]

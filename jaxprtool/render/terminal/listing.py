@@ -1,8 +1,8 @@
-"""A program in JAX's own notation, as plain text or in colour.
+"""Programs in JAX's own notation, as plain or coloured text.
 
-The plain text of a whole program is, byte for byte, what JAX's `jaxpr.pretty_print` gives at the
-same width. To that come what JAX does not have: source lines and scopes as comments, folding,
-and the selection of some equations.
+The plain text of a whole program equals, byte for byte, the output of JAX's `jaxpr.pretty_print` at
+the same width. In addition, source lines and scopes may be shown as comments, bodies folded, and
+equations selected.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from jaxprtool.render.terminal.lines import Cell, fitted, printable
 from jaxprtool.render.terminal.rendering import DEFAULTS, MOST_IN_A_ROW, ShowOptions
 from jaxprtool.render.terminal.theme import STYLES
 
-#: So many of the largest arguments are listed below a program that has many.
+#: The number of the largest arguments listed below a program that has many.
 LARGEST = 8
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A program's text in tokens. A Rich renderable; print it with `soft_wrap=True`."""
+    """A program's text in tokens, a Rich renderable; print it with `soft_wrap=True`."""
 
     tokens: list[str]
 
     def plain(self) -> str:
-        """Return the text, without colours and without a newline at its end."""
+        """Return the text without colours and without a final newline."""
         return "".join(self.tokens)
 
     def segments(self) -> list[Segment]:
-        """Return the text as segments with their styles, without a newline at its end."""
-        # The same few pieces (types, primitives, parameters) come again and again.
+        """Return the text as segments with styles, without a final newline."""
+        # Cached, since the same few pieces (types, primitives, parameters) recur.
         made: dict[tuple[str, type[str]], Segment] = {}
         segments = []
         for piece in with_roles(self.tokens):
@@ -60,10 +60,9 @@ class Listing:
 
 
 def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
-    """Return the listing of a program; a line's source and scope are a comment at its end.
+    """Return the listing of a program; source and scope are a comment at the end of a line.
 
-    Many arguments are folded to their size, and the largest of them listed below, if that is asked
-    for.
+    With `fold`, many arguments are folded to their size, and the largest of them listed below.
     """
     about, selection = border(program), options.selection()
     comments = SourceComments(options, about.roots)
@@ -87,7 +86,7 @@ def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Lis
 
 
 def _largest(about: Border, layout: Layout, width: int) -> list[str]:
-    """Return the tokens of a table of the largest arguments: what they are called, their sizes."""
+    """Return the tokens of a table of the largest arguments with names and sizes."""
     pairs = zip(about.arguments, about.jaxpr.invars, strict=True)
     ranked = sorted(pairs, key=lambda pair: pair[0].bytes or 0, reverse=True)
     rows: list[list[Cell]] = []

@@ -1,6 +1,6 @@
-"""Docstrings and other prose as Rich lays Markdown out: paragraphs, lists, code as it stands.
+"""Rendering of docstrings and other prose as Markdown: paragraphs, lists, verbatim code.
 
-Of colours it has only what the theme has, and code keeps its backticks where there are none.
+It uses only the colours of the theme; without colours, code keeps its backticks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.theme import Theme
 
 from jaxprtool.render.terminal import theme
 
-#: Lines longer than that are hard to read.
+#: The maximal width, for readability.
 MOST_COLUMNS = 100
 
 _STYLES = Theme(
@@ -34,7 +34,7 @@ _STYLES = Theme(
 
 @dataclass(frozen=True)
 class Code:
-    """Text that stays as it is, line by line; what does not fit is broken between words."""
+    """Verbatim lines of text; long ones are broken between words."""
 
     text: str
 
@@ -53,7 +53,7 @@ class _Markdown(Markdown):
 
 @dataclass(frozen=True)
 class Prose:
-    """Text in Markdown, or as docstrings in reStructuredText have it."""
+    """Text in Markdown, or in the reStructuredText of docstrings."""
 
     text: str
 

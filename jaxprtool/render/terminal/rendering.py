@@ -1,4 +1,4 @@
-"""What the ways to show a program share: their options, and that Rich lays them out."""
+"""Options common to all renderings of a program, and layout by Rich."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from jaxprtool.ir.source.frame_choice import FrameChoice
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
-    """What is shown of a program.
+    """Options for showing a program.
 
     Attributes:
-        width: How many columns there are.
-        source: Whether each equation is shown with the line that it comes from.
-        frames: Which frames of it; None for those that `jaxprtool.frames` says.
-        scopes: Whether each equation is shown with its name stack.
-        types: Whether what is bound is shown with its type.
-        depth: Bodies nested deeper become one line with the count of their equations.
-        only: Patterns of primitive names, as in `conv*`: other equations are counted and left
-            out, unless one asked for is inside them.
+        width: The width in columns.
+        source: Whether to show the source line of each equation.
+        frames: Which frames to show; None for those set by `jaxprtool.frames`.
+        scopes: Whether to show the name stack of each equation.
+        types: Whether to show the types of binders.
+        depth: Bodies nested more deeply become one line with their number of equations.
+        only: Patterns of primitive names, such as `conv*`: other equations are counted and left
+            out, unless they contain a matching one.
         among: Equations by `id`: others are counted and left out.
-        others: What these others are: "that x does not touch".
-        names: Whether variables are called what the user calls them, where that is known.
-        terse: Whether parameters at their defaults are left out.
-        weak: Whether weak types are shown as such: `~f32[3]`.
-        fit: Whether the lines that JAX's layout leaves longer than the width are broken.
-        fold: Whether of many variables in a row, as of large signatures, some are shown.
+        others: A description of the others: "that x does not touch".
+        names: Whether to use the user's names of variables, if known.
+        terse: Whether to leave out parameters with default values.
+        weak: Whether to mark weak types: `~f32[3]`.
+        fit: Whether to break lines that JAX's layout leaves longer than the width.
+        fold: Whether to fold long rows of variables, such as large signatures.
     """
 
     width: int = 80
@@ -55,11 +55,11 @@ class ShowOptions:
     fold: bool = False
 
     def selection(self) -> Selection:
-        """Return which equations are shown."""
+        """Return the selection of equations to show."""
         return Selection(self.depth, self.only, self.among, self.others)
 
     def notation(self, about: Border) -> Notation:
-        """Return how the equations of a program are written."""
+        """Return the notation for the equations of a program."""
         notation = TerseNotation() if self.terse else Notation()
         notation.weak = self.weak
         if self.names:
@@ -68,10 +68,10 @@ class ShowOptions:
         return notation
 
 
-#: Of more variables in a row, what fits on a line is shown where they are folded.
+#: The number of variables in a row above which, if folded, only those that fit a line are shown.
 MOST_IN_A_ROW = 12
 
-#: How a program is shown if nothing else is asked for.
+#: The default options.
 DEFAULTS = ShowOptions()
 
 
@@ -83,13 +83,13 @@ class Rendering:
     width: int
 
     def plain(self) -> str:
-        """Return the text, without colours and without a newline at its end."""
+        """Return the text without colours and without a final newline."""
         file = io.StringIO()
         Console(file=file, width=self.width, color_system=None, markup=False).print(self.renderable)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Wrapping is done here, at our width, also where the caller prints with soft_wrap=True.
-        # A type such as f32[n] is not markup.
+        # Wrap here, at our width, even if the caller prints with soft_wrap=True. A type such as
+        # f32[n] is not markup.
         options = options.update(width=self.width, no_wrap=False, overflow="fold", markup=False)
         yield from console.render(self.renderable, options)

@@ -1,7 +1,7 @@
-"""The parts of an equation as the tree, the table and the JSON document need them.
+"""The parts of an equation for the tree, the table and the JSON document.
 
-A `Reader` names variables as the listing does, so that what one of them shows can be found in
-another. The parts are tokens of a listing, but for JSON.
+A `Reader` names variables like the listing, so that names agree between them. The parts are tokens
+of a listing, except for JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxprtool.render.terminal.rendering import DEFAULTS, ShowOptions
 
 
 class _Unnamed:
-    """Stands for the names of variables while these are not known."""
+    """A placeholder for the names of variables that are not yet known."""
 
     def __getitem__(self, var: Var) -> str:
         return "·"
@@ -37,8 +37,8 @@ class Reader:
 
     Args:
         about: The program.
-        options: How it is shown.
-        named: Whether variables have names, which take a while to make for a large program.
+        options: The display options.
+        named: Whether variables have names, which take time to compute for a large program.
     """
 
     def __init__(self, about: Border, options: ShowOptions = DEFAULTS, named: bool = True):
@@ -62,15 +62,15 @@ class Reader:
         return {name[1:] for name in self._variables.spaced.values()}
 
     def rename(self, var: Var, name: str) -> None:
-        """Call a variable otherwise than the listing does."""
+        """Give a variable another name than in the listing."""
         self._variables[var] = name
 
     def value_text(self, eqn: JaxprEqn, parameter: str) -> str:
-        """Return the text of a parameter that is no jaxpr."""
+        """Return the text of a parameter that is not a jaxpr."""
         return self._notation.text(eqn.params.get(parameter))
 
     def type_of(self, atom: Atom) -> Type:
-        """Return the type of a variable or literal as a binder bears it: `:f32[3]`."""
+        """Return the type of a variable or literal in the form of a binder: `:f32[3]`."""
         return self._notation.type_of(atom.aval)
 
     def operand(self, atom: Atom) -> str:
@@ -80,7 +80,7 @@ class Reader:
         return LiteralToken(f"{value_text(atom)}{self.type_of(atom)}")
 
     def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
-        """Return the parameters that the listing shows, but for jaxprs; all, if JAX has a rule."""
+        """Return the parameters shown in the listing but jaxprs; all if JAX has a rule."""
         signature = self._notation.signature(eqn)
         if signature.by_rule:
             return {k: self._notation.text(v) for k, v in sorted(eqn.params.items())}
@@ -90,7 +90,7 @@ class Reader:
     # --- tokens -------------------------------------------------------------------------------
 
     def binder_tokens(self, variables: Sequence[Var], types: bool) -> list[str]:
-        """Return `a:f32[3] b:i32[]`, without types if these are not wanted."""
+        """Return `a:f32[3] b:i32[]`, without types if `types` is False."""
         tokens: list[str] = []
         for var in variables:
             tokens += " ", BinderToken(self.name(var))
@@ -113,7 +113,7 @@ class Reader:
         return tokens
 
     def head(self, eqn: JaxprEqn) -> list[str]:
-        """Return `jit log_softmax`: the primitive, and the name of what it calls if it has one."""
+        """Return `jit log_softmax`: the primitive, and the name of the called function if any."""
         name = eqn.params.get("name")
         named = [" ", SharedName(name)] if isinstance(name, str) else []
         return [PrimitiveName(eqn.primitive.name), *named]
@@ -121,13 +121,13 @@ class Reader:
     def line(
         self, eqn: JaxprEqn, types: bool, most: int | None = None, parameters: bool = True
     ) -> list[str]:
-        """Return `c:f32[3] = mul[…] a b`, an equation in one line, without its bodies.
+        """Return `c:f32[3] = mul[…] a b`, an equation on one line without its bodies.
 
         Args:
             eqn: The equation.
-            types: Whether results are written with their types.
-            most: How many results, and operands, are named; None for all.
-            parameters: Whether parameters are written, and not `…`.
+            types: Whether to write the types of results.
+            most: The most results, and operands, to name; None for all.
+            parameters: Whether to write parameters instead of `…`.
         """
         shown = self.parameter_tokens(eqn)
         return [
@@ -139,12 +139,12 @@ class Reader:
         ]
 
     def results(self, eqn: JaxprEqn, types: bool, most: int | None = None) -> list[str]:
-        """Return `a:f32[3] b:i32[] = ` for the results of an equation, as many as `most`."""
+        """Return `a:f32[3] b:i32[] = ` for the results of an equation, at most `most`."""
         names = self.binder_tokens(eqn.outvars[:most], types)
         return [*names, *_more(eqn.outvars, most), " = "] if names else []
 
     def operands(self, eqn: JaxprEqn, most: int | None = None) -> list[str]:
-        """Return the operands of an equation, as many as `most`."""
+        """Return the operands of an equation, at most `most`."""
         return [*self.operand_tokens(eqn.invars[:most]), *_more(eqn.invars, most)]
 
 

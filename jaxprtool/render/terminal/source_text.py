@@ -1,4 +1,4 @@
-"""The text of source files, in lines with colours, each file read when it is first shown."""
+"""The coloured lines of source files, each read when it is first shown."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import os
 from rich.style import Style
 from rich.text import Text
 
-#: Longer files are shown without colours, which take a while to find.
+#: Longer files are shown without colours, which are slow to compute.
 _LONGEST = 5000
 
-#: What is coloured in source, by the beginning of the name of its kind.
+#: The styles of source tokens, by prefix of their Pygments type.
 _STYLES = {
     "Token.Keyword": Style(color="blue"),
     "Token.Literal.String": Style(color="green"),
@@ -30,25 +30,25 @@ class Sources:
         self._files: dict[str, list[Text]] = {}
 
     def lines(self, file: str) -> list[Text]:
-        """Return the lines of a file; none if it is not there."""
+        """Return the lines of a file; empty if it does not exist."""
         if file not in self._files:
             self._files[file] = _coloured(_read(file))
         return self._files[file]
 
     def forget(self) -> None:
-        """Read files again, as they may have been edited."""
+        """Clear the cache, since files may have been edited."""
         self._files.clear()
         linecache.checkcache()
 
 
 def is_of_session(file: str) -> bool:
-    """Return True if a file is none: a cell of a notebook, or what was typed at a prompt."""
+    """Return True if this is not a file but a notebook cell or prompt input."""
     return file.startswith("<")
 
 
 def _read(file: str) -> str:
     if not (os.path.isabs(file) or os.path.isfile(file) or is_of_session(file)):
-        return ""  # of a program that was written elsewhere
+        return ""  # the program was written elsewhere
     return "".join(linecache.getlines(file)).expandtabs(4)
 
 

@@ -1,4 +1,4 @@
-"""A program as a table: one row for each equation, whatever body it stands in."""
+"""Programs as tables: one row for each equation in any body."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from jaxprtool.render.terminal.rows import Reader
 
 T = TypeVar("T")
 
-#: So many values of an equation that has many are shown where they are folded.
+#: The number of values shown of an equation with many, if folded.
 _FEW = 4
 
 
 def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
     """Return the table of a program.
 
-    A row's place, as in `3.0` or `3[1].0`, is the way to it: equation 3, in that its body, or the
-    body 1 of several, and in that equation 0. A body that several equations share has its rows
-    where it comes first. Parameters that a column has no room for stand below their equations.
+    A row's place, such as `3.0` or `3[1].0`, is its path: equation 3, its body (or body 1 of
+    several), and equation 0 in the body. The rows of a shared body are at its first use. Parameters
+    that do not fit their column are below their equations.
     """
     about = border(program)
     reader, comments = Reader(about, options), SourceComments(options, about.roots)
@@ -66,7 +66,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
 
 
 def _some(atoms: Sequence[T], options: ShowOptions) -> Sequence[T]:
-    """Return the values of an equation that are shown."""
+    """Return the displayed values of an equation."""
     return atoms[:_FEW] if options.fold and len(atoms) > MOST_IN_A_ROW else atoms
 
 
@@ -90,7 +90,7 @@ def _parameters(reader: Reader, eqn: JaxprEqn, selection: Selection) -> Cell:
 
 
 def _rows(root: Jaxpr, selection: Selection) -> Iterator[tuple[str, JaxprEqn | int]]:
-    """Yield each equation to show with its place, and counts of those left out between them."""
+    """Yield each equation to show with its place, and counts of those skipped in between."""
     seen: set[Jaxpr] = set()
 
     def below(jaxpr: Jaxpr, before: str, depth: int) -> Iterator[tuple[str, JaxprEqn | int]]:

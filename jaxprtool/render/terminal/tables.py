@@ -1,4 +1,4 @@
-"""The parts that tables of the terminal have in common."""
+"""Common parts of terminal tables."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def number(name: str) -> Column:
 
 
 def text(name: str, style: StyleType = "") -> Column:
-    """Return a column of texts, which are folded if they are too long."""
+    """Return a column of texts, which are wrapped if too long."""
     return Column(name, style=style, overflow="fold")
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of labels and what stands behind them."""
+    """Return a table of labels and values."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style=theme.COMMENT, no_wrap=True)
     table.add_column(overflow="fold")
@@ -45,18 +45,18 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def add_more(table: Table, count: int, *cells: str) -> None:
-    """Add a row that says how many more there are, behind its first cells, if there are any."""
+    """Add a row with the number of further rows, after its first cells, if there are any."""
     if count > 0:
         table.add_row(*cells, Text(f"… {count:,} more", style=theme.COMMENT))
 
 
 def share_text(part: float | None, whole: float | None) -> str:
-    """Return a part of a whole in percent; nothing if one of them is not known."""
+    """Return a share of a whole in percent; empty if either is unknown."""
     return f"{part / whole:.1%}" if whole and part is not None else ""
 
 
 def described(name: str, made: str, below: str) -> Text:
-    """Return a cell that says what a value is, what makes it, and below that what becomes of it."""
+    """Return a cell with a value's name, the primitive that computes it, and a line below."""
     cell = Text(name, style=theme.BINDER)
     if made:
         cell.append(f" {made}", style=theme.PRIMITIVE)
@@ -66,6 +66,6 @@ def described(name: str, made: str, below: str) -> Text:
 
 
 def line_text(source: str, code: str) -> Text:
-    """Return a line of source with what is written there, if that is known."""
+    """Return a source line with its code, if known."""
     line = Text(source, style=theme.BINDER)
     return line.append(f"  {code}", style="default") if code else line

@@ -1,7 +1,7 @@
-"""The style of each role of a listing, and of the tables and trees beside it.
+"""The styles of the roles of tokens in listings, tables and trees.
 
-Only the terminal's own named colours, which its user has chosen to be legible on its background,
-dark or light, and none that is near either: no white, no black, no bright yellow.
+Only the terminal's own named colors are used, which are legible on the user's background, and none
+close to dark or light backgrounds: no white, no black, no bright yellow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A program's structure as a tree: calls, loops and branches with what is inside them.
+"""Programs as trees: calls, loops and branches with their bodies.
 
-Each equation is one line. One that holds jaxprs bears its types from and to and its count of
-equations; a jaxpr that several share is unfolded where it comes first.
+Each equation is one line. One with bodies has its argument and result types and its number of
+equations; a shared jaxpr is unfolded at its first use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
-    """Return the tree of a program; lines longer than the width are cut there."""
+    """Return the tree of a program; long lines are cut at the width."""
     about = border(program)
     maker = _Lines(about, options)
     tokens = cut([SharedName(about.name), " ", *maker.first(about)], options.width)
@@ -45,7 +45,7 @@ class _Lines:
         self._unfolded: set[Jaxpr] = set()
 
     def equations(self, jaxpr: Jaxpr, depth: int, guides: str) -> Iterator[list[str]]:
-        """Yield the lines of the equations of `jaxpr`, with the guides that lead to them."""
+        """Yield the lines of the equations of `jaxpr`, preceded by tree guides."""
         if self._selection.folds(depth) or jaxpr in self._unfolded:
             return
         self._unfolded.add(jaxpr)
@@ -69,7 +69,7 @@ class _Lines:
                     yield from self.equations(body, depth + 1, deeper)
 
     def first(self, about: Border) -> list[str]:
-        """Return the signature of the program, of many values their sizes."""
+        """Return the signature of the program; many values are summarized by size."""
         types = self.signature(about.jaxpr)
         if self._types and max(len(about.arguments), len(about.outputs)) > MOST_IN_A_ROW:
             sizes = (
@@ -80,7 +80,7 @@ class _Lines:
         return types
 
     def signature(self, jaxpr: Jaxpr) -> list[str]:
-        """Return `(f32[3]) → f32[3]  12 equations`, and whether they stand above."""
+        """Return `(f32[3]) → f32[3]  12 equations`, and whether they are shown above."""
         count = equations(self._selection.count(jaxpr)).removeprefix("… ")
         shown = Comment(f"{count}, shown above" if jaxpr in self._unfolded else count)
         if not self._types:
@@ -100,7 +100,7 @@ class _Lines:
 
 
 def _branches(items: Sequence[T], guides: str) -> Iterator[tuple[T, str, str]]:
-    """Yield each item of a branch with the guides before it, and those before what is below it."""
+    """Yield each item of a branch with its guides, and the guides of its children."""
     for number, item in enumerate(items):
         if number < len(items) - 1:
             yield item, Comment(guides + "├── "), guides + "│   "

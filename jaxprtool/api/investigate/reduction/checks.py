@@ -205,7 +205,7 @@ class Nan(Check):
         for name, value in zip(program.arg_names, arguments, strict=True):
             if not _is_finite(value):
                 raise ArgumentsError(f"argument '{name}' is not finite: see jaxprtool nans")
-        # Interpreting loops round by round is slow, so first see whether there is a NaN at all.
+        # Interpreting loops by iteration is slow, so first check whether there is a NaN at all.
         if not is_flat(jaxcompat.open_jaxpr(program.jaxpr)) and not _gives_nan(program, arguments):
             return None
         bad = find_nan(program, tuple(arguments)).found
@@ -274,7 +274,7 @@ class Mismatch(Check):
         one, other = (_ByEquation().run(each.jaxpr, arguments) for each in (before, after))
         fault = difference(one, other, values_agree, before.out_names)
         if fault is not None and not is_flat(jaxcompat.open_jaxpr(before.jaxpr)):
-            # XLA may round differently inside a loop: compare again, round by round.
+            # XLA may round differently inside a loop: compare again, iteration by iteration.
             one, other = (Interpreter().run(each.jaxpr, arguments) for each in (before, after))
             fault = difference(one, other, values_agree, before.out_names)
         return None if fault is None else str(fault)

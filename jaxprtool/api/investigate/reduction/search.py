@@ -56,7 +56,7 @@ class Oracle(Protocol):
         """Return the first state for which the check holds, or None."""
 
     def guess(self, state: State) -> State | None:
-        """Return a small program for which the check may hold, if it knows one."""
+        """Return a small program for which the check may hold, or None."""
 
     def values_of(self, state: State) -> dict[Var, Any]:
         """Return the values of top-level variables; empty if the check does not depend on them."""
@@ -91,7 +91,7 @@ class Search:
         finest: int | None = next(rounds)
         while True:
             while finest is not None and finest >= count_of(self.state.program):
-                finest = next(rounds)  # so many parts would be single sites
+                finest = next(rounds)  # this many parts would be single sites
             before = self.state
             for step in STEPS:
                 self._step(step, finest)

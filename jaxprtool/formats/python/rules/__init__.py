@@ -1,1 +1,1 @@
-"""How the equations of each primitive are written; every module here fills `table.python_rules`."""
+"""Rules for writing the equations of each primitive; each module adds to `table.python_rules`."""

@@ -1,4 +1,4 @@
-"""Making, shaping, slicing and indexing arrays."""
+"""Rules for array creation, shapes, slices and indexing."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _ALL = slice(None)
 
 
 def ints(values: Any) -> tuple[Any, ...]:
-    """Return a parameter's numbers as Python's own; JAX keeps some as numpy's. Symbols stay."""
+    """Return a parameter's numbers as Python ints, since some are NumPy's; symbols stay."""
     return tuple(n if jaxcompat.is_symbolic_dimension(n) else int(n) for n in values)
 
 
 def one_or_all(values: Sequence[Any]) -> Any:
-    """Return what JAX takes for several axes or operands: a single one by itself."""
+    """Return several axes or operands as JAX takes them: a single one without a tuple."""
     return values[0] if len(values) == 1 else values
 
 
 def placed(
     made: CallExpression, params: Mapping[str, Any], name: str = "sharding"
 ) -> Iterator[CallExpression]:
-    """Yield a call as it is, and with the `out_sharding` that an equation has, if any.
+    """Yield a call as it is, and with the equation's `out_sharding`, if any.
 
-    That may be the spec alone, if the mesh around it has the rest.
+    The sharding may be only the spec if the rest follows from the current mesh.
     """
     yield made
     sharding = params.get(name)
@@ -74,7 +74,7 @@ def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal
 
 
 def _with_dots(key: tuple[object, ...]) -> tuple[object, ...]:
-    """`[:, :, None]` as it is, `[None, :, :]` without the slices that need not be said."""
+    """Return `[:, :, None]` unchanged, and `[None, :, :]` without the redundant slices."""
     while len(key) > 1 and key[-1] == _ALL:
         key = key[:-1]
     return key
@@ -83,7 +83,7 @@ def _with_dots(key: tuple[object, ...]) -> tuple[object, ...]:
 @rule(python_rules, "reshape")
 def _reshape(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal]:
     shape = eqn.params["new_sizes"]
-    if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
+    if eqn.invars[0].aval.shape:  # a scalar may be a Python number
         yield method(x, "reshape", *shape) if shape else method(x, "reshape", ())
     yield call("jnp.reshape", x, shape)
     yield from placed(call("lax.reshape", x, shape), eqn.params)
@@ -190,7 +190,7 @@ def _dim_as_value(eqn: JaxprEqn) -> Iterator[Proposal]:
 @rule(python_rules, "empty", "empty2")
 def _empty(eqn: JaxprEqn) -> Iterator[Proposal]:
     shape, dtype = eqn.outvars[0].aval.shape, dtype_name(eqn.params["dtype"])
-    # The parameter is what was given: a class, a dtype or a name.
+    # The parameter has the user's form: a class, a dtype or a name.
     given = eqn.params["dtype"]
     exact = given if isinstance(given, str) else call("jnp.dtype", jnp.dtype(given).name)
     for kind in (dtype, exact):
@@ -206,7 +206,7 @@ def _device_put(eqn: JaxprEqn, *xs: Slot) -> Iterator[Proposal]:
     yield call("jax.device_put", list(xs), list(eqn.params["devices"]))
 
 
-# --- slices and indices that are computed -----------------------------------------------------
+# --- dynamic slices and indices ---------------------------------------------------------------
 
 
 @rule(python_rules, "dynamic_slice", "dynamic_update_slice")
@@ -217,16 +217,16 @@ def _dynamic_slice(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     else:
         made = call("lax.dynamic_update_slice", *operands[:2], operands[2:])
     yield made
-    # A start is not made one from the end, if it is negative, by equations of its own.
+    # Negative starts are not normalized by further equations.
     yield replace(made, kwargs={"allow_negative_indices": False})
 
 
-#: How lax names the modes in which indices may be out of bounds.
+#: The lax names of the modes for out-of-bounds indices.
 _MODES = {"FILL_OR_DROP": "fill", "CLIP": "clip", "PROMISE_IN_BOUNDS": "promise_in_bounds"}
 
 
 def _index_options(eqn: JaxprEqn) -> dict[str, object]:
-    """Return the keyword arguments that gather and scatter share."""
+    """Return the keyword arguments common to gather and scatter."""
     mode = eqn.params["mode"]
     known = {"mode": _MODES.get(getattr(mode, "name", ""), mode)}
     return known | options(eqn.params, indices_are_sorted=False, unique_indices=False)

@@ -1,4 +1,4 @@
-"""Calls: jit, checkpoint, custom derivatives, shard_map."""
+"""Rules for calls: jit, checkpoint, custom derivatives, shard_map."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ _NN = """
 """
 _LINALG = "norm det inv slogdet solve"
 
-#: Public functions that JAX defines with `jit` or custom derivatives, by the name that the call
-#: then bears: a call of one is written as such if that is exactly what it is.
+#: Public functions that JAX defines with `jit` or custom derivatives, by the name of their call. A
+#: call is written as one of them if it is exactly that call.
 LIBRARY: dict[str, str] = {
     **{name: f"jnp.{name}" for name in _NUMPY.split()},
     **{name: f"jax.nn.{name}" for name in _NN.split()},
@@ -65,13 +65,13 @@ LIBRARY: dict[str, str] = {
     "qr": "jnp.linalg.qr",
 }
 
-#: What a function of the library may be asked for besides, by the same name.
+#: Additional keyword arguments of such functions, by the same name.
 _MODES: dict[str, tuple[dict[str, str], ...]] = {
     "qr": ({"mode": "raw"}, {"mode": "complete"}, {"mode": "r"}),
     "searchsorted": ({"side": "right"},),
 }
 
-#: A longer body is not compared with the library.
+#: The most equations of a body that is compared with the library.
 _LONGEST_LIBRARY_BODY = 60
 
 
@@ -81,7 +81,7 @@ def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     if len(p["jaxpr"].eqns) <= _LONGEST_LIBRARY_BODY:
         yield from _library(eqn, operands)
     scope = scope_of(eqn)
-    # `nest` makes operands of its call of what is traced alone, and asks nothing of it.
+    # In a `nest` call only tracers are operands, and the call has no options.
     literals = any(isinstance(v, Literal) for v in eqn.invars)
     marks = call_marks(eqn)
     marked = () if marks is None else (CallExpression(MARK_CALLS, kwargs=marks),)
@@ -93,9 +93,9 @@ def _jit(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def call_marks(eqn: JaxprEqn) -> Mapping[str, Any] | None:
-    """Return the XLA metadata of a `jit` call if it is the call's alone, as `outline` marks calls.
+    """Return the XLA metadata of a `jit` call if its body has none, as `outline` marks calls.
 
-    What is called under `set_xla_metadata` has the metadata in its body as well.
+    A call under `set_xla_metadata` has the metadata in its body as well.
     """
     marks = eqn.ctx.xla_metadata
     if not marks or eqn.primitive.name != "jit":
@@ -106,7 +106,7 @@ def call_marks(eqn: JaxprEqn) -> Mapping[str, Any] | None:
 
 
 def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Proposal]:
-    """Yield the public function that an equation may be a call of."""
+    """Yield a call of the public function that the equation may come from."""
     name = called_name(eqn)
     if name in LIBRARY:
         for mode in ({}, *_MODES.get(name, ())):
@@ -114,7 +114,7 @@ def _library(eqn: JaxprEqn, operands: tuple[Slot, ...]) -> Iterator[Proposal]:
 
 
 def called_name(eqn: JaxprEqn) -> str:
-    """Return the name of the function that an equation calls."""
+    """Return the name of the function called by an equation."""
     name = eqn.params.get("name")
     if isinstance(name, str):
         return name
@@ -125,7 +125,7 @@ def called_name(eqn: JaxprEqn) -> str:
 def local_call(
     eqn: JaxprEqn, body: AnyJaxpr, operands: tuple[Slot, ...], name: str = "", **more: Any
 ) -> MultiResult:
-    """Return the call of a function with a body; `more` is what is said of the function."""
+    """Return the call of a function with this body; `more` are further fields of the function."""
     results = group(range(len(eqn.outvars)))
     parameters = tuple(range(len(operands)))
     name = name or called_name(eqn)
@@ -162,7 +162,7 @@ def _jit_decorator(p: Mapping[str, Any]) -> Expression:
     if donated:
         told["donate_argnums"] = group(donated)
     told |= options(p, keep_unused=False)
-    # A flag, and on newer releases a member of `jax.Inline`.
+    # A bool, or a member of `jax.Inline` in newer releases.
     if getattr(p["inline"], "name", "AUTO") != "AUTO" or p["inline"] is True:
         told["inline"] = p["inline"]
     if p["compiler_options_kvs"]:
@@ -176,7 +176,7 @@ def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     if p["policy"] is not None:
         p["policy"] = _policy(eqn, p["policy"])
     if p["differentiated"]:
-        # What is left for the backward pass, which `jax.checkpoint` itself never gives.
+        # The call left for the backward pass, which `jax.checkpoint` itself never binds.
         bound = call("primitives.remat_p.bind", *operands, **dict(sorted(p.items())))
         yield MultiResult(bound, tuple(range(len(eqn.outvars))))
         return
@@ -199,7 +199,7 @@ def _policy(eqn: JaxprEqn, policy: object) -> Expression:
 @rule(python_rules, "closed_call", "call", "eval_jaxpr")
 def _plain_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     body = eqn.params[CALLS[eqn.primitive.name][0]]
-    # JAX has a public name for the calls of its newer releases alone, others it makes of the body.
+    # Only calls of newer JAX releases have a public name; others are made from the body.
     yield _call(eqn, body, operands, *([CLOSED_CALL] if eqn.primitive.name == "eval_jaxpr" else []))
 
 
@@ -229,12 +229,12 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _own(name: str, otherwise: str) -> str:
-    """Return the name of a rule, if it has one that says more than that it is a rule."""
+    """Return the name of a rule, or `otherwise` if it is generic."""
     return name if name.isidentifier() and name not in ("jvp", "fwd", "bwd") else otherwise
 
 
 def _exception(described: str) -> Expression:
-    """Return an exception as Python ends a traceback, as the call that makes it."""
+    """Return the constructor call for an exception given as the last line of a traceback."""
     name, _, message = described.partition(": ")
     known = getattr(builtins, name, None)
     if isinstance(known, type) and issubclass(known, Exception):
@@ -243,7 +243,7 @@ def _exception(described: str) -> Expression:
 
 
 def _restricted(eqn: JaxprEqn, by: Helper, perturbed: tuple[bool, ...]) -> tuple[Expression, ...]:
-    """The decorator of a rule that is told of symbolic zeros, and may refuse some operands."""
+    """Return the decorator of a rule with symbolic zeros that may reject some operands."""
     operands = [i for i, may in enumerate(perturbed) if may]
     return (CallExpression(by, tuple(operands)),) if eqn.params["symbolic_zeros"] else ()
 
@@ -255,7 +255,7 @@ def _custom(
     operands: tuple[Slot, ...],
     results: Grouping,
 ) -> MultiResult:
-    """Return the call of a function with custom derivatives, of the kind "jvp" or "vjp"."""
+    """Return the call of a function with custom derivatives of the kind "jvp" or "vjp"."""
     closed_over = [const for r in rules if r.raises is None for const in r.jaxpr.consts]
     if any(isinstance(const, jax.core.Tracer) for const in closed_over):
         raise unsupported(eqn, "a custom rule closes over a traced value")
@@ -271,7 +271,7 @@ def _custom(
         decorators=(Name(f"jax.custom_{kind}"),),
         rules=((f"def{kind}", rules, told),),
         kept=not count,
-        # A pass may have changed the body, and then the rule calls the function as it was.
+        # If a pass changed the body, the rule still calls the original function.
         key=(called_name(eqn), rule_key(eqn), _structure(body)),
     )
     given = zip(eqn.invars[count:], operands[count:], strict=True)
@@ -288,7 +288,7 @@ def _structure(body: AnyJaxpr) -> object:
 
 
 def _array(atom: Atom, slot: Slot) -> Expression | Slot:
-    """Return an operand of a custom function, which JAX may hand to its body and rules as it is."""
+    """Return an operand of a custom function; a literal as an array, as JAX may not convert it."""
     if not isinstance(atom, Literal) or atom.aval.dtype == jax.dtypes.float0:
         return slot
     return call("jnp.asarray", literal(atom).typed)
@@ -310,7 +310,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     found = vjp_rule(eqn)
     outs, kept = range(len(eqn.outvars)), len(found.forwarded)
     given = found.forwarded.count(None)
-    # A residual that the body does not return is an argument of the rule.
+    # A residual that the body does not return is passed to the rule as an argument.
     numbers = itertools.count()
     residuals = [
         next(numbers) if i is None else len(found.fwd.outvars) + i for i in found.forwarded

@@ -1,4 +1,4 @@
-"""Equations that do something: refs, printing, callbacks, and values that are sown."""
+"""Rules for equations with effects: refs, printing, callbacks, and sown values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _addupdate(eqn: JaxprEqn, ref: Slot, value: Slot, *rest: Slot) -> Iterator[P
 
 
 def _keys(eqn: JaxprEqn, rest: tuple[Slot, ...]) -> Iterator[tuple[object, ...]]:
-    """Yield what an equation reads or writes of a ref, as subscripts."""
+    """Yield the subscripts of a ref that an equation reads or writes."""
     transforms = jax.tree.unflatten(eqn.params["tree"], rest)
     if not transforms:
         yield (...,)
@@ -64,7 +64,7 @@ def _keys(eqn: JaxprEqn, rest: tuple[Slot, ...]) -> Iterator[tuple[object, ...]]
 
 
 def _subscript(index: Any) -> object:
-    """Return one dimension's subscript: a slice of fixed size from a fixed start, or what it is."""
+    """Return one dimension's subscript: a slice if its start and size are static, else as it is."""
     if not isinstance(index, jaxcompat.IndexSlice):
         return index
     if not isinstance(index.start, int):
@@ -91,7 +91,7 @@ def _print(eqn: JaxprEqn, *values: Slot) -> Iterator[Proposal]:
 
 # --- callbacks --------------------------------------------------------------------------------
 
-# Functions that raise stand for Python functions that are not there.
+# Missing Python functions are replaced by functions that raise.
 
 
 @rule(python_rules, "pure_callback")
@@ -142,7 +142,7 @@ def _custom_vmap(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _stub(eqn: JaxprEqn) -> PythonFunction:
-    """Return the function that stands for the callback of an equation. Raises UnsupportedError."""
+    """Return the stub for an equation's callback. Raises UnsupportedError."""
     stub = eqn.params["callback"]
     if not isinstance(stub, Stub):
         error = unsupported(eqn, f"it calls a Python function ({callback_name(stub)})")
@@ -186,7 +186,7 @@ def _sow(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _unknown(tree: Tree) -> str | None:
-    """Return the type of a node of a structure for which Python has no display."""
+    """Return the type of a node in a structure that is not a Python container, or None."""
     if tree.kind in ("custom", "OrderedDict"):
         return tree.type_name or tree.kind
     return next(filter(None, map(_unknown, tree.children)), None)

@@ -1,4 +1,4 @@
-"""Operators, functions of the operands alone, and conversions."""
+"""Rules for operators, functions without parameters, and conversions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _INFIX = {
 }
 _PREFIX = {"neg": "-", "not": "~"}
 
-#: Primitives whose function in `jnp` bears their name and takes their operands; so in `lax`, and
-#: in other modules.
+#: Primitives with a function of the same name and operands in `jnp`, in `lax`, and in other
+#: modules.
 _JNP = """
     abs cbrt ceil conj copy cos cosh exp exp2 expm1 floor imag log log1p nextafter real sign sin
     sinh sqrt square tan tanh
@@ -51,13 +51,13 @@ _LINALG = """
     lu_pivots_to_permutation cholesky_update symmetric_product
 """
 
-#: The functions that primitives are known by, the most readable first.
+#: The functions of each primitive, most readable first.
 _FUNCTIONS: dict[str, list[str]] = defaultdict(list)
 for _home, _names in (("jnp", _JNP), ("lax", _LAX), ("lax.linalg", _LINALG)):
     for _name in _names.split():
         _FUNCTIONS[_name].append(f"{_home}.{_name}")
 
-#: Primitives whose functions bear other names.
+#: Primitives whose functions have other names.
 for _name, _path in {
     "acos": "jnp.arccos",
     "acosh": "jnp.arccosh",
@@ -116,7 +116,7 @@ def _round(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
 @rule(python_rules, "convert_element_type")
 def _convert(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
     kind = dtype_name(eqn.params["new_dtype"])
-    if eqn.invars[0].aval.shape:  # a scalar may be a number of Python
+    if eqn.invars[0].aval.shape:  # a scalar may be a Python number
         yield method(x, "astype", kind)
     yield call("jnp.astype", x, kind)
     yield call("lax.convert_element_type", x, kind)

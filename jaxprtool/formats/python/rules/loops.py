@@ -1,4 +1,4 @@
-"""Loops, branches and linear solves, with their bodies as local functions."""
+"""Rules for loops, branches and linear solves, with their bodies as local functions."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 
 
 def group(indexes: Sequence[Any]) -> Any:
-    """Return the structure of several values: a single one by itself, none as None."""
+    """Return the structure of values: a single one without a tuple, none as None."""
     if len(indexes) == 1:
         return indexes[0]
     return tuple(indexes) or None
 
 
 def _own_name(jaxpr: AnyJaxpr, otherwise: str) -> str:
-    """Return the name that a body had as a Python function, if it is one that says something."""
+    """Return the name of a body's Python function, or `otherwise` if it is generic."""
     name = jaxcompat.open_jaxpr(jaxpr).debug_info.func_name
-    # A body from a file is called "jaxpr".
+    # A body read from a file is called "jaxpr".
     says_something = name.isidentifier() and not name.startswith("_") and name != "jaxpr"
     return name if says_something else otherwise
 
@@ -69,7 +69,7 @@ def _scan(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 def _while(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     loop = While.of(eqn)
     if loop.cond.outvars[0].aval.shape:
-        return  # of a batched loop, which goes on for as long as one of its conditions holds
+        return  # a batched loop runs while any of its predicates is true
     c, b, k = len(loop.cond_consts), len(loop.body_consts), len(loop.carry)
     carry, results = range(c + b, c + b + k), group(range(k))
     condition = PythonFunction(
@@ -119,7 +119,7 @@ def on_predicate(eqn: JaxprEqn) -> MultiResult:
 
 
 def on_platform(eqn: JaxprEqn) -> MultiResult:
-    """Return the branch as `lax.platform_dependent`, which asks for its first operand."""
+    """Return the branch as `lax.platform_dependent`, which queries its first operand."""
     functions, results, operands = _branches(eqn, 0)
     by_platform = {
         platform: function
@@ -132,7 +132,7 @@ def on_platform(eqn: JaxprEqn) -> MultiResult:
 def _branches(eqn: JaxprEqn, before: int = 1) -> tuple[list[PythonFunction], Grouping, list[Slot]]:
     """Return the branches as functions, the structure of their results, and all operands.
 
-    In Python there are so many operands `before` those of the branches.
+    In Python, `before` operands precede those of the branches.
     """
     choice = Cond.of(eqn)
     results = group(range(len(choice.outs)))

@@ -1,4 +1,4 @@
-"""Reductions, cumulative sums, sorting, products of matrices, convolutions, transforms."""
+"""Rules for reductions, cumulative sums, sorting, matrix products, convolutions, transforms."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _window(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
 
 
 def _ends(dtype: np.dtype, lowest: bool) -> Iterator[object]:
-    """Yield the Python numbers from which a maximum or minimum may start."""
+    """Yield the Python numbers that may be the initial value of a maximum or minimum."""
     if dtype.kind == "b":
         yield not lowest
     elif dtype.kind in "iu":
@@ -114,7 +114,7 @@ def _reduce_window(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
 
 
 def _windowed(eqn: JaxprEqn, *values: object) -> Iterator[Proposal]:
-    """Yield the reduction of values over a window, for each way to say the padding."""
+    """Yield the reduction over a window, for each way to write the padding."""
     p = eqn.params
     sizes = ints(p["window_dimensions"]), ints(p["window_strides"])
     dilations = _dilations(p, "base_dilation", "window_dilation")
@@ -123,7 +123,7 @@ def _windowed(eqn: JaxprEqn, *values: object) -> Iterator[Proposal]:
 
 
 def _dilations(params: Mapping[str, Any], *names: str) -> dict[str, object]:
-    """Return the dilations of these names that are not all 1."""
+    """Return the dilations with these names that are not all 1."""
     return {name: ints(params[name]) for name in names if any(n != 1 for n in params[name])}
 
 
@@ -198,7 +198,7 @@ def _convolution(eqn: JaxprEqn, x: Slot, kernel: Slot) -> Iterator[Proposal]:
 
 
 def _layouts(numbers: lax.ConvDimensionNumbers) -> tuple[str, str, str]:
-    """Convolution dimension numbers as three strings: `("NHWC", "HWIO", "NHWC")`."""
+    """Return convolution dimension numbers as three strings: `("NHWC", "HWIO", "NHWC")`."""
 
     def text(spec: Sequence[int], ends: str) -> str:
         space = "HW" if len(spec) == 4 else "0123456"[: len(spec) - 2]

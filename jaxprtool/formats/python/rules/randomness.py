@@ -1,4 +1,4 @@
-"""Random keys and bits, and what shards say to each other."""
+"""Rules for random keys and bits, and for collectives."""
 
 from __future__ import annotations
 
@@ -106,5 +106,5 @@ def _axis_index(eqn: JaxprEqn) -> Iterator[Proposal]:
 
 
 def _axes(names: object) -> object:
-    """Return an axis name by itself, where a tuple holds only one."""
+    """Return an axis name without its tuple if it is the only one."""
     return one_or_all(names) if isinstance(names, tuple | list) else names

@@ -1,9 +1,9 @@
 """Dataflow graphs of programs, for formats that are drawn.
 
-Each equation is a node, and values pass along the edges. Frames are around what belongs together:
-the equations of a scope (`ir.source.scopes`), and those of a body. Values flow into the frame of a
-call directly; a loop has a node for each value that it carries or takes from a sequence, and edges
-that go back from one round to the next; each branch ends in a node, of which the `cond` picks one.
+Each equation is a node, and values pass along the edges. Frames group the equations of a scope
+(`ir.source.scopes`) or of a body. Values flow into the frame of a call directly. A loop has a node
+for each carry and each scanned value, and edges back from one iteration to the next. Each branch
+ends in a node, one of which the `cond` selects.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class ParameterTypes:
         A single type for a pytree applies to all of its arrays.
 
         Raises:
-            ArgumentsError: If the types of a parameter are of another structure than the argument.
+            ArgumentsError: If the types of a parameter and the argument differ in structure.
         """
         given = self.given(args, kwargs)
         values = self.values(given)
@@ -196,7 +196,7 @@ class ParameterTypes:
         """Return each leaf of arguments by name with its type; None if any type is accepted.
 
         Raises:
-            ArgumentsError: If the types of a parameter are of another structure than the argument.
+            ArgumentsError: If the types of a parameter and the argument differ in structure.
         """
         types: list[Any] = []
         for name, value in sorted(given.items()):

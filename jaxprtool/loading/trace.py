@@ -56,10 +56,10 @@ class StaticArguments(TypedDict, total=False):
 class BoundCall:
     """The arguments of a call, split into traced and static ones.
 
-    `static_args` maps positions, `static_kwargs` names, to Python values; `args` and `kwargs` are
-    the others, in order, with what is no array held in their structure. `shared` says which
-    Variables of Flax NNX are the same object (`ir.programs.state.shared_variables`); it is None if
-    changes of such objects are no results.
+    `static_args` maps positions, `static_kwargs` names, to Python values. `args` and `kwargs` are
+    the others in order, with leaves that are not arrays moved into the tree structure. `shared`
+    lists which Flax NNX Variables are the same object (`ir.programs.state.shared_variables`); it is
+    None if changes of such objects are not results.
     """
 
     args: tuple[object, ...]

@@ -230,7 +230,7 @@ class CompiledScan:
     """Compiled iterations of a scan.
 
     Attributes:
-        sites: Whose values they give.
+        sites: The sites of their values.
     """
 
     def __init__(self, scan: Scan, wanted: Wanted, given: LoopOperands):
@@ -265,7 +265,7 @@ class CompiledWhile:
     """Compiled iterations of a while loop.
 
     Attributes:
-        sites: Whose values they give.
+        sites: The sites of their values.
     """
 
     def __init__(self, loop: While, wanted: Wanted, given: LoopOperands):

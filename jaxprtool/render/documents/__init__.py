@@ -1,5 +1,6 @@
 """The documents that commands assemble from their findings, as NamedTuples.
 
-Most commands print what they find as it is: `ir.basics.documents` makes JSON of any dataclass. That
-of a program, which may have many equations, is made of dicts, as the TypedDicts here describe them.
+Most commands print their findings directly: `ir.basics.documents` converts any dataclass to JSON.
+The document of a program, which may have many equations, consists of dicts, described by the
+TypedDicts here.
 """

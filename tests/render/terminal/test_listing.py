@@ -131,7 +131,7 @@ def test_each_equation_has_its_source_line_at_the_end_of_its_first_line():
     for line in shown:
         starts_equation = re.match(r" +\S+:\S+ = ", line)
         assert bool(starts_equation) == bool(
-            re.search(r"# tests/render/test_listing\.py:\d+$", line)
+            re.search(r"# tests/render/terminal/test_listing\.py:\d+$", line)
         )
     assert sum("# " in line for line in shown) == str(nested()).count(" = ")
 
@@ -145,7 +145,7 @@ def test_comments_stand_in_one_column_where_the_lines_allow():
 def test_scopes_are_shown_with_and_without_source():
     assert any(line.endswith("# scope: layer") for line in lines(nested(), scopes=True))
     both = lines(nested(), scopes=True, source=True)
-    assert any(re.search(r"# tests/render/test_listing\.py:\d+, scope: layer$", b) for b in both)
+    assert any(re.search(r"# tests/render/terminal/test_listing\.py:\d+, scope: layer$", b) for b in both)
 
 
 def test_types_can_be_left_out():

@@ -145,7 +145,9 @@ def test_comments_stand_in_one_column_where_the_lines_allow():
 def test_scopes_are_shown_with_and_without_source():
     assert any(line.endswith("# scope: layer") for line in lines(nested(), scopes=True))
     both = lines(nested(), scopes=True, source=True)
-    assert any(re.search(r"# tests/render/terminal/test_listing\.py:\d+, scope: layer$", b) for b in both)
+    assert any(
+        re.search(r"# tests/render/terminal/test_listing\.py:\d+, scope: layer$", b) for b in both
+    )
 
 
 def test_types_can_be_left_out():

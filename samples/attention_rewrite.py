@@ -1,21 +1,21 @@
-"""Attention as it is taught, replaced by attention as it is shipped: a rewrite from a pattern.
+"""Replace explicit attention by `jax.nn.dot_product_attention`: a rewrite of a pattern.
 
-A rewrite is two functions of the same arguments. Wherever the first occurs in a program, whatever
-the names, sizes, dtype and number of heads, the second takes its place. `attention` finds softmax
-attention written out, and puts `jax.nn.dot_product_attention` there, which can run as one kernel on
-a GPU. Look at what goes and what comes: `exp`, `div` and all that is between the two products. With
-`--verify` the results of both are compared. (A row that is masked altogether is NaN before, and a
-mean after.)
+A rewrite is two functions of the same arguments. Wherever the first occurs in a program, with any
+names, sizes, dtype and number of heads, the second replaces it. `attention` finds softmax attention
+written out in full and replaces it by `jax.nn.dot_product_attention`, which can run as one kernel
+on a GPU. Compare the programs before and after: `exp`, `div` and everything between the two
+products is gone. `--verify` compares the results of both. (A row that is masked entirely is NaN
+before the rewrite, and a mean after it.)
 
     jaxprtool show samples/attention_rewrite.py:causal
     jaxprtool opt samples/attention_rewrite.py:causal --rewrite samples/attention_rewrite.py
     jaxprtool opt samples/attention_rewrite.py:causal --rewrite samples/attention_rewrite.py --stats
 
-It is also found inside the layers of a whole model that knows nothing of it: give `opt` the target
+It also matches inside the layers of an independent model: give `opt` the target
 `samples/transformer.py:loss`. In `samples/transformer.py:grad_loss`, JAX's gradient, the forward
-part keeps the probabilities and more for the backward part. A match that shares values with the
-rest of a program is left alone, so `attention` does not match there; `saved_attention` does, since
-it gives these values too. It shows how, and no more, since it computes them as before. To have the
+part stores the probabilities and other values for the backward part. A match whose inner values are
+used elsewhere is not replaced, so `attention` does not match there. `saved_attention` does, since
+it returns these values too. It only shows how to match them: it computes them as before. To use the
 kernel in a gradient, rewrite first: `-p "attention, grad"`.
 """
 
@@ -42,7 +42,7 @@ def attention(query, key, value, mask, scale):
 
 @attention.to
 def fused(query, key, value, mask, scale):
-    """All leading dimensions become one batch, of one head each: B, T, N = 1, H."""
+    """Reshape all leading dimensions into one batch, of one head each: B, T, N = 1, H."""
 
     def one_head(x):
         return x.reshape(-1, 1, *x.shape[-2:])
@@ -55,13 +55,13 @@ def fused(query, key, value, mask, scale):
 
 @attention.check
 def _(match):
-    """Only a number for all scores: a scale of one's own for each would not fit the kernel."""
+    """Accept only a scalar scale: the kernel does not support a scale for each score."""
     return "scale" in match.values
 
 
 @jaxprtool.rewrite(**TYPES)
 def saved_attention(query, key, value, mask, scale):
-    """The same in a gradient's forward part, with what the backward part wants of it."""
+    """Replace attention in a gradient's forward part, with the values stored for backward."""
     mixed, backward = jax.vjp(
         lambda q, k, v: attention.pattern(q, k, v, mask, scale), query, key, value
     )
@@ -76,7 +76,7 @@ def _(query, key, value, mask, scale):
 
 @jaxprtool.example("f32[2,4,32,16]", "f32[2,4,32,16]", "f32[2,4,32,16]")
 def causal(query, key, value):
-    """Each position reads from itself and those before it: batch, heads, positions, features."""
+    """Causal attention over arrays of shape batch, heads, positions, features."""
     position = jnp.arange(query.shape[-2])
     scores = query @ key.mT * query.shape[-1] ** -0.5
     scores = jnp.where(position[:, None] >= position, scores, -jnp.inf)

@@ -1,11 +1,11 @@
-"""One example at a time, and many at once: what mapping does to a program.
+"""Batching: what `vmap` does to a program of one example.
 
-These functions are written for one example, and nothing in them knows of a batch; `vmap` maps them
-over as many examples as there are. Look at how the weights stay as they are where all share them;
-how a vector times a matrix becomes a matrix times a matrix; and how in `grad_loss` each example
-gets a gradient of its own. `chunk=64` makes a scan over 64 examples at a time, for when there is no
-room for all. In `standardized` the examples meet: `pmean` over the axis called "batch" is a mean
-over the lanes, and becomes a plain sum in the program that has them all.
+These functions are written for one example, without a batch dimension; `vmap` maps them over a
+batch. Weights that all examples share stay unchanged, a vector times a matrix becomes a matrix
+times a matrix, and in `grad_loss` each example gets its own gradient. `chunk=64` makes a scan over
+64 examples at a time, which needs less memory than all at once. In `standardized` the result of an
+example depends on the others: `pmean` over the axis "batch" is a mean over the lanes, and becomes a
+plain sum in the batched program.
 
     jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32
     jaxprtool vmap samples/batching.py:grad_loss --in-axes "(None, 0)" --axis-size 32
@@ -25,20 +25,20 @@ EXAMPLE = {"features": "f32[8]", "label": "i32[]"}
 
 @jaxprtool.example(PARAMS, EXAMPLE)
 def loss(params, example):
-    """How surprising the label of one example is, of eight."""
+    """The cross-entropy of the label of one example, one of eight classes."""
     logits = jnp.tanh(example["features"] @ params["hidden"]) @ params["readout"]
     return -jax.nn.log_softmax(logits)[example["label"]]
 
 
 @jaxprtool.example(PARAMS, EXAMPLE)
 def grad_loss(params, example):
-    """Where one example wants the weights to go."""
+    """The gradient of the loss of one example."""
     return jax.grad(loss)(params, example)
 
 
 @jaxprtool.example(PARAMS, EXAMPLE)
 def pull(params, example):
-    """How hard it pulls at them: of a batch, this tells difficult examples from easy ones."""
+    """The norm of the gradient, which is large for difficult examples."""
     gradient = grad_loss(params, example)
     return jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient)))
 
@@ -51,5 +51,5 @@ def standardized(x):
 
 @jaxprtool.example("f32[32,8]")
 def standardized_batch(xs):
-    """Those of all examples: `jaxprtool.vmap` is to Python what the command is to the shell."""
+    """The standardized features of all examples, by `jaxprtool.vmap`."""
     return jaxprtool.vmap(standardized, axis_name="batch")(xs)

@@ -1,8 +1,8 @@
 """Branches on values that are known only when the program runs: `cond` and `switch`.
 
-Look at how all branches of a `cond` take the same operands, those that only one of them reads
-included (the threshold in `nested`), and how `vmap` over the predicate leaves no branch at all:
-both sides are computed, and a `select_n` picks.
+All branches of a `cond` take the same operands, including those that only one of them reads (the
+threshold in `nested`). `vmap` over the predicate removes the branch: both sides are computed, and a
+`select_n` chooses.
 
     jaxprtool show samples/branches.py:huber
     jaxprtool show samples/branches.py:huber_batch
@@ -20,7 +20,7 @@ ACTIVATIONS = (jax.nn.relu, jnp.tanh, jax.nn.silu)
 
 @jaxprtool.example("f32[]")
 def huber(error):
-    """A loss that grows with the square of small errors and with large ones themselves."""
+    """The Huber loss: quadratic for small errors, linear for large ones."""
     return lax.cond(
         jnp.abs(error) < 1.0,
         lambda e: 0.5 * e**2,
@@ -31,7 +31,7 @@ def huber(error):
 
 @jaxprtool.example("f32[16]")
 def huber_batch(errors):
-    """The same, each error for itself: the branch becomes a selection."""
+    """The sum of the losses of a batch: `vmap` turns the branch into a `select_n`."""
     return jax.vmap(huber)(errors).sum()
 
 
@@ -43,13 +43,13 @@ def grad_huber(errors):
 
 @jaxprtool.example("i32[]", "f32[4,8]")
 def activation(which, x):
-    """One of several functions, chosen by number; `switch` clamps the number to those there are."""
+    """Apply one of several functions, chosen by an index that `switch` clamps to its range."""
     return lax.switch(which, ACTIVATIONS, x)
 
 
 @jaxprtool.example("f32[8]", "f32[8]")
 def first_of_pair(x, y):
-    """Branches that return pairs of which only the first is used: dce empties half of each."""
+    """Branches that return pairs of which only the first is used: dce removes the second."""
     larger, _ = lax.cond(
         x.sum() > y.sum(),
         lambda x, y: (jnp.sin(x), jnp.cos(y)),

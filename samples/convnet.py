@@ -1,7 +1,7 @@
 """A residual convolutional network: convolution, group norm, pooling, and their gradients.
 
-Look at how the gradient of a convolution is two more convolutions, with other dimension numbers,
-and how that of max pooling is a `select_and_scatter_add`.
+The gradient of a convolution is two more convolutions with other dimension numbers, and that of max
+pooling is a `select_and_scatter_add`.
 
     jaxprtool show samples/convnet.py:grad_loss --only 'conv*,reduce_window*,select_and*'
     jaxprtool opt  samples/convnet.py:grad_loss -p mixed_precision --stats
@@ -28,7 +28,7 @@ IMAGES, LABELS = "f32[4,16,16,3]", "i32[4]"
 
 
 def init(key):
-    """Weights to start training from, scaled to keep the variance of what flows through."""
+    """Initial weights, scaled to preserve the variance of activations."""
     keys = iter(jax.random.split(key, 8))
     he = jax.nn.initializers.he_normal()
 
@@ -51,7 +51,7 @@ def conv(x, kernel):
 
 
 def group_norm(x, scale):
-    """Each image's channels in groups, each group shifted and scaled to mean 0, variance 1."""
+    """Normalize groups of each image's channels to mean 0 and variance 1."""
     groups = x.reshape(*x.shape[:3], GROUPS, -1)
     mean = groups.mean(axis=(1, 2, 4), keepdims=True)
     variance = jnp.square(groups - mean).mean(axis=(1, 2, 4), keepdims=True)
@@ -59,7 +59,7 @@ def group_norm(x, scale):
 
 
 def max_pool(x):
-    """The greatest of every two by two pixels."""
+    """The maximum of every two by two pixels."""
     window = (1, 2, 2, 1)
     return lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
 

@@ -1,8 +1,8 @@
-"""Functions that bring their own derivatives: `custom_jvp` and `custom_vjp`.
+"""Functions with custom derivatives: `custom_jvp` and `custom_vjp`.
 
-Look at how the call keeps the function's jaxpr together with a rule that is still Python; only
-differentiation turns the rule into equations. In `grad_loss` both rules have been traced, and no
-trace of the custom calls is left.
+Before differentiation, the call holds the function's jaxpr and a rule that is still a Python
+function. Differentiation traces the rule to equations: in `grad_loss` both rules have been traced,
+and no custom calls are left.
 
     jaxprtool show samples/custom_gradients.py:loss
     jaxprtool show samples/custom_gradients.py:grad_loss --scopes
@@ -20,7 +20,7 @@ import jaxprtool
 @jaxprtool.example("f32[8]")
 @jax.custom_jvp
 def log1pexp(x):
-    """log(1 + exp(x)), whose derivative as it stands is inf / inf where x is large."""
+    """log(1 + exp(x)), whose derivative without a custom rule is inf / inf for large x."""
     return jnp.logaddexp(x, 0.0)
 
 
@@ -32,7 +32,7 @@ def log1pexp_jvp(primals, tangents):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def clip_gradient(limit, x):
-    """The identity, through which no gradient passes that is larger than `limit`."""
+    """The identity; its gradient is clipped to `limit`."""
     return x
 
 
@@ -56,7 +56,7 @@ def loss(weights, x, labels):
 
 @jaxprtool.example("f32[8]", "f32[4,8]", "bool[4]")
 def grad_loss(weights, x, labels):
-    """The gradient of the loss, by the rules."""
+    """The gradient of the loss, by the custom rules."""
     return jax.grad(loss)(weights, x, labels)
 
 

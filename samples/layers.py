@@ -1,7 +1,7 @@
-"""A small vision transformer, its layers a Python loop: why such a model is slow to compile.
+"""A small vision transformer with a Python loop over its layers, and how to compile it faster.
 
-Each layer is traced anew, and its gradient too. Look at what repeats, at what XLA then compiles,
-and at a layer that is written once and called.
+Each layer is traced again, and so is its gradient. The commands show what repeats, what XLA
+compiles, and the program with one shared body that is called for each layer.
 
     jaxprtool outline samples/layers.py:loss -p value_and_grad
     jaxprtool outline samples/layers.py:loss --compile
@@ -37,13 +37,13 @@ IMAGES, LABELS = "f32[4,16,16,3]", "i32[4]"
 
 
 def norm(scale, x):
-    """Each token shifted and scaled to mean 0, variance 1, and then by `scale`."""
+    """Normalize each token to mean 0 and variance 1, and multiply it by `scale`."""
     centred = x - x.mean(-1, keepdims=True)
     return scale * centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
 
 
 def attention(params, x):
-    """Every token looks at every other: f32[batch, tokens, width] -> the same."""
+    """Attention of every token to every other: f32[batch, tokens, width] -> the same."""
     queries, keys, values = (
         jnp.einsum("btw,hwd->bhtd", x, params[name]) for name in ("queries", "keys", "values")
     )
@@ -55,7 +55,7 @@ def attention(params, x):
 
 
 def layer(params, x):
-    """Attention, and then two dense layers, each beside a residual connection."""
+    """Attention and then two dense layers, each with a residual connection."""
     x = x + attention(params, norm(params["norm"], x))
     hidden = jax.nn.silu(norm(params["second_norm"], x) @ params["up"])
     return x + hidden @ params["down"]

@@ -1,8 +1,8 @@
-"""Sequences of many lengths, and one program for each bucket of them.
+"""Sequences of different lengths, with one program for each bucket of lengths.
 
-`loss` is written for one sequence of any length. Look at how `mask` makes its length an argument:
-rows beyond it get no weight in the softmax, and none in the mean. `step` is compiled once for each
-bucket, whatever lengths come: `python samples/lengths.py`.
+`loss` is written for one sequence of any length. `mask` makes the length an argument: rows beyond
+it have no weight in the softmax or the mean. `step` is compiled once for each bucket, whatever the
+lengths: run `python samples/lengths.py`.
 
     jaxprtool opt samples/lengths.py:loss --args "f32[8,8], f32[n,8]" -p "mask(n=256)"
     jaxprtool run samples/lengths.py:loss --args "f32[8,8], f32[n,8]" -p "mask(n=256), grad"
@@ -16,7 +16,7 @@ import jaxprtool
 
 @jaxprtool.example("f32[8,8]", "f32[40,8]")
 def loss(w, x):
-    """How far rows are, on average, from what attention makes of the others."""
+    """The mean squared difference between the rows and their attention outputs."""
     scores = x @ w @ x.T
     return jnp.square(jax.nn.softmax(scores) @ x - x).mean()
 

@@ -1,11 +1,11 @@
-"""A network that makes its own weights, and `unzip`, which takes them out of it.
+"""A network that creates its own weights, and `unzip`, which makes them an argument.
 
-`net` draws each weight where it needs it, and gives it a name with `variable`. As it stands it is
-a whole network with fresh random weights, and nothing has to be passed around. To train it, `unzip`
-makes two functions of the one: `init`, from the key to the named weights, and `apply`, from those
-and the inputs to the outputs. Look at how everything random goes to `init`, how each scope of
-`nest` becomes a dict, and how `train` differentiates the loss by weights that its source never
-gathers in one place.
+`net` draws each weight where it needs it, and names it with `variable`. Called directly, it is a
+network with new random weights, and no weights are passed between functions. To train it, `unzip`
+makes two functions from it: `init`, from the key to the named weights, and `apply`, from weights
+and inputs to outputs. All random draws move to `init`, and each scope of `nest` becomes a dict.
+`train` differentiates the loss by the weights, although the source never collects them in one
+place.
 
     jaxprtool unzip samples/mlp_variables.py:net --key-args 0
     jaxprtool unzip samples/mlp_variables.py:net --key-args 0 -o net/
@@ -38,19 +38,19 @@ def net(key, x):
 
 @jaxprtool.example("key<fry>[]", "f32[8,3]", "f32[8,1]")
 def loss(key, x, y):
-    """The mean squared error of the network that the key makes."""
+    """The mean squared error of the network that the key initializes."""
     return jnp.square(net(key, x) - y).mean()
 
 
 def data(key):
-    """Points of a cube, and the wave to learn, which runs through it from corner to corner."""
+    """Points of a cube, and the target: a sine wave along its diagonal."""
     x = jax.random.uniform(key, (256, 3), minval=-1.0)
     return x, jnp.sin(2.0 * x.sum(axis=-1, keepdims=True))
 
 
 @jaxprtool.example("key<fry>[]")
 def train(key):
-    """A hundred steps of gradient descent: the weights, and the loss before every tenth step."""
+    """Run 100 steps of gradient descent: the weights, and the loss before every tenth step."""
     init_key, data_key = jax.random.split(key)
     x, y = data(data_key)
     init, apply = jaxprtool.unzip(loss)(init_key, x, y)

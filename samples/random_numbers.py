@@ -1,7 +1,7 @@
 """Random numbers: keys are values, and the same key gives the same numbers.
 
-A key has a type of its own, `key<fry>[]`. Look at `random_bits` and `random_split`, which take and
-give keys, and at the bits that become floats by shifting them into a mantissa.
+A key has its own type, `key<fry>[]`. The listings show `random_bits` and `random_split`, which take
+keys, and how bits become floats: they are shifted into a mantissa.
 
     jaxprtool show samples/random_numbers.py:dropout
     jaxprtool show samples/random_numbers.py:generate --only 'random*,scan,argmax'
@@ -16,21 +16,21 @@ import jaxprtool
 
 @jaxprtool.example("key<fry>[]", "f32[4,8]")
 def dropout(key, x, rate=0.1):
-    """Each value dropped with probability `rate`, the others scaled to keep the mean."""
+    """Drop each value with probability `rate`, and scale the others to keep the mean."""
     kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
     return jnp.where(kept, x / (1.0 - rate), 0.0)
 
 
 @jaxprtool.example("key<fry>[]")
 def independent(key):
-    """One key split into two, for two draws that have nothing to do with each other."""
+    """Split a key into two, for two independent draws."""
     noise_key, sign_key = jax.random.split(key)
     return jax.random.normal(noise_key, (4,)) * jax.random.rademacher(sign_key, (4,))
 
 
 @jaxprtool.example("key<fry>[]", "f32[6,3]")
 def noisy(key, x):
-    """Every row with noise of its own: its number folded into the key."""
+    """Add independent noise to each row, with the row's number folded into the key."""
 
     def row(number, values):
         return values + jax.random.normal(jax.random.fold_in(key, number), values.shape)
@@ -40,7 +40,7 @@ def noisy(key, x):
 
 @jaxprtool.example("key<fry>[]", "f32[16,16]")
 def generate(key, logits):
-    """A sequence of ten tokens, each drawn from the logits that the one before it points to."""
+    """Draw ten tokens, each from the row of logits of the token before it."""
 
     def step(token, key):
         token = jax.random.categorical(key, logits[token])
@@ -52,6 +52,6 @@ def generate(key, logits):
 
 @jaxprtool.example("key<fry>[]")
 def monte_carlo_pi(key):
-    """Four times the share of points of a square that lie in the circle."""
+    """Estimate pi: four times the share of random points of a square inside the circle."""
     points = jax.random.uniform(key, (10_000, 2))
     return 4.0 * (jnp.square(points).sum(axis=-1) < 1.0).mean()

@@ -1,8 +1,8 @@
 """A gated recurrent unit, scanned over a sequence.
 
-Look at how the weights enter the scan as constants, the state as its carry, and the sequence as
-its xs; and how the gradient is a second scan, reversed, whose carry collects the weights'
-gradients. In `last_state`, `dce` takes out of the scan what only its unused output needs.
+The weights are constants of the scan, the state is its carry, and the sequence is its xs. The
+gradient is a second, reversed scan, whose carry accumulates the gradients of the weights. In
+`last_state`, `dce` removes from the scan everything that only its unused output needs.
 
     jaxprtool show samples/rnn.py:encode
     jaxprtool show samples/rnn.py:grad_loss --format tree
@@ -22,7 +22,7 @@ SEQUENCE = "f32[20,4,8]"
 
 
 def init(key):
-    """Weights to start training from: inputs and readout scaled, states orthogonal, no bias."""
+    """Initial weights: inputs and readout scaled, states orthogonal, biases zero."""
     keys = iter(jax.random.split(key, 7))
     scaled = jax.nn.initializers.lecun_normal()
     orthogonal = jax.nn.initializers.orthogonal()
@@ -43,12 +43,12 @@ def init(key):
 
 
 def affine(params, x, state):
-    """A linear function of the input and the state, and a bias."""
+    """A linear function of the input and the state, plus a bias."""
     return x @ params["input"] + state @ params["state"] + params["bias"]
 
 
 def gru(params, state, x):
-    """One step: how much of the state to keep, and what to put in place of the rest."""
+    """One step: interpolate between the old state and an update, with learned gates."""
     keep = jax.nn.sigmoid(affine(params["keep"], x, state))
     reset = jax.nn.sigmoid(affine(params["reset"], x, state))
     update = jnp.tanh(affine(params["update"], x, reset * state))
@@ -68,7 +68,7 @@ def encode(params, xs):
 
 @jaxprtool.example(PARAMS, SEQUENCE)
 def last_state(params, xs):
-    """What the sequence leaves behind; the predictions on the way are computed for nobody."""
+    """The last state alone; the predictions after each step are dead code."""
     state, _ = encode(params, xs)
     return state
 

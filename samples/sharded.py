@@ -1,9 +1,9 @@
 """One program on several devices: `shard_map` over a mesh, with collectives between its shards.
 
-Importing this file asks JAX for four devices on the CPU, so that it runs on any machine. Where JAX
-has started already, or has been told a number, it makes do with the devices that there are: any
-number that divides sixteen. Look at the types inside the `shard_map`, which are those of one
-shard, and at `psum`, `ppermute` and `all_gather`.
+This module configures JAX with four devices on the CPU, so that it runs on any machine. If JAX has
+started already, or its number of devices is set, it uses the existing devices, whose number must
+divide sixteen. The types inside the `shard_map` are those of one shard. The collectives are `psum`,
+`ppermute` and `all_gather`.
 
     jaxprtool show samples/sharded.py:loss
     jaxprtool show samples/sharded.py:neighbours
@@ -23,12 +23,12 @@ import jaxprtool
 
 told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
 if not told and jax.config.jax_num_cpu_devices < 0:
-    with suppress(RuntimeError):  # JAX has started: its devices are what they are
+    with suppress(RuntimeError):  # JAX has started: its devices are fixed
         jax.config.update("jax_num_cpu_devices", 4)
 
 
 def over_devices(function, in_specs, out_specs):
-    """The function on each CPU device's shard of its arguments, the devices being axis "data"."""
+    """Map a function over shards of its arguments, on a mesh of CPU devices with axis "data"."""
     devices = jax.devices("cpu")
     mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
@@ -36,7 +36,7 @@ def over_devices(function, in_specs, out_specs):
 
 @jaxprtool.example("f32[6]", "f32[16,6]", "f32[16]")
 def loss(weights, inputs, targets):
-    """A mean squared error: every device has all weights and its part of the data."""
+    """A mean squared error: each device has all weights and its shard of the data."""
 
     @partial(over_devices, in_specs=(P(), P("data"), P("data")), out_specs=P())
     def mean_error(weights, inputs, targets):
@@ -47,7 +47,7 @@ def loss(weights, inputs, targets):
 
 @jaxprtool.example("f32[6]", "f32[16,6]", "f32[16]")
 def grad_loss(weights, inputs, targets):
-    """Its gradient: what each device finds, summed over all of them."""
+    """The gradient of the loss: the sum of the gradients of all devices."""
     return jax.grad(loss)(weights, inputs, targets)
 
 
@@ -69,7 +69,7 @@ def neighbours(x):
 
 @jaxprtool.example("f32[16,8]", "f32[8,16]")
 def gathered_product(x, weights):
-    """A product with weights kept in parts, and gathered whole just before they are used."""
+    """A product with sharded weights, which are gathered just before they are used."""
 
     @partial(over_devices, in_specs=(P("data"), P(None, "data")), out_specs=P("data"))
     def product(x, weights):

@@ -1,9 +1,9 @@
-"""Iterative solvers: loops that end when the answer is good enough, and gradients through them.
+"""Iterative solvers: loops that end on convergence, and gradients through them.
 
-A `while_loop` cannot be differentiated in reverse, since nobody knows how many residuals to keep.
-Both solvers here get their gradients from the equation that they solve (implicit
-differentiation), with `custom_root` and `custom_linear_solve`. Look at what runs in the loop's
-condition, and at the batched loop of `orbit`, which goes on until all its lanes are done.
+A `while_loop` cannot be differentiated in reverse, since the number of residuals is unknown. Both
+solvers here get their gradients from the equation that they solve (implicit differentiation), with
+`custom_root` and `custom_linear_solve`. The listings show the loop's condition, and the batched
+loop of `orbit`, which runs until all lanes are done.
 
     jaxprtool show samples/solver.py:kepler --source
     jaxprtool show samples/solver.py:grad_ridge --depth 1
@@ -48,13 +48,13 @@ def kepler(mean_anomaly, eccentricity):
 
 @jaxprtool.example("f32[]", 0.5)
 def grad_kepler(mean_anomaly, eccentricity):
-    """How fast the angle moves, and how it depends on the ellipse."""
+    """The derivatives of the angle by the mean anomaly and by the eccentricity."""
     return jax.grad(kepler, argnums=(0, 1))(mean_anomaly, eccentricity)
 
 
 @jaxprtool.example("f32[8]")
 def orbit(times):
-    """Points of an orbit: one Newton iteration for all, as long as one of them needs it."""
+    """Points of an orbit: a batched Newton iteration, which runs until all have converged."""
     angle = jax.vmap(lambda time: kepler(time, 0.5))(times)
     return jnp.stack([jnp.cos(angle) - 0.5, jnp.sqrt(0.75) * jnp.sin(angle)], axis=-1)
 
@@ -86,7 +86,7 @@ def conjugate_gradient(matvec, b, tolerance=1e-6):
 
 @jaxprtool.example("f32[12,6]", "f32[12]")
 def ridge(inputs, targets):
-    """The weights of a ridge regression, by conjugate gradients: no matrix is ever inverted."""
+    """The weights of a ridge regression, by conjugate gradients, without inverting a matrix."""
 
     def matvec(weights):
         return inputs.T @ (inputs @ weights) + weights

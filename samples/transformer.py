@@ -1,8 +1,8 @@
 """A small GPT: embedding, causal attention, layer norm, MLP, a head tied to the embedding.
 
-The layers are one `scan` over stacked weights, so the jaxpr is as long for 48 of them as for 4.
-Look at how the types flow through one layer, then at what `grad` makes of it: a second scan, run
-in reverse, over the residuals that the first one saved.
+The layers are one `scan` over stacked weights, so the jaxpr has the same length for 48 layers as
+for 4. Read the types through one layer, and then its gradient: a second scan, in reverse, over the
+residuals that the first one stored.
 
     jaxprtool show samples/transformer.py:loss
     jaxprtool show samples/transformer.py:grad_loss --only scan,dot_general
@@ -16,7 +16,7 @@ import jaxprtool
 
 VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 256, 32, 64, 4, 4
 
-#: The type of every weight; `init` gives values. Those in "layers" are stacked, one per layer.
+#: The type of every weight; `init` returns values. Those in "layers" are stacked, one per layer.
 PARAMS = {
     "tokens": "f32[256,64]",
     "positions": "f32[32,64]",
@@ -36,7 +36,7 @@ TOKENS = "i32[8,33]"
 
 
 def init(key):
-    """Weights to start training from: small and random, norms at one."""
+    """Initial weights: small random numbers, and ones for norms."""
     keys = iter(jax.random.split(key, 8))
 
     def weights(*shape):
@@ -65,13 +65,13 @@ def init(key):
 
 
 def layer_norm(x, scale):
-    """Each position's features, shifted to mean zero and scaled to variance one."""
+    """Normalize the features of each position to mean zero and variance one."""
     x = x - x.mean(axis=-1, keepdims=True)
     return scale * x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-5)
 
 
 def attention(params, x):
-    """Each position reads from itself and those before it, in HEADS ways at once."""
+    """Causal attention with HEADS heads."""
     batch, length, width = x.shape
 
     def heads(weights):
@@ -86,12 +86,12 @@ def attention(params, x):
 
 
 def mlp(params, x):
-    """Each position by itself, through a wider hidden layer."""
+    """A wider hidden layer, applied to each position separately."""
     return jax.nn.gelu(x @ params["up"]) @ params["down"]
 
 
 def layer(x, params):
-    """One layer in the form that `scan` wants: carry in, weights in, carry out."""
+    """One layer with the signature that `scan` requires: carry and weights in, carry out."""
     for sublayer, p in (attention, params["attention"]), (mlp, params["mlp"]):
         with jax.named_scope(sublayer.__name__):
             x = x + sublayer(p, layer_norm(x, p["norm"]))

@@ -1,10 +1,10 @@
-"""A small GPT that makes its own weights, with layers that are one `scan` over keys.
+"""A small GPT that creates its own weights, with its layers in one `scan` over keys.
 
-The body of the scan is one layer: it takes a key, draws its weights and names them. Run as it is,
-the loop gives each layer weights of its own. What `unzip` makes of the loop is what one writes by
-hand otherwise: in `init`, a scan from keys to weights, stacked along a new first axis, one entry
-per layer; in `apply`, a scan over those stacks. Look at the shapes under "layers", and at how short
-the two programs are: they would be no longer for 48 layers.
+The body of the scan is one layer: it takes a key, draws its weights and names them. Called
+directly, the loop gives each layer its own weights. `unzip` turns the loop into what is otherwise
+written by hand: in `init`, a scan from keys to weights, stacked along a new first axis, one row per
+layer; in `apply`, a scan over those stacks. The listings show the shapes under "layers". Both
+programs would have the same length for 48 layers.
 
     jaxprtool unzip samples/transformer_variables.py:forward --key-args 0
     jaxprtool unzip samples/transformer_variables.py:loss --key-args 0 -o loss/
@@ -26,14 +26,14 @@ def weights(key, *shape, name):
 
 
 def layer_norm(x):
-    """Each position's features, shifted to mean zero and variance one, then scaled as learned."""
+    """Normalize the features of each position, and multiply them by a learned scale."""
     scale = variable(jnp.ones(x.shape[-1]), name="norm")
     x = x - x.mean(axis=-1, keepdims=True)
     return scale * x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + 1e-5)
 
 
 def attention(key, x):
-    """Each position reads from itself and those before it, in HEADS ways at once."""
+    """Causal attention with HEADS heads."""
     keys = jax.random.split(key, 4)
     normed = layer_norm(x)
 
@@ -50,14 +50,14 @@ def attention(key, x):
 
 
 def mlp(key, x):
-    """Each position by itself, through a wider hidden layer."""
+    """A wider hidden layer, applied to each position separately."""
     up, down = jax.random.split(key)
     hidden = jax.nn.gelu(layer_norm(x) @ weights(up, WIDTH, 4 * WIDTH, name="up"))
     return hidden @ weights(down, 4 * WIDTH, WIDTH, name="down")
 
 
 def layer(x, key):
-    """One layer in the form that `scan` wants: carry in, key in, carry out."""
+    """One layer with the signature that `scan` requires: carry and key in, carry out."""
     attention_key, mlp_key = jax.random.split(key)
     x = x + nest(attention, scope="attention")(attention_key, x)
     x = x + nest(mlp, scope="mlp")(mlp_key, x)
@@ -84,7 +84,7 @@ def loss(key, tokens):
 
 
 def text(key, grammar):
-    """Eight lines of a language in which either of two words may follow each word."""
+    """Eight sequences in which each token is followed by one of two tokens at random."""
     first_key, choice_key = jax.random.split(key)
     first = jax.random.randint(first_key, (8,), 0, VOCABULARY)
     choices = jax.random.randint(choice_key, (LENGTH, 8), 0, 2)
@@ -99,7 +99,7 @@ def text(key, grammar):
 
 @jaxprtool.example("key<fry>[]")
 def train(key):
-    """A hundred steps with momentum: the weights, and the loss before every tenth step."""
+    """Run 100 steps with momentum: the weights, and the loss before every tenth step."""
     init_key, grammar_key, text_key = jax.random.split(key, 3)
     grammar = jax.random.randint(grammar_key, (VOCABULARY, 2), 0, VOCABULARY)
     init, apply = jaxprtool.unzip(loss)(init_key, text(text_key, grammar))

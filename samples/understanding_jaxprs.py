@@ -1,6 +1,6 @@
-"""What tracing makes of Python: one function for each idea of JAX's page "Understanding jaxprs".
+"""How Python is traced: one function for each topic of JAX's page "Understanding jaxprs".
 
-Read a function, guess its jaxpr, then look. The page is at
+Read a function, predict its jaxpr, and compare. The page is at
 https://docs.jax.dev/en/latest/jaxpr.html; the functions here are in the order of its sections.
 
     jaxprtool show samples/understanding_jaxprs.py:elementwise
@@ -31,7 +31,7 @@ def elementwise(x, y):
 
 @jaxprtool.example("f32[4]", ["f32[4]", "f32[4]", "f32[4]"])
 def python_control_flow(x, rows):
-    """Loops, functions and tests on shapes have happened by the time the jaxpr is there."""
+    """Python loops, functions and tests on shapes run during tracing."""
 
     def scaled(row):
         return row / len(rows) if row.ndim else row
@@ -43,7 +43,7 @@ def python_control_flow(x, rows):
 
 @jaxprtool.example(jaxprtool.static(3), "f32[2,3]", ["f32[3,3]", "f32[3,3]"])
 def layers(repeats, x, weights):
-    """A static argument is a Python number: it decides how much there is to trace."""
+    """A static argument is a Python number, here the number of layers to trace."""
     for _ in range(repeats):
         for w in weights:
             x = jnp.tanh(x @ w)
@@ -52,14 +52,14 @@ def layers(repeats, x, weights):
 
 @jaxprtool.example({"position": "f32[3]", "velocity": "f32[3]"}, 0.1)
 def pytree(ball, seconds):
-    """Dicts and tuples are flattened: a jaxpr takes and gives a list of arrays."""
+    """Dicts and tuples are flattened: a jaxpr takes and returns a list of arrays."""
     position = ball["position"] + seconds * ball["velocity"]
     return {"position": position, "velocity": ball["velocity"]}, jnp.linalg.norm(position)
 
 
 @jaxprtool.example("f32[4]")
 def captured_constant(x):
-    """An array from outside becomes a constant of the jaxpr: it stands before the semicolon."""
+    """A captured array becomes a constant of the jaxpr, written before the semicolon."""
     return x @ PLACES
 
 
@@ -68,19 +68,19 @@ def captured_constant(x):
 
 @jaxprtool.example("i32[]", "f32[3]")
 def switch(which, x):
-    """One body for each branch, and a number that is clamped to those there are."""
+    """One body for each branch, and an index that is clamped to their number."""
     return lax.switch(which, [jnp.negative, jnp.exp, lambda x: x * x], x)
 
 
 @jaxprtool.example("f32[3]")
 def cond(x):
-    """Two branches; the predicate turns into the number 0 or 1."""
+    """Two branches; the predicate is converted to the index 0 or 1."""
     return lax.cond(x.sum() > 0.0, lambda x: x + 1.0, lambda x: x - 1.0, x)
 
 
 @jaxprtool.example("f32[3]", ("f32[3]", "f32[]"))
 def cond_of_tuple(x, pair):
-    """A tuple is several operands, and a constant that one branch captures is one more."""
+    """A tuple becomes several operands; a value that one branch captures is another."""
     offset = x.min()
     return lax.cond(
         x[0] >= 0.0, lambda pair: pair[0] * pair[1], lambda pair: pair[0] + offset, pair
@@ -89,13 +89,13 @@ def cond_of_tuple(x, pair):
 
 @jaxprtool.example("f32[16]", "i32[]")
 def fori_loop(x, steps):
-    """A number of steps that is not known when tracing: a `while` that counts."""
+    """A number of steps unknown during tracing gives a `while` with a counter."""
     return lax.fori_loop(0, steps, lambda i, x: x + jnp.float32(i) * x.mean(), x)
 
 
 @jaxprtool.example("f32[16]", "f32[16]")
 def scan(xs, weights):
-    """A running value, and one output for each step; what the body captures is a constant."""
+    """A carry and one output for each step; values that the body captures are constants."""
     scale = weights.sum()
 
     def step(total, pair):
@@ -116,13 +116,13 @@ def normalised(x):
 
 @jaxprtool.example("f32[4]", "f32[4]")
 def nested_jit(x, y):
-    """A jitted function stays a function: it is shown once, and called by name twice."""
+    """A jitted function stays a call: its jaxpr is written once, and referred to by name."""
     return normalised(x) - normalised(y)
 
 
 @jaxprtool.example("f32[1,4]", "f32[]")
 def pmap(rows, scale):
-    """One row for each device; `psum` adds across them. One row, so that it runs anywhere."""
+    """One row for each device; `psum` adds across devices. One row, to run on one device."""
 
     @partial(jax.pmap, axis_name="devices", in_axes=(0, None))
     def shares(row, scale):

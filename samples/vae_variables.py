@@ -1,10 +1,10 @@
 """A variational autoencoder, and the two kinds of random numbers that a model can draw.
 
-Weights are drawn once, before training; noise is drawn anew at every step. A function of a single
-key cannot say which is which, so this loss takes two: `key`, which makes the weights, and is the
-one that `unzip` is told of, and `noise_key`, which stays an argument of `apply`. In `tangled` one
-key makes both: try to unzip it, and read the path from the key to the loss that passes no variable.
-Then look at `decode`, which shares the scope "decoder" with `loss`, and so takes its weights.
+Weights are drawn once, before training; noise is drawn again at every step. A function of a single
+key cannot distinguish them, so this loss takes two: `key`, for the weights, which is given to
+`unzip`, and `noise_key`, which stays an argument of `apply`. In `tangled` one key makes both:
+unzipping it is an error that shows a path from the key to the loss without a variable. `decode`
+shares the scope "decoder" with `loss`, and so takes its weights.
 
     jaxprtool unzip samples/vae_variables.py:loss --key-args 0
     jaxprtool unzip samples/vae_variables.py:tangled --key-args 0
@@ -29,7 +29,7 @@ def dense(key, x, features):
 
 
 def perceptron(key, x, features):
-    """One hidden layer, and a linear layer on top of it."""
+    """One hidden layer, and a linear layer after it."""
     hidden, out = jax.random.split(key)
     x = jnp.tanh(nest(dense, scope="hidden")(hidden, x, HIDDEN))
     return nest(dense, scope="out")(out, x, features)
@@ -37,20 +37,20 @@ def perceptron(key, x, features):
 
 @jaxprtool.example("key<fry>[]", "f32[16,64]")
 def encode(key, images):
-    """Where an image may lie among the latents: a normal distribution's mean and log-variance."""
+    """The mean and log-variance of the normal distribution of each image's latent."""
     x = nest(perceptron, scope="encoder")(key, images, 2 * LATENT)
     return x[:, :LATENT], x[:, LATENT:]
 
 
 @jaxprtool.example("key<fry>[]", "f32[16,2]")
 def decode(key, latents):
-    """The images that latents stand for, as logits: f32[batch, 2] -> f32[batch, 64]."""
+    """The images of latents, as logits: f32[batch, 2] -> f32[batch, 64]."""
     return nest(perceptron, scope="decoder")(key, latents, SIDE * SIDE)
 
 
 @jaxprtool.example("key<fry>[]", "key<fry>[]", "f32[16,64]")
 def loss(key, noise_key, images):
-    """The mean of each image's negative evidence lower bound, with one sample of its latent."""
+    """The mean negative evidence lower bound, with one sample of the latent for each image."""
     encoder, decoder = jax.random.split(key)
     mean, log_variance = encode(encoder, images)
     noise = jax.random.normal(noise_key, mean.shape)
@@ -62,13 +62,13 @@ def loss(key, noise_key, images):
 
 @jaxprtool.example("key<fry>[]", "f32[16,64]")
 def tangled(key, images):
-    """The loss of one key for all, which cannot be unzipped: its noise would be made once."""
+    """The loss with one key for everything. It cannot be unzipped: init would draw the noise."""
     key, noise_key = jax.random.split(key)
     return loss(key, noise_key, images)
 
 
 def spots(key):
-    """Images of one bright spot each, somewhere on a dark square: f32[128, 64]."""
+    """Images with one bright spot at a random position: f32[128, 64]."""
     centre = jax.random.uniform(key, (128, 2, 1), minval=1.0, maxval=SIDE - 2.0)
     bump = jnp.exp(-jnp.square(jnp.arange(SIDE) - centre) / 3)
     return (bump[:, 0, :, None] * bump[:, 1, None, :]).reshape(128, -1)
@@ -76,7 +76,7 @@ def spots(key):
 
 @jaxprtool.example("key<fry>[]")
 def train(key):
-    """A hundred steps with momentum: the weights, and the loss before every tenth step."""
+    """Run 100 steps with momentum: the weights, and the loss before every tenth step."""
     init_key, data_key, noise_key = jax.random.split(key, 3)
     images = spots(data_key)
     init, apply = jaxprtool.unzip(loss, key_args=0)(init_key, noise_key, images)

@@ -16,9 +16,9 @@ from jaxprtool.extend.sizes import chosen_sizes, symbols_of
 
 @dataclass(frozen=True)
 class Specialize(Pass):
-    """Replace symbolic sizes by numbers, as tracing at that size does.
+    """Replace symbolic sizes by numbers, as if the function were traced at these sizes.
 
-    Symbols that are not given stay, and so do those in an expression. A size must fit the
+    Symbols without a size stay symbolic, and so do those in an expression. A size must satisfy the
     constraints of the symbols (`jax.export.symbolic_shape`).
 
     Args:
@@ -26,13 +26,13 @@ class Specialize(Pass):
             symbols, m='2*n'.
 
     Raises:
-        ArgumentsError: For a name that is no symbol of the program, and a size that does not fit.
-        UnsupportedError: For an equation that would have a negative size.
+        ArgumentsError: If a name is not a symbol of the program, or a size violates a constraint.
+        UnsupportedError: If an equation would have a negative size.
 
     Note:
-        Where JAX writes other equations if it knows a size (the number of rounds of a fori_loop,
-        the gradient of a slice), the result has those that JAX wrote without, which compute the
-        same.
+        JAX traces some functions to other equations if it knows a size (the number of iterations of
+        a fori_loop, the gradient of a slice). The result keeps the equations of the symbolic trace,
+        which compute the same.
 
     Example:
         def f(x):

@@ -39,16 +39,16 @@ from jaxprtool.passes.framework.base import Pass
 
 @dataclass(frozen=True)
 class Cse(Pass):
-    """Compute equal things once, and keep equal constants once, at every depth.
+    """Merge equal equations, constants and bodies, at every depth.
 
-    Two equations are equal if they are the same primitive on the same operands, in either order
-    where that makes no difference to a bit, with equal parameters. Bodies that are equal become
-    one, which is compiled once.
+    Two equations are equal if they apply the same primitive with equal parameters to the same
+    operands. The operands may be in either order if the order does not affect any bit of the
+    result. Equal bodies become one body, which is compiled once.
 
     Note:
-        What is apart on purpose stays so: equations with effects, sown values, random draws
-        that may differ, `optimization_barrier`, `copy`, and what `jax.checkpoint` computes
-        again.
+        Equations that are kept apart on purpose are not merged: equations with effects, sown
+        values, random draws that may differ, `optimization_barrier`, `copy`, and the recomputation
+        of `jax.checkpoint`.
 
     Example:
         def f(x):

@@ -45,10 +45,10 @@ dce_rules: RuleTable[DceRule] = RuleTable()
 
 @dataclass(frozen=True)
 class Dce(Pass):
-    """Remove every equation, at every depth, whose results nobody uses.
+    """Remove equations whose results are unused, at every depth.
 
-    What is dead inside a loop, branch or call goes too, and with it the operands, carries and
-    results that only it needed. Equations with effects stay: prints, callbacks, writes to a ref
+    Dead code inside loops, branches and calls is removed too, with the operands, carries and
+    results that only it needed. Equations with effects stay: prints, callbacks, and writes to a ref
     that is read later.
 
     Args:

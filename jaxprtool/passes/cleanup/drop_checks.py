@@ -57,10 +57,10 @@ _DEEPEST_RULES = 8
 
 @dataclass(frozen=True)
 class DropChecks(Pass):
-    """Remove checks (Equinox's error_if, checkify's) and debugging prints and callbacks.
+    """Remove runtime checks (Equinox's error_if, checkify's), debugging prints and callbacks.
 
-    What only they needed goes with them. `pure_callback` and `io_callback`, whose values or
-    effects the program is there for, stay.
+    Equations that only they needed are removed too. `pure_callback` and `io_callback` stay, since
+    their values or effects are part of what the program computes.
 
     Example:
         def f(x):

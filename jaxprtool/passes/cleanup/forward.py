@@ -40,15 +40,15 @@ from jaxprtool.passes.framework.base import Pass
 
 @dataclass(frozen=True)
 class Forward(Pass):
-    """Let no loop, branch or call take or give what it only hands on, or twice.
+    """Remove pass-through and duplicate operands and results of loops, branches and calls.
 
-    Results that are operands, operands that are given twice, and carries that never change go
-    around; what does not change in a loop becomes a constant of it, and scalars are put inside,
-    where `fold` and `simplify` see them. What nobody reads then is left to `dce`.
+    A result that is an operand is replaced by that operand. Duplicate operands are merged, carries
+    that never change become constants of the loop, and scalars move into the bodies, where `fold`
+    and `simplify` can use them. `dce` then removes what is unused.
 
     Note:
-        Operands that are donated, or of a sharding or layout that was asked for, stay as they
-        are, and so do the borders of custom derivatives and `shard_map`.
+        Operands that are donated, or that have a requested sharding or layout, are unchanged, and
+        so are the operands and results of custom derivatives and `shard_map`.
 
     Example:
         def f(x, y):

@@ -56,21 +56,22 @@ LONG = 100
 
 @dataclass(frozen=True)
 class Inline(Pass):
-    """Write the bodies of calls in their places, at every depth.
+    """Replace calls by the equations of their bodies, at every depth.
 
-    So that other passes see through the borders of functions. Equations keep their source lines
-    and name scopes.
+    Other passes can then work across function boundaries. Equations keep their source lines and
+    name scopes.
 
     Args:
-        calls: Which calls: some of `jit`, `closed_call`, `custom_jvp`, `custom_vjp`,
-            `custom_vmap` and `remat`. The last four lose by it what they are for: a rule of the
-            user's, or that values are computed again.
-        force: Also calls that have a reason to be one: donation, shardings, layouts, compiler
+        calls: The calls to inline, any of `jit`, `closed_call`, `custom_jvp`, `custom_vjp`,
+            `custom_vmap` and `remat`. Inlining one of the last four discards its purpose: the
+            user's derivative or batching rule, or the recomputation.
+        force: Also inline calls with settings of their own: donation, shardings, layouts, compiler
             options, `keep_unused`, and marks such as `compute_on`.
 
     Note:
-        Calls of long shared bodies stay where the program would grow beyond 10,000 equations,
-        and more than twofold, without them; so does a call of `nest` with a value sown inside.
+        Calls of long shared bodies stay if inlining them would give the program more than 10,000
+        equations and more than twice as many as before. A call of `nest` with a value sown inside
+        stays too.
 
     Example:
         def f(x):

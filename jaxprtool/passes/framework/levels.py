@@ -34,20 +34,20 @@ levels: dict[str, Level] = {
     "O0": Level(help="Leave the program as it was traced."),
     "O1": Level(
         _EXACT,
-        help="Clean up: what is computed twice, or for nothing, is gone. There are never more "
-        "equations than before, and results stay the same but for the rounding of what XLA "
+        help="Remove duplicate and unused computations. There are never more "
+        "equations than before, and results change at most by the rounding of what XLA "
         "compiles as a whole.",
     ),
     "O2": Level(
         f"{_EXACT}, hoist",
         last="schedule",
-        help="Clean up as `-O1` does, move out of loops what each round computes alike, and put "
-        "equations in an order that takes less memory.",
+        help="Clean up as `-O1` does, move loop-invariant equations out of loops, and put "
+        "equations in an order that needs less memory.",
     ),
     "O3": Level(
         f"{_EXACT}, hoist",
         last="schedule, outline",
-        help="Do what `-O2` does, and then have XLA compile once what repeats, such as the layers "
-        "of a model: a deep one compiles faster.",
+        help="Do what `-O2` does, and then compile repeated parts only once, such as the layers "
+        "of a model, so that deep models compile faster.",
     ),
 }

@@ -39,13 +39,13 @@ _LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class WithAux(Pass):
-    """A transformation of a function that may hand on a part of its result.
+    """A transformation of a function that may return auxiliary data.
 
     Args:
-        has_aux: The result is a pair, of what is differentiated and of what is only handed on.
+        has_aux: The result is a pair of the output to transform and auxiliary data.
 
     Raises:
-        ArgumentsError: If the result is no pair, with `has_aux`.
+        ArgumentsError: With `has_aux`, if the result is not a pair.
     """
 
     preserves: ClassVar[bool] = False

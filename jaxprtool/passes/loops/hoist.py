@@ -55,14 +55,15 @@ SMALL = 65536
 
 @dataclass(frozen=True)
 class Hoist(Pass):
-    """Compute once, before a loop, what each of its iterations computes alike.
+    """Move loop-invariant equations before their loop.
 
-    An equation leaves a scan or a while loop if it reads nothing that changes from round to
-    round, and if that pays: its result is small, or costs far more to compute than to read.
+    An equation of a scan or a while loop is moved if it reads only loop-invariant values, and if
+    its result is small or costs far more to compute than to read.
 
     Note:
-        Equations with effects, collectives and calls of Python functions stay in their loop; so
-        does what only repeats or makes up values, which is cheaper than to keep it in memory.
+        Equations with effects, collectives and calls of Python functions stay in their loop. So do
+        equations that only repeat or generate values, since computing these again is cheaper than
+        storing them.
 
     Example:
         def f(x, c):

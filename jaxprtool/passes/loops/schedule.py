@@ -42,13 +42,13 @@ Order = list[int]
 
 @dataclass(frozen=True)
 class Sink(Pass):
-    """Move each equation to just before its first reader, where that lowers peak memory.
+    """Move each equation to just before its first reader, if that lowers peak memory.
 
-    Values are made when they are needed, and so fewer are alive at once. A body keeps its order
-    unless its peak gets strictly lower.
+    Values are computed when they are needed, so fewer are alive at once. A body keeps its order
+    unless the new order has a strictly lower peak.
 
     Note:
-        `schedule` tries this order and others, and takes the best.
+        `schedule` compares this order with others, and uses the best.
 
     Example:
         def f(x):
@@ -75,18 +75,18 @@ class Sink(Pass):
 
 @dataclass(frozen=True)
 class Schedule(Pass):
-    """Reorder equations, at every depth, to lower the peak of live bytes; it never rises.
+    """Reorder equations, at every depth, to lower the peak of live bytes.
 
-    Several orders are tried, and the best is taken. Effects keep their order, and values do not
-    change.
+    The best of several orders is used; the peak never rises. Effects keep their order, and values
+    do not change.
 
     Args:
-        memory: Lower the peak. If not, put each equation close to its readers, whatever the
+        memory: Minimize the peak. If False, move each equation close to its readers, whatever the
             peak.
 
     Note:
-        XLA schedules once more when it compiles: what is won is seen most where a program runs
-        equation by equation, and in what `show` prints.
+        XLA schedules again when it compiles. The new order matters most where a program runs
+        equation by equation, and in listings.
     """
 
     name: ClassVar[str] = "schedule"

@@ -38,17 +38,17 @@ MOST_EQUATIONS = 10_000
 
 @dataclass(frozen=True)
 class Unroll(Pass):
-    """Write scans of few iterations as straight-line code, at every depth.
+    """Replace scans of few iterations by straight-line code, at every depth.
 
-    Scans within scans are written out from the inside, so that a program grows by the product
-    of their lengths.
+    Nested scans are unrolled from the inside out, so the program grows by the product of their
+    lengths.
 
     Args:
-        max_length: Scans of more iterations stay loops.
+        max_length: The maximum number of iterations of a scan to unroll.
 
     Note:
-        While loops stay, and so do scans of symbolic length, those in which values are sown,
-        those over refs, and nests that would come to more than 10,000 equations.
+        While loops stay. So do scans of symbolic length, scans with sown values, scans over refs,
+        and nested scans that would have more than 10,000 equations when unrolled.
 
     Example:
         def f(x):

@@ -67,8 +67,8 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
 class Rewrite(Definition, Pass):
     """Replace every match of a pattern: a pass, made by `jaxprtool.rewrite`.
 
-    Plain calls are inlined, in the program as in the pattern, before anything is looked for; a
-    program in which nothing is found comes back as it was, the very same object.
+    Plain calls are inlined before the search, in the program and in the pattern. If nothing
+    matches, the result is the same program object.
     """
 
     name: str  # type: ignore[misc]

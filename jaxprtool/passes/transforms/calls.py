@@ -44,23 +44,23 @@ Policy = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Checkpoint(Pass):
-    """Have a derivative recompute what it needs: the jaxpr of checkpoint(f).
+    """Recompute intermediate values in derivatives: the jaxpr of checkpoint(f).
 
-    The program becomes one call; what differentiates it, as `grad` after it in a pipeline,
-    computes its values a second time instead of keeping them.
+    The program becomes one call. A later `grad`, or another derivative, recomputes the values of
+    this call in the backward pass instead of storing them.
 
     Args:
-        policy: What may be kept all the same: one of `jax.checkpoint_policies`,
-            `dots_saveable` or `save_only_these_names('a', 'b')`, with or without quotes around
-            it; from Python as text, or a policy itself.
-        prevent_cse: Keep XLA from making one of what is computed twice.
-        only: Do it to the scopes and the bodies of loops that a pattern names, `Block_*` or
-            `GPT/Block_3`, each in a call of its own. A scope is one that a module opens, or a
-            function that is called, and the body of a loop has the name of its function.
+        policy: Which values may be stored: a policy of `jax.checkpoint_policies`, `dots_saveable`
+            or `save_only_these_names('a', 'b')`, with or without quotes; in Python as text, or the
+            policy itself.
+        prevent_cse: Prevent XLA from merging the recomputation with the original.
+        only: Apply it only to the scopes and loop bodies that match a pattern, `Block_*` or
+            `GPT/Block_3`, each in a call of its own. A scope is opened by a module, or is a called
+            function; a loop body has the name of its function.
 
     Raises:
-        PipelineError: If there is no policy of that name, or no scope that `only` names.
-        UnsupportedError: If such a scope has effects.
+        PipelineError: If there is no policy of that name, or no scope matches `only`.
+        UnsupportedError: If a matching scope has effects.
 
     Example:
         $ jaxprtool opt model.py:loss -p "checkpoint(policy=dots_saveable), grad"
@@ -86,21 +86,21 @@ class Checkpoint(Pass):
 
 @dataclass(frozen=True)
 class Jit(Pass):
-    """Put the program in one call: the jaxpr of jit(f).
+    """Wrap the program in one call: the jaxpr of jit(f).
 
-    What `jax.jit` is told holds for the program as for a function under `jax.jit`: its donated
-    arguments are donated when it is called, compiled, exported or written.
+    The options apply to the program as they do to a function under `jax.jit`: donated arguments are
+    donated when the program is called, compiled, exported or written.
 
     Args:
-        name: The call's name; the program's own if none is given.
-        donate_argnums: The positional arguments whose memory the results may take.
-        donate_argnames: The arguments whose memory they may take, by name.
-        keep_unused: Pass arguments that are not used, too.
-        inline: Have JAX splice the call in: 0.10 when it is traced, which is at once, 0.12 when
-            it is lowered.
+        name: The name of the call; by default the program's name.
+        donate_argnums: The positional arguments whose memory the results may reuse.
+        donate_argnames: The names of arguments whose memory the results may reuse.
+        keep_unused: Keep unused arguments.
+        inline: Let JAX inline the call. JAX 0.10 does so when it traces the call, which is at once;
+            JAX 0.12 when it lowers it.
 
     Raises:
-        ArgumentsError: If no argument has the position or the name.
+        ArgumentsError: If there is no argument at a position or with a name.
 
     Example:
         def f(x):
@@ -178,12 +178,12 @@ Jit.name = "jit"  # type: ignore[misc, assignment]
 
 @dataclass(frozen=True)
 class NamedCall(Pass):
-    """Put the program in a name scope, which profiles show: the jaxpr of named_call(f).
+    """Put the program in a name scope, shown in profiles: the jaxpr of named_call(f).
 
     `show --scopes` shows the scope of each equation.
 
     Args:
-        name: The name of the scope; the program's own if none is given.
+        name: The name of the scope; by default the program's name.
 
     Example:
         $ jaxprtool show model.py:loss -p "named_call(name='loss')" --scopes
@@ -203,16 +203,16 @@ NamedCall.name = "named_call"  # type: ignore[misc, assignment]
 
 @dataclass(frozen=True)
 class Pmap(Pass):
-    r"""Map over devices, one lane on each: the jaxpr of pmap(f).
+    r"""Map over devices, one batch element on each: the jaxpr of pmap(f).
 
-    Equations keep the context that they were traced in, where no mesh is set.
+    Equations keep the context in which they were traced, without a mesh.
 
     Args:
         axis_name: The name by which collectives call the axis.
-        in_axes: Where arguments are mapped: 0, None, or a prefix of the tree of positional
+        in_axes: The mapped axis of each argument: 0, None, or a prefix of the tree of positional
             arguments.
-        out_axes: Where results are mapped.
-        axis_size: The number of devices; all of this process's if none is given.
+        out_axes: The mapped axis of each result.
+        axis_size: The number of devices; by default all devices of this process.
 
     Raises:
         UnsupportedError: If there are fewer devices.
@@ -273,15 +273,15 @@ class Pmap(Pass):
 
 @dataclass(frozen=True)
 class DisableJit(Pass):
-    """Splice in the body of every jit and closed call, at every depth, whatever it asks for.
+    """Inline every jit and closed call, at every depth, whatever its settings.
 
-    What `inline` keeps for a reason (donation, shardings, backends, `keep_unused`) goes too, as
-    under `jax.disable_jit`. That one also runs loops and branches in Python, which takes
-    values: here they stay, and `unroll` takes loops apart.
+    Calls that `inline` keeps for their settings (donation, shardings, backends, `keep_unused`) are
+    inlined too, as under `jax.disable_jit`. But `jax.disable_jit` also runs loops and branches in
+    Python, which requires values: here they stay. Use `unroll` to unroll loops.
 
     Note:
-        Calls of `nest` with a value sown inside stay, and so does what `inline` keeps shared
-        because the program would grow out of bounds.
+        Calls of `nest` with a value sown inside stay. So do shared bodies that `inline` keeps to
+        bound the growth of the program.
 
     Example:
         def f(x):

@@ -35,18 +35,18 @@ from jaxprtool.passes.framework.retrace import chosen, positional
 
 @dataclass(frozen=True)
 class Closed(Pass):
-    """Bind some arguments to values, by position or by name, as constants of the program.
+    """Bind arguments to values, by position or name; the values become constants.
 
-    An argument that is wholly bound is gone, as from a `functools.partial`; a part of one is
-    None in its place.
+    An argument that is bound as a whole is removed, as from a `functools.partial`; a bound part of
+    an argument becomes None.
 
     Args:
-        args: The values by position, or by the path of an argument or of a part of one: `{0:
-            3.0, 'params': …}`. A number stands for a scalar, lists within lists for an array.
+        args: The values by position, or by the path of an argument or of a part of one: `{0: 3.0,
+            'params': …}`. A number represents a scalar, nested lists an array.
 
     Raises:
-        ArgumentsError: If no argument has the position or the name, one is bound twice, or a
-            value does not fit its type.
+        ArgumentsError: If there is no argument at a position or with a name, an argument is bound
+            twice, or a value does not fit its type.
 
     Example:
         def f(x, scale):

@@ -41,17 +41,16 @@ Named = Sequence[tuple[str, Aval]]
 
 @dataclass(frozen=True)
 class _Derivative(Pass):
-    """What all derivatives by arguments have in common.
+    """The common options and checks of derivatives with respect to arguments.
 
     Args:
-        argnums: The positional arguments to differentiate by.
-        has_aux: The result is a pair, of what is differentiated and of what is only handed on.
-        holomorphic: The function is holomorphic; its arguments and results must then be
-            complex.
+        argnums: The positional arguments to differentiate with respect to.
+        has_aux: The result is a pair of the output to differentiate and auxiliary data.
+        holomorphic: The function is holomorphic; its arguments and results must be complex.
 
     Raises:
-        ArgumentsError: If `argnums` names no argument, or one twice, or what it names is not of
-            real numbers (of complex ones, with `holomorphic`).
+        ArgumentsError: If `argnums` contains a position without an argument, or one twice, or the
+            position of an argument that is not real (with `holomorphic`, not complex).
     """
 
     argnums: int | tuple[int, ...] = 0
@@ -98,10 +97,10 @@ class _Derivative(Pass):
 
 @dataclass(frozen=True)
 class _Reverse(_Derivative):
-    """What the derivatives in reverse mode have in common.
+    """The common options of derivatives in reverse mode.
 
     Args:
-        allow_int: Differentiate by integers too; their derivatives are of dtype float0.
+        allow_int: Also differentiate with respect to integers; their derivatives have dtype float0.
     """
 
     allow_int: bool = False
@@ -123,11 +122,11 @@ class _Reverse(_Derivative):
 
 @dataclass(frozen=True)
 class _Gradient(_Reverse):
-    """What the derivatives of one number have in common.
+    """The common check of derivatives of a scalar.
 
     Raises:
-        UnsupportedError: If the result is not one number: of an array, `jacrev` or `jacfwd`
-            gives the jacobian.
+        UnsupportedError: If the result is not a scalar. Use `jacrev` or `jacfwd` for the jacobian
+            of an array.
     """
 
     def _check_scalar(self, program: Program, results: Named) -> None:
@@ -151,9 +150,9 @@ class _Gradient(_Reverse):
 
 @dataclass(frozen=True)
 class Grad(_Gradient):
-    """Differentiate: the jaxpr of grad(f), for f whose result is one number.
+    """Differentiate a scalar function: the jaxpr of grad(f).
 
-    In reverse mode, as `jax.grad` does. What it leaves to clean up, `-O1` cleans up.
+    Uses reverse mode, as `jax.grad` does. Run `-O1` afterwards to remove dead code.
 
     Example:
         def f(x):
@@ -170,9 +169,9 @@ class Grad(_Gradient):
 
 @dataclass(frozen=True)
 class ValueAndGrad(_Gradient):
-    """Give the result and the gradient: the jaxpr of value_and_grad(f).
+    """Compute the result and its gradient: the jaxpr of value_and_grad(f).
 
-    In reverse mode, as `jax.value_and_grad` does.
+    Uses reverse mode, as `jax.value_and_grad` does.
 
     Example:
         def f(x):
@@ -194,9 +193,9 @@ class ValueAndGrad(_Gradient):
 
 @dataclass(frozen=True)
 class Jacrev(_Reverse):
-    """The jacobian, row by row in reverse mode: the jaxpr of jacrev(f).
+    """Compute the jacobian row by row, in reverse mode: the jaxpr of jacrev(f).
 
-    Good where there are fewer results than arguments; `jacfwd` is, where there are more.
+    Use it if the results have fewer elements than the arguments, and `jacfwd` if they have more.
 
     Example:
         $ jaxprtool opt model.py:residual -p "jacrev(argnums=1), -O1"
@@ -209,7 +208,7 @@ class Jacrev(_Reverse):
 
 @dataclass(frozen=True)
 class _Forward(_Derivative):
-    """What the derivatives in forward mode have in common.
+    """The common check of derivatives in forward mode.
 
     Raises:
         UnsupportedError: If the function calls one with a `custom_vjp`, which has no forward
@@ -228,9 +227,9 @@ class _Forward(_Derivative):
 
 @dataclass(frozen=True)
 class Jacfwd(_Forward):
-    """The jacobian, column by column in forward mode: the jaxpr of jacfwd(f).
+    """Compute the jacobian column by column, in forward mode: the jaxpr of jacfwd(f).
 
-    Good where there are more results than arguments; `jacrev` is, where there are fewer.
+    Use it if the results have more elements than the arguments, and `jacrev` if they have fewer.
 
     Example:
         $ jaxprtool opt model.py:residual -p "jacfwd(argnums=1), -O1"
@@ -243,7 +242,7 @@ class Jacfwd(_Forward):
 
 @dataclass(frozen=True)
 class Hessian(_Forward):
-    """The second derivatives, forward over reverse: the jaxpr of hessian(f).
+    """Compute second derivatives, forward over reverse: the jaxpr of hessian(f).
 
     Example:
         $ jaxprtool opt model.py:loss -p "hessian, -O1"
@@ -256,10 +255,10 @@ class Hessian(_Forward):
 
 @dataclass(frozen=True)
 class Jvp(WithAux):
-    """Push tangents forward: from (primals, tangents) to the results and their tangents.
+    """Push tangents forward: map (primals, tangents) to the results and their tangents.
 
-    In forward mode, as `jax.jvp` does: the program takes two tuples, of the arguments and of
-    their tangents.
+    Uses forward mode, as `jax.jvp` does. The program takes two tuples: the arguments and their
+    tangents.
 
     Raises:
         UnsupportedError: If the function calls one with a `custom_vjp`, which has no forward

@@ -52,12 +52,12 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Vjp(WithAux):
-    """Split in two: forward gives residuals too, backward pulls cotangents back through them.
+    """Split into `forward`, which also returns residuals, and `backward`, for cotangents.
 
-    `forward` gives the results and the residuals, what `backward` needs of them: a dict by the
-    source line and the primitive that made each, or by the name that `checkpoint_name` gave it.
-    `backward` takes the residuals and the cotangents of the results, and gives those of the
-    arguments.
+    `forward` returns the results and the residuals, the values that `backward` needs. The residuals
+    are a dict whose keys are the source line and primitive that computed each, or the name given by
+    `checkpoint_name`. `backward` takes the residuals and the cotangents of the results, and returns
+    those of the arguments.
 
     Example:
         def f(x):
@@ -91,10 +91,10 @@ class Vjp(WithAux):
 
 @dataclass(frozen=True)
 class Linearize(WithAux):
-    """Split in two: forward gives residuals too, backward pushes tangents through them.
+    """Split into `forward`, which also returns residuals, and `backward`, for tangents.
 
-    `forward` gives the results and the residuals, named by the source lines that made them.
-    `backward` takes the residuals and the tangents of the arguments, and gives those of the
+    `forward` returns the results and the residuals, named by the source lines that computed them.
+    `backward` takes the residuals and the tangents of the arguments, and returns those of the
     results.
 
     Example:
@@ -144,13 +144,12 @@ def _spread(function: Function, args: Sequence[object]) -> object:
 
 @dataclass(frozen=True)
 class LinearTranspose(Pass):
-    """Transpose a linear function: from cotangents of its results to those of its arguments.
+    """Transpose a linear function: map cotangents of its results to those of its arguments.
 
     `linearize, backward.linear_transpose(argnums=1)` is `vjp`.
 
     Args:
-        argnums: The positional arguments in which the function is linear; all of them if none
-            are given.
+        argnums: The positional arguments in which the function is linear; by default all.
 
     Raises:
         ArgumentsError: If some of these arguments are integers and others are not.

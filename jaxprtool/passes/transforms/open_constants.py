@@ -36,18 +36,18 @@ from jaxprtool.passes.framework.retrace import with_names
 
 @dataclass(frozen=True)
 class OpenConstants(Pass):
-    """Make constants an argument: the inverse of `closed`, as `jax.closure_convert` does.
+    """Turn constants into an argument, as `jax.closure_convert` does; the inverse of `closed`.
 
-    The result is two programs: `constants`, which takes nothing and gives a list of the values,
-    and `apply`, which takes such a list after the other positional arguments. Constants of the
-    bodies of loops, branches and calls are among them, each once however often it is read.
+    The result is two programs: `constants`, which takes no arguments and returns a list of the
+    values, and `apply`, which takes such a list after the other positional arguments. Constants in
+    the bodies of loops, branches and calls are included, each once.
 
     Args:
-        min_bytes: The least number of bytes of a constant that becomes an argument.
+        min_bytes: The minimum size in bytes of a constant to turn into an argument.
 
     Note:
-        What a function with a custom derivative closes over stays a constant: JAX does not
-        differentiate by it, and the rule has the value by itself.
+        Values that a function with a custom derivative closes over stay constants: JAX does not
+        differentiate with respect to them, and the rule holds them itself.
 
     Example:
         table = jnp.arange(3.0)

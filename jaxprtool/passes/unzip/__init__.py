@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Unzip(Pass):
-    """Split a function that declares variables in two: init, which makes them, and apply.
+    """Split a function that declares variables into `init`, which computes them, and `apply`.
 
     A value that is computed from keys and constants alone, and named by `jaxprtool.variable`,
     is a variable: a result of `init` and an argument of `apply`, which takes no key. Loops
@@ -57,16 +57,17 @@ class Unzip(Pass):
 
     Args:
         tag: The tag that variables are sown under.
-        key_args: The positional arguments that are keys. `auto`: the first, and with the option
-            `auto` all keys by type.
-        auto: Choose the variables: what is smallest, in bytes, and cuts the keys from the
+        key_args: The positional arguments that are keys. "auto": the first, or with `auto=True` all
+            arguments that are keys by type.
+        auto: Choose the variables: the values with the fewest bytes that cut the keys off from the
             results.
-        known: Choose them for these arguments, known before the others: partial evaluation.
+        known: Choose the variables for partial evaluation, with these arguments known before the
+            others.
 
     Raises:
-        UnsupportedError: If something else leads from a key to a result, which is shown; if
-            variables are sown where it is not known how often, as in a while loop; or if
-            ordered effects belong to both.
+        UnsupportedError: If there is another path from a key to a result, which the message shows;
+            if variables are sown where the number of times is unknown, as in a while loop; or if
+            ordered effects belong to both programs.
 
     Note:
         `jaxprtool unzip TARGET` does the same, and lists the variables.

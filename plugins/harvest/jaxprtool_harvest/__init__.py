@@ -52,13 +52,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Harvest(Pass):
-    """The options of the passes: those of the functions.
+    """The options of the passes, as for the functions.
 
     Args:
         tag: The tag that the values are sown under.
-        allowlist: The names of those that are meant; all, if none are given.
-        blocklist: The names of those that are not.
-        exclusive: No value under another tag is sown any more, either.
+        allowlist: The names of the values to use; by default all.
+        blocklist: The names of values to ignore.
+        exclusive: Remove the sows under all other tags too.
     """
 
     tag: str
@@ -74,7 +74,7 @@ class _Harvest(Pass):
 
 @dataclass(frozen=True)
 class Reap(_Harvest):
-    """Give the values that are sown under a tag, by name, in place of the results.
+    """Return the values that are sown under a tag, by name, instead of the results.
 
     Example:
         def f(x):
@@ -96,7 +96,7 @@ class Reap(_Harvest):
 
 @dataclass(frozen=True)
 class CallAndReap(_Harvest):
-    """Give the values that are sown under a tag, by name, after the results.
+    """Return the values that are sown under a tag, by name, after the results.
 
     Example:
         def f(x):

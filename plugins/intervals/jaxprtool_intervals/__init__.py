@@ -19,8 +19,8 @@ __all__ = ["Intervals", "bounds"]
 class Intervals(Pass):
     """Remove each `max` and `min` whose outcome is known from bounds of its operands.
 
-    The bounds of a value hold for all its elements. They are found from literals, constants and the
-    bounds of arguments, in every iteration of a loop and for either branch.
+    The bounds of a value hold for all its elements. They are computed from literals, constants and
+    the bounds of arguments, and hold in every iteration of a loop and for every branch.
 
     Args:
         arguments: The bounds of arguments, by name: `{'x': (0, 1)}`. Such an argument holds no NaN.

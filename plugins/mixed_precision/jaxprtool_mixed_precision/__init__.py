@@ -23,8 +23,8 @@ COMPUTE_DTYPES = ("bfloat16", "float16", "float32")
 class MixedPrecision(Pass):
     """Multiply matrices and convolve in a narrower dtype, accumulating in the original one.
 
-    Operands of a wider dtype are cast before each product or convolution; its result has the
-    dtype that it had. A product that asks for an algorithm (`jax.lax.DotAlgorithm`) stays.
+    Operands of a wider dtype are cast before each product or convolution; the dtype of the result
+    does not change. A product that requests an algorithm (`jax.lax.DotAlgorithm`) is unchanged.
 
     Args:
         compute_dtype: `bfloat16`, `float16` or `float32`.

@@ -54,20 +54,20 @@ from jaxprtool.passes.framework.base import Pass
 
 @dataclass(frozen=True)
 class Fold(Pass):
-    """Compute constant expressions once, and open control flow whose course is constant.
+    """Evaluate constant expressions, and replace control flow with a known outcome.
 
-    What does not depend on the program's arguments becomes a literal, a broadcast literal or a
-    constant. A cond of a known index becomes its branch, a scan of one round its body, a while
-    that fails at once its initial carry. Values are what the default backend computes, one
-    equation at a time.
+    A value that does not depend on the program's arguments becomes a literal, a broadcast literal
+    or a constant. A cond with a known index is replaced by its branch, a scan of length 1 by its
+    body, and a while loop whose condition is false at once by its initial carry. Values are
+    computed on the default backend, one equation at a time.
 
     Args:
-        max_bytes: The bytes up to which the program's constants may grow.
+        max_bytes: The maximum total size of the program's constants, in bytes.
 
     Note:
-        Equations that only make a large array of little, as `iota` does, stay: they are as good
-        as the constant, and smaller. So does what has effects, runs under a mesh or takes too
-        long.
+        Equations that only expand a small value to a large array, such as `iota`, stay: they are as
+        cheap as the constant, and smaller. Also kept are equations that have effects, run under a
+        mesh, or take too long to evaluate.
 
     Example:
         def f(x):

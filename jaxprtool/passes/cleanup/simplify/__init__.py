@@ -50,19 +50,18 @@ simplify_rules: list[Row] = [row for module in _FAMILIES.values() for row in mod
 
 @dataclass(frozen=True)
 class Simplify(Pass):
-    """Apply algebraic rules, exact ones unless told otherwise, until none applies.
+    """Apply algebraic rules until none applies; only exact rules unless `fast` is set.
 
-    By default each bit of a result stays, NaN, infinities and the sign of zero included: `x *
-    0` is not 0, since x may be NaN, and `x + 0` is not x, since x may be -0. Plug-ins add rules
-    of their own.
+    By default every bit of a result is preserved, including NaN, infinities and the sign of zero:
+    `x * 0` is not replaced by 0, since x may be NaN, and `x + 0` is not replaced by x, since x may
+    be -0. Plug-ins can add rules.
 
     Args:
-        fast: Also apply rules that are right for real numbers, but not for every bit of
-            floating point.
+        fast: Also apply rules that hold for real numbers but may change floating-point results.
 
     Note:
-        What has a purpose that is not its value stays: `copy`, `reduce_precision`,
-        `optimization_barrier`, and whatever asks for a sharding of its result.
+        Equations with a purpose besides their value stay: `copy`, `reduce_precision`,
+        `optimization_barrier`, and equations that request a sharding of their result.
 
     Example:
         def f(x, y):

@@ -115,7 +115,7 @@ ROWS += [
 
 
 def _same_method(match: RowMatch) -> bool:
-    """both round in the same way"""
+    """both use the same rounding method"""
     return bool(match.eqn.params == match.inner.params)
 
 
@@ -157,7 +157,7 @@ ROWS += [
 
 
 def compares_discrete(match: RowMatch) -> bool:
-    """integers, booleans"""
+    """integers or booleans"""
     return not jnp.issubdtype(match.aval("x").dtype, jnp.inexact)
 
 
@@ -227,14 +227,14 @@ ROWS += [
 
 
 def _constant_case(match: RowMatch) -> Outcome:
-    """C says which"""
+    """C selects the case"""
     index = int(match.value("C"))
     cases = match["xs"]
     return cases[index] if 0 <= index < len(cases) else None
 
 
 def _equal_cases(match: RowMatch) -> Outcome:
-    """all cases are one value"""
+    """all cases are the same value"""
     first, *others = match["xs"]
     return first if all(x is first or _is_same(match, first, x) for x in others) else None
 
@@ -251,7 +251,7 @@ def _filling(match: RowMatch, atom: Atom) -> np.ndarray | None:
 
 
 def _same_predicate_type(match: RowMatch) -> bool:
-    """p has the type of the result, boolean"""
+    """p is boolean and has the type of the result"""
     return booleans(match) and bool(match.aval("p").shape == match.out.shape)
 
 

@@ -52,7 +52,7 @@ ROWS = [
 
 
 def _through(match: RowMatch) -> Outcome:
-    """x has the shape of the result, and the function rounds alike in every shape"""
+    """x has the shape of the result, and the function rounds the same way in every shape"""
     outer, unary, inner = match.eqns
     if not traits(unary).shape_exact:
         return None
@@ -132,7 +132,7 @@ def _is_scalar(match: RowMatch) -> bool:
 
 
 def _broadcasts_itself(match: RowMatch) -> Outcome:
-    """y is a scalar or of the rank of the result; it is no divisor"""
+    """y is a scalar or has the rank of the result, and y is not a divisor"""
     eqn = match.eqn
     if eqn.primitive.name == "div" and eqn.invars[1] is match.inner.outvars[0]:
         return None  # XLA multiplies by the inverse of a broadcast divisor: other rounding
@@ -140,7 +140,7 @@ def _broadcasts_itself(match: RowMatch) -> Outcome:
 
 
 def _sum_broadcasts_itself(match: RowMatch) -> Outcome:
-    """y is a scalar or of the rank of the result"""
+    """y is a scalar or has the rank of the result"""
     if not jnp.issubdtype(match.out.dtype, jnp.number):
         return None  # a type with another tangent type
     if len({v.aval.weak_type for v in match.eqn.invars}) > 1:
@@ -180,7 +180,7 @@ ROWS += [
 
 
 def _stays(match: RowMatch) -> bool:
-    """the dimensions stay in order"""
+    """the permutation is the identity"""
     permutation = tuple(match.eqn.params["permutation"])
     return permutation == tuple(range(len(permutation)))
 
@@ -191,7 +191,7 @@ def _composed(match: RowMatch) -> Params | None:
 
 
 def _permuted_broadcast(match: RowMatch) -> Params | None:
-    """the dimensions of x stay in order"""
+    """the permutation keeps the dimensions of x in order"""
     permutation = list(match.eqn.params["permutation"])
     dims = tuple(permutation.index(d) for d in match.inner.params["broadcast_dimensions"])
     if list(dims) != sorted(dims):
@@ -231,7 +231,7 @@ _FLOATS = {"bfloat16": (7, 8), "float16": (10, 5), "float32": (23, 8), "float64"
 
 
 def _holds_all(match: RowMatch) -> bool:
-    """the type between holds every value of x, and both are floats, both integers, or x boolean"""
+    """the inner dtype holds all values of x; both are floats, both integers, or x is boolean"""
     old, new, last = match.aval("x").dtype, match.inner.outvars[0].aval.dtype, match.out.dtype
     if jnp.issubdtype(old, jnp.bool_):
         return jnp.issubdtype(new, jnp.number) and jnp.issubdtype(last, jnp.number)

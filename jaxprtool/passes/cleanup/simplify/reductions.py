@@ -13,7 +13,7 @@ from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, discrete
 
 
 def _unit_axes(match: RowMatch) -> Params | None:
-    """over dimensions of size 1, or none"""
+    """all reduced dimensions have size 1"""
     axes, shape = match.eqn.params["axes"], match.aval("x").shape
     if not all(is_unit(shape[axis]) for axis in axes):
         return None
@@ -21,7 +21,7 @@ def _unit_axes(match: RowMatch) -> Params | None:
 
 
 def _unit_axis(match: RowMatch) -> bool:
-    """along a dimension of size 1"""
+    """the dimension has size 1"""
     return is_unit(match.out.shape[match.eqn.params["axis"]])
 
 
@@ -33,7 +33,7 @@ def _merged_axes(match: RowMatch) -> Params:
 
 
 def _times_size(match: RowMatch) -> Outcome:
-    """x is broadcast along what is summed, and only there"""
+    """x is broadcast along exactly the summed dimensions"""
     axes, shape = match.eqn.params["axes"], match.inner.params["shape"]
     kept = [d for d in range(len(shape)) if d not in axes]
     if match.aval("x").shape != match.out.shape:
@@ -77,7 +77,7 @@ ROWS = [
 
 
 def _absorbed(match: RowMatch) -> Outcome:
-    """the dimensions of the transposed operand that stay do so in order"""
+    """the transpose keeps the order of the dimensions that remain in the result"""
     params, permutation = match.eqn.params, match.inner.params["permutation"]
     side = int(match["x"] is match.eqn.invars[0])
     contracted, batch = (list(dims) for dims in params["dimension_numbers"])
@@ -93,7 +93,7 @@ def _absorbed(match: RowMatch) -> Outcome:
 
 
 def _swapped(match: RowMatch) -> Params | None:
-    """the transpose exchanges what stays of x with what stays of y"""
+    """the transpose exchanges the remaining dimensions of x and y"""
     params, permutation = match.inner.params, match.eqn.params["permutation"]
     (x_dims, y_dims), (x_batch, y_batch) = params["dimension_numbers"]
     batch = len(x_batch)

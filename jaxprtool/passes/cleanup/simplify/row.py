@@ -206,7 +206,7 @@ def _computes_in(name: str, *kinds: type) -> Condition:
 
 real = _computes_in("reals", jnp.floating, jnp.integer)
 floats = _computes_in("floats", jnp.floating)
-discrete = _computes_in("integers, booleans", jnp.integer, jnp.bool_)
+discrete = _computes_in("integers or booleans", jnp.integer, jnp.bool_)
 integers = _computes_in("integers", jnp.integer)
 booleans = _computes_in("booleans", jnp.bool_)
 

@@ -53,7 +53,7 @@ def _slice_of_slice(match: RowMatch) -> Params | None:
 
 
 def _slice_of_part(match: RowMatch) -> Outcome:
-    """the slice falls in one operand"""
+    """the slice lies within one operand"""
     ranges, dim = _ranges(match.eqn.params), match.inner.params["dimension"]
     if ranges is None or match.out.shape[dim] == 0:
         return None
@@ -82,7 +82,7 @@ def _slice_of_broadcast(match: RowMatch) -> Params | None:
 
 
 def _slice_of_pad(match: RowMatch) -> Params | None:
-    """the slice falls in x"""
+    """the slice lies within x"""
     ranges, padding = _ranges(match.eqn.params), match.inner.params["padding_config"]
     shape = match.aval("x").shape
     if ranges is None or not _known(*shape) or 0 in match.out.shape:
@@ -155,7 +155,7 @@ def _without_empty(match: RowMatch) -> Outcome:
 
 
 def _joined(match: RowMatch) -> Outcome:
-    """slices of one array follow one another"""
+    """the operands are consecutive slices of one array"""
     dim = match.eqn.params["dimension"]
     slices: list[JaxprEqn] = []
     for x in match["xs"]:
@@ -177,12 +177,12 @@ def _joined(match: RowMatch) -> Outcome:
 
 
 def _one_part(match: RowMatch) -> bool:
-    """there is one part"""
+    """the split has one part"""
     return len(match.eqns[0].outvars) == 1
 
 
 def _split_again(match: RowMatch) -> Outcome:
-    """they are all the parts of one split, in order"""
+    """the operands are all the parts of one split, in order"""
     first = match["xs"][0]
     eqn = None if type(first) is Literal else match.writer.definition.get(first)
     if eqn is None or eqn.primitive.name != "split":
@@ -207,12 +207,12 @@ ROWS += [
 
 
 def _no_padding(match: RowMatch) -> bool:
-    """nothing is added"""
+    """the padding is empty"""
     return all(_known(*sizes) and not any(sizes) for sizes in match.eqn.params["padding_config"])
 
 
 def _padded_once(match: RowMatch) -> Params | None:
-    """both add the same, outside"""
+    """both pads use the same value, and add it only at the edges"""
     outer, inner = (eqn.params["padding_config"] for eqn in match.eqns)
     if match["y"] is not match["z"]:
         a, b = (scalar_value(match[name], match.writer) for name in "yz")

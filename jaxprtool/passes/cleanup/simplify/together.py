@@ -11,13 +11,13 @@ from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, emit, eq
 
 
 def _same_permutation(match: RowMatch) -> Outcome:
-    """x and y are transposed alike"""
+    """both transposes have the same permutation"""
     first, second = (tuple(eqn.params["permutation"]) for eqn in match.eqns[1:])
     return _moved(match, match.inner.params) if first == second else None
 
 
 def _same_shapes(match: RowMatch) -> Outcome:
-    """x and y have one shape, and are reshaped alike"""
+    """x and y have the same shape, and so do their reshapes"""
     first, second = (eqn.outvars[0].aval.shape for eqn in match.eqns[1:])
     return _moved(match, match.inner.params) if first == second else None
 
@@ -33,7 +33,7 @@ def _moved(match: RowMatch, params: Params) -> Outcome:
 
 
 def _sign_to_constant(match: RowMatch) -> Outcome:
-    """the sign goes to C"""
+    """C is negated instead"""
     constant = match["C"]
     product = _without_sign(match)
     negated = match.writer.constant(-match.value("C"), constant.aval)
@@ -41,7 +41,7 @@ def _sign_to_constant(match: RowMatch) -> Outcome:
 
 
 def _sign_to_sum(match: RowMatch) -> Outcome:
-    """z - y instead of z + -y, and the reverse"""
+    """z - y replaces z + -y, and z + y replaces z - -y"""
     name = "add" if match.eqn.primitive.name == "sub" else "sub"
     return equation(match, name, [match["z"], _without_sign(match)], {})
 

@@ -49,22 +49,22 @@ MOST_ROUNDS = 12
 
 @dataclass(frozen=True)
 class Outline(Pass):
-    """Make what repeats one shared body that is called, and compiled once.
+    """Replace repeated equations by calls of one shared body, which is compiled once.
 
-    The layers of a model that a Python loop writes out are the same equations again and again,
-    of which XLA compiles each copy. Here they become one body that all copies call. Literals
-    that differ become arguments. Without `equations`, a body is made where the equations saved
-    outweigh what calls cost.
+    The layers of a model that is written as a Python loop are the same equations repeated, and XLA
+    compiles each copy. Here they become one body that all copies call. Literals that differ become
+    arguments. A body is made if the equations saved outweigh the cost of the calls.
 
     Args:
-        copies: The least number of copies, at least two.
-        equations: The least number of equations of a body, each of which is then taken.
-        mark: What the calls are to XLA: units that are compiled once (`unit`), calls that it
-            does not inline (`call`), or plain calls, which it inlines (`plain`).
+        copies: The minimum number of copies; at least 2.
+        equations: The minimum number of equations of a body. If given, the cost of the calls is
+            ignored.
+        mark: How XLA treats the calls: `unit` compiles each body once as a unit, `call` keeps the
+            calls without inlining them, and `plain` lets XLA inline them.
 
     Note:
-        Equations with effects stay where they are, and so do calls that donate. `jaxprtool
-        outline TARGET` says what repeats, and what the calls cost in memory.
+        Equations with effects, and calls that donate, stay in place. `jaxprtool outline TARGET`
+        reports the repetition, and the memory that the calls cost.
 
     Example:
         $ jaxprtool opt samples/layers.py:loss -p "value_and_grad, outline" --stats

@@ -81,29 +81,30 @@ _STACKS = ("inside", "arguments")
 
 @dataclass(frozen=True)
 class Roll(Pass):
-    """Turn computations that repeat, each on what the one before gives, into scans.
+    """Turn chains of repeated computations, such as the layers of a model, into scans.
 
-    Three or more copies in a chain become a scan: what one hands to the next is carried, what
-    all read is constant, and what each has for itself, the weights of a layer, its random key
-    or a literal that differs, is stacked. The backward half of a gradient scans in reverse over
-    what the forward half has stacked. Every value is the same to the bit, evaluated equation by
-    equation.
+    In a chain, each copy reads results of the previous one. Three or more copies become a scan:
+    values passed from one copy to the next are carried, values that all copies read are constants,
+    and values that differ (the weights of a layer, its random key, a literal) are stacked. The
+    backward half of a gradient becomes a reverse scan over the values that the forward half stacks.
+    Every value is the same to the bit, evaluated equation by equation.
 
     Args:
-        stack: Where what each round has for itself is stacked. `inside`: in the program, which
-            copies it; `opt` says how many bytes. `arguments`: by the caller. There are then
-            three programs, `rolled`, `stack`, which makes its arguments of the original ones,
-            and `unstack`, which makes these again, so that a checkpoint is converted both ways.
+        stack: Where the values that differ between iterations are stacked. `inside`: in the
+            program, which copies them; `opt` reports how many bytes. `arguments`: by the caller.
+            The result is then three programs: `rolled`; `stack`, which computes its arguments from
+            the original ones; and `unstack`, its inverse. So a checkpoint can be converted both
+            ways.
 
     Raises:
-        UnsupportedError: If an argument is used outside of its stack as well, or has a sharding
-            or layout of its own, with `stack='arguments'`.
+        UnsupportedError: With `stack='arguments'`, if an argument is also used outside of its
+            stack, or has its own sharding or layout.
 
     Note:
-        A chain is cut where a copy depends on another one that does not hand it on, at effects,
-        and where what is handed on changes its type. A round that convolves is one call, of a
-        unit that XLA compiles by itself, since its convolutions are slow in a loop's body on
-        the CPU; `inline(force=True)` opens it.
+        A chain is cut at effects, where a copy depends on a value of another copy that is not
+        passed along the chain, and where the type of a passed value changes. An iteration with a
+        convolution becomes one call of a unit that XLA compiles separately, since XLA's
+        convolutions for the CPU are slow in a loop body. `inline(force=True)` inlines that call.
 
     Example:
         $ jaxprtool opt samples/layers.py:loss -p "value_and_grad, roll" --verify

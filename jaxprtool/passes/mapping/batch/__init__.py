@@ -69,25 +69,26 @@ __all__ = [
 class Batch(Pass):
     """Add a mapped axis: the jaxpr of vmap(f) from the jaxpr of f.
 
-    With the contract of `jax.vmap`, and without running the function again. Axes of an argument
-    are counted with the mapped axis in it. Equations that are alike are batched once.
+    The contract is that of `jax.vmap`, but the function is not run again. An axis of an argument is
+    its position in the argument with the mapped axis. Equations that are alike are batched once.
 
     Args:
-        in_axes: Where arguments are mapped: an int, None, or a prefix of the tree of positional
-            arguments.
-        out_axes: Where results are to be mapped; None for those that are the same in all lanes.
-        axis_size: The number of lanes. It must be given: the program's arguments have no mapped
-            axis that would tell.
+        in_axes: The mapped axis of each argument: an int, None, or a prefix of the tree of
+            positional arguments.
+        out_axes: The mapped axis of each result; None for results that are the same in all batch
+            elements.
+        axis_size: The number of batch elements. Required, since the program's arguments have no
+            mapped axis yet.
         axis_name: The name by which collectives call the axis.
-        spmd_axis_name: The mesh axis, or axes, that the lanes are spread over.
-        chunk: Map so many lanes at a time, in a scan, so that memory is bounded.
+        spmd_axis_name: The mesh axis, or axes, over which the batch elements are sharded.
+        chunk: The number of batch elements to map at a time, in a scan, to bound memory.
 
     Raises:
         UnsupportedError: If a primitive has no batching rule, in JAX or in `batch_rules`, or a
-            result is mapped that `out_axes` says is not.
+            result is mapped and its `out_axes` entry is None.
 
     Note:
-        `jaxprtool vmap TARGET` does the same, and says what is mapped.
+        `jaxprtool vmap TARGET` does the same, and reports which arguments are mapped.
 
     Example:
         def f(x):

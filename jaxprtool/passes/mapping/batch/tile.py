@@ -45,21 +45,19 @@ from jaxprtool.passes.mapping.batch.axis import Dim
 
 @dataclass(frozen=True)
 class Tile(Pass):
-    """Cut an axis in tiles and map over them: from the program of one tile to that of all.
+    """Map the program of one tile over all tiles of a larger axis.
 
-    This is `vtile` as JAX had it in 2022. The program takes one tile; the tiled program takes
-    all of them along one axis, one after the other, and gives their results put together in the
-    same way.
+    This is `vtile` as JAX had it in 2022. The program takes one tile; the tiled program takes all
+    tiles concatenated along one axis, and concatenates their results.
 
     Args:
-        tile_size: The number of tiles, the size of the axis over them. None: as many as the
-            arguments have, a symbol in their types; or the size of the named axis that the
-            program was traced with.
+        tile_size: The number of tiles. None: the size of the named axis that the program was traced
+            with, or else a symbol, so that the arguments determine the number.
         axis_name: The name by which collectives call the axis over the tiles.
-        in_axes: The axis of each argument that is cut, a prefix as for `batch`; None for what
-            all tiles share.
-        out_axes: The axis along which the tiles of a result are put together; None if all tiles
-            give the same.
+        in_axes: The axis along which each argument is cut, a prefix as for `batch`; None for
+            arguments that all tiles share.
+        out_axes: The axis along which the tiles of a result are concatenated; None if the result is
+            the same for all tiles.
 
     Example:
         def f(x):

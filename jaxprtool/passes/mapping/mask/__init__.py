@@ -70,7 +70,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Mask(Pass):
-    """Compute on padded arguments what the program computes on those of any smaller size.
+    """Replace symbolic sizes by padded ones: one program for all sizes up to a bound.
 
     An argument of `f32[n,d]` becomes `f32[512,d]`, of which the first n rows are used, and n
     becomes an argument `i32[]` after the other positional ones: `p(x, 9)`, or `p(x, n=9)`. The
@@ -82,15 +82,15 @@ class Mask(Pass):
     names.
 
     Args:
-        sizes: The bound of each symbol, by its name: with n=512, n is at most 512. The least size
-            is 0, or the one that the type says, as in `f32[n>=2]`.
-        buckets: Several bounds of a symbol, each of which makes a program: `(64, 128)` if there is
-            one symbol, or `{'n': (64, 128)}`. The programs are named `n64` and `n128`.
+        sizes: The bound of each symbol, by name: with n=512, n is at most 512. The minimum is 0, or
+            the one in the type, as in `f32[n>=2]`.
+        buckets: Several bounds of a symbol, with one program for each: `(64, 128)` if there is one
+            symbol, or `{'n': (64, 128)}`. The programs are named `n64` and `n128`.
 
     Raises:
-        ArgumentsError: If a name is no symbol of the program, a constraint of it does not hold at
-            all sizes up to the bound, the symbol of the buckets is ambiguous, or a bucket is larger
-            than the bound.
+        ArgumentsError: If a name is not a symbol of the program, a constraint does not hold at all
+            sizes up to the bound, it is ambiguous which symbol has the buckets, or a bucket is
+            larger than the bound.
         UnsupportedError: If an equation cannot be masked.
 
     Example:

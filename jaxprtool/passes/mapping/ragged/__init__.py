@@ -1,4 +1,4 @@
-"""ragged: one program for examples of different length, none of which is padded.
+"""ragged: one program for examples of different length, without padding where possible.
 
     program.apply("ragged(axis='n', lanes=32)")
 
@@ -71,37 +71,38 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Ragged(Pass):
-    """Compute for many examples of different length what the program computes for one.
+    """Batch over examples of different length, without padding where possible.
 
     An argument of `f32[n,d]` becomes `f32[N,d]`, the rows of all examples one after the other, and
     the lengths of the examples, `i32[lanes]`, are an argument after the other positional ones.
     Results with a row for each row of an example are packed in the same way. Other results have
     the examples along axis 0.
 
-    Values stay packed where possible: a computation row by row costs as much as for one example
+    Values stay packed where possible: a row-by-row computation costs as much as for one example
     with all the rows, and a sum over n is a segment sum. An equation without a rule for packed
-    rows, such as a convolution, is computed on padded examples, and masked. For a scan over rows,
+    rows, such as a convolution, is computed on padded and masked examples. For a scan over rows,
     see `ragged.scans`.
 
     A value with two ragged axes, such as the scores of attention, has one of two layouts: pairs of
     rows less than `longest` apart, about `N * 2.5 * longest` elements, of which pairs of two
     examples are masked; or padded examples, `lanes * longest * longest` elements. The layout with
-    fewer elements is chosen. If the two numbers cannot be compared, since one of them is symbolic,
+    fewer elements is chosen. If the two numbers cannot be compared because one of them is symbolic,
     examples are padded.
 
     Args:
         axis: The symbol that is the length of an example. Or several symbols, for arguments whose
             lengths are independent; then each has an argument of lengths, in this order.
         lanes: The number of examples.
-        layout: "packed" always uses pairs of rows, and raises an error for what can only be padded;
-            "padded" pads all intermediate values; None chooses, as above.
-        longest: The most rows that an example has, and the size it is padded to. By default this
+        layout: "packed" always uses pairs of rows, and raises an error for a value that can only be
+            padded. "padded" pads all intermediate values. None chooses as above.
+        longest: The maximum number of rows of an example, to which examples are padded. The default
             is the bound in the type, as in `f32[n<=512,d]`, or else N.
         in_axes: The arguments without the symbol that have a value for each example, along axis 0:
             a prefix of the tree of positional arguments, of 0 and None. The others are shared.
 
     Raises:
-        ArgumentsError: If a name is no symbol of the program, or an argument has two ragged axes.
+        ArgumentsError: If a name is not a symbol of the program, or an argument has two ragged
+            axes.
         UnsupportedError: If an equation cannot be computed for examples of different lengths, or a
             result has two ragged axes.
 

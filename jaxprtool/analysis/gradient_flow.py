@@ -1,4 +1,4 @@
-"""Find what stops the gradient of results by an argument: operations whose derivative is zero.
+"""Find the operations with zero derivative that stop the gradient with respect to an argument.
 
 A tangent of the argument is followed through the program, as far as JAX's rules propagate it. It
 stops at operations such as `round`, `stop_gradient`, comparisons and casts to integers, and at
@@ -46,14 +46,14 @@ class Stop:
 @document(without=("argument", "type"))
 @dataclass(frozen=True)
 class GradientFlow:
-    """What becomes of the tangent of an argument.
+    """Which results the tangent of an argument reaches, and where it stops.
 
     Attributes:
         argument: The name of the argument, the first if there are several.
-        zero: The results that depend on the argument, but whose derivative by it is zero.
+        zero: The results that depend on the argument but have a zero derivative with respect to it.
         reached: The results whose derivative is not known to be zero.
-        stops: The operations that the tangent stops at, on the way to one of these.
-        type: The argument's type, if that has no derivatives (integers); else "".
+        stops: The operations at which the tangent stops on the way to a result in `zero`.
+        type: The argument's type if it has no derivatives (integers); else "".
     """
 
     argument: str

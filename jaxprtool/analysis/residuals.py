@@ -31,7 +31,7 @@ class Reader:
 
     Attributes:
         primitive: Its primitive.
-        source: The user's line that it comes from; "" if that is not known.
+        source: The user's line of the equation; "" if unknown.
     """
 
     primitive: str
@@ -44,15 +44,15 @@ class Residual:
 
     Attributes:
         type: Its type.
-        bytes: Its size; None if that is symbolic.
-        primitive: What computes it; "" of an argument.
-        argument: The argument that it is; "" if it is computed.
-        source: The user's line that computes it, with the library's behind.
-        name: What `checkpoint_name` calls it, or "".
-        readers: What reads it in the backward half; products first.
-        recompute: The FLOPs and transcendentals that it takes to compute it again from the other
-            residuals and the arguments.
-        policies: The policies of `jax.checkpoint` that would drop it.
+        bytes: Its size in bytes; None if symbolic.
+        primitive: The primitive that computes it; "" for an argument.
+        argument: The name of the argument; "" for a computed value.
+        source: The user's line that computes it, followed by the library's.
+        name: Its name from `checkpoint_name`, or "".
+        readers: The equations of the backward half that read it, products first.
+        recompute: The FLOPs and transcendentals needed to recompute it from the other residuals and
+            the arguments.
+        policies: The policies of `jax.checkpoint` that would not save it.
     """
 
     type: str
@@ -71,11 +71,11 @@ class SavedValue:
     """A value that a proposal saves.
 
     Attributes:
-        name: What `checkpoint_name` calls it.
+        name: Its name from `checkpoint_name`.
         source: The user's line, `model.py:13`.
-        code: The expression to put into `checkpoint_name`; "" if it has the name already, or the
-            source is gone.
-        bytes: What saving it keeps, in all iterations of loops.
+        code: The expression to wrap in `checkpoint_name`; "" if it has the name already, or the
+            source file does not exist any more.
+        bytes: The bytes that saving it takes, in all iterations of loops.
     """
 
     name: str
@@ -86,15 +86,16 @@ class SavedValue:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What to save so that a gradient keeps a budget.
+    """The values to save so that a gradient fits a memory budget.
 
     Attributes:
-        budget: The bytes that may be kept.
+        budget: The bytes that may be saved.
         policy: The policy of `jax.checkpoint`, as source; "" if everything fits without one.
-        values: What is saved, the largest first.
-        total_bytes: The bytes that are kept, measured: the program was differentiated so.
+        values: The saved values, the largest first.
+        total_bytes: The bytes that are saved, measured by differentiating the program with the
+            policy.
         flops: The FLOPs of the gradient with the policy.
-        flops_before: The FLOPs of the gradient without.
+        flops_before: The FLOPs of the gradient without the policy.
     """
 
     budget: int
@@ -107,14 +108,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Residuals:
-    """What the backward pass of a program needs of the forward pass.
+    """The values of the forward pass that the backward pass needs.
 
     Attributes:
-        name: The program.
+        name: The name of the program.
         total_bytes: The bytes of all residuals; None if sizes are symbolic.
         residuals: The residuals, the largest first.
-        policies: The bytes that are kept under each policy of `jax.checkpoint`, around all of it.
-        proposal: What to save so that a budget is kept; None if none was asked for.
+        policies: The bytes that are saved under each policy of `jax.checkpoint` around the whole
+            program.
+        proposal: The values to save within a budget; None if no budget was given.
     """
 
     name: str

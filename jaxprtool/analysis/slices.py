@@ -28,16 +28,15 @@ from jaxprtool.jaxcompat import AnyJaxpr
 @document(without=("line",), names={"name": "source", "behind": "library"}, optional=("behind",))
 @dataclass(frozen=True)
 class SlicedLine:
-    """A line that equations of a slice come from.
+    """A source line with equations in a slice.
 
     Attributes:
-        name: What it is called: `model.py:9`; "" if no line is known.
-        line: The file and the number; None if no line is known.
-        equations: How many of its equations are of the slice.
-        of: How many it has.
-        primitives: The primitives of those of the slice, with how many equations they have, the
-            most frequent first.
-        behind: With `jaxprtool.frames("all")`, the frames of libraries behind it.
+        name: The line: `model.py:9`; "" if unknown.
+        line: The file and the number; None if unknown.
+        equations: The number of its equations in the slice.
+        of: The number of all its equations.
+        primitives: The number of equations in the slice by primitive, the most frequent first.
+        behind: With `jaxprtool.frames("all")`, the library frames behind it.
     """
 
     name: str
@@ -51,18 +50,18 @@ class SlicedLine:
 @document(without=("other_lines", "members"))
 @dataclass(frozen=True)
 class Slice:
-    """A part of a program along the flow of values.
+    """A forward or backward slice of a program.
 
-    Equations are counted where they run, those of the body of a jit at each call.
+    Equations of the body of a jit are counted at each call.
 
     Attributes:
-        equations: How many equations it has.
-        of: How many the program has.
-        lines: The lines that they come from, in the order of the program.
-        other_lines: How many lines have no equation of the slice.
-        arguments: Of a slice back, the arguments that it begins with.
-        results: Of a slice forward, the results that it ends in.
-        members: The equations by `id`, of which a body that is shared has each once.
+        equations: The number of equations in the slice.
+        of: The number of equations in the program.
+        lines: Their source lines, in program order.
+        other_lines: The number of lines without an equation in the slice.
+        arguments: For a backward slice, the arguments that it reaches.
+        results: For a forward slice, the results that it reaches.
+        members: The equations by `id`; those of a shared body once.
     """
 
     equations: int
@@ -81,18 +80,19 @@ class Slice:
 )
 @dataclass(frozen=True)
 class Why:
-    """What flows from a point of a program, and to it.
+    """The slices from a point of a program.
 
     Attributes:
         program: The name of the program.
-        what: What the point is called.
-        kind: What it is: an "argument", a "result", a "line", or a "variable".
-        ends: The arguments or results that it stands for.
-        forward: All that it touches; None if that was not asked for.
-        back: All that it depends on; None if that was not asked for.
-        gradient: Of an argument with a slice forward, what stops the gradient by it.
+        what: The name of the point.
+        kind: The kind of point: "argument", "result", "line" or "variable".
+        ends: The arguments or results that it refers to.
+        forward: Everything that depends on it; None if not requested.
+        back: Everything that it depends on; None if not requested.
+        gradient: For an argument with a forward slice, what stops the gradient with respect to it;
+            None otherwise.
         all_arguments: The arguments of the program.
-        all_results: Its results.
+        all_results: The results of the program.
     """
 
     program: str

@@ -30,15 +30,15 @@ _KEYS = {"number": "line", "kept": "residual_bytes"}
 @document(without=("forward", "backward"), names=_KEYS, optional=("kept",))
 @dataclass(frozen=True)
 class SourceLine:
-    """A line that equations come from.
+    """The equations of a source line, and their cost.
 
     Attributes:
         number: The line, from 1.
-        equations: How many equations come from it, where they run.
-        total: What they cost.
-        forward: What those cost that are not of the backward part of a gradient.
-        backward: What those cost that are.
-        kept: The bytes of the residuals that it computes; None if these are not known.
+        equations: The number of its equations; those of a called body count at each call.
+        total: Their cost.
+        forward: The cost of equations outside of the backward pass of a gradient.
+        backward: The cost of equations in the backward pass.
+        kept: The bytes of the residuals that it computes; None if unknown.
     """
 
     number: int
@@ -51,18 +51,18 @@ class SourceLine:
 
 @document(names=_KEYS, optional=("kept",))
 class GradientLine(SourceLine):
-    """A line of a program with the backward part of a gradient: its document has both parts."""
+    """A line of a program with the backward pass of a gradient: its document has both passes."""
 
 
 @document(without=("file",), names={"path": "file"})
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of the user's.
+    """A source file of the user.
 
     Attributes:
         file: The file.
-        path: What it is called, from the user's folder on.
-        lines: The lines that equations come from, in order.
+        path: The path, from the user's folder on.
+        lines: The lines with equations, in order.
     """
 
     file: str
@@ -75,9 +75,9 @@ class Kept:
     """The residuals of a program, in bytes.
 
     Attributes:
-        total: All of them; of those whose sizes are symbolic, none.
-        arguments: Those that are arguments.
-        elsewhere: Those that no line of the user's computes.
+        total: The bytes of all residuals except those of symbolic size.
+        arguments: The bytes of residuals that are arguments.
+        elsewhere: The bytes of residuals that no line of the user computes.
     """
 
     total: int
@@ -88,18 +88,18 @@ class Kept:
 @document(without=("has_backward", "kept", "why_not_kept", "package"), also=("residual_bytes",))
 @dataclass(frozen=True)
 class Source:
-    """What the lines of a user's source cost.
+    """The cost of the lines of the user's source.
 
     Attributes:
-        name: The program.
-        total: What all of it costs.
-        files: The files, those with the most equations first.
-        elsewhere: How many equations come from no line of the user's.
-        has_backward: Whether there is the backward part of a gradient.
-        unknown: The primitives of which no cost is known, with how many equations they have.
-        kept: The residuals; None if these are not known.
-        why_not_kept: If they were wanted, why they are not known.
-        package: The package whose files these are, if no line is the user's.
+        name: The name of the program.
+        total: The cost of the whole program.
+        files: The files, the one with the most equations first.
+        elsewhere: The number of equations without a line of the user.
+        has_backward: Whether the program has the backward pass of a gradient.
+        unknown: The number of equations of each primitive whose cost is unknown.
+        kept: The residuals; None if unknown.
+        why_not_kept: Why the residuals are unknown, if they were requested.
+        package: The package that the files belong to, if no line is the user's.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Source:
 
     @property
     def residual_bytes(self) -> int | None:
-        """The bytes of all residuals; None if these are not known."""
+        """The bytes of all residuals; None if unknown."""
         return None if self.kept is None else self.kept.total
 
 

@@ -23,10 +23,10 @@ from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
 
 @dataclass(frozen=True)
 class PrimitiveCount:
-    """How often a primitive occurs.
+    """The number of equations of a primitive.
 
     Attributes:
-        name: The primitive.
+        name: The name of the primitive.
         total: The number of its equations.
         by_depth: The number at each depth; that of the program itself is 0.
     """
@@ -42,13 +42,13 @@ class Stats:
     """The size of a program.
 
     Attributes:
-        format: What this is.
+        format: The kind of document.
         version: The version of the format.
         name: The name of the function.
         equations: The number of equations, at every depth.
         by_depth: The number at each depth; that of the program itself is 0.
-        primitives: How often each primitive occurs, the most frequent first.
-        constants: The constants of the program and of its bodies, each body's once.
+        primitives: The number of equations of each primitive, the most frequent first.
+        constants: The constants of the program and of its bodies, once for each body.
         arguments: The arguments.
         outputs: The outputs.
     """

@@ -28,17 +28,17 @@ CHECKS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Values that a check is against.
+    """Values that fail a check.
 
     Attributes:
-        check: The check.
-        primitives: What computes them; of an argument that has a NaN, nothing.
-        source: The user's line, with the library's behind; or the argument.
-        backward: Whether they are of the backward part of a gradient.
-        iteration: The round of each loop around, of NaNs and infinities.
-        count: How many elements are such.
-        size: How many elements there are.
-        reaches: The results that have a NaN or an infinity of it.
+        check: The name of the check.
+        primitives: The primitives that compute them; empty for an argument that has a NaN.
+        source: The user's line, followed by the library's; or the argument.
+        backward: Whether they belong to the backward pass of a gradient.
+        iteration: For NaNs and infinities, the iteration of each enclosing loop.
+        count: The number of elements that fail.
+        size: The number of all elements.
+        reaches: The results that it makes NaN or infinite.
     """
 
     check: str

@@ -61,19 +61,19 @@ class Group:
     """The cost of a group of equations.
 
     Attributes:
-        name: What they have in common: `model.py:9`, `GPT/Block_0`, `dot_general`; "" for equations
-            without it, such as those whose line is unknown.
-        work: Their cost, with the dearest branch of each `cond`.
+        name: The line, scope, … of the group: `model.py:9`, `GPT/Block_0`, `dot_general`;
+            "" if that is unknown.
+        work: Their cost, with the most expensive branch of each `cond`.
         least: Their cost with the cheapest branch.
         per_round: Whether some are in a loop with an unknown trip count, and counted once.
         products: The FLOPs of matrix products by their precision: `bf16`, `f32`, `f32 highest`.
         line: The source line, if grouped by line.
-        behind: The place in a library that the line calls, if there is only one:
-            `flax/linen/linear.py:199`. With `jaxprtool.frames("all")`, by which groups are told
-            apart, all frames of libraries behind the line.
+        behind: The location in a library that the line calls, if there is only one:
+            `flax/linen/linear.py:199`. With `jaxprtool.frames("all")`, all library frames behind
+            the line, by which groups are also distinguished.
         path: The scopes, the outermost first, if grouped by scope.
-        seconds: A lower bound of its time, if a device was asked for (`devices.timed`).
-        limit: What limits it there: `compute` or `memory`.
+        seconds: A lower bound of its time, if a device was chosen (`devices.timed`).
+        limit: The limiting factor on this device: `compute` or `memory`.
     """
 
     name: str
@@ -99,16 +99,17 @@ class Cost:
 
     Attributes:
         name: The name of the program.
-        by: What the groups are by.
+        by: The criterion of the groups.
         total: The cost of the whole program, on all devices of a `shard_map`.
         per_device: The cost on one device, if there is a `shard_map` over several.
-        groups: The groups, the dearest first. A scope includes the scopes in it.
+        groups: The groups, the most expensive first. A scope includes the scopes in it.
         collectives: The bytes that devices send in each kind of collective.
         unknown: The number of equations of each primitive whose cost is unknown.
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
             whose arrays are counted whole.
         seconds: The time that the program takes, if it was measured or is known.
-        utilisation: The part of the device's FLOPs that matrix products have in this time.
+        utilisation: The fraction of the device's peak FLOPs that matrix products achieve in this
+            time.
     """
 
     name: str
@@ -204,7 +205,7 @@ def _total(bodies: Bodies, jaxpr: Jaxpr, all_devices: bool = True) -> Group:
 
 
 def _order(typical: Mapping[str, int]) -> Callable[[Group], Any]:
-    """Return a sort key for groups, the dearest first."""
+    """Return a sort key for groups, the most expensive first."""
 
     def key(group: Group) -> tuple[Any, ...]:
         work = group.work.map(lambda number: value_of(number, typical))

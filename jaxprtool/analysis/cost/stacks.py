@@ -32,7 +32,7 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True)
 class StackCost:
-    """The cost of the equations of a stack, with the dearest branch of each `cond`."""
+    """The cost of the equations of a stack, with the most expensive branch of each `cond`."""
 
     stack: Stack
     work: Work

@@ -1,9 +1,9 @@
 """Sum the costs of a program's equations by group. Each body is summed once.
 
 A body counts as often as it runs: that of a scan in each iteration, that of a call at each call. A
-`cond` has a range of costs, from the cheapest branch to the dearest. A `while` with an unknown trip
-count counts as one iteration. A `Grouping` tells the group of an equation within its body, and
-lifts the groups of a body to the equation around it.
+`cond` has a range of costs, from the cheapest branch to the most expensive. A `while` with an
+unknown trip count counts as one iteration. A `Grouping` determines the group of an equation within
+its body, and lifts the groups of a body to the enclosing equation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tally:
 
     Attributes:
         least: The cost with the cheapest branches.
-        most: The cost with the dearest branches.
+        most: The cost with the most expensive branches.
         per_round: Whether a part is in a loop with an unknown trip count, and counted once.
         products: The most FLOPs of matrix products, by precision (`rules.product_of`).
     """

@@ -19,7 +19,7 @@ _MOST_GONE_INTO = 200_000
 
 @dataclass(frozen=True)
 class Point:
-    """The memory that is needed when an equation runs.
+    """The memory needed while an equation runs.
 
     Attributes:
         position: The number of the equation in the schedule, from 1. The body of a loop counts

@@ -35,16 +35,16 @@ class Live:
     """Live values with the same kind, type, and source lines.
 
     Attributes:
-        kind: What they are: an "argument", a "constant", a "result", "room" for a result that is
-            made later, a "value" that an equation makes, a "row" of what a loop goes over, or what
-            is "broadcast" for a reduction.
+        kind: The kind: "argument", "constant", "result", "room" (memory of a result that is
+            computed later), "value" (computed by an equation), "row" (a slice of an array that a
+            loop scans over) or "broadcast" (the broadcast operand of a reduction).
         count: The number of values.
         type: Their type.
         bytes: Their total bytes.
         name: The path of an argument or result, with `*` for numbers that differ. For a row or
-            broadcast of an argument, the path of that.
-        primitive: The primitive that makes them; "" for arguments and constants.
-        source: The user's line that makes them, followed by the library's; "" if unknown.
+            broadcast of an argument, the path of the argument.
+        primitive: The primitive that computes them; "" for arguments and constants.
+        source: The user's line that computes them, followed by the library's; "" if unknown.
         reader: The primitive that reads them last; "" if they live to the end of the body.
         reader_source: The line of the reader.
         frames: The frames of the first of them, the innermost first.

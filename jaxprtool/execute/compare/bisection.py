@@ -23,30 +23,30 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 @document(without=("reference", "code", "at_call"), names={"step": "pass"})
 @dataclass(frozen=True)
 class Parting:
-    """Where a variant parts from the reference.
+    """The first equation at which a variant diverges from the reference.
 
     Attributes:
-        reference: What the one is called.
-        variant: What the other is called.
-        step: The pass that makes the difference; "" if it is none.
-        place: Which of the passes that is, from 1; 0 if none.
-        passes: How many passes there are.
+        reference: The name of the reference.
+        variant: The name of the variant.
+        step: The pass that causes the difference; "" if none does.
+        place: The number of this pass, from 1; 0 if none.
+        passes: The number of passes.
         found: Whether an equation was found.
-        why: Why none was, or "".
-        strict: Whether it was found only by holding each element to the tolerance.
-        primitive: What gives other values first.
-        source: The user's line that it comes from, with the library's behind.
-        code: What is written in that line, if its file is there.
-        scope: The name scopes around it.
-        path: The equations around it, the outermost first.
-        iteration: The number of the round of each loop around it, from 0.
-        counterpart: The equation of the variant, if that is another: `cos at model.py:7`.
-        parameters: The parameters that it has otherwise.
-        operands: How the values differ that it is computed from.
-        results: How those differ that it gives.
-        removed: Equations of the reference alone, between these.
-        added: Those of the variant alone.
-        at_call: Whether there is a call among all these equations.
+        why: Why no equation was found, or "".
+        strict: Whether it was found only by applying the tolerance to each element.
+        primitive: The primitive of the equation.
+        source: The user's line of the equation, followed by the library's.
+        code: The source text of that line, if its file exists.
+        scope: The name scopes around the equation.
+        path: The enclosing equations, the outermost first.
+        iteration: The iteration of each enclosing loop, from 0.
+        counterpart: The equation of the variant, if it is a different one: `cos at model.py:7`.
+        parameters: The parameters that differ.
+        operands: The differences of its operands.
+        results: The differences of its results.
+        removed: The equations between these operands and results that only the reference has.
+        added: The equations between them that only the variant has.
+        at_call: Whether any of these equations is a call.
     """
 
     reference: str

@@ -11,11 +11,11 @@ from jaxprtool.ir.basics.documents import document
 
 
 class SmallestArgument(NamedTuple):
-    """An argument of the smallest input for which a variant fails.
+    """An argument of the smallest failing input.
 
     Attributes:
-        name: The argument.
-        value: What it is, in words: `zero but for [2] = 1.0`.
+        name: The name of the argument.
+        value: Its value in words: `zero but for [2] = 1.0`.
     """
 
     name: str
@@ -25,18 +25,19 @@ class SmallestArgument(NamedTuple):
 @document(without=("arguments",), also=("within",))
 @dataclass(frozen=True)
 class Comparison:
-    """What variants of a program gave on the same inputs.
+    """The results of variants of a program on the same inputs.
 
     Attributes:
-        name: The program.
-        reference: The variant that the others are compared with.
-        inputs: What the inputs are, in words.
+        name: The name of the program.
+        reference: The name of the variant that the others are compared with.
+        inputs: A description of the inputs.
         random: The names of the arguments that are random.
-        variants: The others, each with how its results differ.
-        error: Why the reference has no results, and so nothing could be compared, or "".
-        partings: Where those that are not within tolerance part from the reference, if asked for.
-        arguments: The flat arguments that the results are for.
-        smallest: Of trials that have failed, the arguments that were made smaller, in words.
+        variants: The other variants, with the differences of their results.
+        error: Why the reference has no results to compare with, or "".
+        partings: The first diverging equation of each variant outside of the tolerance, if
+            requested.
+        arguments: The flat arguments of the compared runs.
+        smallest: If trials failed, the arguments of the smallest failing input.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Comparison:
 
     @property
     def unproven(self) -> list[str]:
-        """What to say of each result that is not finite in most elements: it proves nothing."""
+        """A message for each result most of whose elements are not finite, which proves nothing."""
         results = {each.name: each for variant in self.variants for each in variant.unproven}
         return [
             f"{name} is not finite in {max(each.nonfinite):,} of {each.size:,} elements"
@@ -60,5 +61,5 @@ class Comparison:
 
     @property
     def within(self) -> bool:
-        """Whether all ran, and all results are within tolerance."""
+        """Whether all variants ran, and all results are within tolerance."""
         return not self.error and all(each.within for each in self.variants)

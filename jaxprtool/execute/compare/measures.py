@@ -56,30 +56,31 @@ def _is_exact(dtype: Any) -> bool:
 )
 @dataclass(frozen=True)
 class Measure:
-    """How a value differs from the one that it is compared with.
+    """The difference between a value and its reference.
 
-    What is not finite in either array has no error.
+    Elements that are not finite in either array have no error.
 
     Attributes:
-        name: What it is called: the path of a result.
-        reference_type: The type of what it is compared with.
-        type: Its type.
-        equal: Whether types and bits are the same, any NaN being equal to any NaN.
-        within: Whether each element is within tolerance; NaNs and infinities are to be the same.
+        name: The path of the result.
+        reference_type: The type of the reference.
+        type: The type of the value.
+        equal: Whether types and bits are equal. All NaNs count as equal.
+        within: Whether each element is within tolerance. NaNs and infinities must be at the same
+            positions.
         rtol: The relative tolerance.
         atol: The absolute tolerance.
-        differing: How many elements have other bits.
-        beyond: How many elements are beyond tolerance.
-        size: How many elements there are.
-        position: The position of the first that is beyond tolerance, or else of the largest error;
-            None if no element differs.
-        absolute: The largest absolute error; None of what has no numbers.
-        relative: The largest error relative to the reference, where that is not zero.
+        differing: The number of elements whose bits differ.
+        beyond: The number of elements outside of the tolerance.
+        size: The number of elements.
+        position: The position of the first element outside of the tolerance, or else of the largest
+            error; None if no element differs.
+        absolute: The largest absolute error; None for values without numbers.
+        relative: The largest error relative to the reference, where the reference is not zero.
         ulps: The largest error in units in the last place; None if the dtypes are not the same
             floating-point dtype.
-        cosine: The cosine of the angle between the two; None of fewer than two elements.
-        nans: How many NaNs the reference has, and how many this has.
-        nonfinite: How many NaNs and infinities: the same.
+        cosine: The cosine of the angle between the two; None for fewer than two elements.
+        nans: The number of NaNs in the reference and in the value.
+        nonfinite: The number of NaNs and infinities in the reference and in the value.
     """
 
     name: str
@@ -102,27 +103,27 @@ class Measure:
 
     @property
     def own_nans(self) -> int:
-        """The number of NaNs that it has."""
+        """The number of NaNs in the value."""
         return self.nans[1]
 
     @property
     def reference_nans(self) -> int:
-        """The number of NaNs that the reference has."""
+        """The number of NaNs in the reference."""
         return self.nans[0]
 
     @property
     def infinities(self) -> int:
-        """The number of infinities that it has."""
+        """The number of infinities in the value."""
         return self.nonfinite[1] - self.nans[1]
 
     @property
     def reference_infinities(self) -> int:
-        """The number of infinities that the reference has."""
+        """The number of infinities in the reference."""
         return self.nonfinite[0] - self.nans[0]
 
     @property
     def is_proof(self) -> bool:
-        """Whether most elements are finite: that NaNs are the same says little."""
+        """Whether most elements are finite. Otherwise equality proves little."""
         return not any(is_mostly_nonfinite(count, self.size) for count in self.nonfinite)
 
 

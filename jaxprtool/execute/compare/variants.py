@@ -41,13 +41,13 @@ class Variant:
 @document(without=("values",), also=("equal", "within"))
 @dataclass(frozen=True)
 class Compared:
-    """A variant beside the first.
+    """A variant compared with the reference.
 
     Attributes:
-        name: What it is called.
-        results: How each result differs; none if it failed.
-        error: Why it has no results, on one line, or "".
-        values: The results themselves.
+        name: The name of the variant.
+        results: The difference of each result; empty if the variant failed.
+        error: Why it has no results, in one line, or "".
+        values: The results.
     """
 
     name: str
@@ -57,17 +57,17 @@ class Compared:
 
     @property
     def within(self) -> bool:
-        """Whether it ran, and every result is within tolerance."""
+        """Whether the variant ran, and every result is within tolerance."""
         return not self.error and all(each.within for each in self.results)
 
     @property
     def unproven(self) -> tuple[Measure, ...]:
-        """The results that are alike, but not finite in most elements, which proves nothing."""
+        """The equal results most of whose elements are not finite, which proves nothing."""
         return tuple(each for each in self.results if each.within and not each.is_proof)
 
     @property
     def equal(self) -> bool:
-        """Whether it ran, and every result has the same type and bits."""
+        """Whether the variant ran, and every result has the same type and bits."""
         return not self.error and all(each.equal for each in self.results)
 
 

@@ -44,18 +44,19 @@ _RECOMPUTED = "rematted_computation"
 @document(without=("element",))
 @dataclass(frozen=True)
 class Operand:
-    """A value that an equation was given, or one on the way to it.
+    """An operand of an equation, or a value that it was computed from.
 
     Attributes:
         type: Its type.
-        argument: The argument that it is, or "".
-        primitive: What computes it; "" of an argument or a constant.
-        source: The user's line that computes it; "" if that is not known.
-        low: Its least number; None if it has none.
+        argument: The name of the argument, or "".
+        primitive: The primitive that computes it; "" for an argument or a constant.
+        source: The user's line that computes it; "" if unknown.
+        low: Its least number; None if it has no numbers.
         high: Its greatest number.
-        nans: How many NaNs are in it.
-        infs: How many infinities are in it.
-        element: Its element where the first is that is not finite, if it has one there.
+        nans: The number of NaNs in it.
+        infs: The number of infinities in it.
+        element: Its element at the position of the first element that is not finite, if it has one
+            there.
     """
 
     type: str
@@ -72,31 +73,31 @@ class Operand:
 @document(without=("code",))
 @dataclass(frozen=True)
 class BadValue:
-    """A NaN or an infinity that an equation makes of values that have none, or an argument has.
+    """A NaN or an infinity in an argument, or computed by an equation from values without any.
 
     Attributes:
         kind: "NaN" or "infinity".
-        argument: The argument that has it, or "".
-        primitive: What makes it; "" of an argument, and of a NaN in a literal or a constant of the
-            program that reaches a result by itself.
-        source: The user's line that it comes from, with the library's behind.
-        code: What is written in that line, if its file is there.
+        argument: The argument that holds it, or "".
+        primitive: The primitive that computes it; "" for an argument, and for a NaN in a literal or
+            constant that is a result itself.
+        source: The user's line of the equation, followed by the library's.
+        code: The source text of that line, if its file exists.
         scope: The name scopes around the equation.
-        path: The equations around it, the outermost first: `scan at model.py:7`.
-        iteration: The number of the round of each loop around it, from 0.
-        times: How often it makes one.
+        path: The enclosing equations, the outermost first: `scan at model.py:7`.
+        iteration: The iteration of each enclosing loop, from 0.
+        times: The number of executions that compute one.
         type: The type of the result.
-        count: How many elements of the result are such; 0 in loops of a `shard_map`, of which no
-            more is known than the equation and the devices.
-        size: How many elements the result has.
-        position: The position of the first.
-        devices: The devices on which it is, if the result is on several.
-        operands: What the equation was given.
-        way: The values that led to it, the nearest first.
+        count: The number of such elements in the result; 0 in loops of a `shard_map`, where only
+            the equation and the devices are known.
+        size: The number of elements of the result.
+        position: The position of the first such element.
+        devices: The devices that hold it, if the result is on several.
+        operands: The operands of the equation.
+        way: The values from which it was computed, the nearest first.
         reaches: The results of the program that are not finite because of it.
-        dropped: If it reaches none, the last equation that read it.
-        leads_to: The equations that make another NaN or infinity of it.
-        forward: In the backward part of a gradient, the equation that it is the derivative of.
+        dropped: The last equation that read it, if it reaches no result.
+        leads_to: The equations that compute another NaN or infinity from it.
+        forward: In the backward pass of a gradient, the forward equation whose derivative it is.
     """
 
     kind: str

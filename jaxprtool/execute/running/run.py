@@ -48,13 +48,13 @@ class Output:
 
 @dataclass(frozen=True)
 class Times:
-    """How long each step of a run took, in seconds.
+    """The time of each step of a run, in seconds.
 
     Attributes:
         lower: Lowering; None under `jax_disable_jit`.
         compile: Compiling; None under `jax_disable_jit`.
         compile_cpu: The CPU time of all threads while the program was compiled.
-        cached: Whether it was not compiled, but found in JAX's cache.
+        cached: Whether the executable was found in JAX's compilation cache.
         first_call: The first call.
         repeat: The median of the calls after the first; None if there were none.
         repeats: The number of these calls.
@@ -74,9 +74,9 @@ class CompiledMemory:
     """The memory of a compiled program, in bytes.
 
     Attributes:
-        arguments: What it takes.
-        outputs: What it gives.
-        temporary: What it needs besides while it runs.
+        arguments: The bytes of the arguments.
+        outputs: The bytes of the results.
+        temporary: The additional bytes that it needs while it runs.
     """
 
     arguments: int
@@ -90,10 +90,10 @@ class RunReport:
     """How a program was compiled and run.
 
     Attributes:
-        name: The program.
+        name: The name of the program.
         devices: The devices that it ran on.
-        times: How long each step took.
-        memory: Its memory; None if the backend does not say.
+        times: The time of each step.
+        memory: Its memory; None if the backend does not report it.
         outputs: The results.
     """
 

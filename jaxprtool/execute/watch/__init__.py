@@ -35,16 +35,16 @@ __all__ = ["Lost", "Numbers", "Stopped", "Watched", "WatchedRow", "watch"]
 @document(without=("values",))
 @dataclass(frozen=True)
 class Watched:
-    """What was watched.
+    """The statistics of watched values.
 
     Attributes:
-        name: The program.
-        by: What values are grouped by.
-        rows: The groups, in the order of the program.
-        values: If they were asked for, the values of each result of an equation, by the name that
-            its row has if they are grouped by equation. In a loop there is an axis in front, of all
-            its executions in the order of iterations.
-        left_out: The loops in a `shard_map` whose insides are not watched.
+        name: The name of the program.
+        by: The grouping of values.
+        rows: The groups, in program order.
+        values: The values of each result of an equation, if requested, by the name of its row when
+            grouped by equation. In a loop they have a leading axis for the executions, in the order
+            of iterations.
+        left_out: The loops in a `shard_map` whose bodies are not watched.
     """
 
     name: str

@@ -27,12 +27,12 @@ FORMATS = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
 
 @dataclass(frozen=True)
 class Lost:
-    """What a format would lose of some values, as fractions of all elements.
+    """The loss if values were converted to a format, as fractions of all elements.
 
     Attributes:
-        overflow: Those that are finite, and beyond its largest number.
-        underflow: Those that are not zero, and would be.
-        subnormal: Those that it has with fewer digits.
+        overflow: The fraction of finite elements beyond its largest number.
+        underflow: The fraction of nonzero elements that would become zero.
+        subnormal: The fraction that would become subnormal, with fewer digits.
     """
 
     overflow: float
@@ -42,21 +42,22 @@ class Lost:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Values in a few numbers.
+    """Statistics of values.
 
     Attributes:
-        size: How many elements there are, of all executions.
-        low: The least that is no NaN; None if there is none. Of complex numbers, magnitudes.
-        high: The greatest.
-        mean: The mean of those that are finite.
+        size: The number of elements in all executions.
+        low: The least element that is not NaN; None if there is none. Of complex numbers,
+            magnitudes.
+        high: The greatest element that is not NaN.
+        mean: The mean of the finite elements.
         deviation: Their standard deviation.
-        zeros: How many are zero.
-        nans: How many are NaN.
-        infs: How many are infinite.
-        subnormals: How many are subnormal numbers of their own type.
-        exponents: How many have a magnitude of at least 2 ** e and less than 2 ** (e + 1), by e.
-            What is less than the least normal number counts as one power below that.
-        lost: What narrower formats would lose, by their short names; empty of integers.
+        zeros: The number of zeros.
+        nans: The number of NaNs.
+        infs: The number of infinities.
+        subnormals: The number of elements that are subnormal in their own type.
+        exponents: The number of elements with a magnitude of at least 2 ** e and less than 2 ** (e
+            + 1), by e. Magnitudes below the least normal number count as one power below it.
+        lost: The loss in narrower formats, by their short names; empty for integers.
     """
 
     size: int

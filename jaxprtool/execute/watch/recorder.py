@@ -33,18 +33,18 @@ class WatchedRow:
     """The values of a line, of a scope, or of a result of an equation.
 
     Attributes:
-        name: What it is called: `model.py:9`, `Block_0/Dense_0`, or the user's name for the value,
-            else the primitive. With a number where several are called so.
-        source: The user's line, with the library's behind if that is only one; "" of a scope, and
-            if it is not known.
-        code: What is written in that line, if its file is there.
-        backward: Whether the values are of the backward part of a gradient.
-        iteration: The number of the iteration of each loop around it, if iterations were chosen.
-        primitives: What computes the values.
+        name: The line, scope or value: `model.py:9`, `Block_0/Dense_0`, or the user's name for the
+            value, else the primitive; numbered if several have the same name.
+        source: The user's line, followed by the library's if there is only one; "" for a scope, or
+            if unknown.
+        code: The source text of that line, if its file exists.
+        backward: Whether the values belong to the backward pass of a gradient.
+        iteration: The iteration of each enclosing loop, if iterations were selected.
+        primitives: The primitives that compute the values.
         types: Their types.
-        path: The equations around it, the outermost first: `scan at model.py:7`.
-        times: How often values were computed.
-        numbers: The values in a few numbers.
+        path: The enclosing equations, the outermost first: `scan at model.py:7`.
+        times: The number of executions.
+        numbers: The statistics of the values.
     """
 
     name: str

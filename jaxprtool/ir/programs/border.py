@@ -46,8 +46,8 @@ class NamedSize(NamedValue):
     """An argument that is a size, with bounds: `i32[] at most 512`, `i32[] from 2 to 512`.
 
     Attributes:
-        at_most: Of a size, its largest value.
-        at_least: Of a size, its least value.
+        at_most: For a size, its largest value.
+        at_least: For a size, its least value.
     """
 
     at_most: int
@@ -65,9 +65,9 @@ class NamedLengths(NamedValue):
     """An argument with the lengths of examples: `i32[4] of N rows, each at most 512`.
 
     Attributes:
-        rows: Of lengths of examples, the number of rows of all examples.
-        at_most: Of lengths of examples, the largest; None if unknown.
-        at_least: Of lengths of examples, the least.
+        rows: For lengths of examples, the number of rows of all examples.
+        at_most: For lengths of examples, the largest; None if unknown.
+        at_least: For lengths of examples, the least.
     """
 
     rows: str

@@ -54,11 +54,11 @@ class RepeatedBody:
 
     Attributes:
         name: The name of its calls.
-        copies: How often it is called from there, by all copies of the caller.
-        equations: How many equations a copy has, those of the bodies that it calls included.
-        share: The part of the program's equations that these copies are.
-        source: The lines that its equations come from, if these are known.
-        bodies: The bodies that it calls, which are told where the body stands first.
+        copies: The number of calls from there, by all copies of the caller.
+        equations: The number of equations of a copy, including those of the bodies that it calls.
+        share: The fraction of the program's equations that these copies account for.
+        source: The source lines of its equations, if known.
+        bodies: The bodies that it calls; given only where this body is listed first.
     """
 
     name: str
@@ -98,17 +98,17 @@ _MOST_NAMED = 3
 @document(without=("roots",))
 @dataclass(frozen=True)
 class Repetition:
-    """What a program repeats.
+    """The repeated bodies of a program.
 
     Attributes:
-        name: The program's name.
-        equations: How many equations there are if each copy stands in its place.
-        compiled: How many XLA compiles, calls included.
-        rest: How many are in no repeated body.
-        bodies: The repeated bodies that the program calls, the largest part of it first.
-        small: What repeats where there are none of these, and would gain too little to be outlined.
-        memory: The temporary memory that the calls cost, if it has been estimated.
-        roots: The folders of the user's files, as the program has them.
+        name: The name of the program.
+        equations: The number of equations with every call inlined.
+        compiled: The number of equations that XLA compiles, including the calls.
+        rest: The number of equations outside of repeated bodies.
+        bodies: The repeated bodies that the program calls, the largest share first.
+        small: If `bodies` is empty, repeated segments that would save too little when outlined.
+        memory: The temporary memory with and without the calls, if estimated.
+        roots: The folders of the user's files, as recorded in the program.
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
             whose arrays are counted whole.
     """

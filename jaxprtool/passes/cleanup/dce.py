@@ -45,7 +45,7 @@ dce_rules: RuleTable[DceRule] = RuleTable()
 
 @dataclass(frozen=True)
 class Dce(Pass):
-    """Remove equations whose results are unused, at every depth.
+    """Remove every equation whose results are unused, at every depth.
 
     Dead code inside loops, branches and calls is removed too, with the operands, carries and
     results that only it needed. Equations with effects stay: prints, callbacks, and writes to a ref

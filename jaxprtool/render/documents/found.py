@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CostDocument(NamedTuple):
     """`cost`, of one program."""
 
-    total: Annotated[Group, "All of the first program."]
+    total: Annotated[Group, "The cost of the whole first program."]
     groups: Annotated[Sequence[Group], "The groups of the first program."]
     programs: Annotated[Sequence[Cost], "Each program."]
 
@@ -29,8 +29,8 @@ class MemoryDocument(NamedTuple):
     """`memory`, of one program."""
 
     peak_bytes: Annotated[int, "The bytes that the first program needs."]
-    at: Annotated[Point, "Where it needs most."]
-    live: Annotated[Sequence[Live], "What is alive there, the largest first."]
+    at: Annotated[Point, "The peak."]
+    live: Annotated[Sequence[Live], "The values live at the peak, the largest first."]
     programs: Annotated[Sequence[Memory], "Each program."]
 
 
@@ -43,10 +43,10 @@ class SourceDocument(NamedTuple):
 class Measurements(NamedTuple):
     """A program measured as traced, and outlined."""
 
-    devices: Annotated[Sequence[str], "Where both ran: `cpu:0`."]
+    devices: Annotated[Sequence[str], "The devices that both ran on: `cpu:0`."]
     random: Annotated[Sequence[str], "The arguments that were filled with random values."]
-    trace: Annotated[float, "How long tracing and the passes before took, in seconds."]
-    outline: Annotated[float, "How long `outline` took, in seconds."]
+    trace: Annotated[float, "The time of tracing and the passes before, in seconds."]
+    outline: Annotated[float, "The time of `outline`, in seconds."]
     as_traced: Annotated[RunReport, "The program as it was traced."]
     outlined: Annotated[RunReport | None, "The program outlined; null if nothing repeats."]
 
@@ -56,44 +56,46 @@ class OutlineDocument(NamedTuple):
     """`outline`."""
 
     programs: Annotated[
-        Sequence[Repetition], "What is repeated; several programs if a pass has given several."
+        Sequence[Repetition], "The repetition in each program; several if a pass returned several."
     ]
-    measured: Annotated[Measurements | None, "With `--compile`: what both take."] = None
+    measured: Annotated[Measurements | None, "With `--compile`: the time and memory of both."] = (
+        None
+    )
 
 
 class NansDocument(NamedTuple):
     """`nans`: the first NaN or infinity that reaches a result, or else the first; and all others.
 
-    Of an argument that has one, `primitive` and `source` are empty.
+    If it is in an argument, `primitive` and `source` are empty.
     """
 
     name: Annotated[str, "The name of the program."]
-    found: Annotated[bool, "Whether there is one."]
-    primitive: Annotated[str, "What makes it; empty if there is none."] = ""
-    source: Annotated[str, "The user's line, with the library's behind; empty if not known."] = ""
-    path: Annotated[Sequence[str], "The equations around it, the outermost first."] = ()
-    iteration: Annotated[Sequence[int], "The number of the iteration of each loop around it."] = ()
-    operands: Annotated[Sequence[Operand], "What it was given."] = ()
-    all: Annotated[Sequence[BadValue], "Every one; those that reach a result first."] = ()
+    found: Annotated[bool, "Whether a NaN or an infinity was found."]
+    primitive: Annotated[str, "The primitive that computes it; empty if there is none."] = ""
+    source: Annotated[str, "The user's line, followed by the library's; empty if unknown."] = ""
+    path: Annotated[Sequence[str], "The enclosing equations, the outermost first."] = ()
+    iteration: Annotated[Sequence[int], "The iteration of each enclosing loop, from 0."] = ()
+    operands: Annotated[Sequence[Operand], "The operands of the equation."] = ()
+    all: Annotated[Sequence[BadValue], "All of them; those that reach a result first."] = ()
 
 
 class DiffLine(NamedTuple):
     """An equation that only one program has, or that differs from its counterpart."""
 
-    hunk: Annotated[int, "The number of the hunk that it is in, from 0."]
+    hunk: Annotated[int, "The number of its hunk, from 0."]
     primitive: Annotated[str, "The primitive; empty if a body's results or constants differ."]
-    text: Annotated[str, "The equation, with what it was before what it is."]
-    source: Annotated[str, "The user's line, with the library's behind; empty if not known."]
-    path: Annotated[Sequence[str], "The equations around it, the outermost first."]
+    text: Annotated[str, "The equation; for a changed one, the old and the new text."]
+    source: Annotated[str, "The user's line, followed by the library's; empty if unknown."]
+    path: Annotated[Sequence[str], "The enclosing equations, the outermost first."]
     differs_in: Annotated[
         list[str],
-        "`constant`, `dtype`, `shape`, `parameter`, `operand`, `primitive`, `call`; of what was "
-        "changed.",
+        "For a changed equation: `constant`, `dtype`, `shape`, `parameter`, `operand`, "
+        "`primitive`, `call`.",
     ]
 
 
 class DiffDocument(NamedTuple):
-    """`diff`: in what two programs differ."""
+    """`diff`: the differences between two programs."""
 
     verdict: Annotated[
         str, "`equivalent`, `same up to constants`, `same up to dtypes` or `different`."
@@ -101,7 +103,9 @@ class DiffDocument(NamedTuple):
     removed: Annotated[list[DiffLine], "The equations that only the first program has."]
     added: Annotated[list[DiffLine], "The equations that only the second program has."]
     changed: Annotated[list[DiffLine], "The equations that differ from their counterparts."]
-    retyped: Annotated[int, "How many more have other types because their operands do."]
+    retyped: Annotated[
+        int, "The number of equations that differ only in types, because their operands do."
+    ]
     border: Annotated[Sequence[BorderChange], "The arguments, results and axes that differ."]
     before: Annotated[Size, "The size of the first program."]
     after: Annotated[Size, "The size of the second program."]

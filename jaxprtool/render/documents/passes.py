@@ -11,9 +11,9 @@ class PassSummary(NamedTuple):
     """A pass in the list."""
 
     name: Annotated[str, "Its name in a pipeline."]
-    help: Annotated[str, "What it does, in a line."]
-    group: Annotated[str, "What it is for: `clean up`; empty if it does not say."]
-    origin: Annotated[str, "The package, module or file that it comes from."]
+    help: Annotated[str, "A one-line description."]
+    group: Annotated[str, "Its group: `clean up`; empty if none."]
+    origin: Annotated[str, "The package, module or file that defines it."]
 
 
 class PassesDocument(NamedTuple):
@@ -27,26 +27,26 @@ class Option(NamedTuple):
     """An option of a pass."""
 
     name: Annotated[str, "Its name."]
-    type: Annotated[str, "Its type, as the source spells it."]
-    default: Annotated[str | None, "Its default, as text; null if it must be given."]
-    help: Annotated[str, "What it means; empty if that is not said."]
+    type: Annotated[str, "Its type, as in the source."]
+    default: Annotated[str | None, "Its default, as text; null if it is required."]
+    help: Annotated[str, "Its description; empty if there is none."]
 
 
 class RewriteRule(NamedTuple):
     """A rule of a pass."""
 
-    pattern: Annotated[str, "The equations that it is about."]
-    replacement: Annotated[str, "What they become."]
-    condition: Annotated[str, "When it holds."]
-    exact: Annotated[str, "`exact` if it changes no bit of a result; else when it runs."]
-    family: Annotated[str, "What it is about, as are others; empty if it does not say."]
+    pattern: Annotated[str, "The equations that it matches."]
+    replacement: Annotated[str, "The equation that replaces them."]
+    condition: Annotated[str, "The condition under which it applies."]
+    exact: Annotated[str, "`exact` if it preserves every bit of a result; else when it is applied."]
+    family: Annotated[str, "The family of rules that it belongs to; empty if none."]
 
 
 class Section(NamedTuple):
-    """A section of what a pass says of itself."""
+    """A section of the help of a pass."""
 
     title: Annotated[str, "Its title: `Example`, `Note`, …."]
-    text: Annotated[str, "What it says."]
+    text: Annotated[str, "Its text."]
 
 
 @document(optional=("rules",))
@@ -54,34 +54,34 @@ class PassDocument(NamedTuple):
     """`explain` of a pass."""
 
     name: Annotated[str, "The name of the pass."]
-    text: Annotated[str, "What it does."]
-    group: Annotated[str, "What it is for: `clean up`; empty if it does not say."]
-    origin: Annotated[str, "The package, module or file that it comes from."]
-    pipelines: Annotated[list[str], "The named pipelines that it is a part of: `-O1`."]
+    text: Annotated[str, "A description."]
+    group: Annotated[str, "Its group: `clean up`; empty if none."]
+    origin: Annotated[str, "The package, module or file that defines it."]
+    pipelines: Annotated[list[str], "The named pipelines that contain it: `-O1`."]
     options: Annotated[list[Option], "Its options."]
-    refuses: Annotated[list[str], "What it cannot do, and says."]
-    sections: Annotated[list[Section], "An example, notes, and what else it says."]
-    rules: Annotated[list[RewriteRule] | None, "Its rules, of a pass that works by rules."] = None
+    refuses: Annotated[list[str], "The errors that it raises."]
+    sections: Annotated[list[Section], "The other sections of its help: an example, notes."]
+    rules: Annotated[list[RewriteRule] | None, "Its rules, if it has any."] = None
 
 
 class Trait(NamedTuple):
-    """What a primitive is like, where it is not as most are."""
+    """A trait of a primitive that differs from the default."""
 
     name: Annotated[str, "The trait."]
-    value: Annotated[str, "Its value, as Python spells it."]
-    text: Annotated[str, "What the trait says."]
+    value: Annotated[str, "Its value, as Python source."]
+    text: Annotated[str, "The meaning of the trait."]
 
 
 class PrimitiveDocument(NamedTuple):
     """`explain` of a primitive."""
 
     name: Annotated[str, "The name of the primitive."]
-    text: Annotated[str, "What this is."]
-    traits: Annotated[list[Trait], "What it is like."]
+    text: Annotated[str, "A description of the primitive."]
+    traits: Annotated[list[Trait], "The traits of the primitive that differ from the defaults."]
     tables: Annotated[
         list[str], "The tables that have a rule for it: `batch`, `dce`, `python`, `unzip`, …."
     ]
-    rules: Annotated[list[RewriteRule], "The rules of `simplify` that are about it."]
+    rules: Annotated[list[RewriteRule], "The rules of `simplify` for it."]
 
 
 class PipelineStep(NamedTuple):
@@ -89,14 +89,14 @@ class PipelineStep(NamedTuple):
 
     name: Annotated[str, "The pass, with its options."]
     when: Annotated[str, "`repeated`, or `once, at the end`."]
-    help: Annotated[str, "What it does, in a line."]
+    help: Annotated[str, "A one-line description."]
 
 
 class PipelineDocument(NamedTuple):
     """`explain` of a named pipeline."""
 
     name: Annotated[str, "The name of the pipeline."]
-    text: Annotated[str, "What it does."]
+    text: Annotated[str, "A description."]
     passes: Annotated[list[PipelineStep], "Its passes, in order."]
 
 

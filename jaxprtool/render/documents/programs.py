@@ -28,7 +28,7 @@ class Place(TypedDict):
 class Binder(TypedDict):
     """A variable where it is bound."""
 
-    variable: Annotated[str, "Its name in the listing, unique in the program but for `_`."]
+    variable: Annotated[str, "Its name in the listing, unique in the program except for `_`."]
     type: NotRequired[Annotated[str, "Its type, as a jaxpr prints it; left out with `--no-types`."]]
 
 
@@ -53,11 +53,11 @@ class BoundValue(NamedTuple):
 class HeldJaxpr(TypedDict):
     """A jaxpr among the parameters of an equation: one of `shared`, `jaxpr` and `folded`."""
 
-    parameter: Annotated[str, "Where it is: `jaxpr`, `branches[0]`."]
+    parameter: Annotated[str, "The parameter that holds it: `jaxpr`, `branches[0]`."]
     shared: NotRequired[Annotated[str, "The name of a Body in the program's `shared`."]]
     jaxpr: NotRequired[Annotated[Body, "The jaxpr itself."]]
     folded: NotRequired[
-        Annotated[int, "How many equations it has, if it is deeper than `--depth`."]
+        Annotated[int, "The number of its equations, if it is deeper than `--depth`."]
     ]
 
 
@@ -72,19 +72,15 @@ class Equation(TypedDict):
     ]
     bodies: Annotated[list[HeldJaxpr], "The jaxprs that it holds."]
     effects: NotRequired[Annotated[list[str], "Its effects, as text, if it has any."]]
-    source: NotRequired[
-        Annotated[Place, "The line of the user's code that it comes from, if that is known."]
-    ]
-    library: NotRequired[
-        Annotated[Place, "If that line calls a library: the line of this that it comes from."]
-    ]
+    source: NotRequired[Annotated[Place, "The user's line, if known."]]
+    library: NotRequired[Annotated[Place, "If that line calls a library, the line of the library."]]
     scope: NotRequired[Annotated[str, "Its name stack, if it has one."]]
 
 
 class Skipped(TypedDict):
     """Equations that `--only` or `--depth` leave out."""
 
-    skipped: Annotated[int, "How many."]
+    skipped: Annotated[int, "The number of equations."]
 
 
 class Body(TypedDict):
@@ -93,21 +89,21 @@ class Body(TypedDict):
     constants: Annotated[list[Binder], "The variables of its constants."]
     arguments: Annotated[list[Binder], "Its arguments."]
     equations: Annotated[list[Equation | Skipped], "Its equations, in order."]
-    outputs: Annotated[list[Operand], "What it returns."]
+    outputs: Annotated[list[Operand], "Its results."]
 
 
 class Program(TypedDict):
     """A program."""
 
-    format: Annotated[Literal["jaxprtool.program"], "What this is."]
+    format: Annotated[Literal["jaxprtool.program"], "The kind of document."]
     version: Annotated[Literal[1], "The version of the format."]
     name: Annotated[str, "The name of the function."]
     arguments: Annotated[list[BoundValue], "Its arguments, in order."]
     constants: Annotated[list[BoundValue], "Its constants."]
-    outputs: Annotated[list[BoundValue], "What it returns."]
+    outputs: Annotated[list[BoundValue], "Its results."]
     effects: Annotated[list[str], "Its effects, as text."]
     equations: Annotated[list[Equation | Skipped], "Its equations, in order."]
-    shared: Annotated[dict[str, Body], "The jaxprs that several equations have in common, by name."]
+    shared: Annotated[dict[str, Body], "The jaxprs that several equations share, by name."]
 
 
 # --- show, opt --------------------------------------------------------------------------------
@@ -116,7 +112,7 @@ class Program(TypedDict):
 class ShowDocument(NamedTuple):
     """`show`."""
 
-    programs: Annotated[list[Program], "What is shown; several if a pass has given several."]
+    programs: Annotated[list[Program], "The programs shown; several if a pass returned several."]
 
 
 class StatsDocument(NamedTuple):
@@ -127,20 +123,20 @@ class StatsDocument(NamedTuple):
 
 @document(names={"step": "pass"})
 class PassRun(NamedTuple):
-    """What a pass did to a program."""
+    """The effect of a pass on a program."""
 
     step: Annotated[str, "The pass, with its options."]
     program: Annotated[str, "The name of the program."]
-    seconds: Annotated[float, "How long it took."]
-    equations_before: Annotated[int, "How many equations it was given."]
-    equations_after: Annotated[int, "How many it left."]
+    seconds: Annotated[float, "The time of the pass."]
+    equations_before: Annotated[int, "The number of equations before the pass."]
+    equations_after: Annotated[int, "The number of equations after the pass."]
 
 
 class OptDocument(NamedTuple):
     """`opt`."""
 
     programs: Annotated[list[Program], "The programs after the passes."]
-    passes: Annotated[Sequence[PassRun], "What each pass did, in the order in which they ran."]
+    passes: Annotated[Sequence[PassRun], "The effect of each pass, in the order in which they ran."]
 
 
 # --- run --------------------------------------------------------------------------------------
@@ -148,10 +144,10 @@ class OptDocument(NamedTuple):
 
 @document(flat=("times",))
 class StepTimes(NamedTuple):
-    """How long each step of a run took, in seconds."""
+    """The time of each step of a run, in seconds."""
 
     trace: Annotated[float, "Tracing."]
-    passes: Annotated[float | None, "All passes; null where they are counted with the tracing."]
+    passes: Annotated[float | None, "All passes; null if included in the time of tracing."]
     times: Times
 
 
@@ -173,11 +169,13 @@ class RunDocument(NamedTuple):
     """`run`."""
 
     name: Annotated[str, "The name of the program."]
-    devices: Annotated[list[str], "Where it ran: `cpu:0`."]
+    devices: Annotated[list[str], "The devices that it ran on: `cpu:0`."]
     random: Annotated[Sequence[str], "The arguments that were filled with random values."]
-    times: Annotated[StepTimes, "How long each step took."]
+    times: Annotated[StepTimes, "The time of each step."]
     outputs: Annotated[list[Output], "The results, in order."]
-    found: Annotated[Sequence[Finding] | None, "With `--check`: what is found."] = None
+    found: Annotated[Sequence[Finding] | None, "With `--check`: the values that fail a check."] = (
+        None
+    )
 
 
 # --- unzip, vmap ------------------------------------------------------------------------------
@@ -185,16 +183,16 @@ class RunDocument(NamedTuple):
 
 @document(optional=("library",))
 class Variable(NamedTuple):
-    """A variable that init makes and apply takes."""
+    """A variable: a result of init and an argument of apply."""
 
     name: Annotated[str, "Its path: `first/w`."]
     type: Annotated[str, "Its type, as a jaxpr prints it."]
-    shape: Annotated[Sequence[Number], "Its dimensions; a symbolic one is a text."]
+    shape: Annotated[Sequence[Number], "Its dimensions; a symbolic one as text."]
     dtype: Annotated[str, "Its dtype, as NumPy calls it."]
-    bytes: Annotated[int | None, "Its size; null where it is unknown."]
-    source: Annotated[Place | None, "The line that declares it; null where it is unknown."]
+    bytes: Annotated[int | None, "Its size in bytes; null if unknown."]
+    source: Annotated[Place | None, "The line that declares it; null if unknown."]
     library: Annotated[
-        Place | None, "If that line calls a library: the line of this that declares it."
+        Place | None, "If that line calls a library, the line of the library that declares it."
     ] = None
 
 
@@ -204,25 +202,23 @@ class UnzipDocument(NamedTuple):
 
     variables: Annotated[list[Variable], "The variables, in the order in which they are declared."]
     programs: Annotated[list[Program], "init and apply, after the passes."]
-    runs: Annotated[
-        list[RunDocument] | None, "With `--run`: the run of init and that of apply."
-    ] = None
+    runs: Annotated[list[RunDocument] | None, "With `--run`: the runs of init and apply."] = None
 
 
 class MappedArgument(NamedTuple):
     """An argument of a program that is mapped."""
 
     name: Annotated[str, "Its readable path."]
-    axis: Annotated[int | None, "The axis along which it is mapped; null if it is not."]
+    axis: Annotated[int | None, "The axis along which it is mapped; null if unmapped."]
 
 
 class VmapDocument(NamedTuple):
     """`vmap`."""
 
-    axis_size: Annotated[int, "How many batch elements there are."]
-    axis_name: Annotated[str | None, "What collectives call the axis, or null."]
-    chunk: Annotated[int | None, "How many batch elements are computed at a time; null if all are."]
-    arguments: Annotated[Sequence[MappedArgument], "Where each argument is mapped."]
-    equations_before: Annotated[int, "How many equations the program of one batch element has."]
-    equations_after: Annotated[int, "How many the mapped one has."]
-    programs: Annotated[list[Program], "The mapped program, or what the passes made of it."]
+    axis_size: Annotated[int, "The number of batch elements."]
+    axis_name: Annotated[str | None, "The name by which collectives call the axis, or null."]
+    chunk: Annotated[int | None, "The number of batch elements computed at a time; null for all."]
+    arguments: Annotated[Sequence[MappedArgument], "The mapped axis of each argument."]
+    equations_before: Annotated[int, "The number of equations of the program of one batch element."]
+    equations_after: Annotated[int, "The number of equations of the mapped program."]
+    programs: Annotated[list[Program], "The mapped program, after the passes."]

@@ -1,7 +1,7 @@
 """The JSON of dataclasses, which commands print with `--json`.
 
 The fields of a dataclass are the keys, unless `document` says otherwise. Documents may gain keys;
-the keys they have keep their names, types and meaning. Numbers that JSON does not have are the
+existing keys keep their names, types and meaning. Numbers that JSON cannot represent are the
 strings "NaN", "Infinity" and "-Infinity"; a complex number is `[real, imaginary]`.
 """
 

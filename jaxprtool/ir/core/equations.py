@@ -93,7 +93,7 @@ def is_flat(jaxpr: Jaxpr) -> bool:
 
 
 def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    """Return the open jaxprs that the equations of one hold, each as often as it is held."""
+    """Return the open jaxprs that the equations of a jaxpr hold, each as often as it is held."""
     return (body for _, inside in holders(jaxpr) for _, body in inside)
 
 
@@ -109,7 +109,7 @@ def outer_first(
 
     Args:
         jaxpr: The jaxpr.
-        inside: Returns the jaxprs that one holds.
+        inside: Returns the jaxprs that a jaxpr holds.
     """
     order: list[Jaxpr] = []
     seen, stack = {jaxpr}, [(jaxpr, iter(inside(jaxpr)))]

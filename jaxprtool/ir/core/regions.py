@@ -29,7 +29,8 @@ class Region:
     Attributes:
         field: The field of the view that holds the body.
         groups: The fields of operands that the arguments come from, in order.
-        becomes: The fields that the results become, in order; none if they decide.
+        becomes: The fields that the results become, in order; none if they decide whether a loop
+            continues.
         ins: For each argument, the position of its operand, or of its initial value.
         outs: For each result, the position of the equation's result that it becomes; None if it
             decides whether a loop continues.
@@ -197,7 +198,7 @@ class Regions:
         more_results: Mapping[str, Sequence[Var]] = _NONE,
         first: bool = False,
     ) -> JaxprEqn:
-        """Return the equation with some of its operands and results, and with new ones.
+        """Return the equation with a selection of its operands and results, and with new ones.
 
         Args:
             bodies: A closed jaxpr for each region. It takes the kept and the new arguments, and
@@ -296,8 +297,8 @@ class Regions:
                 results.
             meet: The fact of a value that is one of two. It must not alternate for ever.
             widen: The same for a carried value before and after an iteration; `meet` if None.
-            decided: Whether to meet the fact of a deciding value with those of the values that it
-                selects.
+            decided: Whether to meet the fact of a deciding value (a predicate or branch index) with
+                those of the values that it selects.
         """
         facts, widen = list(facts), widen or meet
         while True:
@@ -333,7 +334,8 @@ class Regions:
             results: The results in question.
             through: Maps the number of a region and a flag for each of its results to a flag for
                 each argument that leads to one of the flagged results.
-            decided: Whether a value that only decides leads to all of them, or to none.
+            decided: Whether a value that only decides which body runs leads to all results, or to
+                none.
         """
         facts = [False] * len(self.eqn.invars)
         for i in self.deciding if decided else ():

@@ -1,8 +1,8 @@
 """The traits of primitives: the one table of properties that passes look up by primitive.
 
 `traits(eqn)` returns the `Traits` of an equation's primitive. A primitive that is not in the table
-has the defaults, which are right for a pure function of its operands of which nothing else is
-known. A plug-in adds the traits of its own primitives with `add_traits`.
+has the defaults, which suit a pure function of its operands about which nothing else is known. A
+plug-in adds the traits of its own primitives with `add_traits`.
 
 The treatment of a primitive by one pass (a batching rule, an expression in Python) is a rule, in
 that pass's table of rules (`ir.basics.rules`), not here.
@@ -31,50 +31,52 @@ class Traits:
         commutative: The kinds of dtypes (`np.dtype.kind`; "V" for the small floats of ML, "E" for
             extended dtypes) for which the two operands may be exchanged: the result is the same
             number, up to the rounding of the last bit, the sign of a zero, and subnormal numbers
-            that a backend takes for zero.
-        commutative_bits: Those for which it is then the same to the bit, but for which NaN it is.
-        broadcasts: Takes two operands, and broadcasts scalars and dimensions of size 1 by itself.
-        shape_exact: Computes each element from those of the operands in the same place, to the
-            same bits in an array of any shape. XLA's `exp`, `log` and `tanh` round otherwise in
-            another shape.
-        elementwise: Computes each element of its results from those of the operands in the same
-            place; an operand of rank 0 is broadcast.
+            that a backend treats as zero.
+        commutative_bits: The kinds for which the exchange changes no bit of the result, except the
+            bits of a NaN.
+        broadcasts: Takes two operands, and broadcasts scalars and dimensions of size 1 itself.
+        shape_exact: Computes each element from the elements of the operands at the same position,
+            with the same bits in an array of any shape. XLA's `exp`, `log` and `tanh` round
+            differently in another shape.
+        elementwise: Computes each element of its results from the elements of the operands at the
+            same position; an operand of rank 0 is broadcast.
         bilinear: Is linear in each of its two operands, and sums over axes of both.
-        keeps_finite: Gives a NaN only if an operand has one, and an infinity only if an operand has
-            one, or a NaN.
-        keeps_nonfinite: Gives a NaN or an infinity if an operand has one, unless its result is
-            empty or of another kind of numbers.
-        finite_between: The ends of the open interval that its first operand has to be from, for the
-            result to be a finite number; None for any number.
+        keeps_finite: Returns a NaN only if an operand has one, and an infinity only if an operand
+            has one, or a NaN.
+        keeps_nonfinite: Returns a NaN or an infinity if an operand has one, unless its result is
+            empty or has another kind of dtype.
+        finite_between: The open interval of values of its first operand for which the result is
+            finite; None if it is finite for every number.
         stops_derivative: Its result has no derivative.
-        gives: What the result is of the first operand. "same": the operand itself; "layout": all
-            its elements, in another shape or order, or repeated; "part": some of its elements;
-            "cast": its elements in another precision.
-        moves: Computes nothing: it moves, repeats or makes up elements, and a compiler fuses it
-            into what reads the result.
-        updates: Gives its first operand with some elements replaced, which a compiler writes into
-            that array itself if nothing else needs it.
-        fills: Makes a large array of little, and is as good as the array that it makes.
+        gives: The relation of the result to the first operand. "same": the operand itself;
+            "layout": all its elements, in another shape or order, or repeated; "part": some of its
+            elements; "cast": its elements in another precision.
+        moves: Only moves, repeats or generates elements. A compiler fuses it into the readers of
+            its result.
+        updates: Returns its first operand with some elements replaced. A compiler updates that
+            array in place if nothing else needs it.
+        fills: Expands a small value to a large array, and is as cheap as that array as a constant.
         reduces: Combines elements along axes.
         expensive: Costs far more than reading its result.
-        costly: Is computed element by element at a cost at which a compiler rather keeps the result
-            than computes it again.
+        costly: Is elementwise, but so expensive that a compiler stores its result instead of
+            recomputing it.
         may_merge: Two equations with equal operands and parameters, and without effects, may be
-            made one. What may not be merged may be neither hoisted nor folded.
+            merged. An equation that may not be merged may not be hoisted or folded either.
         may_hoist: An equation may be moved out of a loop in which its operands are constant.
-        may_fold: It may be computed ahead of time, on another device, if its operands are known.
-        may_outline: It may be moved into a call, if it has no effects.
+        may_fold: An equation may be computed ahead of time, on another device, if its operands are
+            known.
+        may_outline: An equation may be moved into a call, if it has no effects.
         collective: Communicates over a mesh axis.
         draws: Draws random bits or numbers from a key.
-        key_words: How many operands, from the first, are the words of one random key.
+        key_words: The number of leading operands that are the words of one random key.
         callback: Calls a Python function on the host while the program runs.
-        names_value: Hands its operand on under the name in its parameter `name`.
-        call: The kind of call, as the option `calls` of `inline` has it: "jit", "custom_jvp", ….
-            Empty if the primitive is no call.
-        custom_derivative: A call whose derivative is a rule of its own, held as a Python function.
+        names_value: Returns its operand under the name in its parameter `name`.
+        call: The kind of call, as in the option `calls` of `inline`: "jit", "custom_jvp", …. Empty
+            if the primitive is not a call.
+        custom_derivative: A call with its own derivative rule, held as a Python function.
         holds_constants: Its bodies are closed jaxprs that may have constants of their own.
-        ends_ref: Ends the life of the ref that is its first operand.
-        transposes_integers: JAX transposes it for integers too, if it is linear.
+        ends_ref: Frees the ref that is its first operand.
+        transposes_integers: JAX also transposes it for integers, if it is linear.
     """
 
     commutative: str = ""
@@ -301,7 +303,7 @@ add_traits("name", "sow", names_value=True)
 add_traits("copy", gives="layout", may_merge=False)
 add_traits("optimization_barrier", gives="same", may_merge=False)
 add_traits("device_put", "tie", "pin", "unpin", may_merge=False)
-# These state where a value is, or of what kind, and may not be moved to another value.
+# These state the placement or kind of a value, and may not be moved to another value.
 add_traits("sharding_constraint", gives="same")
 add_traits(
     *("inspect_sharding", "layout_constraint", "relayout", "reshard", "sharding_constraint"),
@@ -318,7 +320,7 @@ add_traits("random_bits", "random_gamma", "rng_bit_generator", "threefry2x32", d
 add_traits("random_bits", "rng_bit_generator", "threefry2x32", expensive=True)
 add_traits("random_wrap", "rng_bit_generator", key_words=1)
 add_traits("threefry2x32", key_words=2)
-# Results that differ from call to call, have an identity, or are counted.
+# Their results differ from call to call, have an identity, or are counted.
 add_traits("after_all", "create_token", "rng_uniform", "sow", may_merge=False)
 add_traits(
     *("create_linear", "empty", "empty2", "empty_ref", "new_box", "new_log"), may_merge=False
@@ -334,7 +336,7 @@ add_traits(
     *("rng_uniform", "sow", CALL_HIGH),
     may_outline=False,
 )
-# Code that is not JAX's, and values that depend on the machine.
+# Code outside of JAX, and values that depend on the machine.
 add_traits(
     *("call_exported", "call_hi_primitive_linearized", "custom_partitioning", "ffi_call"),
     *("pallas_call", "shard_map"),

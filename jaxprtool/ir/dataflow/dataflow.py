@@ -1,4 +1,4 @@
-"""Find where the values of a program come from and where they go, across the borders of bodies.
+"""Find the sources and uses of the values of a program, across the boundaries of bodies.
 
 A value is a variable of a jaxpr. Its sources and its uses are found along the edges of
 `ir.core.regions`, one step at a time. A body that several equations share counts for all of them.

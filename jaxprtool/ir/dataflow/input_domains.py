@@ -6,7 +6,7 @@ arithmetic with numbers, changes of layout, calls, branches and loops. The secon
 optimizer, for example, is known to be positive since the step takes its square root.
 
 The result is a guide for choosing example values, not a proof: both factors of a product of two
-variables are taken to be positive, and so is the first operand of a difference.
+variables are assumed to be positive, and so is the first operand of a difference.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Walk:
         self._intervals[atom] = both if both[0] < both[1] else old
 
     def _number(self, atom: Atom) -> float | None:
-        """Return the number that all elements of an atom are, or None if unknown."""
+        """Return the number that all elements of an atom are equal to, or None if unknown."""
         if type(atom) is not Literal:
             return self._numbers.get(atom)
         value = np.asarray(atom.val)

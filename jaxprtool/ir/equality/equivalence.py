@@ -72,7 +72,7 @@ def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
 
 
 def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
-    """Return True if two equations do the same with their operands, in whatever context.
+    """Return True if two equations compute the same from equal operands, whatever their context.
 
     Raises UnsupportedError if a custom rule in them cannot be traced.
     """
@@ -180,7 +180,7 @@ class _Comparison:
         _at("results", self._bound, p.outvars, q.outvars)
 
     def operation(self, p: JaxprEqn, q: JaxprEqn) -> None:
-        """Compare what two equations of one primitive do: their parameters and effects."""
+        """Compare the parameters and effects of two equations of one primitive."""
         if p.params is not q.params:
             self._params(p, q)
         kinds = list(effect_kinds(p)), list(effect_kinds(q))

@@ -142,8 +142,8 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
         return kind, getattr(value, "dtype", None), np.asarray(value).tobytes()
     if isinstance(value, np.ndarray | jax.Array):
         return _array_key(value)
-    # References to objects that compare by identity would keep alive what these close over. No
-    # other object gets their id while a jaxpr with this key lives, since it holds them.
+    # Use the id: a reference would keep alive what the object closes over. No other object gets
+    # this id while a jaxpr with this key lives, since the jaxpr holds the object.
     if kind.__hash__ is object.__hash__:
         return "object", id(value)
     try:

@@ -20,7 +20,7 @@ Evaluation = Callable[..., np.ndarray | None]
 def _on(kinds: str, function: np.ufunc) -> Evaluation:
     """Return a rule for dtypes of these kinds. Integers are computed in their own type, and wrap.
 
-    Floats must have 32 or 64 bits, where IEEE 754 prescribes the bits, and must not be NaN, whose
+    Floats must have 32 or 64 bits, where IEEE 754 prescribes the bits. They must not be NaN, whose
     bits it does not prescribe, or subnormal, which a backend may flush to 0.
     """
 

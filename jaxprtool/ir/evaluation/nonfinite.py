@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Turn JAX's own checks off, which stop at a NaN that no result depends on."""
+    """Disable JAX's own checks, which also raise for a NaN that no result depends on."""
     with jax.debug_nans(False), jax.debug_infs(False):
         yield
 
@@ -31,11 +31,11 @@ class FiniteCheck:
 
     @classmethod
     def from_config(cls) -> FiniteCheck:
-        """Return the check that JAX's configuration currently asks for."""
+        """Return the check that JAX's configuration currently requests."""
         return cls(jax.config.jax_debug_nans, jax.config.jax_debug_infs)
 
     def fault(self, value: object) -> str | None:
-        """Describe the forbidden elements of a value, or of a Ref's contents; None without any."""
+        """Describe the forbidden elements of a value, or of a Ref's contents; None if none."""
         if isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
             return None
         if isinstance(value, jax.Ref):

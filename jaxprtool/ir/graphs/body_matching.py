@@ -244,7 +244,7 @@ class _BodyMatching:
     def _by_variables(self, side: Side) -> list[Hashable]:
         """Return a key for each equation with the variables that it binds.
 
-        Many passes keep the variables of the equations that they leave alone.
+        Many passes keep the variables of the equations that they do not change.
         """
         own = side.own(MatchLevel.SAME)
         return [(key, *map(id, eqn.outvars)) for key, eqn in zip(own, side.eqns, strict=True)]

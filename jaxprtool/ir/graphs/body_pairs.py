@@ -192,7 +192,7 @@ class MatchedBody:
         return self.corresponds(old, new)
 
     def is_rewired(self, old: Atom, new: Atom) -> bool:
-        """Return True if two operands differ for no reason but that another value is read.
+        """Return True if two operands differ only because another value is read.
 
         An operand is not rewired if an inserted equation now computes it from the value that was
         read before, or if the removed equation that computed it read the value that is read now.

@@ -25,7 +25,7 @@ from typing import Any
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.notation.whitelist import WhitelistReader, is_number
 
-#: In characters; an argument list that people write is a thousand times shorter.
+#: In characters; typical argument lists are a thousand times shorter.
 MAX_LENGTH = 64 * 1024
 #: The most nested brackets, and nested nodes.
 MAX_DEPTH = 64

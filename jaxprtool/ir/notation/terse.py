@@ -28,8 +28,8 @@ class TerseNotation(Notation):
         return Signature(whole.name, pairs, whole.called, whole.by_rule, whole.named_by_call)
 
 
-#: The defaults of parameters with two values. Other parameters are written: one primitive's
-#: default may be another's choice.
+#: The defaults of parameters with two values. All other parameters are written, since the default
+#: of one primitive may not be that of another.
 _BOOLEANS = {
     "compute_left_eigenvectors": True,
     "compute_right_eigenvectors": True,

@@ -1,7 +1,7 @@
 """The pieces of a listing: strings with roles.
 
-A piece that has a role (a binder, a type, a literal) is an instance of that role's class, a `str`
-with nothing more: `"".join(pieces)` is the plain text, and the classes determine the style of each
+A piece that has a role (a binder, a type, a literal) is an instance of that role's class, a plain
+subclass of `str`: `"".join(pieces)` is the plain text, and the classes determine the style of each
 piece if there are colours. An empty token gives its role to the piece after it. Binders are marked
 in this way: a variable's name is one plain `str`, where it is bound and where it is used.
 """
@@ -54,7 +54,7 @@ class Keyword(Token):
 
 
 class Comment(Token):
-    """Text that JAX's notation does not have: the source line of an equation, what is left out."""
+    """Text that JAX's notation does not have: a source line, or a note on omitted parts."""
 
     __slots__ = ()
 
@@ -84,7 +84,7 @@ class AddedToken(Token):
 
 
 class ChangedToken(Token):
-    """In a diff, the mark of what both programs have, but with differences."""
+    """In a diff, the mark of an equation that both programs have, with differences."""
 
     __slots__ = ()
 

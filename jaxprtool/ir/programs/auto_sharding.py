@@ -60,7 +60,7 @@ def _parts(program: Program | AnyJaxpr) -> Iterator[str]:
 
 
 def _asks(eqn: JaxprEqn) -> bool:
-    """Return True if an equation states how devices share an array."""
+    """Return True if an equation states how an array is sharded over devices."""
     params = eqn.params
     if eqn.primitive.name == "sharding_constraint":
         return is_over_devices(params["sharding"])
@@ -76,7 +76,7 @@ def _asks(eqn: JaxprEqn) -> bool:
 
 
 def _splits(aval: Any) -> bool:
-    """Return True if a type states that devices share its values: `f32[8@x]`."""
+    """Return True if a type states that its values are sharded over devices: `f32[8@x]`."""
     sharding = getattr(aval, "sharding", None)
     sizes = {} if sharding is None else sharding.mesh.shape
     axes = () if sharding is None else jax.tree.leaves(tuple(sharding.spec))

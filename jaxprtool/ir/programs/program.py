@@ -37,7 +37,7 @@ from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, sizes_by_symbol, sym
 from jaxprtool.ir.source.frames import Root
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
 
-#: How many specializations to different sizes a program caches.
+#: The number of specializations to different sizes that a program caches.
 MOST_SIZES = 128
 
 
@@ -80,10 +80,10 @@ class Program:
         the type that `jax.jit` gives it.
 
         Raises StructureError, a TypeError, which names the first path that differs, if the
-        structure, a shape or a dtype differs, ArgumentsError if arguments contradict each other in
-        the size of a symbol, one is a size beyond its bound or lengths that do not add up to the
-        rows, or none has a symbol of the program, and FloatingPointError for results that
-        `jax_debug_nans` or `jax_debug_infs` forbid.
+        structure, a shape or a dtype differs, ArgumentsError if arguments imply different sizes of
+        a symbol, a size is beyond its bound, lengths do not add up to the rows, or no argument
+        determines a symbol of the program, and FloatingPointError for results that `jax_debug_nans`
+        or `jax_debug_infs` forbid.
         """
         match = self.matched(args, kwargs)
         if not self.symbols:
@@ -279,7 +279,7 @@ class Program:
         return self.specialized(found_sizes(self.name, self.arguments, shapes))
 
     def replace(self, **changes: Any) -> Program:
-        """Return a copy with some fields changed, without bounds of arguments that it lacks."""
+        """Return a copy with some fields changed. Bounds of removed arguments are dropped."""
         made = replace(self, **changes)
         left = tuple(bound for bound in made.bounds if bound[0] in made.arg_names)
         return made if left == made.bounds else replace(made, bounds=left)
@@ -313,7 +313,7 @@ def _from_above(name: str) -> Callable[..., Any]:
 def _as_result(value: object, aval: Aval) -> Any:
     """Return JAX's array of a result; literals and constants may be Python scalars or NumPy arrays.
 
-    A value that JAX has no array of is returned as it is.
+    A value that JAX cannot represent as an array is returned as it is.
     """
     if isinstance(value, jax.Array):
         return value

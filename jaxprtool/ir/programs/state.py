@@ -27,7 +27,7 @@ from jaxprtool.ir.programs.static_leaf import StaticLeaf, is_no_array, release
 from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, filled, one_level
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Literal, Var
 
-#: An attribute that an NNX object keeps for itself: the trace that it was made in.
+#: An internal attribute of NNX objects: the trace in which the object was created.
 _OWN = "_pytree__state"
 
 _MISSING: Any = object()

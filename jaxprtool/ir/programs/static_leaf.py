@@ -1,6 +1,6 @@
 """Leaves that are not arrays: held in the structure of a tree, like static arguments.
 
-A function in an Equinox module, a string, an object: it is not traced, but a program is specific to
+A function in an Equinox module, a string, an object: it is not traced, and a program is specific to
 it. In a program's structures it is a `StaticLeaf` node without children, so that structures that
 hold different objects are different. The user passes and gets the objects themselves.
 """

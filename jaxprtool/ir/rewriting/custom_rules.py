@@ -4,7 +4,7 @@ JAX keeps these rules as Python closures. Here each is traced to a jaxpr, with a
 differentiable operands perturbed, and a jaxpr becomes a rule that JAX can call.
 
 A rule that was defined with `symbolic_zeros=True` is traced without any: its derivatives are the
-same. If it refuses to differentiate by some of its operands, it is traced for the others only.
+same. If it raises for some of its operands, it is traced with derivatives of the others only.
 
 The jaxpr of a rule may hold calls that have rules, recursively and without end. Code that follows
 rules into their jaxprs does so in `rules_followed`, which bounds the recursion.
@@ -136,7 +136,7 @@ def rules_followed() -> Iterator[None]:
         _rules.reset(token)
 
 
-#: The hint for a rule that cannot be followed. It is not needed once a gradient has applied it.
+#: The hint for a rule that cannot be followed. It is not needed after a gradient has applied it.
 _WITHOUT_RULES = (
     "the pass inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules; for a gradient by "
     "them run grad before it"
@@ -212,10 +212,10 @@ def _followed(eqn: JaxprEqn, trace: Callable[[JaxprEqn], Any]) -> Any:
 
 
 def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
-    """Return the result of `trace` for the operands that a rule can be differentiated by.
+    """Return the result of `trace` for the operands for which the rule can be traced.
 
-    Raises the rule's own exception if it raises when differentiated by all of its operands, unless
-    it takes symbolic zeros and does not raise with those for some tangents.
+    Raises the rule's own exception if it raises when differentiated with respect to every operand,
+    unless it takes symbolic zeros and does not raise with those for some tangents.
     """
     count = _num_primals(eqn)
     try:
@@ -228,7 +228,7 @@ def _traced(trace: Callable[[JaxprEqn, Sequence[bool]], R], eqn: JaxprEqn) -> R:
 
 
 def _working(trace: Callable[..., Any], eqn: JaxprEqn, operands: Sequence[int]) -> Iterator[int]:
-    """Yield the operands for which a rule does not raise, among several for which it does.
+    """Yield the operands for which a rule does not raise, given that it raises for all together.
 
     They are searched by bisection: most rules refuse few of their operands, if any, and a rule may
     take long to trace.
@@ -250,8 +250,8 @@ def _num_primals(eqn: JaxprEqn) -> int:
 def rule_key(eqn: JaxprEqn) -> Hashable:
     """Return a key that two custom calls share if they follow the same rules at the same types.
 
-    A rule's own jaxpr often holds the call that the rule belongs to, since rules like to call
-    their function; that inner call has the key of the outer one. Code that follows rules into their
+    A rule's own jaxpr often holds the call that the rule belongs to, since rules often call their
+    function; that inner call has the key of the outer one. Code that follows rules into their
     jaxprs stops at a key that it has seen.
     """
     params = eqn.params
@@ -339,7 +339,7 @@ def _made_from(eqn: JaxprEqn) -> Any:
 
 
 def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> None:
-    """Refuse to differentiate by an operand that a rule could not be traced for."""
+    """Refuse to differentiate with respect to an operand for which a rule could not be traced."""
     for i, (asked, may) in enumerate(zip(wanted, perturbed, strict=False)):
         if asked and not may:
             raise UserFunctionError(f"the rule {name} does not differentiate by operand {i}")

@@ -1,4 +1,4 @@
-"""Convert `call_hi_primitive` equations to older primitives, which files and Python code have.
+"""Convert `call_hi_primitive` equations to older primitives, which files and Python code support.
 
 Such an equation holds a live object: its computation, and its own rules for derivatives and
 batching. A call with a custom derivative computes the same and has the same derivatives; it is

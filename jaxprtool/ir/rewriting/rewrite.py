@@ -60,8 +60,9 @@ def rewrite(
 
     Arguments and results keep their number and types, in the jaxpr and in each of its bodies. A
     rule's result is rejected, and its equation kept, if it would change a type, weak types
-    included: a gradient has the weak type of the value that it is taken by. The Python closures of
-    custom derivatives are left alone, and so are values that a call in the same body donates.
+    included: a gradient has the weak type of the value that it is taken with respect to. The Python
+    closures of custom derivatives are left alone, and so are values that a call in the same body
+    donates.
 
     Args:
         jaxpr: The jaxpr, closed or open.
@@ -214,17 +215,17 @@ class Writer:
         self.env: dict[Var, Atom] = {}
         #: The equation that defines a variable, of those written so far.
         self.definition: dict[Var, JaxprEqn] = {}
-        #: Those of them that nothing reads any more, by identity; they are removed at the end.
+        #: The written equations whose results are no longer read, by identity; removed at the end.
         self.dead: dict[int, JaxprEqn] = {}
-        #: Arrays that a call donates: under a second name one might be read after the call.
+        #: Arrays that a call donates. Under a second name, one might be read after the call.
         self.donated = {v for v, _ in donations(jaxpr.eqns)}
         self.constvars = list(jaxpr.constvars)
         closed = body if isinstance(body, jaxcompat.ClosedJaxpr) else None
         self.consts = list(closed.consts) if closed is not None else []
         #: The values of constants of the body, by variable.
         self.constant_values: dict[Var, Any] = dict(zip(self.constvars, self.consts, strict=False))
-        #: Their variables by the identity of the value and its type, made on the first request,
-        #: each with the requested value.
+        #: The variables of these constants by the identity of the value and its type, created on
+        #: the first request, each with the requested value.
         self._constant_of: dict[tuple[int, Aval], tuple[Var, object]] | None = None
 
     # --- for rules -----------------------------------------------------------------------------

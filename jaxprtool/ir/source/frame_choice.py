@@ -3,7 +3,7 @@
     with jaxprtool.frames("library"):
         print(jaxprtool.source(program))
 
-This changes what is shown and counted by lines, but no program.
+This affects only what is shown and counted by lines, not programs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class View(NamedTuple):
 
 _DEFAULT = View()
 
-#: The modules whose frames JAX hides. The nearest of their frames would always be one of the few
-#: lines that bind primitives.
+#: The modules whose frames JAX hides: their innermost frame is always one of the few lines that
+#: bind primitives.
 _HIDDEN = ("jax", "jaxlib")
 
 _view = ContextVar("view", default=_DEFAULT)

@@ -86,8 +86,8 @@ def frames_now(roots: Sequence[Root] = (), chosen: bool = True) -> Frames:
 
     Args:
         roots: The folders of the TARGET, as a `Program` has them.
-        chosen: Whether to show the frames that `frame_choice.frames` selects. What is not
-            displayed, such as names and files, must not depend on that.
+        chosen: Whether to show the frames that `frame_choice.frames` selects. Results that are not
+            displayed, such as names and files, must not depend on the choice.
     """
     view = current_view() if chosen else View()
     try:

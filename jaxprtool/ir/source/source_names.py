@@ -262,7 +262,7 @@ def _element(targets: ast.Tuple | ast.List, result: tuple[int, int] | None) -> s
 
 
 def _target(target: ast.expr) -> str | None:
-    """Return the name of a target: a variable, an attribute or a key, or what is subscripted."""
+    """Return the name of a target: a variable, an attribute, a key, or the subscripted value."""
     match target:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

@@ -1,4 +1,4 @@
-"""Common-subexpression elimination: one equation for equal ones, and one constant, in each body.
+"""Common-subexpression elimination: merge equal equations, and equal constants, in each body.
 
 Equations are equal by structure: the same primitive on the same operands (in either order where
 that changes no bit), with equal parameters, in the same setting. Bodies are equal up to the names
@@ -7,9 +7,10 @@ of their variables, arrays by content, numbers to the bit, functions only if the
 
 These are never merged: equations with effects, including reads of a ref, at any depth; `sow`, and
 equations that hold one; `optimization_barrier`, remat and `copy`, whose purpose is to keep
-computations apart; and equations that may differ from call to call (`Traits.may_merge`). A body
-cannot use values computed outside it: what a remat recomputes stays recomputed. The only effect of
-a collective is that it names an axis; it is merged with one on the same operands in the same body.
+computations apart; and equations whose results may differ from call to call (`Traits.may_merge`). A
+body cannot use values computed outside it: what a remat recomputes stays recomputed. The only
+effect of a collective is that it names an axis; it is merged with one on the same operands in the
+same body.
 
 Bodies that are equal but distinct objects become one object, which JAX then lowers once. Their
 equations all have the source locations of the first.

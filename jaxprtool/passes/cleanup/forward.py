@@ -70,7 +70,7 @@ class Forward(Pass):
 
     def __call__(self, program: Program) -> Program:
         jaxpr, before = program.jaxpr, None
-        # What leaves one body, or enters it, may be forwarded through the next.
+        # A value that leaves or enters one body may be forwarded through the next.
         while jaxpr is not before:
             visitor = partial(_visitor, Memo())
             jaxpr, before = rewrite(jaxpr, visitor, flat=False), jaxpr

@@ -12,8 +12,8 @@
 The first line of the class's docstring is its help; `jaxprtool explain` shows the whole docstring.
 Its fields, with their types and defaults, are its options in a pipeline: `-p "batch(axis_size=8)"`.
 A pass is pure: it returns a new Program (or several named ones, a `Programs`) and does not change
-its argument. It raises `UnsupportedError` for what it cannot do; it never returns a program that
-computes something else.
+its argument. It raises `UnsupportedError` for an unsupported program; it never returns a program
+that computes something else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The named pipelines: `-O0` to `-O3`, in one table that plug-ins may extend.
 
-All are exact: they change values only by the rounding of what XLA compiles as a whole. None of O1's
+All are exact: values change only by the rounding of code that XLA compiles as a whole. None of O1's
 passes ever returns more equations than it gets.
 """
 

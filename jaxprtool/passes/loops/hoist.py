@@ -6,23 +6,23 @@ that an equation leaves as many loops as it is invariant in.
 
 Which of the invariant equations are hoisted:
 
-*   One that computes is hoisted, together with the equations that it needs, if its result takes no
-    more bytes than the largest constant that it is computed from, or no more than `SMALL`; or if it
-    costs far more than reading its result (`Traits.expensive`, and equations that hold jaxprs).
+* An equation that computes is hoisted, together with the equations that it needs, if its result has
+    no more bytes than the largest constant that it is computed from, or no more than `SMALL`; or if
+    it costs far more than reading its result (`Traits.expensive`, and equations that hold jaxprs).
 
-*   One that only moves, repeats or generates values (`Traits.moves`: broadcasts, iotas, ...),
-    and one whose result is larger than all it is computed from, is hoisted only for one that needs
-    it. By itself it would save little and occupy memory for as long as the loop runs, whereas in
-    the loop it is fused into its uses.
+* An equation that only moves, repeats or generates values (`Traits.moves`: broadcasts, iotas, ...),
+    or whose result is larger than everything it is computed from, is hoisted only if a hoisted
+    equation needs it. By itself it would save little and occupy memory while the loop runs, whereas
+    in the loop it is fused into its uses.
 
-*   The same holds for one computed from literals alone: in the loop it is known to be constant.
+* The same holds for an equation of literals alone: in the loop it is known to be constant.
 
 These are never hoisted: equations with effects and those on refs; collectives and equations that
 place values or keep computations apart (`Traits.may_hoist`); user code that runs outside of JAX.
 A loop that may run no iteration is assumed to run: hoisted equations are pure, and at worst
 computed in vain. But a while loop, which may never end, is not moved out of such a loop.
 
-Compare XLA's WhileLoopInvariantCodeMotion, which also skips what is not worth its memory.
+Compare XLA's WhileLoopInvariantCodeMotion, which also skips values that are not worth their memory.
 """
 
 from __future__ import annotations

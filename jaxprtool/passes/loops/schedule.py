@@ -9,10 +9,11 @@ peak is strictly lower.
 
 `sink` moves equations towards their first readers, in one pass. `schedule` takes the best of
 several orders: the original one, that of `sink`, list schedules from the front and from the back
-that greedily take the equation that frees most (as XLA's list scheduler for memory does), and depth
-first from the results, the operands that need most first (R. Sethi and J. D. Ullman, "The
-generation of optimal code for arithmetic expressions", 1970). To find the best order is NP-hard
-(R. Sethi, "Complete register allocation problems", 1975); these take n log n.
+that greedily take the equation that frees most (as XLA's list scheduler for memory does), and
+depth-first from the results, where the operands that need most memory come first (R. Sethi and J.
+D. Ullman, "The generation of optimal code for arithmetic expressions", 1970). Finding the best
+order is NP-hard (R. Sethi, "Complete register allocation problems", 1975); these heuristics take n
+log n.
 """
 
 from __future__ import annotations
@@ -304,7 +305,8 @@ def _from_roots(before: Sequence[Sequence[int]], roots: Sequence[int]) -> Order:
 def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
     """Return a list schedule from the front: ready equations that shrink the live bytes come first.
 
-    Then come those that grow them least if `greedy`, else in the original order.
+    Among the others, the one that adds the fewest bytes comes next if `greedy`, else the first in
+    the original order.
     """
     life, sizes = graph.life, graph.life.sizes
     left = [len(readers) for readers in life.readers]
@@ -359,7 +361,7 @@ def _by_change(
 ) -> Order:
     """Take the equations one by one: among those that wait for none, the one with least change.
 
-    `take` lowers the changes of others once an equation is taken, and yields which. On a tie the
+    `take` lowers the changes of other equations after one is taken, and yields these. On a tie the
     first is taken, or with the sign -1 the last; increases are equal unless `greedy`.
     """
     waiting, done = [len(others) for others in waits_for], [False] * len(change)

@@ -6,11 +6,11 @@ later, the concatenated values are used. Loops are unrolled from the inside out,
 scans become straight-line code too, and the program grows by the product of their lengths.
 
 A scan stays a loop if its length is symbolic, if a value is sown in it (which would be sown again
-in each iteration, under one name), if it takes refs as `xs` or makes an empty array of keys, and if
-its body has constants that the body around it cannot hold. So does one with inner loops that are
-already unrolled, if it would have more than `MOST_EQUATIONS` equations: n nested loops of two
-iterations are 2**n iterations. While loops stay: where the number of iterations is known, as in
-`fori_loop` between constants, JAX has made a scan.
+in each iteration, under one name), if it takes refs as `xs` or creates an empty array of keys, and
+if its body has constants that the enclosing body cannot hold. A scan with unrolled inner loops also
+stays if it would have more than `MOST_EQUATIONS` equations: n nested loops of two iterations are
+2**n iterations. While loops stay: where the number of iterations is known, as in `fori_loop`
+between constants, JAX has made a scan.
 """
 
 from __future__ import annotations

@@ -30,17 +30,16 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
         def _(match):
             return match.sizes["n"] % 128 == 0
 
-    Called as `rewrite(pattern, replacement, *types, check=None, name=None)` it does the same at
-    once.
+    `rewrite(pattern, replacement, *types, check=None, name=None)` does the same in one call.
 
-    A type is text such as `f32[n,d]`, or an example (an array, a `jax.ShapeDtypeStruct`, a
-    number), and may be a pytree of these. It represents every dtype of its kind and every size;
-    names are sizes that must be equal wherever they occur, and `f32[...,n]` has any number of
-    dimensions before `n`. Arguments of the pattern match any value, also literals; everything else
-    in it matches only itself. Raises ArgumentsError for types that cannot be parsed or do not fit
-    the pattern, UserFunctionError if the pattern raises, and PluginError if it is not a valid
-    pattern: if it has effects, computes nothing, leaves an argument unused, or falls into parts
-    that share nothing.
+    A type is text such as `f32[n,d]`, or an example (an array, a `jax.ShapeDtypeStruct`, a number),
+    and may be a pytree of these. It represents every dtype of its kind and every size; names are
+    sizes that must be equal wherever they occur, and `f32[...,n]` has any number of dimensions
+    before `n`. Arguments of the pattern match any value, also literals; everything else matches
+    only an equal part. Raises ArgumentsError for types that cannot be parsed or do not fit the
+    pattern, UserFunctionError if the pattern raises, and PluginError if it is not a valid pattern:
+    if it has effects, computes nothing, leaves an argument unused, or falls into parts that share
+    nothing.
     """
     if args and callable(args[0]):
         if len(args) < 2 or not callable(args[1]):

@@ -38,9 +38,9 @@ class Match:
 
     `types` has the type of each argument of the pattern, by its name (`q`, `params['w']`): with
     `.shape`, `.dtype`, `.ndim`. `values` has those arguments that are constants: a NumPy scalar,
-    also for an array filled with one number, or an array. `sizes` are those that the pattern
-    names. `equations` are the program's that will be replaced, and `source` is the line of the
-    user's code, `file.py:12`, that made the last of them (None if unknown), for messages.
+    also for an array filled with one number, or an array. `sizes` are the sizes that the pattern
+    names. `equations` are the equations of the program to be replaced, and `source` is the user's
+    line of the last of them, `file.py:12` (None if unknown), for messages.
     """
 
     rewrite: str

@@ -3,8 +3,8 @@
 A match is found in three steps. The pattern traced at example types, without parameters and
 numbers, determines where to search, and the types of its arguments there. It is then traced again
 at exactly these types, and must match at the same position, to the last parameter and literal.
-Finally, no other equation may use what the match computes, except the results that the replacement
-returns too.
+Finally, no other equation may use a value of the match, except the results that the replacement
+also returns.
 """
 
 from __future__ import annotations

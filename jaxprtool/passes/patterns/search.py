@@ -1,4 +1,4 @@
-"""Where a pattern fits in a body: a search from the pattern's root against the flow of data.
+"""Find where a pattern fits in a body, searching from its root against the flow of data.
 
 Each step matches a value of the pattern with one of the body's. An argument matches any value, the
 same at each use; a literal or a constant matches one of the same value; a result of an equation

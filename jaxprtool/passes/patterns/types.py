@@ -1,4 +1,4 @@
-"""The declared types of a pattern's arguments: examples, and what they require of a match.
+"""The declared types of a pattern's arguments: examples, and the requirements on a match.
 
 A declaration is text in the notation of a jaxpr, `f32[n,d]`, or anything with a shape and a dtype,
 or a number. It matches arrays of the same kind of dtype (`f32` for every float, `i32` for every

@@ -1,4 +1,4 @@
-"""The candidates and steps of a reduction, and what all steps use."""
+"""The candidates and steps of a reduction, and common helpers."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     trace(loss, params, x).apply("grad")           # jax.grad(loss), of the same arguments
     trace(loss, params, x).apply("jvp")            # ((primals), (tangents)) -> (result, tangent)
 
-`argnums` counts the program's positional arguments; keyword arguments are not differentiated. What
-JAX would refuse is refused before tracing, in terms of the program's arguments.
+`argnums` counts the program's positional arguments; keyword arguments are not differentiated.
+Arguments that JAX would refuse are refused before tracing, in terms of the program's arguments.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     grads = parts["backward"](residuals, 1.0)      # linearize: backward(residuals, (d_params, d_x))
 
 `forward` returns the results and the values that `backward` needs, the residuals: a dict by the
-source line and the primitive that made each, `model.py:12 tanh`. One that was named with
-`checkpoint_name` has that name, and an argument its own. Constants of the program are constants
-of `backward` too, and values that it would not read are not residuals.
+source line and the primitive that computed each, `model.py:12 tanh`. A value named with
+`checkpoint_name` has that name, and an argument its own. Constants of the program are constants of
+`backward` too, and values that it would not read are not residuals.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ def residual_names(
     """Return a unique name for each variable of a closed jaxpr that is not a constant.
 
     An argument has its own name; a value named with `checkpoint_name` has that one; others have the
-    file, line and primitive that made them, `model.py:12 tanh`, with as many folders as are needed
-    to distinguish files.
+    file, line and primitive that computed them, `model.py:12 tanh`, with as many folders as are
+    needed to distinguish files.
     """
     known = dict(zip(jaxpr.invars, arg_names, strict=True))
     computed = Makers(jaxpr)

@@ -1,8 +1,8 @@
 """Variables for a function that declares none: a cut is chosen, and its values are sown.
 
-The cut is the cheapest set of values that separates what a function needs late from what it gets
-early (see `flow` and `cut`): the fewest bytes, and on a tie the one nearest to where it is needed,
-so that least is left to compute. Keys are chosen only where one is needed late itself.
+The cut is the cheapest set of values that separates the values a function needs late from those it
+gets early (see `flow` and `cut`): the set with the fewest bytes, and on a tie the one nearest to
+its uses, so that the least work is left. A key is chosen only if the key itself is needed late.
 
 The program is returned with a `sow` on each of these values, at any depth, under a tag of our own.
 Then it is unzipped as if its author had written them.
@@ -82,7 +82,7 @@ def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Location]:
         keys = _cut_off_keys(graph)
         return [locations[node] for node in (*keys, *graph.minimum_cut())]
     except ValueError:
-        return []  # unzip finds no variables then, and reports what needs a key and cannot have one
+        return []  # unzip then reports the values that need a key
 
 
 def _cut_off_keys(graph: Graph) -> list[int]:

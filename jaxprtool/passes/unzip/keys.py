@@ -1,8 +1,8 @@
-"""Which arguments of a program are keys: those at some positions, or all that are keys by type.
+"""Find the arguments of a program that are keys: those at given positions, or all keys by type.
 
 A key by type is typed (`key<fry>[]`), or it is an array of words (`u32[2]`) that the program wraps
 into a typed key, or draws random bits from. If there is neither, an integer from which a key is
-made counts as one.
+created counts as one.
 """
 
 from __future__ import annotations

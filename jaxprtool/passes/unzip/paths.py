@@ -1,4 +1,4 @@
-"""Why variables do not cut: a path from a key to where apply would need it."""
+"""Report why variables do not cut off the keys: a path from a key to its use in apply."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A call that holds variables becomes two, named NAME_init and NAME_apply. A loop's variables are
 stacked: results of init's loop, and `xs` of apply's loop. For a branch, init computes the variables
 of all branches, whichever is taken. A call without variables stays one call in each program that
-needs it, and only keeps there what that program can have.
+needs it, with only the equations that this program can have.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from jaxprtool.passes.unzip.split import Split, equation_of, reordered, split
 from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import scope_of
 
-#: Which of several values one of the halves can have.
+#: Flags of the values that one of the halves can have.
 Marks = Callable[[Sequence[BindingTime]], list[bool]]
 
 _NONE: Mapping[str, Sequence[Var]] = {}

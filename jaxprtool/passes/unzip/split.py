@@ -1,4 +1,4 @@
-"""A jaxpr split in two: what can be computed early, from keys, and what is left for later.
+"""Split a jaxpr in two: the part that can be computed early, from keys, and the rest.
 
 A value that was sown under the tag and is early is a *variable*: a result of init, an argument of
 apply, and so both early and ready from there on (see `binding_times`). The rules in `unzip_rules`

@@ -25,7 +25,7 @@ CHOSEN, SEPARATOR = "unzip.chosen", "/"
 
 
 class UnzipError(JaxprToolError, ValueError):
-    """A function that cannot be unzipped: its variables do not fit, or do not cut it."""
+    """A function that cannot be unzipped: its variables are invalid, or do not cut the keys off."""
 
 
 @dataclass(frozen=True, eq=False)

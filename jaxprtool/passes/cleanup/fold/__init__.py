@@ -1,4 +1,4 @@
-"""Constant folding: compute what does not depend on the program's arguments once, ahead of time.
+"""Constant folding: compute values that do not depend on the program's arguments ahead of time.
 
 A *known* value is a literal, a constant of the body it is in, or the result of a pure equation of
 known values. Where another equation needs a known value, the value replaces the equations that
@@ -12,7 +12,7 @@ compute it:
     Equal arrays count once in each body.
 
 An equation that only expands a small array to a big one (`iota`, and `broadcast_in_dim`) stays: it
-is as good as the constant, and smaller. Then its own operands are the needed values. Also kept are
+is as cheap as the constant, and smaller. Then its own operands are the needed values. Also kept are
 equations with an intermediate value of more than 1 MiB (or 16 times `max_bytes`), or with too much
 work in their loops.
 
@@ -22,10 +22,10 @@ device. Not folded are constants that are committed to a device or are tracers (
 around the pass), and equations that run under a mesh, have effects, or whose traits forbid it. A
 call with custom derivatives is folded if all its operands are constants: nothing differentiates it.
 
-Control flow that is known is opened: a cond with a constant index becomes its branch, a scan of
-length 0 its initial carry, a scan of length 1 its body (unless slicing and stacking would take more
-equations), and a while whose condition is false at once its initial carry. It stays if that would
-remove an effect that it declares, such as a print.
+Control flow with a known outcome is opened: a cond with a constant index becomes its branch, a scan
+of length 0 its initial carry, a scan of length 1 its body (unless slicing and stacking would take
+more equations), and a while whose condition is false at once its initial carry. It stays if that
+would remove an effect that it declares, such as a print.
 """
 
 from __future__ import annotations

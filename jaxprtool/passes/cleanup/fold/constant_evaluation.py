@@ -1,4 +1,4 @@
-"""Constant evaluation: the values of what is computed from literals and constants alone.
+"""Constant evaluation: the values that are computed from literals and constants alone.
 
 Equations are evaluated on demand, once for all that are equal, one at a time, on the default
 backend; those whose bits are prescribed, by NumPy (`ir.evaluation.exact_numpy`).

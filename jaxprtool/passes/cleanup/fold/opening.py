@@ -1,4 +1,4 @@
-"""Opening of control flow that is known."""
+"""Opening of control flow with a known outcome."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _open_scan(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
     if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in scan.xs):
         return None  # a ref has no rows
     if Contains(lambda eqn: eqn.primitive is sow_p)(scan.body):
-        return None  # what is sown in a scan is collected as one value for each iteration
+        return None  # a value sown in a scan is collected once for each iteration
     return _without_rounds(writer, scan) if length == 0 else _with_one_round(writer, scan)
 
 

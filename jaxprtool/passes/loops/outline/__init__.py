@@ -1,4 +1,4 @@
-"""Outlining: repeated segments of a program become one shared body, called for every copy.
+"""Outlining: replace repeated segments of a program by calls of one shared body.
 
 A model written as a Python loop over its layers consists of the same equations repeated, and XLA
 compiles each copy, in superlinear time. Here, segments of equations that are the same except for
@@ -10,9 +10,9 @@ Literals that differ between copies become arguments. Copies may differ in the w
 literals, in scopes and source locations, but not in parameters, types or the flow of values inside.
 Equations with effects stay in place, and so do calls that donate.
 
-Segments are chosen by what they save in total: the equations of all copies but one, minus the
-shared body and the calls, at their measured costs (see `choice`). With `equations=N`, every
-repeated segment of N equations is chosen. If nothing is saved, the same program object is returned.
+Segments are chosen by their total saving: the equations of all copies but one, minus the measured
+costs of the shared body and the calls (see `choice`). With `equations=N`, every repeated segment of
+N equations is chosen. If nothing is saved, the same program object is returned.
 
 The calls are marked for XLA: with `mark="unit"` each shared body is a unit that is compiled once,
 with `mark="call"` the calls are not inlined, with `mark="plain"` they are (by XLA, and by the pass

@@ -2,10 +2,10 @@
 
 The saving is measured in equations that a compiler processes: those of all copies but one, minus
 the cost of the calls, which grows with the number of values that cross their boundary. A segment is
-shifted, and its ends are cut off, where fewer values cross then, and where no chain of equations
-that a compiler fuses is cut in two. Where equations repeat without a gap, any period of them could
-be the segment: among those that save about the same, the one that begins where scopes and source
-locations do is chosen. A segment of several periods is rejected.
+shifted or shortened if fewer values then cross its boundary, and no chain of equations that a
+compiler fuses is cut in two. Where equations repeat without a gap, any period of them could be the
+segment: among those that save about the same, the one that begins where scopes and source locations
+do is chosen. A segment of several periods is rejected.
 
 All of this uses tokens. The chosen copies are then compared operand by operand: copies of a segment
 must connect their values in the same way.
@@ -161,7 +161,7 @@ class Choice:
         return max(most, 0)
 
     def _moved(self, starts: Positions, length: int) -> list[tuple[Positions, int, float]]:
-        """Return the windows shifted, or cut at their ends, to where least crosses them.
+        """Return the windows shifted or shortened so that the fewest values cross their boundaries.
 
         Each comes with the cost of its boundaries. If most windows are consecutive, several are
         returned: in any period, all copies may be alike.

@@ -1,8 +1,8 @@
-"""Which bodies a compiler lets write into their arguments.
+"""Find the bodies that a compiler lets write into their arguments.
 
-It does so where the array is not needed afterwards: where some elements are updated, and where all
-are recomputed element by element, as in an optimizer's step on donated parameters. A unit is
-compiled for any caller, so that it allocates another array, which is copied at every call.
+It does so if the array is not needed afterwards, and some elements are updated, or all are
+recomputed element by element, as in an optimizer's step on donated parameters. A unit is compiled
+for any caller, so it allocates another array, which is copied at every call.
 """
 
 from __future__ import annotations

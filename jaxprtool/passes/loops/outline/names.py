@@ -1,8 +1,8 @@
 """The names of shared bodies, and the source locations of them and their calls.
 
 A body has the name of the scope that most of its equations are in, without the number that
-distinguishes copies (`layer` for `layer_3`); without a scope, that of the user's function that they
-were traced in, or of the class that is called. Backward equations decide if there are many of them,
+distinguishes copies (`layer` for `layer_3`); without a scope, the name of the user's function that
+they were traced in, or of the called class. Backward equations decide if there are many of them,
 and the name then has a suffix. The common part of the name stack of a copy goes to the call, the
 rest to the body, as in every call.
 """

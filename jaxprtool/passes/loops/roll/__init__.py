@@ -2,9 +2,9 @@
 
 Repetition is found as in `outline`, and so through the boundaries of calls and at every depth.
 Copies that each read results of the previous one are a *chain*, and three or more copies of a chain
-become a scan: what they pass on is carried, what all of them read is constant, and what each has
-for itself, the weights of a layer, its random key, or a literal that differs, is stacked. A result
-that is read after the loop is the last carry, or is stacked and unstacked again.
+become a scan: values passed from copy to copy are carried, values that all of them read are
+constants, and values that differ (the weights of a layer, its random key, a literal) are stacked. A
+result that is read after the loop is the last carry, or is stacked and unstacked again.
 
 Rows of an array are not stacked: the scan takes the array itself. So the backward half of a
 gradient scans, in reverse, over the stacks of the forward half, with the carry before each
@@ -15,15 +15,15 @@ each layer, say.
 Equations between the copies go before the scan, or after it if they depend on a copy. The chain is
 cut where they would have to stay in between: where a copy reads a value that depends on another
 copy and is not passed on, or at effects, whose order stays. A chain is also cut where the type or
-position of what is passed on changes. Calls stay that sow a value, donate, or are marked to be
-called (see `inline`).
+position of a passed value changes. Calls stay that sow a value, donate, or are marked to be called
+(see `inline`).
 
 XLA's convolutions for the CPU are slow in a loop's body, and so an iteration that convolves becomes
 one call, marked as a unit that XLA compiles by itself (see `outline`). `inline(force=True)` opens
 it.
 
-Every value is the same to the bit, evaluated equation by equation. Only what is rolled changes,
-except that dead code and plain calls are removed. `unroll`, with a sufficient `max_length`, then
+Every value is the same to the bit, evaluated equation by equation. Apart from rolled code, only
+dead code and plain calls change: they are removed. `unroll`, with a sufficient `max_length`, then
 `simplify` and `dce`, restores the equations.
 
 `roll(stack="inside")` stacks in the program, which copies what it stacks: `jaxprtool opt` reports
@@ -70,7 +70,7 @@ from jaxprtool.passes.loops.roll.stacking import stacking
 from jaxprtool.passes.loops.roll.writing import Rolling
 from jaxprtool.primitives import sow_p
 
-#: Consecutive copies come first: whole layers, not what most layers have in common.
+#: Consecutive copies come first: whole layers, not the parts that most layers have in common.
 _COSTS = [
     Costs(FEWEST, 3, body=0.0, operand=0.05, value=0.3, fused=0.0, gaps=gaps)
     for gaps in (False, True)

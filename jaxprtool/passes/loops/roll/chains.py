@@ -1,4 +1,4 @@
-"""Which calls of one body follow one another, and which of them one loop can replace.
+"""Find chains of calls of one body, and which of the calls one loop can replace.
 
 This module only analyses. A *chain* is a sequence of calls of the same body, in which each call may
 read results of the previous call: these are *handed* on, from a position among the results to a

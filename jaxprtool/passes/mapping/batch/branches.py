@@ -1,7 +1,7 @@
 """Batching of cond and switch.
 
-If the index is unmapped, all batch elements take one branch. Otherwise every branch is computed,
-and each batch element selects its own.
+If the index is unmapped, all batch elements take the same branch. Otherwise every branch is
+computed, and each batch element selects its own.
 
 Operands are selected too, so that a NaN in the derivative of a branch that a batch element does not
 take does not reach its gradient (jax-ml/jax#1052). Operands without a derivative need not be

@@ -2,7 +2,7 @@
 
 A scan maps the program over n // k chunks of k batch elements each. The remaining n % k are mapped
 once more after it. Values that are the same in all batch elements are computed once, before the
-scan; this includes the bodies of jits, each of which is split in two.
+scan; for that, the body of each jit is split in two.
 
 Arguments are cut before the scan, by a reshape and, where the mapped axis is not the leading one,
 one transpose. Slices taken in the scan would move fewer bytes, but not in reverse: the gradient of

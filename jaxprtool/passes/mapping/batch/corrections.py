@@ -1,4 +1,4 @@
-"""Rules that replace JAX's where those fail, compute wrong types, or make slower programs."""
+"""Rules that replace JAX's where those fail, compute wrong types, or yield slower programs."""
 
 from __future__ import annotations
 

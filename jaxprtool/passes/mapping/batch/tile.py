@@ -1,4 +1,4 @@
-"""tile: an axis cut in tiles of equal size, and the program of one tile mapped over them.
+"""tile: map the program of one tile over all tiles of an axis.
 
     def normalized(x):                  # f32[8,3] -> f32[8,3], over the rows of all tiles
         total = jax.lax.psum(x.sum(axis=0), "tiles")
@@ -9,9 +9,9 @@
 
 This is `vtile` as JAX had it in 2022, for programs. The program takes one tile; the tiled program
 takes all of them along one axis, one after the other, and concatenates their results in the same
-way. Without a `tile_size` it takes any number of tiles, a symbol in its types: as many as the
-arguments have, which None meant in 2022. `in_axes` and `out_axes` are positions in the arguments
-and results of the program for one tile.
+way. Without a `tile_size` it takes any number of tiles, a symbol in its types that the arguments
+determine, as None did in 2022. `in_axes` and `out_axes` are positions in the arguments and results
+of the program for one tile.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from jaxprtool.ir.programs.program import Program
 #: The checks of `find_nan` and the kinds they find.
 _NOT_FINITE = {"nan": "NaN", "inf": "infinity"}
 
-#: All checks. Finite numbers overflow in a format if it does not have them as finite numbers, and
-#: underflow if they become zero.
+#: All checks. A finite number overflows in a format if it is not finite there, and underflows if it
+#: becomes zero.
 CHECKS = (
     *_NOT_FINITE,
     "subnormal",

@@ -2,11 +2,12 @@
 
 Integers, booleans, keys, types, NaNs and infinities must be equal, floats and complex numbers
 within the tolerance of their dtype. XLA fuses the bodies of loops and branches, and differences in
-rounding may grow: programs whose results differ are also run one equation at a time, which decides.
+rounding may grow. So programs whose results differ are also run one equation at a time, and that
+run decides.
 
 Effects of callbacks are compared by their operands, in order. A program with such effects always
-runs one equation at a time. A callback without results is not called. One with results is called
-for the program before, and its results are reused for the program after, so that a data generator
+runs one equation at a time. A callback without results is not called. A callback with results is
+called for the first program, and its results are reused for the second, so that a data generator
 does not advance in between.
 """
 

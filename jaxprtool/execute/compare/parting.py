@@ -1,9 +1,9 @@
 """The first equation at which two variants diverge.
 
-Both are run piece by piece on the same inputs. At some cuts through the reference, all values that
-are live at the cut are compared with their counterparts in the variant. The search continues
-between the last cut where all agree and the first where some do not, from the values there. It
-enters calls, the branch taken, and the first diverging iteration of a loop.
+Both are run piece by piece on the same inputs. At several cuts through the reference, all values
+that are live at the cut are compared with their counterparts in the variant. The search continues
+between the last cut at which all agree and the first at which some differ, from the values there.
+It enters calls, the branch taken, and the first diverging iteration of a loop.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class PartingSearch:
             bodies: The bodies.
             arguments: The arguments of each.
             results: The results of each, if known.
-            path: What is around them.
+            path: The equations around them.
             positions: The positions of the arguments that correspond, if not in one order.
 
         Returns:
@@ -320,7 +320,7 @@ def _variables(atoms: Sequence[Atom]) -> Iterator[Var]:
 
 
 def _literals(old: JaxprEqn | None, new: JaxprEqn | None) -> Iterator[Pair]:
-    """Yield the operands of equal position and shape of which one is a literal."""
+    """Yield pairs of operands at the same position and of the same shape, one of them a literal."""
     if old is not None and new is not None and len(old.invars) == len(new.invars):
         for a, b in zip(old.invars, new.invars, strict=True):
             if Literal in (type(a), type(b)) and np.shape(a.aval) == np.shape(b.aval):

@@ -42,8 +42,8 @@ def shrunk(
 ) -> tuple[list[Any], int]:
     """Return a reduced input that still fails, and the number of inputs tried.
 
-    An argument becomes zero, or else keeps as few nonzero elements as needed, by bisection. Those
-    that remain become one, or else integers.
+    An argument becomes zero, or else keeps as few nonzero elements as needed, by bisection. The
+    remaining elements become one, or else integers.
 
     Args:
         values: Flat arguments.

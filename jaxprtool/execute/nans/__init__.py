@@ -143,8 +143,8 @@ class NanSearch:
 def find_nan(program: Program, args: object, device: jax.Device | None = None) -> NanSearch:
     """Find the equations that compute a NaN or an infinity from values without any.
 
-    Values are followed to the results: one that a `where` drops reaches none. Prints and other
-    calls without results are not made.
+    Values are followed to the results; a value that a `where` drops reaches none. Prints and other
+    calls without results are skipped.
 
     Args:
         program: A `Program`.
@@ -277,7 +277,7 @@ class _Reading:
         )
 
     def _forward(self, step: Evaluation | None) -> str:
-        """Return the forward equation of an equation in the backward part, if any.
+        """Return the forward equation of an equation in the backward pass, if any.
 
         Both have the same source location; among several, the one of the same primitive is used.
         """
@@ -295,7 +295,7 @@ class _Reading:
 
 
 def _forward_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Yield the equations outside of backward parts, at any depth."""
+    """Yield the equations outside of backward passes, at any depth."""
     for eqn in jaxpr.eqns:
         if not is_backward(eqn):
             yield eqn

@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 
 def read_by(value: Tracked, place: Index | None) -> list[Read]:
-    """Return what the element of a value at a place is computed from; empty for an argument."""
+    """Return the elements that an element of a value is computed from; empty for an argument."""
     if value.moved is not None:
         return [_unmoved(value.moved, place)] if value.moved.operands else []
     step = value.step
@@ -60,7 +60,7 @@ def _unmoved(moved: Moved, place: Index | None) -> Read:
 
 
 def _elements(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
-    """Return what an element of a result is computed from; empty if unknown."""
+    """Return the elements that an element of a result is computed from; empty if unknown."""
     eqn, operands = step.eqn, step.operands
     like, name = traits(eqn), eqn.primitive.name
     if like.gives == "same":

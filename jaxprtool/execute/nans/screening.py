@@ -67,7 +67,7 @@ class _Screened:
 
 
 def screened(closed: ClosedJaxpr, arguments: Sequence[Any]) -> tuple[bool, set[int]] | None:
-    """Return if a program may produce a NaN or infinity, and the `id`s of loops that do not.
+    """Return whether a program may produce a NaN or infinity, and the `id`s of loops that do not.
 
     Only outermost loops are included. Returns None if unknown: an argument has a NaN, the program
     has effects or a `shard_map`, or an infinity is forwarded to many values.

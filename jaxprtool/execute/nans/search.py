@@ -1,17 +1,17 @@
 """The search for origins: evaluates a program by equation and follows each NaN and infinity.
 
 An equation *makes* a NaN if a result has one and no operand has, and an infinity if a result has
-one and all operands are finite. What it makes is an origin. Non-finite values computed from
-non-finite values inherit their origins. Each execution that makes one is a separate origin, up to a
-limit; in the end, the first origin that reaches a result represents all those of the equation.
+one and all operands are finite. Such a NaN or infinity is an origin. Non-finite values computed
+from non-finite values inherit their origins. Each execution that makes one is a separate origin, up
+to a limit; in the end, the first origin that reaches a result represents all those of the equation.
 
 A NaN in a constant is made by the equation that reads it. If it is returned unchanged or passed to
 a loop or a `shard_map`, the constant itself is an origin.
 
-A loop of many iterations is compiled (`iterations`) and stops where something is made. That
-iteration is run equation by equation, and the compiled loop continues after it. It stops again at
-an iteration whose results have an origin that was also made in earlier iterations but dropped
-there.
+A loop of many iterations is compiled (`iterations`) and stops before an iteration that makes an
+origin. That iteration is run equation by equation, and the compiled loop continues after it. It
+stops again at an iteration whose results have an origin that was also made in earlier iterations
+but dropped there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OriginSearch(SteppingInterpreter):
         closed: The program's jaxpr.
         arguments: Its flat arguments.
         names: The names of the arguments.
-        clean: Loops, by `id`, that make nothing from operands without origins.
+        clean: Loops, by `id`, that make no origin from operands without origins.
         known: The states in which arguments are origins, since infinite arguments are often
             intended.
     """
@@ -251,7 +251,7 @@ class OriginSearch(SteppingInterpreter):
     def _found(
         self, state: int, step: Evaluation, operands: Sequence[Tracked], results: Sequence[Tracked]
     ) -> Origin:
-        """Return the origin for what an equation made."""
+        """Return the origin of a NaN or an infinity that an equation made."""
         known = self._by_equation.setdefault((id(step.eqn), state), [])
         if sum(not each.closed for each in known) >= _APART:
             known[-1].times += 1

@@ -33,7 +33,7 @@ def is_inexact(dtype: Any) -> bool:
 
 
 def nonfinite(value: Any) -> tuple[Any, Any]:
-    """Return if an array has a NaN, and if it has an infinity; the array may be traced."""
+    """Return whether an array has a NaN, and whether it has an infinity; it may be traced."""
     if not has_state(value):
         return False, False
     return jnp.isnan(value).any(), jnp.isinf(value).any()

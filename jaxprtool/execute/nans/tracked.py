@@ -57,10 +57,10 @@ class Origin:
         step: The step that produced it; None for an argument or a constant.
         name: The argument that contains it, or "".
         results: The results of the equation, or the argument.
-        operands: What the equation was given.
-        way: The values that led to it, the nearest first.
+        operands: The operands of the equation.
+        way: The values from which it was computed, the nearest first.
         number: Its consecutive number.
-        times: How often the equation produced one.
+        times: The number of executions of the equation that produced one.
         reached: The positions of the results that it reaches.
         dropped: The last equation that read a value with this origin and had finite results.
         devices: The devices of a `shard_map` on which it was produced.
@@ -137,7 +137,7 @@ class Written(Tracked):
 
 
 class OnWay(NamedTuple):
-    """A value on the way to an origin.
+    """A value on the path to an origin.
 
     Attributes:
         value: The value.

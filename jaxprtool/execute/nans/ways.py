@@ -1,4 +1,4 @@
-"""The way to a NaN or an infinity, from its equation back to an argument."""
+"""The path to a NaN or an infinity, from its equation back to an argument."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jaxprtool.execute.nans.tracked import Evaluation, OnWay, Tracked, Written
 from jaxprtool.execute.running.summary import plain
 from jaxprtool.ir.core.traits import traits
 
-#: The most values of a way, and the most moved values that are skipped.
+#: The most values of a path, and the most moved values that are skipped.
 _LONGEST, _FURTHEST = 12, 100
 
 
 def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[OnWay]:
     """Return the values that led to the results of a step, from its operands to an argument.
 
-    The way follows one element at a time, from the first non-finite one to an element from which it
-    was computed. Elements that depend on an argument are preferred to constants, then the most
-    suspicious one. Values that were only moved are left out.
+    The path follows one element at a time, from the first non-finite one to an element from which
+    it was computed. Elements that depend on an argument are preferred to constants; among these,
+    the most suspicious one is taken. Values that were only moved are left out.
     """
     found: list[OnWay] = []
     value = next(x for x in results if x.state)

@@ -1,8 +1,9 @@
 """Values for a program's arguments: given by the user, or random arrays.
 
 An argument given by type alone (`f32[8,3]`) gets the same values in every run with the same seed
-and position: floats and complex numbers are normal, integers lie in [0, 8), so that they are usable
-as indices and tokens, booleans are True or False, and PRNG keys are split from one key.
+and position. Floats and complex numbers are normally distributed. Integers lie in [0, 8), so that
+they are usable as indices and tokens. Booleans are True or False, and PRNG keys are split from one
+key.
 """
 
 from __future__ import annotations

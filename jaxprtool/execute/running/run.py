@@ -42,7 +42,7 @@ class Output:
 
     @property
     def summary(self) -> Summary:
-        """The array in a few numbers."""
+        """A summary of the array."""
         return summarize(self.value)
 
 

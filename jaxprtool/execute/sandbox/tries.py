@@ -1,9 +1,9 @@
 """Call functions in forked processes, with limits of time and memory.
 
-A fork takes milliseconds, where a new Python would import JAX for a second. But a fork lacks the
-threads of a JAX backend, and would wait for them forever. So a process that makes tries should not
-compute anything with JAX. If it has started a backend anyway, say to name the devices of a mesh,
-the fork executes a new Python:
+A fork takes milliseconds, whereas a new Python process needs a second to import JAX. But a fork
+lacks the threads of a JAX backend, and would wait for them forever. So a process that runs tries
+should not compute anything with JAX. If it has started a backend anyway, for instance to name the
+devices of a mesh, the fork executes a new Python:
 
     python -m jaxprtool.execute.sandbox.tries DESCRIPTOR < FUNCTION
 
@@ -57,7 +57,7 @@ class Tried:
     seconds: float
 
     def __str__(self) -> str:
-        """Describe on one line what went wrong."""
+        """Describe the failure on one line."""
         if self.timed_out:
             return f"out of time after {self.seconds:.2g} s"
         if self.signal:

@@ -1,7 +1,7 @@
-"""Effects of a program: calls that leave it, recorded while it is stepped through.
+"""External calls of a program, recorded while it is stepped through.
 
-A call without results (a print, a debug callback, a check) is recorded and not made. A call with
-results is made, or replaced by its results in an earlier run.
+A call without results (a print, a debug callback, a check) is recorded but not executed. A call
+with results is executed, or replaced by its results in an earlier run.
 """
 
 from __future__ import annotations

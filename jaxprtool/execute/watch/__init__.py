@@ -69,7 +69,7 @@ def watch(
     """Run a program and summarize the values that its equations compute.
 
     By line and by scope, only floats are summarized, without results of equations that only move
-    values. Prints and other calls without results are not made.
+    values. Prints and other calls without results are skipped.
 
     Args:
         program: A `Program`.

@@ -175,7 +175,7 @@ def _zeros(aval: Any) -> Any:
 
 
 def is_left_out(eqn: JaxprEqn) -> bool:
-    """Return True if an equation is a call without results, such as a print, which is not made."""
+    """Return True if an equation is a call without results, such as a print, which is skipped."""
     return leaves_the_program(eqn) and not eqn.outvars and view(eqn) is None
 
 

@@ -2,8 +2,8 @@
 
     hidden = jnp.tanh(x @ w)        x @ w, and jnp.tanh(x @ w)
 
-The value of an expression is what equations of other expressions read. Values that a library
-computes within one expression of the user's code cannot be named.
+The values of an expression are those that equations of other expressions read. Values that a
+library computes within one expression of the user's code cannot be named.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _ExpressionSearch:
         )
 
     def _leaves(self, jaxpr: Jaxpr, var: Var, frame: UserFrame) -> bool:
-        """Return True if a value is a result, or another expression reads it, not to name it."""
+        """Return True if a value is a result, or another expression reads it, except to name it."""
         readers = (jaxpr.eqns[position] for position in self._flow.readers(jaxpr, var))
         return bool(self._flow.results(jaxpr, var)) or any(
             self._frame(eqn) != frame and not traits(eqn).names_value for eqn in readers

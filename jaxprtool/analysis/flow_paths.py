@@ -130,7 +130,7 @@ class _PathSearch:
             if len(self._before) > _MOST:
                 raise UnsupportedError("no path is found: too many calls lie between the two")
             for new, through in self._moves(state):
-                if through is None:  # leaving a body is no step
+                if through is None:  # leaving a body is not a step
                     todo.appendleft((new, state, None))
                 else:
                     todo.append((new, state, through))

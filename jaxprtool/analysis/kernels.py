@@ -30,7 +30,8 @@ from jaxprtool.ir.shapes.symbols import Sizes, value_of
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
 
-#: Which calls are opened, so that their equations are nodes: those that XLA inlines, all, or none.
+#: The calls that are opened, so that their equations are nodes: those that XLA inlines, all, or
+#: none.
 Opens: typing.TypeAlias = typing.Literal["inlined", "all", "none"]
 
 #: The most equations of a body whose calls are opened: nested calls may have exponentially many.

@@ -24,8 +24,8 @@ class HeldBody:
     Attributes:
         kind: The primitive of the equations that hold it.
         name: The name of the function, or of the parameter that the body is.
-        calls: How often it is held, by all copies of what holds it.
-        equations: How many equations it has, at every depth.
+        calls: The number of times that it is held, over all copies of its holders.
+        equations: The number of its equations, at every depth.
     """
 
     kind: str
@@ -36,14 +36,14 @@ class HeldBody:
 
 @dataclass(frozen=True)
 class Overview:
-    """A program at first sight. What there is most of comes first.
+    """A summary of a program. The largest parts come first.
 
     Attributes:
         stats: Its size.
-        arguments: Its arguments by what the user calls them, in order.
+        arguments: Its arguments, grouped by the user's names, in order.
         outputs: Its results likewise.
         bodies: The bodies of more than one equation.
-        lines: The lines of the user's own source that equations come from, with how many do.
+        lines: The number of equations by line of the user's own source.
     """
 
     stats: Stats

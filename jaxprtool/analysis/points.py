@@ -56,9 +56,9 @@ class Point:
     """A point of a program that a user has named.
 
     Attributes:
-        kind: What the point is.
+        kind: The kind of the point.
         name: Its full name.
-        ends: The names of the arguments or results that it stands for.
+        ends: The names of the arguments or results that it refers to.
         start: The values and equations where a slice from it begins.
     """
 

@@ -22,7 +22,8 @@ from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.ir.dataflow.makers import Maker
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
-#: Which jaxpr of a program it is: the `id` of each equation around it, and the number of its body.
+#: The position of a jaxpr in a program: the `id` of each equation around it, and the number of its
+#: body.
 _Key: TypeAlias = tuple[tuple[int, int], ...]
 
 

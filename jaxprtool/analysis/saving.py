@@ -1,9 +1,9 @@
-"""Choose the named values to save: those within a memory budget that spare most recomputation.
+"""Choose the named values to save within a memory budget, to minimize recomputation.
 
 The names are those of `jax.checkpoint` with `save_only_these_names`. The choice is an integer
-program, a knapsack in which the worth of a value depends on what else is saved, as in Checkmate
-(Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys
-2020, arXiv:1910.02653):
+program, a knapsack problem in which the worth of a value depends on the other saved values, as in
+Checkmate (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization",
+MLSys 2020, arXiv:1910.02653):
 
     minimise    sum of operations[e] * run[e]
     subject to  run[e] = 1                          if e computes a residual
@@ -11,8 +11,8 @@ program, a knapsack in which the worth of a value depends on what else is saved,
                 run[d] >= run[e] - save[name]       if e is the `name` equation of a result of d
                 sum of bytes * save + sum of bytes * run of arguments <= budget
 
-`save` is 0 or 1. `run` tells which equations and arguments are needed again; it is 0 or 1 without a
-constraint. SciPy's `milp` (HiGHS) solves the program by branch and bound.
+`save` is 0 or 1. `run` marks the equations and arguments that are needed again; it is 0 or 1
+without a constraint. SciPy's `milp` (HiGHS) solves the program by branch and bound.
 
 An argument is kept if a recomputed equation reads it. A value in a loop counts in all iterations,
 and a carried value is recomputed from the first iteration on, unless each iteration saves it.
@@ -35,7 +35,7 @@ from jaxprtool.ir.dataflow.dataflow import DataFlow, Value
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 #: Small costs, as fractions of all operations: of saving all values, of a name that the program
-#: has, and of a new name. They break ties, so that a value is only named if that spares something.
+#: has, and of a new name. They break ties, so that a value is only named if that saves something.
 _ALL_BYTES, _ONE_NAME, _NEW_NAME = 1e-2, 1e-3, 2e-3
 
 #: The relative gap to the optimum at which the search stops, and the most nodes that it visits. A

@@ -20,8 +20,8 @@ from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 class Operations:
     """The FLOPs and transcendentals of equations; each body is visited once.
 
-    The dearest branch counts, and all devices of a `shard_map`. A loop with an unknown trip count
-    counts as one iteration, and an equation with an unknown cost as 0.
+    The most expensive branch counts, and all devices of a `shard_map`. A loop with an unknown trip
+    count counts as one iteration, and an equation with an unknown cost as 0.
     """
 
     def of(self, eqn: JaxprEqn) -> Any:

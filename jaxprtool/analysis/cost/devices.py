@@ -118,9 +118,12 @@ def _nvidia(
 
 
 def _tpu(name: str, bf16: float, int8: float, gigabytes: float, source: str) -> Device:
-    """Return a TPU. A product of f32 is one of bf16 by default, and six at the highest precision.
+    """Return a TPU.
 
-    No figure is published for the vector units: a fortieth of the bf16 rate is assumed.
+    A product of f32 costs as much as one of bf16 by default, and as much as six at the highest
+    precision.
+
+    No figure is published for the vector units; a fortieth of the bf16 rate is assumed.
     """
     products = {
         "bf16": bf16,

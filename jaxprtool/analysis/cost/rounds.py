@@ -13,7 +13,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 def rounds_of(held: Regions) -> Any:
     """Return the number of times that the bodies of an equation run, or None if unknown.
 
-    That of a `while` is known if it counts up by 1 to a constant, as `fori_loop` does.
+    The trip count of a `while` is known if it counts up by 1 to a constant, as `fori_loop` does.
     """
     trips = held.view.trips
     return _counted(held.view) if trips is None and isinstance(held.view, While) else trips

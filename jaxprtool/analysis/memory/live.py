@@ -1,4 +1,4 @@
-"""Describe the values that are live at the peak, with the user's lines that make and read them."""
+"""Describe the values live at the peak, and the user's lines that compute and read them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The kinds of live values. A "room" is the memory of a result that is computed later, a "value" is
-#: made by an equation, a "row" is a slice of an array that a loop scans over, and a "broadcast" is
-#: the operand of a reduction that was broadcast in memory.
+#: computed by an equation, a "row" is a slice of an array that a loop scans over, and a "broadcast"
+#: is the operand of a reduction that was broadcast in memory.
 Kind: TypeAlias = typing.Literal[
     "argument", "constant", "result", "room", "value", "row", "broadcast"
 ]
@@ -77,7 +77,7 @@ class LiveValue(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The primitive that makes a value, the user's line, and the frames, the innermost first."""
+    """The primitive that computes a value, the user's line, and the frames, the innermost first."""
 
     primitive: str = ""
     line: str = ""

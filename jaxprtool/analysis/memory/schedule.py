@@ -27,7 +27,7 @@ class Buffer:
     Attributes:
         value: The number of the value; see `Kernels`.
         size: Its bytes.
-        start: The time when it is made.
+        start: The time when it is computed.
         end: The time when it is read last.
         last: The number of the node that reads it last; None if unknown.
     """
@@ -55,7 +55,7 @@ class Rounds:
 
 
 def rounds(held: Regions, region: Region) -> Rounds | None:
-    """Return how values pass between the iterations of a body, or None if it is no loop's body."""
+    """Return how values pass between the iterations of a loop's body; None for other bodies."""
     if not held.repeats or region.decides:
         return None
     places = {operand: i for i, operand in enumerate(region.ins)}

@@ -1,4 +1,4 @@
-"""Estimate the temporary memory of a compiled program: all but its arguments and results.
+"""Estimate the temporary memory of a compiled program: all except its arguments and results.
 
 The memory of donated arguments is not reused.
 """

@@ -1,8 +1,8 @@
 """Add up the memory that a body needs over time, in one walk over its schedule.
 
-A result of the body is allocated from the start; until the result is made, its memory (its "room")
-may hold another value. An elementwise kernel may write to the memory of an operand that it reads
-last. A call that XLA keeps, a loop and a branch also need the memory of their bodies.
+A result of the body is allocated from the start; until the result is computed, its memory (its
+"room") may hold another value. An elementwise kernel may write to the memory of an operand that it
+reads last. A call that XLA keeps, a loop and a branch also need the memory of their bodies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_ROOMS: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Lodger:
-    """A value in the room of a result that is made later."""
+    """A value in the room of a result that is computed later."""
 
     buffer: Buffer
     result: Buffer
@@ -34,7 +34,7 @@ class Lodger:
 
 @dataclass(frozen=True)
 class Inner:
-    """The body of an equation that needs most memory, and its number."""
+    """The body of an equation that needs the most memory, and its number."""
 
     number: int
     memory: BodyMemory

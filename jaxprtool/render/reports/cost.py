@@ -173,7 +173,7 @@ def notes(found: Cost, device: Device | None) -> Iterator[str]:
 
 
 def bound_note(total: Group, device: Device) -> str:
-    """Return the minimal time of a program on a device, and what limits it."""
+    """Return the minimal time of a program on a device, and the limiting factor."""
     assert total.seconds is not None
     return f"on {device.name}: at least {duration(total.seconds)}, limited by {total.limit}"
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview
     from jaxprtool.analysis.stats import Stats
 
-#: The most primitives named, and the most of all other things.
+#: The most primitives named, and the most items of any other kind.
 _MOST_PRIMITIVES, _MOST = 12, 5
 
 #: The least number of lines of the listing.

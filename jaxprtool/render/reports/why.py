@@ -46,7 +46,7 @@ def slices_by_line(found: Why, width: int) -> Listing:
 
 
 def told_of(found: Why) -> list[tuple[Slice, str, str]]:
-    """Return each slice with a sentence about it, and a note on what it excludes."""
+    """Return each slice with a sentence about it, and a note on the lines that it excludes."""
     slices: list[tuple[Slice, str, str]] = []
     name = found.what
     several = len(found.ends) > 1

@@ -80,7 +80,7 @@ class Reader:
         return LiteralToken(f"{value_text(atom)}{self.type_of(atom)}")
 
     def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
-        """Return the parameters shown in the listing but jaxprs; all if JAX has a rule."""
+        """Return the parameters shown in the listing, except jaxprs; all if JAX has a rule."""
         signature = self._notation.signature(eqn)
         if signature.by_rule:
             return {k: self._notation.text(v) for k, v in sorted(eqn.params.items())}

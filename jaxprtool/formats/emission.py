@@ -39,7 +39,7 @@ class Format(StrEnum):
 
 
 class GraphKind(StrEnum):
-    """Which graph of a program the format `dot` draws."""
+    """The graph of a program that the format `dot` draws."""
 
     jaxpr = "jaxpr"
     hlo = "hlo"
@@ -202,7 +202,8 @@ class Emission:
         """Write programs and their additional files to `out`: all of them, or none.
 
         Raises:
-            OutputError: If several programs are to go to one file, or a file cannot be written.
+            OutputError: If several programs would be written to one file, or a file cannot be
+                written.
             UnsupportedError: If a program cannot be written in the format.
         """
         new = not os.path.exists(out)
@@ -248,7 +249,8 @@ def destinations(
         suffix: The suffix of files in a folder.
 
     Raises:
-        OutputError: If several programs are to go to one file, or the folder cannot be made.
+        OutputError: If several programs would be written to one file, or the folder cannot be
+            created.
     """
     if not out:
         raise OutputError("the path to write to is empty")

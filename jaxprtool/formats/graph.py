@@ -27,7 +27,7 @@ from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.primitives import sow_p
 
-#: What a node represents. A port is a value at the boundary of a body; a folded node represents all
+#: The kinds of nodes. A port is a value at the boundary of a body; a folded node represents all
 #: nodes of a frame.
 NodeKind: TypeAlias = Choice["argument", "constant", "result", "port", "equation", "folded"]
 
@@ -37,7 +37,7 @@ class Node:
     """A node of a graph.
 
     Attributes:
-        kind: What it represents.
+        kind: The kind of node.
         title: Its name: a primitive, or the path of an argument.
         details: Further lines of its label.
         values: The types of its outputs; for a result, of its input.
@@ -137,7 +137,7 @@ _Origin: TypeAlias = tuple[Node, int] | Literal
 #: The origins of the variables in scope.
 _Origins: TypeAlias = dict[Var, _Origin]
 
-#: Parameters that tell little about what an equation computes.
+#: Parameters that say little about what an equation computes.
 _HIDDEN = frozenset(
     (
         *("accuracy", "axis_index_groups", "indices_are_sorted", "mode", "name", "out_sharding"),

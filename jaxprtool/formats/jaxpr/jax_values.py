@@ -66,7 +66,7 @@ def number(value: np.generic | np.ndarray) -> str:
 
 
 class Bits(int):
-    """The bits of a number that its value does not determine: a NaN."""
+    """The bits of a NaN, which its value does not determine."""
 
 
 def as_scalar(dtype: np.dtype, value: Any) -> np.generic:
@@ -383,7 +383,7 @@ def _sample(make: Callable[..., Policy]) -> Policy:
 
 
 def _family(policy: Policy) -> CodeType | type:
-    """Return what the policies of one function have in common: their code, or their class."""
+    """Return the common part of the policies of one function: their code, or their class."""
     return policy.__code__ if isinstance(policy, FunctionType) else type(policy)
 
 
@@ -392,7 +392,7 @@ _FAMILIES = {_family(sample): name for name, sample in _SAMPLES.items()}
 
 
 def _arguments(policy: Policy) -> dict[str, Any]:
-    """Return the arguments that a policy was made with; sets of names as sorted tuples."""
+    """Return the arguments from which a policy was created; sets of names as sorted tuples."""
     if isinstance(policy, FunctionType):
         cells = zip(policy.__code__.co_freevars, policy.__closure__ or (), strict=True)
         found = {name: cell.cell_contents for name, cell in cells}

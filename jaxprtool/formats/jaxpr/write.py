@@ -65,8 +65,8 @@ def write(
     Args:
         program: The program to write.
         path: The file to write.
-        callbacks: What to do with Python functions that the program calls: "refuse" them, or
-            "stub": write each as a stub of the same type that raises when called.
+        callbacks: How to handle Python functions that the program calls: "refuse" raises an error,
+            "stub" writes each as a stub of the same type that raises when called.
         source: Whether comments include source locations. Name scopes are always written.
 
     Raises:

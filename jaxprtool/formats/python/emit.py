@@ -66,7 +66,8 @@ def to_python(
         program: The program.
         constants: The name of an .npz file in the module's folder from which it reads large
             constants (see `write_python`). If None, all constants are in the text.
-        callbacks: "refuse", or "stub": replace callbacks by functions that raise.
+        callbacks: "refuse" raises an error for callbacks, "stub" replaces them by functions that
+            raise.
         source: Whether comments name the user's functions from which the lines come.
 
     Raises:

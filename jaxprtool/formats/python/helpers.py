@@ -25,7 +25,7 @@ FROM_HEX = Helper(
     return jnp.asarray(np.frombuffer(bytes.fromhex(text), dtype).reshape(shape))''',
 )
 
-#: No public function returns this alone: `jnp.linalg.qr` transposes it.
+#: No public function returns this by itself: `jnp.linalg.qr` transposes it.
 GEQRF = Helper(
     "geqrf",
     ("jnp",),

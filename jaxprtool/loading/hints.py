@@ -1,4 +1,4 @@
-"""Hints for targets that give no program: what to write instead."""
+"""Hints for targets that cannot be traced: what to write instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Functions under `jax.jit`, traced by their own `trace`.
 
-So are partials of them and methods: their bound values are arguments to JAX and constants of the
-Program.
+The same holds for partials of such functions and for methods: their bound values are arguments to
+JAX and constants of the Program.
 """
 
 from __future__ import annotations

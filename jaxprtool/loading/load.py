@@ -61,9 +61,9 @@ _SUGGESTIONS = {
 class Entry:
     """A function and the arguments to trace it with.
 
-    `target` is the TARGET that named it, and `hint` what may be wrong with it. `after` are the
-    arguments of `--args` if they are for the program after the passes. `roots` are the folders of
-    the user's files.
+    `target` is the TARGET that named it, and `hint` a hint about its likely mistake. `after` are
+    the arguments of `--args` if they are for the program after the passes. `roots` are the folders
+    of the user's files.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Entry:
 
     @property
     def needless_work(self) -> str | None:
-        """What computed the argument values, if it was slow and only their types are needed."""
+        """The slow computation of argument values of which only the types are needed, if any."""
         size = sum(leaf.nbytes for leaf in self.arguments() if isinstance(leaf, jax.Array))
         if self.factory_seconds < LONG or not size:
             return None
@@ -123,7 +123,7 @@ class Entry:
             raise
 
 
-#: What may be wrong if a pass is for symbolic sizes and no argument has one.
+#: The hint if a pass is for symbolic sizes and no argument has one.
 _NO_SIZES = (
     "--args are those of the function; --types 'f32[n,128]' says what they are, and makes --args "
     "those of what passes make"

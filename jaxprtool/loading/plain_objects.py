@@ -1,4 +1,4 @@
-"""Detection of plain Python objects that a function mutates: tracing does, its Program does not.
+"""Detection of plain Python objects that a function mutates when traced; its Program does not.
 
     losses.append(loss)      self.count += 1      cache["x"] = x
 

@@ -287,7 +287,7 @@ def _listing(module: ModuleType) -> str | None:
 
 
 def _without_attribute(target: str) -> TargetError:
-    """Return the error for a TARGET without a colon, with suggestions for what was meant."""
+    """Return the error for a TARGET without a colon, with suggestions."""
     message = f"the target '{target}' does not say which function"
     module, _, name = target.rpartition(".")
     try:

@@ -115,12 +115,12 @@ def trace(
 
     Arguments are arrays, `jax.ShapeDtypeStruct`s or other objects with a `.shape` and a `.dtype`,
     scalars, and pytrees of them; those marked `static(...)`, or named by `static_argnums` or
-    `static_argnames` as for `jax.jit`, reach the function as Python values. So do leaves that are
-    not arrays (functions in a module, strings); they are kept in the program's pytree structures,
-    as are such results. The same holds for scalars in an Equinox module, and for all scalars if
-    `fun` is an Equinox transformation (`filter_jit`). `axis_env` has named axes and their sizes, as
-    for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not fit the function, and
-    UserFunctionError if it raises.
+    `static_argnames` as for `jax.jit`, reach the function as Python values. Leaves that are not
+    arrays (functions in a module, strings) do so too; they are kept in the program's pytree
+    structures, and so are such results. The same holds for scalars in an Equinox module, and for
+    all scalars if `fun` is an Equinox transformation (`filter_jit`). `axis_env` has named axes and
+    their sizes, as for `jax.make_jaxpr`. Raises ArgumentsError if the arguments do not fit the
+    function, and UserFunctionError if it raises.
 
     A function under `jax.jit` is traced by its own `trace`: the program is its body, and
     `Program.jit` has the options of `jax.jit`.

@@ -1,4 +1,4 @@
-"""Calls of the user's Python functions from a program, and effects of debugging."""
+"""Calls of the user's Python functions from a program, and debugging effects."""
 
 from __future__ import annotations
 

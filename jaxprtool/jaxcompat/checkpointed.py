@@ -2,7 +2,7 @@
 
 When JAX differentiates a checkpointed function, it splits it into equations that are computed
 immediately, and equations that the backward pass computes from residuals. Here it is split without
-making the backward pass, which takes a small part of the time.
+building the backward pass, in a small part of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Policy = Callable[..., Any]
 
 
 class CheckpointedJvp:
-    """The forward-mode derivative of a call that `jax.checkpoint` makes.
+    """The forward-mode derivative of a call of `jax.checkpoint`.
 
     Args:
         eqn: The call.
@@ -46,7 +46,7 @@ class CheckpointedJvp:
         self._unknown = [*(False for _ in self._operands), *(True for _ in range(tangents))]
 
     def kept(self, policy: Policy) -> Iterator[Atom]:
-        """Yield what a policy saves: operands of the call, and values computed in it."""
+        """Yield the values that a policy saves: operands of the call, and values computed in it."""
         count = len(self._unknown)
         known, staged, out_unknown, out_staged, residuals = pe.partial_eval_jaxpr_custom(
             self._jaxpr, self._unknown, [True] * count, False, False, policy

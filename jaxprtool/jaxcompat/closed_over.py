@@ -35,7 +35,7 @@ _RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thun
 
 
 def derivatives_around(trace: Any) -> int:
-    """Return how many times a call under `trace` may be differentiated while its tracers live."""
+    """Return how often a call under `trace` may be differentiated while its tracers live."""
     count = 0
     while trace is not None and type(trace) is not pe.DynamicJaxprTrace:
         count += isinstance(trace, JVPTrace | ad.LinearizeTrace)
@@ -44,7 +44,7 @@ def derivatives_around(trace: Any) -> int:
 
 
 def unperturbed(value: object) -> Any:
-    """Return the value such that differentiating by it is an error."""
+    """Return the value, such that differentiating with respect to it is an error."""
     return _unperturbed(value)
 
 
@@ -66,8 +66,9 @@ class ClosedOver:
     """The values that the rules of custom calls close over.
 
     Attributes:
-        owned: Whether a constant of a rule is one of the values in question.
-        depth: How many times a call is differentiated: rules hold calls that have rules.
+        owned: Returns True if a constant of a rule is one of the closed-over values.
+        depth: The number of times that a call is differentiated, since rules hold calls that have
+            rules.
     """
 
     owned: Callable[[Any], bool]
@@ -77,7 +78,7 @@ class ClosedOver:
         """Return the values that a call's rule closes over; [] for other equations.
 
         Raises:
-            Exception: What the user's rule raises.
+            Exception: The exception of the user's rule.
         """
         if self.depth == 0 or eqn.primitive.name not in _RULES:
             return []
@@ -91,7 +92,7 @@ class ClosedOver:
     def params(self, eqn: JaxprEqn, values: Sequence[Any]) -> Params:
         """Return the parameters of a call that takes `values` after its other operands.
 
-        The call must not be differentiated by them.
+        The call must not be differentiated with respect to them.
         """
         made = self._jvp if "jvp_jaxpr_fun" in eqn.params else self._vjp
         body = self._taking(eqn.params["call_jaxpr"], values, len(eqn.invars))
@@ -136,8 +137,8 @@ class ClosedOver:
     def _taking(self, closed: ClosedJaxpr, values: Sequence[Any], place: int) -> ClosedJaxpr:
         """Return a closed jaxpr that takes `values`, which may be its constants, from `place` on.
 
-        So do its custom calls, which are differentiated once less; they also take the values that
-        their rules close over in it.
+        Its custom calls, which are differentiated once less, take them too, and also the values of
+        this jaxpr that their rules close over.
         """
         known = {id(c): v for v, c in zip(closed.constvars, closed.consts, strict=True)}
         taken = {id(x): known.get(id(x)) or Var(jax.typeof(x)) for x in values}
@@ -200,10 +201,11 @@ def _with_parts(
 
 # --- traces that have ended -----------------------------------------------------------------------
 
-#: How many times a call may be differentiated that takes the values that its rule closes over.
+#: The number of times that a call may be differentiated if it takes the values that its rule closes
+#: over.
 _MOST_DERIVATIVES = 3
 
-#: Traces that have ended, but have tracers that rules still hold.
+#: Traces that have ended, but whose tracers are still held by rules.
 _ended: WeakSet[Any] = WeakSet()
 
 

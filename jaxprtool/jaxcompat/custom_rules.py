@@ -29,8 +29,7 @@ class JVPRule:
     `jaxpr` is closed and takes (*primals, *tangents); it returns the results, then the tangents of
     those results that have False in `out_zeros`. The primals are the call's operands after its
     first `num_consts`; `perturbed` are those that the rule may be differentiated by. A rule that
-    only raises has no jaxpr, and its exception in `raises`, in the format of the end of a
-    traceback.
+    only raises has no jaxpr; `raises` has its exception, in the format of the end of a traceback.
     """
 
     name: str
@@ -61,10 +60,10 @@ class VJPRule:
 
 
 def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> JVPRule:
-    """Return the rule of a custom_jvp call, differentiated by the primals that are `perturbed`.
+    """Return the rule of a custom_jvp call, with tangents for the primals that are `perturbed`.
 
-    The other tangents are symbolic zeros for the rule, and unused. Raises what the user's rule
-    raises.
+    The other tangents are symbolic zeros for the rule, and unused. Raises the exception of the
+    user's rule.
     """
     params = eqn.params
     rule = params["jvp_jaxpr_fun"]
@@ -94,7 +93,7 @@ def _with_all_tangents(
 def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) -> Params:
     """Return the parameter that makes a custom_jvp call follow `rule(perturbed)`.
 
-    `rule` is called when the call is differentiated by those primals. It may raise.
+    `rule` is called when the call is differentiated with respect to those primals. It may raise.
     """
 
     def jvp(*in_zeros: bool) -> tuple[Jaxpr, Sequence[Any], list[bool]]:
@@ -121,9 +120,9 @@ def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) 
 
 
 def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
-    """Return the rules of a custom_vjp call, differentiated by the primals that are `perturbed`.
+    """Return the rules of a custom_vjp call, for derivatives by the primals that are `perturbed`.
 
-    Raises what the rules raise, and TypeError for a kind of rule that is more than a function of
+    Raises the exceptions of the rules, and TypeError for a rule that is more than a function of
     residuals and cotangents.
     """
     params, num_consts = eqn.params, eqn.params["num_consts"]
@@ -209,8 +208,8 @@ def custom_vjp_rule_params(
 ) -> Params:
     """Return the parameters that make a custom_vjp call follow `rules(perturbed)`.
 
-    `rules` is called when the call is differentiated by those primals. It may raise. `primals` are
-    the types of the operands after the first `num_consts`.
+    `rules` is called when the call is differentiated with respect to those primals. It may raise.
+    `primals` are the types of the operands after the first `num_consts`.
     """
 
     def fwd(*perturbed: bool) -> tuple[Jaxpr, Sequence[Any]]:
@@ -273,7 +272,7 @@ class _Identity:
 #: The modules of the functions that wrap a user's rule.
 WRAPPERS = ("jax.", "jaxprtool.")
 
-#: Objects that JAX makes for each call of a custom rule, and that the rule does not depend on.
+#: Objects that JAX creates for each call of a custom rule, and on which the rule does not depend.
 _OF_ONE_CALL = (jax.core.Trace, TraceTag, lu.Store, lu.EqualStore, lu.InitialResultPaths)
 
 
@@ -282,7 +281,7 @@ _AFTER_DCE: dict[str, Callable[[Any], Any]] = {
     "call_jaxpr": lambda call_jaxpr: tuple(v.aval for v in call_jaxpr.outvars),
 }
 
-#: For JAX's functions that close over more than they use: what they use of it.
+#: For JAX's functions that close over more than they use: the values that they use.
 _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "memoized": {"cells": lambda table: None, "sentinel": lambda mark: None},
     "mapped_fwd": {"residual_dims": lambda dims: None},

@@ -89,7 +89,7 @@ def with_high_body(eqn: JaxprEqn, body: ClosedJaxpr) -> Any:
 
 
 def high_name(eqn: JaxprEqn) -> str:
-    """Return the name of the function that an object was made from, or that of its class."""
+    """Return the name of the function that an object was created from, or that of its class."""
     held = eqn.params["_prim"]
     return str(getattr(held.params.get("traced"), "fun_name", type(held).__name__))
 
@@ -131,7 +131,7 @@ def _zero(aval: Aval) -> bool:
 
 
 def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
-    """Return an object's forward derivative. Raises what the object's rule raises."""
+    """Return an object's forward derivative. Raises the exception of the object's rule."""
     held = eqn.params["_prim"]
     primals = held.in_avals_flat
     tangents = [aval.to_tangent_aval() for aval in primals]
@@ -160,8 +160,8 @@ def high_jvp_rule(eqn: JaxprEqn) -> JVPRule:
 def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
     """Return an object's reverse derivative, whose `fwd` returns all residuals.
 
-    Raises what the object's rules raise, and TypeError for rules that are more than functions of
-    residuals and cotangents.
+    Raises the exceptions of the object's rules, and TypeError for rules that are more than
+    functions of residuals and cotangents.
     """
     held = eqn.params["_prim"]
     wanted = _differentiable(held)
@@ -203,7 +203,7 @@ def high_vjp_rule(eqn: JaxprEqn) -> VJPRule:
 
 
 def _differentiable(held: Any) -> list[bool]:
-    """Return, for each operand, True if an object's reverse rule differentiates by it."""
+    """Return, for each operand, True if an object's reverse rule returns a cotangent for it."""
     flags = [not _zero(aval) for aval in held.in_avals_flat]
     if isinstance(held, hijax.CustomVJPTraced):
         closed_over = jax.tree.structure(held.in_avals[:2]).num_leaves

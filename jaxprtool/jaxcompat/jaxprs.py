@@ -119,7 +119,7 @@ def varying_axes(aval: Aval) -> frozenset[Hashable]:
 
 
 #: Whether an equation with this effect may be removed if its results are unused. Reading a ref,
-#: allocating one, or naming an axis leaves no trace; writes, prints and all others do.
+#: allocating one, or naming an axis has no visible effect; writes, prints and all others do.
 is_removable_effect = pe.dceable_effects.contains
 
 

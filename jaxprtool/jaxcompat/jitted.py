@@ -18,13 +18,14 @@ from jaxprtool.jaxcompat.aliases import AnyJaxpr
 from jaxprtool.jaxcompat.jaxprs import replace_jaxpr
 from jaxprtool.jaxcompat.values import UNSPECIFIED
 
-#: Raises TypeError for what JAX cannot transform: generators, static methods, non-functions.
+#: Raises TypeError for objects that JAX cannot transform: generators, static methods,
+#: non-functions.
 check_callable = api_util.check_callable
 
 #: A view of a ref, such as `ref.at[0]`: a leaf that has no type.
 RefView = state_types.TransformedRef
 
-#: A context in which operations on arrays are evaluated, whatever is traced around them.
+#: A context in which operations on arrays are evaluated immediately, even under an outer trace.
 at_once = jax.core.eval_context
 
 #: Make JAX hide a file's frames in the tracebacks that it shows, like its own.

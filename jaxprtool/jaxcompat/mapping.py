@@ -1,8 +1,8 @@
 """Trace a function that is mapped over an axis for one batch element, as `jax.vmap` runs it.
 
 The trace stages equations on mapped values, with the types of one batch element. The enclosing
-trace runs everything else immediately: a value that does not depend on a mapped argument is what it
-is outside, a number, an array, or a tracer of an outer transformation.
+trace runs everything else immediately: a value that does not depend on a mapped argument is the
+same as outside: a number, an array, or a tracer of an outer transformation.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ class _LaneTrace(pe.DynamicJaxprTrace):
     ) -> tuple[Any, Params]:
         """Return the operands and parameters of a call with custom derivatives, closures included.
 
-        The values that its rules close over become operands. A rule that raises here is left to
-        raise when the call is differentiated.
+        The values that its rules close over become operands. If a rule raises here, it raises again
+        when the call is differentiated.
         """
         ins, outs = [Var(x.aval) for x in operands], list(map(Var, avals))
         eqn = new_jaxpr_eqn(ins, outs, primitive, params, effs)
@@ -259,7 +259,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
             return jax.core.eval_jaxpr(needed, closed.consts)[0]
 
     def closed(self, results: Sequence[Any]) -> ClosedJaxpr:
-        """Return the closed jaxpr of what was staged; its constants are closed-over values."""
+        """Return the closed jaxpr of the staged equations; its constants are closed-over values."""
         debug = self.frame.debug_info._replace(arg_names=None, result_paths=None)
         return attach_constants(*self.to_jaxpr(list(results), debug, source_info_util.current()))
 

@@ -1,9 +1,10 @@
 """Marked calls in JAX's form: equations of a primitive of our own, with its own lowering.
 
-In a Program a marked call is a `jit` whose context has the mark. JAX would copy that to the call
-and to everything that its transformations trace in the body, wherever the program is lowered. So
-the jaxpr that JAX evaluates or lowers has equations of another primitive, which follows the rules
-of `jit` except for the lowering. After JAX's tracing, they become `jit` with a mark again.
+In a Program a marked call is a `jit` whose context has the mark. JAX would copy the mark to the
+call and to all equations that its transformations trace in the body, wherever the program is
+lowered. So the jaxpr that JAX evaluates or lowers has equations of another primitive, which follows
+the rules of `jit` except for the lowering. After JAX's tracing, they become `jit` with a mark
+again.
 """
 
 from __future__ import annotations

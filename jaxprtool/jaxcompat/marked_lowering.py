@@ -49,7 +49,7 @@ def _least(*marks: Mark) -> Mark:
 
 
 def lower_marked_call(ctx: mlir.LoweringRuleContext, *args: Any, **params: Any) -> Sequence[Any]:
-    """Lower a marked call like a jit, with as much of its mark as is possible here."""
+    """Lower a marked call like a jit, with the strongest mark that is possible here."""
     name: MarkedName = params["name"]
     possible = _possible(ctx)
     mark = _least(name.mark, possible)
@@ -137,7 +137,7 @@ def _platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
 
 
 def _by_one_device(ctx: mlir.ModuleContext) -> bool:
-    """Return True if XLA is certain to have nothing to partition."""
+    """Return True if XLA certainly has nothing to partition."""
     axes = ctx.axis_context
     if ctx.lowering_parameters.for_export:
         return False

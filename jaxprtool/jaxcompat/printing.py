@@ -37,9 +37,10 @@ def print_with_rule(
 ) -> Callable[[int, int | None], str]:
     """Return a function from an indentation and a width to `eqn` printed by JAX's own rule.
 
-    Without a width, all of it is on one line. Further lines are indented by that many columns;
-    so is the first, but its indentation is left out. `var_names` maps variables to names, and
-    names new ones; `shared` maps jaxprs that are printed elsewhere to their names.
+    Without a width, all of it is on one line. Lines after the first are indented by that many
+    columns. The first line is laid out for the same indentation, which is left out. `var_names`
+    maps variables to names, and names new ones; `shared` maps jaxprs that are printed elsewhere to
+    their names.
     """
     context = core.JaxprPpContext()
     context.var_names = var_names

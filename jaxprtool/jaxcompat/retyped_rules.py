@@ -1,7 +1,7 @@
-"""Live rules of custom derivatives for calls of other types than those that JAX made them for.
+"""Live rules of custom derivatives, converted to calls of other types.
 
-JAX wraps a user's rule in functions that close over the types of the call. Those are made again
-around the same user's function, with other types.
+JAX wraps a user's rule in functions that close over the types of the call. These functions are
+created again around the same user's function, with other types.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def closes_over_sizes(params: Params) -> bool:
 
 
 class _Retyping:
-    """Makes objects again, each once: functions that fill and read a store of JAX's share it."""
+    """Creates objects again, each once, since the writers and readers of a store share it."""
 
     def __init__(self, value: Callable[[Any], Any]) -> None:
         self._value = value

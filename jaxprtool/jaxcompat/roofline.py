@@ -10,7 +10,7 @@ def roofline_flops(eqn: JaxprEqn) -> int | None:
     """Return the FLOPs of an equation by a rule from `register_roofline`.
 
     Returns:
-        None if there is no rule, if it counts none, like that of many JAX primitives, or if the
+        None if there is no rule, if the rule counts no FLOPs, as for many JAX primitives, or if the
         equation has operands other than arrays of known sizes, which rules do not support.
     """
     from jax.experimental.roofline import RooflineRuleContext, RooflineShape

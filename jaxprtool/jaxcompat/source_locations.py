@@ -23,7 +23,7 @@ from jax.extend.source_info_util import SourceInfo, new_name_stack, register_exc
 
 from jaxprtool.jaxcompat.identity import identity
 
-#: Our own frames are hidden, as JAX hides its own: users look for equations in their code.
+#: Our own frames are hidden, as JAX hides its own, since users look for equations in their code.
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 register_exclusion(_PACKAGE)
 
@@ -39,7 +39,7 @@ _INSTALLED = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
 def hide_frames(path: str) -> None:
     """Exclude a file or folder from the user's code.
 
-    This is for packages whose functions make equations for the user, as JAX's own do.
+    This is for packages whose functions create equations for the user, as JAX's own do.
 
     Args:
         path: The path of a file, or of a folder with a separator at the end.
@@ -69,7 +69,7 @@ FramePosition: TypeAlias = tuple[str, int, int, str]
 
 
 def user_frames(eqn: JaxprEqn) -> list[UserFrame]:
-    """Return the frames of the user and of libraries that made `eqn`, the innermost first.
+    """Return the frames of the user and of libraries that created `eqn`, the innermost first.
 
     Frames of the code that called the tracer, a script or the command line, are left out.
     """
@@ -216,7 +216,7 @@ def _behind(inner: Any, call: Any) -> Any:
 def source_under(
     call: JaxprEqn,
 ) -> Callable[[SourceInfo], SourceInfo]:
-    """Return a function that maps the `source_info` of an equation in a call to that when inlined.
+    """Return a function from the `source_info` of an equation in a call to its inlined form.
 
     The name scopes of the call are put around those of the equation. If the equation has no frames
     of the user's, those of the call are put behind its own: JAX traces a jitted function once for

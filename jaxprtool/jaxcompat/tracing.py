@@ -114,7 +114,7 @@ def traced_like(eqn: JaxprEqn, fun: Callable[..., Any], operands: Sequence[Var])
 def trace_lifted(
     fun: Callable[..., list[Any]], debug: DebugInfo, args: Sequence[Any]
 ) -> tuple[ClosedJaxpr, list[Any]]:
-    """Return the closed jaxpr of a flat function, and what it takes before its arguments.
+    """Return the closed jaxpr of a flat function, and the values it takes before its arguments.
 
     These are the traced values and the refs that it closes over; arrays are constants. They have no
     names in the jaxpr's `debug_info`.

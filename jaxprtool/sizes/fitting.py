@@ -278,11 +278,11 @@ def _misfit_hint(program: Program, given: Any, aval: Aval) -> str | None:
 
 
 def _scalar(name: str, value: Any, dtype: np.dtype) -> Any:
-    # NumPy wraps what is too large for the integers of ml_dtypes.
+    # NumPy wraps values that are too large for the integers of ml_dtypes.
     bounds = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else None
     try:
         if bounds is None or bounds.min <= value <= bounds.max:
             return np.asarray(value, dtype)
-    except (OverflowError, TypeError):  # ml_dtypes takes no integers of more than 64 bits
+    except (OverflowError, TypeError):  # ml_dtypes does not support integers of more than 64 bits
         pass
     raise ArgumentsError(f"argument '{name}' is {value}, which does not fit {dtype}")

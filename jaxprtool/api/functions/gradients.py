@@ -13,7 +13,7 @@ from jaxprtool.passes.transforms.derivatives import Grad, ValueAndGrad
 def zero_gradients(
     traced: Program, gradient: Program, pipeline: Pipeline, results: Sequence[str]
 ) -> Iterator[GradientFlow]:
-    """Yield what stops the gradient for each zero result.
+    """Yield the equations that stop the gradient for each zero result.
 
     Args:
         traced: The program before the passes.

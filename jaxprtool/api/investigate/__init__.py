@@ -1,1 +1,1 @@
-"""Comparing, bisecting, verifying and reducing programs, and what a gradient keeps."""
+"""Comparing, bisecting, verifying and reducing programs, and the residuals of gradients."""

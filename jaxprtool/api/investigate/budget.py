@@ -31,7 +31,7 @@ _TRIES = 5
 
 
 def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
-    """Return what to save so that the gradient of a program stays within a budget.
+    """Return the values to save so that the gradient of a program stays within a budget.
 
     Args:
         program: The program.

@@ -1,4 +1,4 @@
-"""`residuals`: the values a gradient keeps between its halves, also under each policy.
+"""`residuals`: the values that a gradient keeps between its halves, also under each policy.
 
 found = jaxprtool.residuals(program)
 found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
@@ -38,7 +38,7 @@ def residuals(program: Program, budget: int | str | None = None) -> Residuals:
 
     Args:
         program: A `Program` with differentiable results.
-        budget: The number of bytes that may be kept, `"8GiB"`: adds a proposal of what to save.
+        budget: The number of bytes that may be kept, `"8GiB"`: adds a proposal of values to save.
 
     Raises:
         ArgumentsError: If no choice of values to save stays within the budget, or it cannot be

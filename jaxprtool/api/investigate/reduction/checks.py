@@ -1,4 +1,4 @@
-"""The checks of a reduction: what must hold for a smaller program too.
+"""The checks of a reduction, which must also hold for a smaller program.
 
     crash                   compiling or running the program dies of a signal
     timeout SECONDS         compiling takes longer than this
@@ -99,7 +99,7 @@ class Check:
         return None
 
     def seen(self, tried: Tried) -> Any:
-        """Return the fault that a try has shown, or None if the check does not hold."""
+        """Return the fault found by a try, or None if the check does not hold."""
         return tried.value
 
     def same(self, seen: Any, first: Any) -> bool:

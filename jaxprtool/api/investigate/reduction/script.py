@@ -102,7 +102,7 @@ def _module(program: Program) -> tuple[str, str]:
 
 
 def _with_environment(text: str) -> str:
-    """Add to a module the environment variables that change what JAX does, with their values now.
+    """Add to a module the environment variables that affect JAX, with their current values.
 
     These are XLA's flags and the number of CPU devices.
     """

@@ -207,7 +207,7 @@ class Search:
                 self._found(found, "plainer values")
 
     def _fill(self) -> None:
-        """Set values that the check would make up to zeros or ones, for the script."""
+        """Set values that the check would draw at random to zeros or ones, for the script."""
         values = self.state.values
         avals = dict(zip(self.state.program.arg_names, self.state.program.in_avals, strict=True))
         unknown = {n: a for n, a in avals.items() if n not in values and not is_extended(a.dtype)}
@@ -279,7 +279,7 @@ class ForkingJudge:
 
     @property
     def _slow(self) -> Limits:
-        """The limits of what takes longer than a try."""
+        """The limits of operations that take longer than a try."""
         return Limits(10 * self._limits.seconds, self._limits.memory)
 
     def _call(self, state: State, function: Callable[..., Any] | None = None) -> Call:

@@ -1,25 +1,27 @@
-"""What an extension of jaxprtool stands on: a pass, or the rules of primitives of one's own.
+"""The public interface for extensions: passes, and rules for new primitives.
 
-*   What an equation is like: `view` and the views, for those that hold jaxprs, and `regions`, the
-    edges along which values pass into and out of these; `traits` and `add_traits`, by primitive;
-    `Contains`, `equations`, `free_variables`, `size_of`.
-*   A loop, branch or call of one's own: a `View` with its `Edges`, `@rule("view", "primitive")`.
-    No pass needs more of it.
-*   How programs are rewritten: `map_equations`, `rewrite` with its `Writer`, `with_bodies`, `Memo`.
-*   How a pass or a format learns of a primitive: `rule(table, "primitive")`, where `table` is one
-    of `TABLES`. What its rules are called with, and return, is in `extend.batch`, `extend.cost`,
-    `extend.domains`, `extend.files`, `extend.mask`, `extend.python` and `extend.unzip`; for "dce",
-    `rule(used_outputs, live_inputs, eqn)` returns `(used_inputs, new_eqn)`.
-*   What is known of a program: how its values flow and what a pass changed (`extend.analysis`), the
-    tokens of its equations (`extend.listing`), the lines that they come from (`extend.sources`).
-    `extend.pipelines` is for what watches the passes run.
-*   What functions such as `vmap` and `mask` are made of: `extend.tracing`, `extend.trees` of
-    arguments, `extend.sizes` that vary; and what passes do to a program, for those that call it:
+*   Properties of equations: `view` and the views, for equations that hold jaxprs, and `regions`,
+    the edges along which values pass into and out of their bodies; `traits` and `add_traits`, by
+    primitive; `Contains`, `equations`, `free_variables`, `size_of`.
+*   New loops, branches and calls: a `View` with its `Edges`, `@rule("view", "primitive")`. All
+    passes then support the primitive.
+*   Rewriting of programs: `map_equations`, `rewrite` with its `Writer`, `with_bodies`, `Memo`.
+*   Rules of passes and formats for a primitive: `rule(table, "primitive")`, where `table` is one of
+    `TABLES`. The arguments and results of its rules are documented in `extend.batch`,
+    `extend.cost`, `extend.domains`, `extend.files`, `extend.mask`, `extend.python` and
+    `extend.unzip`; for "dce", `rule(used_outputs, live_inputs, eqn)` returns `(used_inputs,
+    new_eqn)`.
+*   Analyses of a program: its dataflow and the changes by a pass (`extend.analysis`), the tokens of
+    its equations (`extend.listing`), their source lines (`extend.sources`). `extend.pipelines` is
+    for observers of a pipeline.
+*   Building blocks of functions such as `vmap` and `mask`: `extend.tracing`, `extend.trees` for
+    pytrees, `extend.sizes` for varying sizes; and the rewrites of passes as functions:
     `extend.vmap`, `extend.padding`, `extend.ragged`.
 
-A package names the primitives that it has rules and traits for in the entry-point group
+A package lists the primitives for which it has rules and traits in the entry-point group
 `jaxprtool.primitives`; its module is imported when a program with one of them is met. A pass is a
-`jaxprtool.Pass`, in the group `jaxprtool.passes`. Errors of users are those of `jaxprtool.errors`.
+`jaxprtool.Pass`, in the group `jaxprtool.passes`. Errors that users can cause are in
+`jaxprtool.errors`.
 """
 
 from jaxprtool.ir.basics.dtypes import is_extended

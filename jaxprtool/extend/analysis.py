@@ -1,10 +1,10 @@
-"""What is known of a program: how its values flow, and what a pass has changed.
+"""Analyses of a program: its dataflow, and the changes by a pass.
 
 `DefUse` has the definitions and uses of the variables of one body. `DataFlow` leads from a variable
 to its definition and its uses, through bodies; a `Holder` is an equation that holds a body.
 `backward_slice` and `forward_slice` find the equations that values depend on, or that depend on
-them. `changes` compares a program with what a pass made of it; `left_to_partitioner` names what of
-it XLA partitions over devices.
+them. `changes` compares a program with the result of a pass; `left_to_partitioner` names the parts
+that XLA partitions over devices.
 """
 
 from jaxprtool.ir.dataflow.dataflow import DataFlow, Holder

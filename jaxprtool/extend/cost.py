@@ -1,7 +1,7 @@
-"""For rules of the table "cost".
+"""Types and functions for rules of the table "cost".
 
-`rule(eqn)` returns the `Work` of one run of an equation, or None if it is not known. Bytes are
-counted by what is fused, unless the rule gives some.
+`rule(eqn)` returns the `Work` of one run of an equation, or None if it is unknown. Bytes are
+computed from the fusion of equations, unless the rule returns some.
 """
 
 from jaxprtool.analysis.cost.work import Work

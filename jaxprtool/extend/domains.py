@@ -1,12 +1,12 @@
-"""For passes that rewrite a program by a kind of each value, as `batch`, `mask` and `ragged` do.
+"""The engine of passes that rewrite a program by a kind of each value: `batch`, `mask`, `ragged`.
 
-A `Domain` says what the kind of a value is and how two kinds join; its `Writing` rewrites one body,
-equation by equation. Loops, branches, calls and custom derivatives are rewritten on the edges of
-their bodies, those of plug-ins too: `by_edges` and `custom_derivative` are rules for a table of
+A `Domain` defines the kinds of values and how two kinds join; its `Writing` rewrites one body,
+equation by equation. Loops, branches, calls and custom derivatives, also those of plug-ins, are
+rewritten on the edges of their bodies: `by_edges` and `custom_derivative` are rules for a table of
 structured rules, and `Domain.body` rewrites a body. `rule(writing, eqn)` of such a table, as of
 "mask_bodies", "ragged_bodies" and "batch_bodies", writes an equation that holds jaxprs and returns
 True, or writes nothing and returns False. `solve` and `write` are the two halves of `by_edges`, for
-a rule that has something to say between them.
+a rule that changes the solution in between.
 """
 
 from jaxprtool.passes.mapping.domains import (

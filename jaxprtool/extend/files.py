@@ -1,8 +1,8 @@
-"""For rules of the table "jaxpr", each a `Form`: how `.jaxpr` files have a primitive's parameters.
+"""The rules of the table "jaxpr": a `Form` of a primitive's parameters in `.jaxpr` files.
 
-The values of parameters that are objects of other packages are added by `add_class` and the like.
-`readable_params`, the table "equivalence", has functions that return the parameters of an equation
-as data that can be compared.
+`add_class` and similar functions add support for parameter values that are objects of other
+packages. `readable_params`, the table "equivalence", has functions that return the parameters of an
+equation as comparable data.
 """
 
 from jaxprtool.formats.jaxpr.params import BadParameter, Form, Params, restored, written

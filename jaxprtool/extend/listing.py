@@ -1,9 +1,8 @@
-"""How a program is written on a screen: the tokens of its equations, counts, and styles.
+"""Display of programs on a screen: the tokens of equations, counts, and styles.
 
 A `Reader` names the variables of a `border` as listings do, and returns the tokens of an equation's
-parts; `ShowOptions` says how. `with_roles` pairs each token with its role, and `STYLES` has Rich's
-style of each role. `printable` writes out what a terminal would act on. `Selection` counts
-equations.
+parts; `ShowOptions` has the options. `with_roles` pairs each token with its role, and `STYLES` has
+Rich's style of each role. `printable` escapes control characters. `Selection` counts equations.
 """
 
 from jaxprtool.ir.basics.primitive_docs import summary

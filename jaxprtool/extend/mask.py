@@ -1,11 +1,10 @@
-"""For rules of the tables "mask" and "mask_bodies".
+"""Types and functions for rules of the tables "mask" and "mask_bodies".
 
-`rule(masking, eqn, *operands)` of "mask" computes on `Padded` operands what the equation computes
-on logical ones, and returns its padded results: arrays, or `Filled` where it knows what their
-padding holds. `MaskContext.apply` says how padding is kept out of derivatives. A primitive with the
-trait `elementwise` needs no rule. `rule(writing, eqn)` of "mask_bodies", for equations that hold
-jaxprs, is one of the domain of masks; see `extend.domains`. A loop or branch that has a view needs
-none.
+`rule(masking, eqn, *operands)` of "mask" applies an equation to `Padded` operands, and returns its
+padded results: arrays, or `Filled` if the contents of their padding are known. `MaskContext.apply`
+keeps padding out of derivatives. A primitive with the trait `elementwise` needs no rule.
+`rule(writing, eqn)` of "mask_bodies", for equations that hold jaxprs, is a rule of the domain of
+masked programs; see `extend.domains`. A loop or branch that has a view needs no rule.
 """
 
 from jaxprtool.passes.mapping.mask import Filled, MaskContext, MaskDomain, MaskWriting, Padded

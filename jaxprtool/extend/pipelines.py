@@ -1,4 +1,4 @@
-"""To watch a pipeline: `pipeline.run(program, observer)` calls an `Observer` around each step."""
+"""Observation of pipelines: `pipeline.run(program, observer)` calls an `Observer` at each step."""
 
 from jaxprtool.passes.framework.pipeline import Observer, Step
 

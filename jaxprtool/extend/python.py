@@ -1,7 +1,7 @@
-"""For rules of the table "python": `rule(eqn, *operands)` yields expressions, the best first.
+"""The rules of the table "python": `rule(eqn, *operands)` yields expressions, the best first.
 
-Objects of other packages among the parameters are written by the functions in `constructors`, by
-class; packages that the module is to import stand in `ROOTS`.
+The functions in `constructors`, by class, write parameters that are objects of other packages;
+`ROOTS` lists the packages that the module may import.
 """
 
 from jaxprtool.formats.python.expressions import (

@@ -1,7 +1,8 @@
-"""Jaxprs on all examples of a batch at once, whose lengths differ: what the pass `ragged` does.
+"""The rewrite of the pass `ragged` as a function: jaxprs on examples of different lengths.
 
-`all_lanes` rewrites the jaxpr of one example; a `Kind` says how the values of all examples are laid
-out: `Packed`, `Lanes`, or `Shared` by all. `RaggedContext.lengths` computes a size of each example.
+`all_lanes` rewrites the jaxpr of one example for all examples; a `Kind` is the layout of the values
+of all examples: `Packed`, `Lanes`, or `Shared` by all. `RaggedContext.lengths` computes a size of
+each example.
 """
 
 from jaxprtool.passes.mapping.ragged import (

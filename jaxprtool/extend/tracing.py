@@ -1,9 +1,10 @@
-"""For functions that trace a user's function, rewrite it, and evaluate the result, as `jit` does.
+"""Functions to trace a user's function, rewrite it, and evaluate the result, as `jit` does.
 
-`bind_arguments` sorts the arguments of a call, and `trace_call` makes its `Program`. Types that
-stand for arguments are read by `read_args`, `read_strings` and `ParameterTypes.read`. `evaluated`
-evaluates a jaxpr within what JAX is tracing; `at_once` computes without regard to that. Values that
-JAX traces and the function closes over are arguments of a program `with_lifted` ones.
+`bind_arguments` splits the arguments of a call into traced and static ones, and `trace_call`
+returns its `Program`. `read_args`, `read_strings` and `ParameterTypes.read` read the types of
+arguments. `evaluated` evaluates a jaxpr, or writes its equations if JAX is tracing; `at_once`
+evaluates immediately, even then. `with_lifted` turns traced values that a function closes over into
+arguments of its program.
 """
 
 from jaxprtool.ir.programs.lifted import CLOSED_OVER, with_lifted

@@ -1,8 +1,8 @@
-"""Pytrees of arguments and results: their structures, the paths of their leaves, what fits them.
+"""Pytrees of arguments and results: their structures, the paths of their leaves, and matching.
 
-`filled` puts flat values into a structure of a `Program`, which may have leaves that are no arrays,
-and `structure` returns the one of a value. `matched_leaves` flattens an argument for a structure,
-or raises `Mismatch`.
+`filled` builds a tree from flat values and a structure of a `Program`, which may have leaves that
+are not arrays, and `structure` returns the structure of a value. `matched_leaves` flattens an
+argument that matches a structure, and raises `Mismatch` otherwise.
 """
 
 from jaxprtool.ir.basics.paths import paths, unique

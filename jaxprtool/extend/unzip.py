@@ -1,4 +1,4 @@
-"""For rules of the table "unzip": `rule(eqn, times, context)` returns an `Outcome`."""
+"""The rules of the table "unzip": `rule(eqn, times, context)` returns an `Outcome`."""
 
 from jaxprtool.passes.unzip import BindingTime, Context, Outcome, Variable, whole
 

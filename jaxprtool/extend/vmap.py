@@ -1,8 +1,8 @@
-"""For functions that map a user's function over examples, as `vmap` does.
+"""Functions to map a user's function over examples, as `vmap` does.
 
 `TracedLanes` traces the function for one example. `flat_out_axes`, `axis_size_of` and
-`check_unmapped` treat `in_axes` and `out_axes` as `jax.vmap` does, with its errors, and
-`match_axis` moves the mapped axis of a value.
+`check_unmapped` handle `in_axes` and `out_axes` like `jax.vmap`, with its errors, and `match_axis`
+moves the mapped axis of a value.
 """
 
 from jaxprtool.jaxcompat import Lanes as TracedLanes

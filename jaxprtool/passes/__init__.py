@@ -1,1 +1,1 @@
-"""Rewrites of programs: the framework of passes and pipelines, and the passes, by what they do."""
+"""Rewrites of programs: the framework of passes and pipelines, and the passes, by purpose."""

@@ -8,9 +8,9 @@ of their variables, arrays by content, numbers to the bit, functions only if the
 These are never merged: equations with effects, including reads of a ref, at any depth; `sow`, and
 equations that hold one; `optimization_barrier`, remat and `copy`, whose purpose is to keep
 computations apart; and equations whose results may differ from call to call (`Traits.may_merge`). A
-body cannot use values computed outside it: what a remat recomputes stays recomputed. The only
-effect of a collective is that it names an axis; it is merged with one on the same operands in the
-same body.
+body cannot use values computed outside it: values that a remat recomputes are still recomputed. The
+only effect of a collective is that it names an axis; it is merged with one on the same operands in
+the same body.
 
 Bodies that are equal but distinct objects become one object, which JAX then lowers once. Their
 equations all have the source locations of the first.

@@ -229,7 +229,7 @@ class _Refs:
     """The refs that may be read after an equation, while a jaxpr is traversed backwards.
 
     `at_exit` are those that may be read after the jaxpr, `read` those that equations read. With
-    `all_live`, the jaxpr makes no refs of its own, and all others are read after it.
+    `all_live`, the jaxpr allocates no refs of its own, and all others are read after it.
     """
 
     at_exit: frozenset[Var]
@@ -287,7 +287,7 @@ def dce_regions(
     inside = regions(eqn)
     if inside is None:
         return _fallback(used_outputs, live_inputs, eqn)
-    keeps_all = inside.edges.has_rule  # the user's rule may read what the body does not
+    keeps_all = inside.edges.has_rule  # the user's rule may read operands that the body does not
     used, kept, live = [keeps_all] * len(eqn.invars), list(used_outputs), live_inputs
     for i in inside.deciding:
         used[i] = True

@@ -8,8 +8,8 @@
     returns the operand. The function is recognized by its module and name, the branch by its
     results, which need the call; so a `pure_callback` whose value is used is never mistaken for it.
 
-What only checks needed is removed too. Rules of custom derivatives are traced: if one holds a
-check, the call gets the rule's jaxpr without it.
+Equations that only checks needed are removed too. Rules of custom derivatives are traced: if one
+holds a check, the call gets the rule's jaxpr without it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Dropping:
         self._unchecked: dict[Hashable, Callable[[], Any]] = {}
 
     def cleaned(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        """Return the jaxpr without checks and what only they needed; itself if it has none."""
+        """Return the jaxpr without checks and code that only they needed; itself if it has none."""
         left = rewrite(jaxpr, self._visitor)
         return left if left is jaxpr else dce_body(left, [True] * len(left.outvars), True)[0]
 

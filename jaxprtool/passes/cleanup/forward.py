@@ -11,7 +11,8 @@ Values that a body only forwards need not go through it:
     the coarsest stable partition of the carries (they form the graph of a function, so sequences
     are compared by doubling; compare J. E. Hopcroft, "An n log n algorithm for minimizing states in
     a finite automaton", 1971);
-*   an operand that a scan slices and that only repeats one value becomes a constant of it.
+*   an operand that a scan slices, and all of whose rows are one value, becomes a constant of the
+    scan.
 
 `dce` removes what is unused afterwards. These stay unchanged: operands that are donated, have a
 requested sharding or layout, or are refs; results of `shard_map`, whose specifications are
@@ -252,7 +253,7 @@ class _Forwarding:
         return all(self.inside.regions[number].constants is not None for number, _ in arguments)
 
     def _repeated(self, i: int) -> Atom | None:
-        """Return the value of every row of an operand, if it was made by repeating one."""
+        """Return the value of every row of an operand, if it repeats one value."""
         value, arguments = self.writer.repeated_row(self.eqn.invars[i]), self.arguments[i]
         if value is None or not self._can_add(arguments):
             return None

@@ -5,7 +5,7 @@ are nested. Equations keep their source locations and settings, in the name scop
 
 A call stays as it is
 
-* if it has settings as a call (`has_reason`): a jit with donated operands, shardings, layouts,
+*   if it has settings as a call (`has_reason`): a jit with donated operands, shardings, layouts,
     compiler options or `keep_unused`, one marked to be inlined by XLA (`inline=` in JAX 0.12), and
     every call under `compute_on` or `set_xla_metadata`, which mark the call as a whole.
     `force=True` inlines these too;
@@ -13,9 +13,9 @@ A call stays as it is
 *   if opening it would be wrong: a `nest` call with a value sown inside, whose scope is part of the
     name; and one with constants that the body around it cannot hold, such as that of a remat;
 
-* if the program would grow too much: n nested calls, each made twice, are 2**n when all are
-    inlined. If a program would have more than `MOST_EQUATIONS` equations, and more than twice as
-    many as before, shared bodies that would be longer than `LONG` stay shared.
+* if the program would grow too much: n nested functions, each called twice, are 2**n copies when
+    all are inlined. If a program would have more than `MOST_EQUATIONS` equations, and more than
+    twice as many as before, shared bodies that would be longer than `LONG` stay shared.
 
 `custom_jvp`, `custom_vjp` and `custom_vmap` are inlined only on request, since that loses the
 user's rule of differentiation or batching; so is `remat`, since that loses its purpose: the body of

@@ -3,7 +3,7 @@
 Every pass, built-in ones included, is found in the entry-point group `jaxprtool.passes`, and is
 imported only when a pipeline names it. `register` adds a class by hand, and `load_plugin` imports a
 file or module and registers the passes that it defines. A plug-in that cannot be imported, or whose
-name is in use, causes a `PluginWarning` that names it; everything else goes on working.
+name is in use, causes a `PluginWarning` that names it; everything else continues to work.
 
 Reading the entry points of all installed packages takes tens of milliseconds. It is done once, and
 again when `sys.path` has changed or a name is not found: the package may have been installed since.

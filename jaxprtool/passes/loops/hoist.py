@@ -6,21 +6,22 @@ that an equation leaves as many loops as it is invariant in.
 
 Which of the invariant equations are hoisted:
 
-* An equation that computes is hoisted, together with the equations that it needs, if its result has
-    no more bytes than the largest constant that it is computed from, or no more than `SMALL`; or if
-    it costs far more than reading its result (`Traits.expensive`, and equations that hold jaxprs).
+*   An equation that computes is hoisted, together with the equations that it needs, if its result
+    has no more bytes than the largest constant that it is computed from, or no more than `SMALL`;
+    or if it costs far more than reading its result (`Traits.expensive`, and equations that hold
+    jaxprs).
 
-* An equation that only moves, repeats or generates values (`Traits.moves`: broadcasts, iotas, ...),
-    or whose result is larger than everything it is computed from, is hoisted only if a hoisted
-    equation needs it. By itself it would save little and occupy memory while the loop runs, whereas
-    in the loop it is fused into its uses.
+*   An equation that only moves, repeats or generates values (`Traits.moves`: broadcasts, iotas,
+    ...), or whose result is larger than everything it is computed from, is hoisted only if a
+    hoisted equation needs it. By itself it would save little and occupy memory while the loop runs,
+    whereas in the loop it is fused into its uses.
 
-* The same holds for an equation of literals alone: in the loop it is known to be constant.
+*   The same holds for an equation of literals alone: in the loop it is known to be constant.
 
 These are never hoisted: equations with effects and those on refs; collectives and equations that
-place values or keep computations apart (`Traits.may_hoist`); user code that runs outside of JAX.
-A loop that may run no iteration is assumed to run: hoisted equations are pure, and at worst
-computed in vain. But a while loop, which may never end, is not moved out of such a loop.
+place values or keep computations apart (`Traits.may_hoist`); user code that runs outside of JAX. A
+loop that may run no iteration is assumed to run: hoisted equations are pure, and at worst computed
+unnecessarily. But a while loop, which may never end, is not moved out of such a loop.
 
 Compare XLA's WhileLoopInvariantCodeMotion, which also skips values that are not worth their memory.
 """
@@ -55,10 +56,10 @@ SMALL = 65536
 
 @dataclass(frozen=True)
 class Hoist(Pass):
-    """Move loop-invariant equations before their loop.
+    """Move loop-invariant equations out of scans and while loops.
 
-    An equation of a scan or a while loop is moved if it reads only loop-invariant values, and if
-    its result is small or costs far more to compute than to read.
+    An equation is moved before the loop if it reads only loop-invariant values, and if its result
+    is small or costs far more to compute than to read.
 
     Note:
         Equations with effects, collectives and calls of Python functions stay in their loop. So do
@@ -189,7 +190,7 @@ def _must_stay(eqn: JaxprEqn) -> bool:
 
 
 def _must_stay_if_idle(eqn: JaxprEqn) -> bool:
-    """Return True if an equation must stay in a loop that may run no iteration, as a `while`."""
+    """Return True if an equation must stay in a loop that may run no iteration: a `while`."""
     return _must_stay(eqn) or eqn.primitive.name == "while"
 
 
@@ -220,7 +221,7 @@ def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
     assert region.constants is not None
     eqns, made = partition(body, leaving)
     read = free_variables(eqns, body.outvars)
-    # A constant that other bodies take too stays, read or not.
+    # A constant that other bodies also take stays, whether it is read or not.
     own = inside.operands[region.constants]
     used = [i not in own or v in read for i, v in zip(region.ins, body.invars, strict=True)]
     stay = dict(zip(region.ins, used, strict=True))

@@ -240,7 +240,7 @@ def _close(graph: DependencyGraph) -> Iterator[Order]:
 def sunk(graph: DependencyGraph) -> Order:
     """Return the order with equations just before their first readers.
 
-    Those that free more than they make stay.
+    Equations that free more bytes than they allocate stay in place.
     """
     life = graph.life
     staying = []
@@ -258,7 +258,7 @@ def sunk(graph: DependencyGraph) -> Order:
 
 
 def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
-    """Return the order with each result after what it needs, depth first.
+    """Return the order with each result after the equations it needs, depth first.
 
     `by_need` computes first the operands that need most bytes beyond those of their own results;
     otherwise the operands keep their original order.

@@ -10,7 +10,7 @@ in each iteration, under one name), if it takes refs as `xs` or creates an empty
 if its body has constants that the enclosing body cannot hold. A scan with unrolled inner loops also
 stays if it would have more than `MOST_EQUATIONS` equations: n nested loops of two iterations are
 2**n iterations. While loops stay: where the number of iterations is known, as in `fori_loop`
-between constants, JAX has made a scan.
+between constants, JAX has traced a scan.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def rewrite(*args: Any, check: Check | None = None, name: str | None = None, **k
 
 
 class Rewrite(Definition, Pass):
-    """Replace every match of a pattern: a pass, made by `jaxprtool.rewrite`.
+    """Replace every match of a pattern: a pass, created by `jaxprtool.rewrite`.
 
     Plain calls are inlined before the search, in the program and in the pattern. If nothing
     matches, the result is the same program object.

@@ -27,7 +27,7 @@ from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 
 #: The most steps of one search; a pattern of a hundred equations takes a few hundred if it fits.
 _MOST_STEPS = 20_000
-#: The most fits at one position that are tried: operands that may be swapped make very many.
+#: The most fits at one position that are tried: operands that may be swapped yield very many.
 _MOST_FITS = 64
 
 

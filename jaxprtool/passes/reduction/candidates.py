@@ -44,7 +44,7 @@ class ReductionStep:
     Attributes:
         name: A description of the step, for the line of progress: "dropping results".
         sites: A function that returns the sites of a program where the step applies.
-        apply: A function that makes a candidate from a program and some of its sites; it returns
+        apply: A function that builds a candidate from a program and some of its sites; it returns
             None if it cannot.
         keeps: True if the sites passed to `apply` are those to keep, not those to simplify.
         most: The most equations of a program that the step is tried on; None for any number.

@@ -218,7 +218,7 @@ def _rule_constants(eqn: JaxprEqn) -> Iterator[Any]:
     try:
         rule = custom_rule(eqn)
     except UnsupportedError:
-        return  # nothing can be differentiated by it then
+        return  # then it cannot be differentiated
     for jaxpr in rule_jaxprs(rule).values():
         yield from _constants(jaxpr)
 

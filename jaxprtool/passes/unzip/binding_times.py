@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass
 class Context:
-    """The state of one unzip: the tag that it searches for, and what it has split already.
+    """The state of one unzip: the tag that it searches for, and the splits made so far.
 
     `replaced` counts, by path, the values sown in mode "clobber" that a later one replaces: these
     are not variables. `scopes` are those around the body that is being split, and `bodies` that

@@ -124,8 +124,8 @@ class Graph:
         """Set the cost to infinity for nodes that are in no minimum cut, or none nearest the sink.
 
         A node is not chosen if its successors can be cut off from the sink for no more, or its
-        predecessors from the source for less. The bounds choose each node, or what cuts off each
-        of its neighbours, and may count a node twice.
+        predecessors from the source for less. The bounds choose each node, or a set that cuts off
+        each of its neighbours, and may count a node twice.
         """
         costs, nodes = self.costs, self.nodes
         below, above = list(costs), list(costs)

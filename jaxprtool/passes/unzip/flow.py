@@ -7,10 +7,10 @@ it. If the values of a cut are sown as variables, everything that is needed late
 Structured equations connect to the bodies inside: an operand and the argument for it are one node,
 outside. A value in the body of a loop costs as much as its values in all iterations. A carry has a
 node of its own, which needs the initial value and the body's result for it. Where no variable can
-be extracted from a body, its values cost infinity, and a cut goes around it.
+be extracted from a body, its values cost infinity, so that a cut avoids them.
 
-A body's flow is made once and reduced (see `cut`), so that the many calls of an initializer cost
-a few nodes each.
+A body's flow is computed once and reduced (see `cut`), so that the many calls of an initializer
+cost a few nodes each.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _makes_key(eqn: JaxprEqn) -> int:
 
 
 class _Uses:
-    """Find what some primitives use, backwards; visits each body once.
+    """Find the values that some primitives use, backwards; visits each body once.
 
     Between an argument and its use it may change its layout or be taken in parts; if `computed`,
     any computation is allowed.

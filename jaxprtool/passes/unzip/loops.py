@@ -1,7 +1,7 @@
 """Conversion of a `while` with a known number of iterations to a `scan`.
 
 The number is found by running it: only the part of it that its condition depends on, on initial
-values that are constants. `lax.fori_loop` makes such loops where its bounds are arrays.
+values that are constants. `lax.fori_loop` creates such loops if its bounds are arrays.
 """
 
 from __future__ import annotations

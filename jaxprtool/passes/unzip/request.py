@@ -90,7 +90,7 @@ class Request:
             raise ArgumentsError(error.message, _HINT) from None
         for leaf in jax.tree.leaves([args[each] for each in positions]):
             aval, name = program.in_avals[leaf], program.arg_names[leaf]
-            # Keys of both kinds, and integers from which keys are made.
+            # Keys of both kinds, and integers from which keys are created.
             kinds = (jax.dtypes.prng_key, jnp.integer)
             if not any(jnp.issubdtype(aval.dtype, kind) for kind in kinds):
                 message = f"argument '{name}' of {program.name} is {type_of(aval)}, which is no key"

@@ -101,7 +101,7 @@ def leaf_tree(variables: Sequence[Variable]) -> dict[str, Any]:
 
 
 def _check(variable: Variable, path: tuple[str, ...], before: Variable | None) -> None:
-    """Refuse a variable if its name, or a scope of it, is another's name."""
+    """Refuse a variable if its name, or one of its scopes, is the name of another one."""
     if before is not None:
         places = f"{named(before.eqn)} and {named(variable.eqn)}"
         raise UnzipError(f"Cannot use duplicate variable name: {'/'.join(path)} ({places})")

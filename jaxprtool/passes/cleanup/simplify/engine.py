@@ -96,7 +96,7 @@ def _table_of(rows: tuple[Row, ...], fast: bool) -> _Table:
 
 
 def _heads(tree: OperationPattern) -> Sequence[_Head]:
-    """Return what one of the operands must be for the pattern to match: the rarest operand."""
+    """Return the requirement of the pattern on one of the operands: the rarest one."""
     # Equations and numbers are rarer than constants.
     for node in sorted(tree.operands, key=lambda node: rank(node) % 2):
         if isinstance(node, OperationPattern):

@@ -111,7 +111,7 @@ class Choice:
         np.cumsum(~self._free[:-1], out=self._taken[1:])
 
     def _at_most(self, starts: Positions, length: int) -> float:
-        """Return an approximate upper bound of what a group can save, however it is extended."""
+        """Return an approximate upper bound of the saving by a group, however it is extended."""
         longest = int(length * GROWTH) + 1
         copies = min(len(starts), 1 + int(starts[-1] - starts[0]) // length)
         end = min(int(starts[0]) + longest, len(self._text.tokens))

@@ -26,13 +26,12 @@ Every value is the same to the bit, evaluated equation by equation. Apart from r
 dead code and plain calls change: they are removed. `unroll`, with a sufficient `max_length`, then
 `simplify` and `dce`, restores the equations.
 
-`roll(stack="inside")` stacks in the program, which copies what it stacks: `jaxprtool opt` reports
-how many bytes. `roll(stack="arguments")`
-leaves that to the caller: where all rows of a stack are arguments, the stack is an argument, and
-the pass returns three programs: `rolled`; `stack`, which computes its arguments from the original
-ones; and `unstack`, its inverse. Both take the arguments that change, and return the same: as a
-tuple if there are several, and as `(args, kwargs)` if some are keyword arguments. So a checkpoint
-can be converted both ways:
+`roll(stack="inside")` stacks in the program, which copies the arrays: `jaxprtool opt` reports how
+many bytes. `roll(stack="arguments")` leaves that to the caller: where all rows of a stack are
+arguments, the stack is an argument, and the pass returns three programs: `rolled`; `stack`, which
+computes its arguments from the original ones; and `unstack`, its inverse. Both take the arguments
+that change, and return the same: as a tuple if there are several, and as `(args, kwargs)` if some
+are keyword arguments. So a checkpoint can be converted both ways:
 
     parts = jaxprtool.trace(step, params, state, batch).apply("roll(stack='arguments')")
     params, state = parts["stack"](params, state)

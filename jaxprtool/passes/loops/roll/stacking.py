@@ -27,7 +27,7 @@ class Stacking:
 
 
 def stacking(program: Program) -> Stacking:
-    """Return what the scans of a program stack; symbolic sizes count as 0."""
+    """Return the additional memory of the scans of a program; symbolic sizes count as 0."""
     top = top_jaxpr(program)
     scans: list[Scan] = []
     stacks: set[Var] = set()

@@ -87,7 +87,7 @@ class Rolling:
         if not self._replaced:
             return self._jaxpr
         while aligned := [each for calls in groups if (each := self._row_by_row(calls))]:
-            # Equations that make rows come before their readers: none is unstacked in between.
+            # Equations that compute rows come before their readers: none is unstacked in between.
             chain = min(aligned, key=lambda chain: self._window(chain)[-1])
             self._write(chain, self._place(chain))
         written = [*self._first, *(eqn for slot in self._slots for eqn in slot)]

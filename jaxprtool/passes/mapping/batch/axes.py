@@ -28,7 +28,7 @@ class BatchError(JaxprToolError, ValueError):
 
 
 class BatchTypeError(JaxprToolError, TypeError):
-    """Axes or a size of the wrong type, or a value that is no JAX type."""
+    """Axes or a size of the wrong type, or a value without a JAX type."""
 
 
 def result_type(value: object) -> Aval:

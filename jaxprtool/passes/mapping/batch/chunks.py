@@ -9,9 +9,9 @@ one transpose. Slices taken in the scan would move fewer bytes, but not in rever
 each slice is as large as the whole argument, and n // k of these would be added up.
 
 Batch elements of different chunks are never computed together. So collectives over the mapped axis
-are refused, and the axis has no name in a chunk: what is only traced later, such as the rule of a
-custom derivative, then raises instead of summing over one chunk. Random bits that depend on the
-whole batch, as in JAX's rule for `rbg` keys, depend on the chunk.
+are refused, and the axis has no name in a chunk: code that is only traced later, such as the rule
+of a custom derivative, then raises instead of summing over one chunk. Random bits that depend on
+the whole batch, as in JAX's rule for `rbg` keys, depend on the chunk.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _in_chunks(
 
     mapped, places = batched(chunk)
     count, rest = divmod(axis.size, chunk)
-    if not rest and None in places:  # the last chunk returns what is the same in all batch elements
+    if not rest and None in places:  # the last chunk returns the unmapped results
         count, rest = count - 1, chunk
 
     def scanned(_: None, rows: Sequence[jax.Array]) -> tuple[None, Sequence[jax.Array]]:
@@ -280,7 +280,7 @@ def _leaves_the_program(effect: Effect) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Halves:
-    """A body in two: what is the same in all batch elements, and the rest.
+    """A body in two: the part that is the same in all batch elements, and the rest.
 
     `first` takes the unmapped arguments. It returns the results marked in `same`, then the values
     that `second` takes before the arguments marked in `taken`; `second` returns the other results.
@@ -326,11 +326,11 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
 
 
 def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn], JaxprEqn]:
-    """Return the call of what a jit computes once, if any, and the call that computes the rest."""
+    """Return the call of the part of a jit to compute once, if any, and the call of the rest."""
     mapped = tuple(type(v) is not Literal and v in inside for v in call.operands)
     halves = memo(partial(_split, call.body, mapped, memo), call.body, mapped)
     first, same = halves.first, halves.same
-    # A call that only makes constants for the other saves nothing.
+    # A call that only computes constants for the other saves nothing.
     given = {
         v for v, x in zip(call.body.invars, call.operands, strict=True) if type(x) is not Literal
     }

@@ -1,8 +1,8 @@
 """One engine for passes that rewrite a program by a *kind* of each value.
 
 `batch` (the batch dimension of a value), `mask` (its logical shape and known padding) and `ragged`
-(its layout) are such passes. A `Domain` defines what the kind of a value is, how two kinds join,
-and which extra arguments a body needs. Its `Writing` rewrites one body, equation by equation.
+(its layout) are such passes. A `Domain` defines the kinds of values, how two kinds join, and which
+extra arguments a body needs. Its `Writing` rewrites one body, equation by equation.
 
 Loops, branches and calls (`regions`) and custom derivatives (`custom_derivatives`) are rewritten
 here for all domains, on the edges of their bodies (`ir.core.regions`).

@@ -23,7 +23,7 @@ class Writing(Generic[K]):
 
     Attributes:
         domain: The domain of the program.
-        context: What equations depend on besides their operands; see `Domain.context`.
+        context: The context of the equations besides their operands; see `Domain.context`.
         eqns: The equations written so far.
         values: The atom of the new body that holds each variable of the old one, and its kind.
         extras: The extra arguments of the new body, by name.
@@ -230,7 +230,7 @@ class Writing(Generic[K]):
             eqn: The equation.
             apply: The rule of its primitive.
             kinds: The kinds in which the rule takes the operands.
-            key: What the template depends on besides the equation, the kinds, and the context.
+            key: The dependencies of the template besides the equation, the kinds, and the context.
         """
         domain, operands = self.domain, [*map(self.held, eqn.invars, kinds)]
 

@@ -195,7 +195,7 @@ class Domain(Generic[K]):
             body: The jaxpr.
             kinds: The kinds of its arguments.
             wanted: The kinds of its results; None for a result that may have any.
-            context: What its equations depend on besides their operands.
+            context: The context of its equations besides their operands.
         """
         wanted = (None,) * len(body.outvars) if wanted is None else tuple(wanted)
         key = id(jaxcompat.open_jaxpr(body)), tuple(kinds), wanted, context

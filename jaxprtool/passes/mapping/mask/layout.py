@@ -1,4 +1,4 @@
-"""Masking of equations that move or repeat elements, or make arrays from sizes alone."""
+"""Masking of equations that move or repeat elements, or create arrays from sizes alone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The caches of the process, and `clear_caches`, which empties all of them.
 
-What passes compute for a jaxpr is kept as long as the jaxpr, so that it is computed once, and
-passes map a shared jaxpr to a shared result. A cache may change how long a pass takes, never its
-result. Every cache that outlives one run of a pass is made here, or listed if it is `jaxcompat`'s.
+Values that passes compute for a jaxpr are kept as long as the jaxpr, so that each is computed once,
+and passes map a shared jaxpr to a shared result. A cache may change how long a pass takes, never
+its result. Every cache that outlives one run of a pass is created here, or listed if it is
+`jaxcompat`'s.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def process_cache(cache: C) -> C:
 
 
 def clear_caches() -> None:
-    """Drop what jaxprtool has cached for jaxprs and functions.
+    """Drop all values that jaxprtool has cached for jaxprs and functions.
 
     Results are the same afterwards; they are computed again when needed. JAX's own caches stay:
     `jax.clear_caches` drops those.

@@ -1,4 +1,4 @@
-"""Pause Python's garbage collector while many objects are made that all stay alive."""
+"""Pause Python's garbage collector while many long-lived objects are created."""
 
 from __future__ import annotations
 

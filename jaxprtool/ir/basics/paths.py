@@ -54,7 +54,7 @@ def path_steps(path: str) -> list[str]:
         node = node.value
 
 
-#: What distinguishes the layers of a pytree.
+#: The numbers that distinguish the layers of a pytree.
 _NUMBER = re.compile(r"(\d+)")
 
 

@@ -54,10 +54,10 @@ _BYTES = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGN
 
 
 def bytes_of(text: str) -> int:
-    """Return the number of bytes that a text means: `8GiB`, `500 MB`, `2e9`.
+    """Return the number of bytes in a text: `8GiB`, `500 MB`, `2e9`.
 
     Raises:
-        ArgumentsError: If the text is no number of bytes.
+        ArgumentsError: If the text is not a number of bytes.
     """
     read = _BYTES.fullmatch(text.strip())
     if read is None:

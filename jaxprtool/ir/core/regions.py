@@ -2,7 +2,7 @@
 
 `regions(eqn)` describes every loop, branch and call alike, by position. A pass that follows values
 is written once, on these edges, and also supports the primitives of plug-ins, since regions are
-made from their views (`structured.views`). Compare MLIR's RegionBranchOpInterface.
+derived from their views (`structured.views`). Compare MLIR's RegionBranchOpInterface.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Regions:
             given: Any = self.view
             results = [True] * len(self.eqn.outvars) if results is None else results
             return given.with_outputs(results).rebuild(body=bodies[0])
-        # The view may have other operands and results than the equation that it was made from.
+        # The view may have other operands and results than the equation from which it was created.
         ins, atoms = _selected(self.operands, self._values(edges.operands), operands, more, first)
         outs, outvars = _selected(self.results, self._values(edges.results), results, more_results)
         changes = {**atoms, **outvars, **self.view.entries(ins, outs)}

@@ -84,7 +84,7 @@ class Edges:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The base class of views: their equation, and how a new one is made from it.
+    """The base class of views: their equation, and the construction of a new one from it.
 
     A subclass has a field for each group of operands or results, and for each body. Its `of` fills
     them from an equation, and `params` returns the parameters that depend on them. A view that is

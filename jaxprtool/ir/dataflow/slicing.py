@@ -1,11 +1,11 @@
 """Slices of a program: the equations that depend on values, and those that values depend on.
 
 Each body is visited once for every combination of flags on its arguments or results, so that a call
-of a shared body contains only what flows through that call. Along the edges of `ir.core.regions`
-values pass through calls, branches and loops, through loops until a fixed point is reached. All
-results depend on the predicate of a branch or loop. The contents of a ref depend on what was
-written to it. For an equation whose primitive has no regions, each result depends on each operand,
-and all equations in its bodies belong to the slice.
+of a shared body contains only the values that flow through that call. Along the edges of
+`ir.core.regions` values pass through calls, branches and loops, through loops until a fixed point
+is reached. All results depend on the predicate of a branch or loop. The contents of a ref depend on
+the values written to it. For an equation whose primitive has no regions, each result depends on
+each operand, and all equations in its bodies belong to the slice.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class _Forward(_Slicer):
         )
 
     def _through(self, eqn: JaxprEqn, held: Regions, reached: set[Var]) -> tuple[Run, ...] | None:
-        """Add what is reached through bodies; return None if nothing in them is reached."""
+        """Add the values reached through bodies; return None if nothing in them is reached."""
         given = [type(v) is not Literal and v in reached for v in eqn.invars]
         opened = held.jaxprs
         runs: dict[int, Run] = {}
@@ -234,7 +234,7 @@ class _Backward(_Slicer):
     def _through(
         self, eqn: JaxprEqn, held: Regions, needed: set[Var], first: bool
     ) -> tuple[Run, ...]:
-        """Add what bodies need for an equation's needed results, or for all if it is `first`."""
+        """Add the parts of bodies for an equation's needed results, or for all if it is `first`."""
         results = [first or v in needed for v in eqn.outvars]
         later = [type(v) is not Literal and v in needed and is_ref(v) for v in eqn.invars]
         opened = held.jaxprs

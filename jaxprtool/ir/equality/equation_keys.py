@@ -38,7 +38,7 @@ class MatchLevel(IntEnum):
 
     Attributes:
         SAME: They compute the same on operands of the same types, and so do their bodies.
-        SIMILAR: They are the same except for dtypes, constants and what is in their bodies.
+        SIMILAR: They are the same except for dtypes, constants and the contents of their bodies.
         KIND: They have the same primitive.
     """
 
@@ -47,7 +47,7 @@ class MatchLevel(IntEnum):
     KIND = 2
 
 
-#: Parameters that name what an equation calls, and do not change what it computes.
+#: Parameters that only name the body of an equation, and do not affect its results.
 _LABELS = frozenset({"name", "name_and_src_info", "debug_info"})
 
 

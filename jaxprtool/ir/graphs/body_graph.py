@@ -69,7 +69,7 @@ class Side(DefUse):
         return Origins(self._keys, self.held, self._arguments, likeness)
 
     def use_numbers(self, likeness: MatchLevel) -> list[int]:
-        """Return a number for each equation by what is computed from its results.
+        """Return a number for each equation by the values that are computed from its results.
 
         This is value numbering backwards, from the results of the body that have a counterpart.
         """

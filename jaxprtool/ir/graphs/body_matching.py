@@ -219,7 +219,7 @@ class _BodyMatching:
         return 2 * len(found) >= min(known, left) and bool(found or not inner.eqns)
 
     def _note_operands(self, which: int, given: dict[Var, Atom], inside: MatchedBody) -> None:
-        """Record what the other body reads in place of the operands of an opened call."""
+        """Record the atoms that the other body reads in place of the operands of an opened call."""
         eqns = [side.eqns for side in inside.sides]
         pairs = [(eqns[0][i].invars, eqns[1][j].invars) for i, j in inside.order]
         for atoms in chain(inside.read, *(zip(*pair, strict=False) for pair in pairs)):

@@ -55,7 +55,8 @@ class MatchedBody:
         opened_calls: The calls of one body whose equations the other body has inline.
         values: The pairs of variables, in the order in which they were found.
         results: The pairs of results of the two bodies.
-        read: The operands of opened calls, each with what the other body reads in its place.
+        read: The operands of opened calls, each with the atom that the other body reads in its
+            place.
     """
 
     def __init__(self, keys: EquationKeys, sides: tuple[Side, Side]):

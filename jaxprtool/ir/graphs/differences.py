@@ -24,8 +24,8 @@ from jaxprtool.ir.rewriting.custom_rules import has_rule
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
-#: What differs. "operand" means that another value is read, and "call" that the equations of a call
-#: are inline in the other program.
+#: The kinds of differences. "operand" means that another value is read, and "call" that the
+#: equations of a call are inline in the other program.
 Kind: TypeAlias = Literal["constant", "dtype", "shape", "parameter", "operand", "primitive", "call"]
 
 #: Where the difference is. "order" is that of effects, and "constant" is a constant of the body.
@@ -47,7 +47,7 @@ class Difference:
     """One difference between two equations or bodies.
 
     Attributes:
-        kind: What differs.
+        kind: The kind of difference.
         part: Where the difference is.
         name: The name of the parameter, or "".
         place: The position of the operand or result, in the second equation if that has it.

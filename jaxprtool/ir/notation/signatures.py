@@ -1,7 +1,7 @@
 """How JAX writes a type, a literal, and the parameters of an equation.
 
 Few programs have more than a hundred different kinds of equation, so the text of an equation's
-primitive and parameters, its `Signature`, is made once for all equations that look alike.
+primitive and parameters, its `Signature`, is computed once for all equations that look alike.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _flat(pairs: list[tuple[ParameterToken, Value]]) -> list[str]:
 
 
 class Notation:
-    """The text of types, literals and signatures as JAX writes them, each made once.
+    """The text of types, literals and signatures as JAX writes them, each computed once.
 
     Values are cached by identity, so the jaxpr must outlive its notation. Subclasses write some of
     them differently.
@@ -229,7 +229,7 @@ class Notation:
         return found
 
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
-        """Return a key for what a signature depends on besides parameters: here the primitive."""
+        """Return a key for what a signature depends on except parameters: here the primitive."""
         return (identity(eqn.primitive),)
 
     def called(self, jaxpr: Jaxpr) -> list[tuple[str | None, Jaxpr]]:
@@ -282,7 +282,7 @@ class Notation:
 #: A tuple that begins with one of these is compared by its text, not by identity.
 _PLAIN = {int, tuple}
 
-#: Their texts are made as fast as they are looked up.
+#: Computing their texts is as fast as a look-up.
 _BUILTINS = {bool, float, int, tuple, type(None)}
 
 

@@ -43,7 +43,7 @@ class JitOptions:
 
     @classmethod
     def from_traced(cls, arguments: Values, results: Values, told: TracedOptions) -> JitOptions:
-        """Return the options of a program from what JAX recorded, value by value."""
+        """Return the options of a program from JAX's record of them, value by value."""
         taken = zip(arguments, told.in_placements, told.donated, strict=True)
         given = zip(results, told.out_placements, strict=True)
         return cls(

@@ -1,8 +1,8 @@
 """The value that all of jaxprtool takes and returns: a closed jaxpr with its names and trees.
 
-JAX's own jaxpr objects are the intermediate language; a `Program` adds what a jaxpr alone does
-not have: its name, the pytrees of its flat arguments and results, and a readable path for
-each of them.
+JAX's own jaxpr objects are the intermediate language; a `Program` adds the parts that a jaxpr
+lacks: its name, the pytrees of its flat arguments and results, and a readable path for each of
+them.
 """
 
 from __future__ import annotations

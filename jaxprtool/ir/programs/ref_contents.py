@@ -46,9 +46,9 @@ def all_contents(program: Program, values: Sequence[Any]) -> list[Any]:
 def with_contents(program: Program, like: Program | None = None) -> Program:
     """Return a program that takes the contents of its Refs, and returns their contents at the end.
 
-    The Refs are its arguments, and those that it closes over. Each run makes fresh ones. Further
-    results, `r[...]` for the Ref `r`, are their contents at the end, except for a Ref that the
-    program frees. The equations of the program are the same objects.
+    The Refs are its arguments, and those that it closes over. Each run allocates fresh ones.
+    Further results, `r[...]` for the Ref `r`, are their contents at the end, except for a Ref that
+    the program frees. The equations of the program are the same objects.
 
     Args:
         program: The program. One without Refs is returned as it is.

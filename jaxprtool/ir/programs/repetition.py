@@ -1,9 +1,9 @@
 """Find the shared bodies that a program calls more than once, and the equations outside of them.
 
 A repeated body is the jaxpr of `jit` equations that is called more than once and that has the mark
-of the pass `outline`, or was made by it. Equations are counted at every depth, those in the body of
-a loop once, as in `stats`. The equations of a program are counted as if each copy were inlined. XLA
-compiles the body of marked calls once; it inlines other calls.
+of the pass `outline`, or was created by it. Equations are counted at every depth, those in the body
+of a loop once, as in `stats`. The equations of a program are counted as if each copy were inlined.
+XLA compiles the body of marked calls once; it inlines other calls.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Repetition:
 
     @property
     def line(self) -> str:
-        """One line on what the program repeats, with the largest of the repeated bodies."""
+        """A line on the repetition in the program, with the largest of the repeated bodies."""
         if not self.bodies:
             return f"nothing is outlined in {self.name}"
         names = [f"{body.name} {body.copies} times" for body in self.bodies]

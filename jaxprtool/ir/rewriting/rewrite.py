@@ -37,8 +37,9 @@ from jaxprtool.jaxcompat import (
 
 T = TypeVar("T")
 
-#: Returns the atoms that replace an equation's results, or None to keep it. In that case, what it
-#: has written (`Writer.add`, `emit`, `splice`, `constant`) is rolled back.
+#: Returns the atoms that replace an equation's results, or None to keep it. In that case, the
+#: equations and constants that it has written (`Writer.add`, `emit`, `splice`, `constant`) are
+#: rolled back.
 RewriteRule = Callable[[JaxprEqn], Sequence[Atom] | None]
 Visitor = Callable[["Writer"], RewriteRule]
 

@@ -101,7 +101,7 @@ class Ragged:
         """Concatenate examples.
 
         Args:
-            examples: Arrays of the same dtype, and of the same shape but for the number of rows.
+            examples: Arrays of the same dtype, and of the same shape except for the number of rows.
             axis: The name of the size that varies.
             rows: The number of rows of `values`. Spare rows are zero. By default there are none.
             longest: The most rows of an example.

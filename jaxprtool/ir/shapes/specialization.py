@@ -187,7 +187,7 @@ class _Substitution:
 
 
 class _SizedRule:
-    """The derivative rule of a custom call after substitution, made when JAX first asks for it.
+    """The derivative rule of a custom call after substitution, built when JAX first requests it.
 
     The user's rule is traced with symbols, which are then replaced by sizes. If JAX cannot trace it
     with symbols, it is traced at the new sizes, and the symbols that it closes over are replaced

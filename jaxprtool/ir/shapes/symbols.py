@@ -205,7 +205,7 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
         the program lacks.
 
     Raises:
-        ArgumentsError: If a name is no symbol of the program, a size is not valid, or sizes
+        ArgumentsError: If a name is not a symbol of the program, a size is not valid, or sizes
             violate a constraint.
     """
     check_symbols(what, sizes, known)
@@ -261,7 +261,8 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
     """Return small sizes for the symbols in the types of arguments, all different if possible.
 
     Raises:
-        ArgumentsError: If no sizes tried satisfy the constraints and give no negative dimension.
+        ArgumentsError: If none of the sizes tried satisfies the constraints without negative
+            dimensions.
     """
     known = sizes_by_symbol(avals)
     names = list(known)

@@ -68,7 +68,7 @@ class _Level(NamedTuple):
 
 T = TypeVar("T")
 
-#: An equation, or what is known of it, with the scopes around it.
+#: An equation, or a part of its description, with the scopes around it.
 _Row: TypeAlias = tuple[tuple[_Level, ...], T]
 
 

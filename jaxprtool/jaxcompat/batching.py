@@ -74,7 +74,7 @@ def mapped_sharding(axis: MappedAxis, sharding: object, dim: int, mesh: Mesh, av
 _SHARDINGS_ARE_OF_TYPES = "aval" in pjit._pjit_batcher_for_sharding.__annotations__
 
 
-#: Returns what tracing depends on besides the function and its operands: flags, axes, meshes.
+#: Returns the context on which tracing depends: flags, axes, meshes.
 tracing_context = config.trace_context
 
 

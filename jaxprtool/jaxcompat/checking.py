@@ -148,7 +148,8 @@ class _Alike:
     """A fast check of jaxprs that calls JAX's rules once for equations that are alike.
 
     Equations are alike if they have the same primitive, context and parameters, and the same types
-    of operands and results. JAX's checker decides on what this check rejects or does not know.
+    of operands and results. JAX's checker decides on equations that this check rejects or does not
+    know.
     """
 
     def __init__(self, known: frozenset[int], weak_types: bool):
@@ -234,7 +235,7 @@ class _Alike:
 
 
 def _literal(literal: Literal) -> tuple[Any, ...]:
-    """Return what determines whether a literal has the type that it is annotated with."""
+    """Return a key that determines whether a literal has its annotated type."""
     value = literal.val
     number = value if isinstance(value, int) else None  # it may be too large
     return type(value), getattr(value, "dtype", None), getattr(value, "shape", None), number

@@ -296,8 +296,8 @@ _COUNTS: dict[str, dict[str, Callable[[Any], Any]]] = {
 def live_key(value: object) -> Hashable:
     """Return a key for a live rule, equal for closures that JAX made around the same functions.
 
-    JAX wraps a user's rule for each call of the custom function. The key is made of what the
-    wrappers close over: the user's functions and static arguments, trees and types.
+    JAX wraps a user's rule for each call of the custom function. The key consists of the values
+    that the wrappers close over: the user's functions and static arguments, trees and types.
     """
     match value:
         case WrappedFun():

@@ -75,7 +75,7 @@ def _mapped_jvp(
 def jvp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -> Dims:
     """Return the mapped dimensions of a custom_jvp rule's results, or of their tangents.
 
-    Its operands are mapped at `dims`. Raises what the rule raises.
+    Its operands are mapped at `dims`. Raises the exception of the rule.
     """
     rule, count = eqn.params["jvp_jaxpr_fun"], len(eqn.outvars)
     with setting_of(eqn):
@@ -146,7 +146,7 @@ def _mapped_fwd(
 def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -> Dims:
     """Return the mapped dimensions of the results of a custom_vjp's forward rule.
 
-    Its operands are mapped at `dims`. Raises what the rule raises.
+    Its operands are mapped at `dims`. Raises the exception of the rule.
     """
     fwd, count = eqn.params["fwd_jaxpr_thunk"], len(eqn.outvars)
     with setting_of(eqn), retraced(fwd):

@@ -224,9 +224,9 @@ class _LaneTrace(pe.DynamicJaxprTrace):
     def _asking(self, *functions: Any) -> Iterator[None]:
         """Stage an equation that may turn out to depend on no mapped value.
 
-        JAX reads what it stored on a function and its derivative from the one that has run. If both
-        have run, as when the equation is also run and differentiated immediately, it must read the
-        derivative's.
+        JAX stores outputs on a function and on its derivative, and reads them from the one that has
+        run. If both have run, as when the equation is also run and differentiated immediately, it
+        must read the derivative's.
         """
         self.asking = True
         try:

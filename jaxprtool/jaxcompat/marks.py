@@ -29,7 +29,7 @@ _OUTLINED = "outlined"
 class MarkedName(str):
     """The name of a jit that JAX gets as a marked call: it is copied wherever the call's name is.
 
-    JAX's transformations pass it on unchanged, and only to the calls that they make of this one.
+    JAX's transformations pass it on unchanged, and only to calls derived from this one.
     """
 
     mark: Mark

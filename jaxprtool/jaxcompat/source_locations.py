@@ -1,4 +1,4 @@
-"""Read and make the source locations of equations: user frames and name scopes."""
+"""Read and create the source locations of equations: user frames and name scopes."""
 
 from __future__ import annotations
 
@@ -300,9 +300,9 @@ def source_infos(places: Sequence[tuple[Sequence[FramePosition], str]]) -> list[
 def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
     """Make a traceback for each stack of frames, the outermost first.
 
-    A traceback can only be taken of a running stack. So a function is made for each frame whose
-    code has the frame's position, and these call each other in a new thread, whose stack has no
-    other frames of the user's.
+    A traceback can only be taken of a running stack. So a function is created for each frame, whose
+    code has the frame's position, and these functions call each other in a new thread, whose stack
+    has no other frames of the user's.
     """
     results: list[Any] = []
     function_at = cache(_function_at)

@@ -40,7 +40,7 @@ LinearSolveTuple = solves._LinearSolveTuple
 NDIndexer = state_indexing.NDIndexer
 
 #: The classes whose instances `call_hi_primitive` of 0.12 holds for some functions of `jax.numpy`:
-#: those that are made of types and plain values.
+#: those that consist of types and plain values.
 _HIGH_PRIMITIVES = (
     getattr(numpy_hijax, "Nonzero", None),
     getattr(numpy_hijax, "SearchSorted", None),

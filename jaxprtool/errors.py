@@ -22,7 +22,7 @@ class JaxprToolError(Exception):
     """Bad usage or bad input, described in one line.
 
     Attributes:
-        message: What is wrong.
+        message: The description of the fault.
         hint: How to fix it, if known.
         details: Further details, one line each. A traceback shows them as notes.
     """

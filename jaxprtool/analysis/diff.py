@@ -210,7 +210,7 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
         q: The program to compare it with.
 
     Returns:
-        The verdict, and what was removed, added or changed from `p` to `q`.
+        The verdict, and the equations that were removed, added or changed from `p` to `q`.
 
     Raises:
         UnsupportedError: If a custom rule cannot be traced, or the programs are nested too deeply.

@@ -88,7 +88,7 @@ class Kernels:
         self.nodes: list[Node] = []
         #: The bytes of each value.
         self.sizes: list[int] = []
-        #: The node that makes each value; -1 for arguments and constants.
+        #: The node that computes each value; -1 for arguments and constants.
         self.maker: list[int] = []
         self._counts: list[int] = []
         #: The bytes and the number of elements of each aval, by its identity.
@@ -101,7 +101,7 @@ class Kernels:
         self._open(jaxpr, env, ())
         #: The value of each result; None for a literal.
         self.given = [None if type(v) is Literal else env.get(v) for v in jaxpr.outvars]
-        #: The values of results that nodes make, without duplicates.
+        #: The values of results that nodes compute, without duplicates.
         self.results = [
             v for v in dict.fromkeys(self.given) if v is not None and self.maker[v] >= 0
         ]

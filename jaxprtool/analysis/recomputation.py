@@ -33,7 +33,7 @@ class Recomputation:
     Args:
         jaxpr: The program's open jaxpr.
         kept: The variables of the top level that are kept, and so cost nothing.
-        asked: The makers that `operations` will be called with.
+        asked: The equations that `operations` will be called with.
     """
 
     def __init__(self, jaxpr: Jaxpr, kept: Collection[Atom], asked: Iterable[Maker]) -> None:

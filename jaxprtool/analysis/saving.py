@@ -58,7 +58,7 @@ class Saving:
         self._times = {jaxpr: 1}
         self._numbers: dict[Any, int] = {}
         self._work: list[int] = []
-        #: The edges: a reader, what it reads, and the name that cuts the edge if saved, or -1.
+        #: The edges: a reader, the node it reads, and the name that cuts the edge if saved, or -1.
         self._edges: list[tuple[int, int, int]] = []
         self._arguments: dict[int, int] = {}
         #: The bytes that saving each name takes.

@@ -1,4 +1,4 @@
-"""Slices of a program by the user's lines: what depends on a value, and what it depends on.
+"""Forward and backward slices of a program from a value, by the user's lines.
 
     found = why(program, "params['w']")
     found.forward.equations, found.forward.results
@@ -109,16 +109,16 @@ class Why:
 def why(
     program: Program | AnyJaxpr, what: str, *, forward: bool | None = None, back: bool | None = None
 ) -> Why:
-    """Return what depends on a value of a program, and what the value depends on.
+    """Return the slices of a program that depend on a value, and on which the value depends.
 
     Args:
         program: A `Program`, or a jaxpr.
         what: An argument by its path (`params['w']`, or `params` for all below it), a result
             (`result[0]`, `loss`), a line (`model.py:30`), or a variable by its name in the listing.
-        forward: Whether to find what depends on it. If both options are None: yes unless it is a
-            result.
-        back: Whether to find what it depends on. If both options are None: yes unless it is an
-            argument.
+        forward: Whether to find the forward slice, which depends on it. If both options are None:
+            yes unless it is a result.
+        back: Whether to find the backward slice, on which it depends. If both options are None: yes
+            unless it is an argument.
 
     Raises:
         PointError: If the program has no such point, or several.

@@ -213,7 +213,7 @@ class Traced:
     after: Arguments | None = None
 
     def given_to(self, program: Program) -> Given:
-        """Return the arguments to run a program that passes made from this one.
+        """Return the arguments to run a program that passes derived from this one.
 
         Refs are replaced by their values. Raises ArgumentsError for arguments that do not fit this
         program.

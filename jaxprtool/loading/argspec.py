@@ -3,15 +3,20 @@
 The text is parsed as the argument list of a call and walked node by node; nothing is evaluated,
 and syntax outside of the grammar is rejected with its column:
 
-    f32[8,128] bf16[] key<fry>[2] an abstract array, by the type that a jaxpr prints f32[n,2*n] with
-    symbolic dimensions, the same in all arguments f32[_,3] with an anonymous one, distinct from all
-    others f32[n<=64] f32[2<=n<=64,2*n] with bounds on one f32[8@x] sharded over an explicit axis of
-    the current mesh 5 2.5 True 1j a scalar, weakly typed as in Python {'w': ...} [...] (...) None
-    pytrees zeros(f32[3]) ones(f32[3]) normal(f32[3,4], seed=1) arange(10) key(0) arange(f32[2,3]) 0
-    to 5, in row-major order load('x.npz')['w'] from a .npy, .npz or .safetensors file
-    load('out.npz')['result'][1] one part of the results saved by `--save` new_ref(f32[3]) a Ref
-    that holds an array; of values, new_ref(zeros(f32[3])) ref('params') an attribute of the
-    target's module static(...) a Python value, as an argument or in one
+    f32[8,128]  bf16[]  key<fry>[2]     an abstract array, by the type that a jaxpr prints
+    f32[n,2*n]                          with symbolic dimensions, the same in all arguments
+    f32[_,3]                            with an anonymous one, distinct from all others
+    f32[n<=64]  f32[2<=n<=64,2*n]       with bounds on one
+    f32[8@x]                            sharded over an explicit axis of the current mesh
+    5  2.5  True  1j                    a scalar, weakly typed as in Python
+    {'w': ...}  [...]  (...)  None      pytrees
+    zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
+    arange(f32[2,3])                    0 to 5, in row-major order
+    load('x.npz')['w']                  from a .npy, .npz or .safetensors file
+    load('out.npz')['result'][1]        one part of the results saved by `--save`
+    new_ref(f32[3])                     a Ref that holds an array; of values, new_ref(zeros(f32[3]))
+    ref('params')                       an attribute of the target's module
+    static(...)                         a Python value, as an argument or in one
 """
 
 from __future__ import annotations

@@ -461,7 +461,7 @@ def _told_static(
 
 
 def require_parameters(fun: Callable, names: Iterable[str], what: str) -> None:
-    """Raise ArgumentsError for a name that is not a parameter; `what` is where it was given."""
+    """Raise ArgumentsError for a name that is not a parameter; `what` names its source."""
     known = signature(fun)
     if known is None or _parameter(known, inspect.Parameter.VAR_KEYWORD):
         return

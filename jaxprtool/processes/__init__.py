@@ -69,8 +69,8 @@ class Outcome:
     Attributes:
         status: The exit status, or None if it was killed.
         signal: The name of the signal that killed it, such as `SIGSEGV`, or None.
-        stdout: What it wrote to stdout, at most the last 16 MiB.
-        stderr: What it wrote to stderr, at most the last 16 MiB.
+        stdout: Its output on stdout, at most the last 16 MiB.
+        stderr: Its output on stderr, at most the last 16 MiB.
         seconds: The time that it ran.
         timed_out: Whether it was killed because its time was up.
     """
@@ -97,7 +97,7 @@ class Outcome:
 
 
 def stderr_tail(stderr: str) -> str:
-    """Return the line of a command's output that says why it died.
+    """Return the line of a command's output that states why it died.
 
     This is the line of a fatal check, which XLA writes before the stack, or else the last line,
     which is that of a Python exception.

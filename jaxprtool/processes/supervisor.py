@@ -1,4 +1,4 @@
-"""The supervisor of a command: it kills the command when the parent process is gone.
+"""The supervisor of a command: it kills the command when the parent process has ended.
 
 `jaxprtool.processes` runs it as a script: `supervisor.py LIFELINE MEMORY COMMAND...`. It imports
 little, so that it starts fast.

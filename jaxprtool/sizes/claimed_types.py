@@ -76,7 +76,7 @@ def wrong_results(program: Program, claimed: Any) -> list[WrongResult]:
 
     Args:
         program: The program.
-        claimed: The types, in the structure of the results. A symbol made for `_`, such as `_1`,
+        claimed: The types, in the structure of the results. A symbol created for `_`, such as `_1`,
             that the program does not have matches any size.
     """
     found = []

@@ -24,7 +24,7 @@ from jaxprtool.sizes.shapecheck import check_claim, traced
 
 
 def mask(fun: Callable, in_types: Any, out_types: Any = None) -> Callable:
-    """Return a function that computes on padded arguments what `fun` computes on unpadded ones.
+    """Return `fun` as a function of padded arguments and their sizes.
 
     Call it with the arguments and the sizes, `masked(args, dict(n=3))`. Of an argument of type
     `f32[n,d]`, which may have any length, it uses the first 3 rows. The others never reach a result

@@ -1,4 +1,4 @@
-"""specialize: give the symbols in the types of a program's arguments a size.
+"""specialize: replace the symbols in the types of a program's arguments by sizes.
 
 program.apply("specialize(n=512)")
 program.apply("specialize(n=512, m='2*k')")

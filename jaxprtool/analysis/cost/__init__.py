@@ -40,7 +40,7 @@ from jaxprtool.ir.shapes.symbols import symbols_of, value_of
 from jaxprtool.ir.source.frames import BEHIND, Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 
-#: What a program's cost is grouped by.
+#: The criteria by which a program's cost is grouped.
 By = Literal["line", "scope", "primitive", "dtype", "argument"]
 
 BY: tuple[By, ...] = get_args(By)
@@ -130,8 +130,8 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
 
     Args:
         program: A `Program`, or a jaxpr.
-        by: What to group by: the user's "line", the "scope" that modules open, the "primitive",
-            the "dtype", or the "argument" that is read.
+        by: The criterion of the groups: the user's "line", the "scope" that modules open, the
+            "primitive", the "dtype", or the "argument" that is read.
 
     Returns:
         The cost. If sizes are symbolic, its numbers are polynomials in them.

@@ -2,7 +2,7 @@
 
 Bytes are those that remain after fusion, by the model of `analysis.kernels`: an equation reads the
 operands that are in memory, and writes the results that are written there. Calls are opened, unless
-that makes too many equations; loops and branches have bodies of their own.
+there would be too many equations; loops and branches have bodies of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Item:
     """An equation of a body or of an opened call in it.
 
     Attributes:
-        node: The equation, and the values that it reads and makes.
+        node: The equation, and the values that it reads and computes.
         work: The cost of one run, without its bodies.
         bodies: The bodies that it runs.
         devices: The number of devices that it runs on: those of the `shard_map` it is or is in.

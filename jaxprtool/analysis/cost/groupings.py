@@ -68,7 +68,7 @@ def dtypes_of(eqn: JaxprEqn) -> str:
 
 
 def collective_of(eqn: JaxprEqn) -> str | None:
-    """Return the name of a collective and its mesh axes, or None if it is no collective."""
+    """Return the name of a collective and its mesh axes, or None if it is not a collective."""
     if not traits(eqn).collective:
         return None
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))

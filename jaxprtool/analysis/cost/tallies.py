@@ -27,7 +27,7 @@ Key: TypeAlias = Any
 
 
 class Grouping(Protocol):
-    """What equations are grouped by."""
+    """A way to group equations."""
 
     def key(self, item: Item, body: CostedBody) -> Key:
         """Return the group of an equation, within the body that it is in."""

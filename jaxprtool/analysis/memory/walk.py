@@ -141,9 +141,9 @@ class Bodies:
 
 
 def _donated(schedule: Schedule, donated: Mapping[int, int]) -> tuple[dict[int, int], list[Buffer]]:
-    """Return when the memory of donated arguments is free, and copies of results made before.
+    """Return when the memory of donated arguments is free, and copies of results computed before.
 
-    A result that is made while its donated argument is still needed lives in a copy until then.
+    A result that is computed while its donated argument is still needed lives in a copy until then.
     """
     constants, given = len(schedule.kernels.jaxpr.constvars), schedule.kernels.given
     arguments = {given[out]: constants + argument for out, argument in donated.items()}
@@ -185,7 +185,7 @@ def _large(rooms: list[_Room], size: int) -> Iterator[_Room]:
 
 @dataclass(slots=True)
 class _Room:
-    """The memory of a result, which may hold other values before the result is made.
+    """The memory of a result, which may hold other values before the result is computed.
 
     Attributes:
         result: The result.

@@ -155,7 +155,7 @@ class Counting(Interpreter):
         return nan, inf
 
     def _origins(self, eqn: JaxprEqn, operands: Sequence[Masked], made: Any) -> Mask:
-        """Return the combined mask of operands and of what an equation produced."""
+        """Return the combined mask of the operands and of new origins of an equation."""
         mask = any_of([x.mask for x in operands])
         if traits(eqn).collective:
             mask = self._anywhere(mask)

@@ -56,7 +56,7 @@ class CheckedShards:
         self._flags = np.asarray(counts) > 0
 
     def made(self) -> Iterator[Made]:
-        """Yield what each equation produces: a NaN, or else an infinity."""
+        """Yield each equation that produces a NaN, or else an infinity."""
         for number in np.flatnonzero(self._flags.any((0, 2))):
             nan, inf = self._flags[:, number].T
             state, flags = (NAN, nan) if nan.any() else (INF, inf)
@@ -100,7 +100,7 @@ class CheckedShards:
         return list(map(Masked, outs, everywhere)), counts
 
     def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> Made:
-        """Return what an equation produces, with its values on the first such device."""
+        """Return the NaN or infinity of an equation, with its values on the first such device."""
         place, count = int(flags.argmax()), len(eqn.invars)
 
         def recorded(*shards: Any) -> Any:

@@ -44,7 +44,7 @@ class Tried:
         value: The value that the function returned; None if it did not return.
         signal: The name of the signal that killed the process, or "".
         error: The exception that the function raised, on one line, or "".
-        output: The end of what the process wrote to stdout and stderr.
+        output: The end of the output of the process on stdout and stderr.
         timed_out: Whether the process was killed because its time was up.
         seconds: The time that it ran.
     """
@@ -97,7 +97,7 @@ class _Try:
         self._data = b""
 
     def read(self) -> bool:
-        """Read what is available of the answer, and return True at its end."""
+        """Read the available part of the answer, and return True at its end."""
         some = os.read(self.answer.fileno(), 1 << 20)
         self._data += some
         return not some

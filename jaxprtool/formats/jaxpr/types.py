@@ -1,4 +1,4 @@
-"""Writing and reading of types in a `.jaxpr` file: JAX's short form, plus what it drops.
+"""Writing and reading of types in a `.jaxpr` file: JAX's short form, plus the parts that it drops.
 
 The notation is that of `ir.notation.types`, with `Ref{f32[3]}` and `Tok` in addition. A type on a
 mesh names the mesh, since several meshes may have axes of the same name.

@@ -33,7 +33,7 @@ class Unwritable(Exception):
 
 
 class Unreadable(ValueError):
-    """An invalid expression; `node` is the part of it that is at fault."""
+    """An invalid expression; `node` is the invalid part."""
 
     def __init__(self, node: ast.expr, message: str):
         super().__init__(message)
@@ -227,7 +227,7 @@ def decode(node: ast.expr, names: Mapping[str, Any] | None = None) -> Any:
             `name=relu jaxpr=relu`.
 
     Raises:
-        Unreadable: With the node that is at fault.
+        Unreadable: With the invalid node.
     """
     names = names or {}
     if isinstance(node, ast.Name) and node.id not in NAMES and node.id not in names:

@@ -198,15 +198,15 @@ class PythonFunction(Expression):
 
     `parameters` has a structure of indexes of the jaxpr's arguments for each Python parameter; a
     tuple has its name in `titles`. `results` has indexes of the jaxpr's results, followed by those
-    of its arguments.
-    The first arguments are captured instead of passed: the operands of the equation with the
-    indexes `captured`. The arguments after them are the operands `passed`, as far as one name fits
-    both. The first `closed_over` operands are passed by a function that closes over them.
+    of its arguments. The first arguments are captured instead of passed: the operands of the
+    equation with the indexes `captured`. The arguments after them are the operands `passed`, and
+    may share their names. The first `closed_over` operands are passed by a function that closes over
+    them.
     `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
     module level, once per `key`, and keeps its name even if another function has it, unless the
-    name is generic (not `renamed`).
-    `setting` is the context in which JAX traces the body, if it differs from the outer one. A
-    function that only raises has no jaxpr, and the exception in `raises`.
+    name is generic (not `renamed`). `setting` is the context in which JAX traces the body, if it
+    differs from the outer one. A function that only raises has no jaxpr, and the exception in
+    `raises`.
     """
 
     jaxpr: Any

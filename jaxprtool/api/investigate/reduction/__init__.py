@@ -46,7 +46,7 @@ class Reduction:
         equations_after: The number of equations of the smallest program.
         tries: The number of programs tried.
         seconds: The time of the search.
-        seen: What the check saw of the original program: a signal, a message.
+        seen: The fault that the check found in the original program: a signal, a message.
         is_smaller: Whether a smaller program was found.
         holds: Whether the check held again when the result was retried.
         interrupted: Whether the search was interrupted.

@@ -129,7 +129,7 @@ def keep_kernels() -> None:
 
 
 def piped(program: Program, pipeline: str) -> Program:
-    """Run a pipeline on a program. Raises UnsupportedError if it makes several programs."""
+    """Run a pipeline on a program. Raises UnsupportedError if it returns several programs."""
     result = Pipeline.parse(pipeline)(program) if pipeline else program
     if isinstance(result, Programs):
         raise UnsupportedError(f"{pipeline} makes several programs")

@@ -249,7 +249,7 @@ class ForkingJudge:
         self._failed: set[Hashable] = set()
 
     def first_look(self, state: State, seconds: float | None) -> Any:
-        """Try the original program twice, and return what the check saw.
+        """Try the original program twice, and return the fault that the check found.
 
         Args:
             state: The original program.

@@ -91,7 +91,7 @@ def timed(found: Any, device: Device) -> Any:
 
 
 def with_times(found: Cost, device: Device | None, seconds: float | None) -> Cost:
-    """Return a cost with the time that the program took, and those of its groups on a device."""
+    """Return a cost with the time of the program, and the times of its groups on a device."""
     if device is None:
         return replace(found, seconds=seconds)
     part = None if seconds is None else device.utilisation(found.total, seconds)

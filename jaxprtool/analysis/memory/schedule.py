@@ -218,7 +218,7 @@ class Schedule:
         return result.start > last or (result.start == last and self.in_place(result))
 
     def _read_from_memory(self, values: Iterable[int]) -> set[int]:
-        """Return those of some values that a kernel reads from memory without inlining them."""
+        """Return the given values that a kernel reads from memory without inlining them."""
         asked = set(values)
         nodes = (node for node in self.kernels.nodes if not node.fusible and not node.absorbed)
         return {value for node in nodes for value in node.reads if value in asked}

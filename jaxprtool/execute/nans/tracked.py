@@ -149,7 +149,7 @@ class OnWay(NamedTuple):
 
 
 def standing_for(origins: Sequence[Origin]) -> Origin:
-    """Return the origin that represents all those of an equation and state.
+    """Return the origin that represents all origins of an equation and state.
 
     It is the first one that reaches a result, or else the first one.
     """

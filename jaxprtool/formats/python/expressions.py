@@ -200,8 +200,8 @@ class PythonFunction(Expression):
     tuple has its name in `titles`. `results` has indexes of the jaxpr's results, followed by those
     of its arguments. The first arguments are captured instead of passed: the operands of the
     equation with the indexes `captured`. The arguments after them are the operands `passed`, and
-    may share their names. The first `closed_over` operands are passed by a function that closes over
-    them.
+    may share their names. The first `closed_over` operands are passed by a function that closes
+    over them.
     `rules` are methods to call with further functions: `defjvp`. A `kept` function is defined at
     module level, once per `key`, and keeps its name even if another function has it, unless the
     name is generic (not `renamed`). `setting` is the context in which JAX traces the body, if it

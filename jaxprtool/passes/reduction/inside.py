@@ -137,7 +137,7 @@ def _with_operands(program: Program) -> Sequence[_Site]:
 
 
 def _computed(program: Program) -> Sequence[_Site]:
-    """Return those of `_with_operands` whose results are all arrays of numbers."""
+    """Return the equations of `_with_operands` whose results are all arrays of numbers."""
     numeric = {
         eqn.outvars[0]
         for eqn in _every(program)

@@ -64,7 +64,7 @@ class Graph:
         return part
 
     def leading_to_sink(self, nodes: Set[int]) -> set[int]:
-        """Return the sink, and those of `nodes` that lead to it through one another."""
+        """Return the sink, and the nodes among `nodes` that lead to it through one another."""
         return _reached((SINK,), self.before, nodes)
 
     @property

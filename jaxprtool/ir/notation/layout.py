@@ -1,7 +1,7 @@
 """Break a listing into lines: a jaxpr as a flat list of tokens.
 
 The layout is that of JAX's own formatter. A group (a jaxpr, the parameters of an equation, a row of
-variables) goes on the current line if all of it fits there; to find out, it is written flat, at
+variables) goes on the current line if all of it fits there; to test this, it is written flat, at
 most to the end of the line. Otherwise it is broken: a jaxpr and parameters at all their breaks, a
 row of variables only where a line is full. Most equations fit on a line as a whole, and
 `_equations` tries that first.
@@ -39,9 +39,9 @@ _LAMBDA, _LET, _IN = Keyword("lambda "), Keyword("let"), Keyword("in ")
 class Middle:
     """The text between the one variable that an equation binds and the equation's operands.
 
-    `flat` is that text on one line, `width` columns wide. With its parameters on lines of their own
-    it is `first_line` and `more_lines`. The type takes `left` columns of it. For signatures with no
-    jaxpr among their parameters.
+    `flat` is that text on one line, `width` columns wide. With its parameters on separate lines it
+    is `first_line` and `more_lines`. The type takes `left` columns of it. Used for signatures
+    without jaxprs among their parameters.
     """
 
     def __init__(

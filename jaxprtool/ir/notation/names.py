@@ -51,7 +51,7 @@ def _distinct(names: dict[Jaxpr, str]) -> dict[Jaxpr, str]:
     result = {}
     for jaxpr, wanted in names.items():
         name = wanted
-        # The number may make it a name that is used too: after `h11`, the second `h1` is `h12`.
+        # With the number, the name may equal another one: after `h11`, the second `h1` is `h12`.
         while name in taken:
             name = f"{wanted}{taken[wanted]}"
             taken[wanted] += 1

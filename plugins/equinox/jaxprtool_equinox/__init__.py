@@ -1,4 +1,4 @@
-"""Equinox's and Lineax's primitives, in `.jaxpr` files and as Python, and what they cost.
+"""Rules for Equinox's and Lineax's primitives: in `.jaxpr` files, as Python, and their costs.
 
 jaxprtool imports this package when it meets one of these primitives. Most are written by their
 parameters, or as calls of `equinox.internal`. A primitive that takes any Python object

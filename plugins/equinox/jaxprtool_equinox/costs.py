@@ -1,4 +1,4 @@
-"""What these primitives cost."""
+"""The costs of these primitives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _selection(eqn: JaxprEqn) -> Work:
 
 @rule("cost", "maybe_set")
 def _update(eqn: JaxprEqn) -> Work:
-    """The part, which is the third operand, is written into the array that there is."""
+    """Count the part, the third operand, which is written into the existing array."""
     part = eqn.invars[2].aval
     size = math.prod(part.shape) * part.dtype.itemsize
     return Work(bytes_read=size, bytes_written=size)

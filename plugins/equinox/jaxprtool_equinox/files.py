@@ -1,4 +1,4 @@
-"""How `.jaxpr` files have these primitives."""
+"""The form of these primitives in `.jaxpr` files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxprtool.extend.files import (
 )
 from jaxprtool_equinox import modules
 
-#: The primitives that are bound with any Python objects.
+#: The primitives whose parameters may be any Python objects.
 FILTERED = ("linear_solve", "noinline")
 
 # --- the values of parameters -------------------------------------------------------------------
@@ -104,7 +104,7 @@ rule("jaxpr", *FILTERED)(Form(_write_filtered, _read_filtered))
 
 
 def mapped(eqn: JaxprEqn) -> JaxprEqn:
-    """The equation that a `vprim` maps, with the operands of the `vprim`."""
+    """Return the equation that a `vprim` maps, with the operands of the `vprim`."""
     return eqn.replace(primitive=eqn.params["prim"], params=dict(eqn.params["params"]))
 
 

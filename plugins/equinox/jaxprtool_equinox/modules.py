@@ -1,7 +1,7 @@
-"""The objects that arguments of Equinox's filtered primitives are made of, by name.
+"""The objects in arguments of Equinox's filtered primitives, by name.
 
-Only classes that Equinox and the packages on it define are found, and of functions only the norms
-that their solvers take: what a file says can name nothing else.
+Only classes of Equinox and packages based on it are found, and only those functions that are norms
+of their solvers, so that a file cannot name anything else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from jaxprtool import extend
 #: The packages whose classes may be named.
 _PACKAGES = ("equinox", "lineax", "optimistix", "diffrax")
 
-with suppress(ImportError):  # it has a primitive of its own
+with suppress(ImportError):  # it defines a primitive
     import_module("lineax.internal")
 
 
 class Operand:
-    """Stands for an array among the arguments of a primitive."""
+    """A placeholder for an array among the arguments of a primitive."""
 
     def __repr__(self) -> str:
         return "operand"
@@ -41,7 +41,7 @@ operand = Operand()
 
 
 def path_of(cls: type) -> str:
-    """The path of a class. Raises LookupError for a class that would not be found by it."""
+    """Return the path of a class. Raises LookupError if the class cannot be found by its path."""
     path = f"{cls.__module__}.{cls.__qualname__}"
     if _class(path) is not cls:
         raise LookupError(f"an object of {path}")
@@ -67,7 +67,7 @@ def _below(cls: Any) -> Iterator[Any]:
 
 
 def fields_of(module: Any) -> dict[str, Any]:
-    """The fields of a module. Raises LookupError if it has attributes besides."""
+    """Return the fields of a module. Raises LookupError if it has other attributes."""
     names = [field.name for field in dataclasses.fields(module)]
     if extra := vars(module).keys() - set(names):
         raise LookupError(f"a {type(module).__qualname__} with the attribute {min(extra)}")
@@ -75,7 +75,7 @@ def fields_of(module: Any) -> dict[str, Any]:
 
 
 def module(path: str, /, **fields: Any) -> Any:
-    """A module of the class at that path, of these fields; nothing of the class is run.
+    """Return a module of the class at a path with these fields, without running code of the class.
 
     Raises LookupError if there is no such class, and TypeError for a field that it does not have.
     """
@@ -92,7 +92,7 @@ def module(path: str, /, **fields: Any) -> Any:
 
 
 def enumeration(path: str) -> Any:
-    """The enumeration at that path. Raises LookupError."""
+    """Return the enumeration at a path. Raises LookupError."""
     cls = _class(path)
     if not isinstance(cls, type(equinox.Enumeration)):
         raise LookupError(f"'{path}' is no equinox.Enumeration")
@@ -112,19 +112,19 @@ def _functions() -> dict[str, FunctionType]:
 
 
 def function(path: str) -> Any:
-    """The norm at that path. Raises LookupError."""
+    """Return the norm at a path. Raises LookupError."""
     if path not in _functions():
         raise LookupError(f"'{path}' is none of the norms that solvers take")
     return _functions()[path]
 
 
 def function_path(value: Any) -> str | None:
-    """The path of a function that `function` finds; None for any other."""
+    """Return the path of a function that `function` finds; None for any other."""
     return next((path for path, known in _functions().items() if known is value), None)
 
 
 def tags() -> dict[str, Any]:
-    """What Lineax says of operators, by name."""
+    """Return Lineax's tags of operators, by name."""
     try:
         lineax = import_module("lineax")
     except ImportError:
@@ -133,7 +133,7 @@ def tags() -> dict[str, Any]:
 
 
 def tag(name: str) -> Any:
-    """The tag of that name. Raises LookupError."""
+    """Return the tag with a name. Raises LookupError."""
     if name not in tags():
         raise LookupError(f"lineax has no '{name}'")
     return tags()[name]
@@ -143,7 +143,7 @@ def tag(name: str) -> Any:
 
 
 def arguments(params: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a filtered primitive, with `operand` in the place of each array."""
+    """Return the arguments of a filtered primitive, with `operand` in place of each array."""
     missing = _primitive._missing_dynamic
     leaves = [operand if leaf is missing else leaf for leaf in params["static"]]
     args = jax.tree.unflatten(params["treedef"], leaves)
@@ -151,7 +151,7 @@ def arguments(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 class Hoisted(NamedTuple):
-    """A closed jaxpr whose first `count` arguments are constants to Equinox, and operands."""
+    """A closed jaxpr whose first `count` arguments are constants to Equinox, and operands here."""
 
     jaxpr: Any
     count: int
@@ -167,7 +167,7 @@ def _lifted(value: Any) -> Any:
 
 
 def hoisted(jaxpr: Any, count: int) -> Any:
-    """The open jaxpr that has the first `count` arguments of a closed one as its constants."""
+    """Return an open jaxpr that has the first `count` arguments of a closed one as constants."""
     body = extend.open_jaxpr(jaxpr)
     return extend.replace_jaxpr(
         body,
@@ -181,15 +181,15 @@ def hoisted(jaxpr: Any, count: int) -> Any:
 
 
 def _is_jacobian(value: Any) -> bool:
-    """Whether a value is Lineax's Jacobian of a global function, which is not traced yet."""
+    """Return True if a value is Lineax's Jacobian of a global function, which is not traced yet."""
     named = isinstance(value, equinox.Module) and type(value).__name__ == "JacobianLinearOperator"
     return named and type(value.fn).__name__ == "_TrivialClosureConvert"
 
 
 def _traced(value: Any) -> Any:
-    """A Jacobian whose function is a jaxpr, of the arrays alone among its arguments.
+    """Return a Jacobian whose function is a jaxpr that takes only the arrays among its arguments.
 
-    The other arguments may be functions, as the function itself is.
+    The other arguments may be functions.
     """
     if not _is_jacobian(value):
         return value
@@ -210,7 +210,7 @@ def _traced(value: Any) -> Any:
 
 
 def parameters(args: tuple[Any, ...]) -> dict[str, Any]:
-    """The reverse of `arguments`."""
+    """Return the parameters for some arguments: the inverse of `arguments`."""
     leaves, treedef = jax.tree.flatten(args)
     missing = _primitive._missing_dynamic
     static = tuple(missing if leaf is operand else leaf for leaf in leaves)
@@ -218,14 +218,14 @@ def parameters(args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def filtered(primitive: Any, *args: Any) -> Callable[..., list[Any]]:
-    """The function of arrays that binds a filtered primitive.
+    """Return the function of arrays that binds a filtered primitive.
 
     Args:
         primitive: A primitive that is bound by `equinox.internal.filter_primitive_bind`.
         args: Its arguments, with `operand` in the place of each array.
 
     Returns:
-        A function of these arrays, in their order, which gives the arrays among the results.
+        A function of these arrays, in order, which returns the arrays among the results.
     """
 
     def bound(*arrays: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""How these primitives are written as Python: calls of `equinox.internal`, or their `bind`."""
+"""These primitives as Python: calls of `equinox.internal`, or of their `bind`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jaxprtool_equinox.files import FILTERED, mapped
 ROOTS["eqxi"] = "import equinox.internal as eqxi"
 ROOTS["jaxprtool_equinox"] = "import jaxprtool_equinox"
 
-#: Where primitives are found that no function of Equinox's gives as they are.
+#: The names of primitives that no function of Equinox binds directly.
 _PRIMITIVES = {
     "maybe_set": "eqxi.maybe_set_p",
     "noinline": "eqxi.noinline_p",
@@ -62,7 +62,7 @@ def _bound(eqn: JaxprEqn, *operands: Slot) -> Iterator[Expression]:
 
 
 def _function(eqn: JaxprEqn) -> Expression:
-    """The function of flat operands that an equation is a call of."""
+    """Return the function of flat operands that an equation calls."""
     name, p = eqn.primitive.name, eqn.params
     if name == "vprim":
         axes = {"in_axes": tuple(p["__batch_axes"]), "axis_size": p["__axis_size"]}

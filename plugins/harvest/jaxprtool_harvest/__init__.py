@@ -12,9 +12,9 @@
     plant(f, tag="debug")({"y": 5.0}, 1.0)        # 10.0
     harvest(f, tag="debug")({"y": 5.0}, 1.0)      # (10.0, {})
 
-The contract is that of Oryx's `harvest` (2020-2023). This module holds the passes as a user meets
-them, and imports no JAX, so that `jaxprtool passes` lists them at once; the functions, imported
-when they are first used, are in `functions`, what the passes do is in `programs`.
+The contract is that of Oryx's `harvest` (2020-2023). This module defines the passes and their
+options without importing JAX, so that `jaxprtool passes` lists them quickly. The functions,
+imported when they are first used, are in `functions`; the passes are implemented in `programs`.
 """
 
 from __future__ import annotations

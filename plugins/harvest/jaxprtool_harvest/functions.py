@@ -1,4 +1,4 @@
-"""`reap`, `plant`, `harvest` and `call_and_reap`: functions from a function to a function.
+"""The transformations `reap`, `plant`, `harvest` and `call_and_reap` of functions.
 
 The function is traced to a jaxpr when it is called, the jaxpr is rewritten, and then evaluated: on
 arrays, or under any transformation of JAX's.
@@ -30,16 +30,17 @@ def call_and_reap(
     blocklist: Names = (),
     exclusive: bool = False,
 ) -> Callable[..., Any]:
-    """`fun`, giving a pair: what it gives, and what is sown in it under `tag`.
+    """Return a function that returns a pair: the result of `fun`, and the values sown under `tag`.
 
     The sown values are a dict by name, with a dict for each scope of `nest`. With an `allowlist`,
-    only values whose own name, or a scope's around them, is on it; without those of which that is
-    on the `blocklist`. No value under the tag is still sown after that; nor, with `exclusive`, one
-    under another tag. Positional arguments are traced; keyword arguments reach `fun` as they are.
+    only values are reaped whose name, or that of an enclosing scope, is on it. Values whose name or
+    enclosing scope is on the `blocklist` are not reaped. All sows under the tag are removed; with
+    `exclusive`, those under other tags too. Positional arguments are traced; keyword arguments are
+    passed to `fun` unchanged.
 
-    What it gives raises HarvestError, a ValueError, for sown values that do not fit each other:
-    the same name twice in mode "strict", branches that sow differently, loops over other modes
-    than they take; and UnsupportedError for a value that is sown where it cannot be reached.
+    The returned function raises HarvestError, a ValueError, for conflicting sown values: the same
+    name twice in mode "strict", branches that sow different names or types, or a mode that a loop
+    does not support. It raises UnsupportedError for a value sown where it cannot be reached.
     """
     settings = Settings.of(tag, allowlist, blocklist, exclusive)
 
@@ -62,9 +63,9 @@ def reap(
     blocklist: Names = (),
     exclusive: bool = False,
 ) -> Callable[..., dict[str, Any]]:
-    """`fun`, giving what is sown in it under `tag`, and not what it gives; see `call_and_reap`.
+    """Return a function that returns only the values that `fun` sows; see `call_and_reap`.
 
-    What only `fun`'s own results need is not computed.
+    Values that only the results of `fun` need are not computed.
     """
     settings = Settings.of(tag, allowlist, blocklist, exclusive)
 
@@ -87,14 +88,14 @@ def plant(
     blocklist: Names = (),
     exclusive: bool = False,
 ) -> Callable[..., Any]:
-    """`fun` with one argument more, the first: a dict of values to use in place of sown ones.
+    """Return `fun` with an additional first argument: a dict of values that replace sown ones.
 
-    The dict is like the one that `reap` gives; what it does not have stays as computed, and stays
-    sown. A name that `fun` does not sow is passed over. The lists of names and `exclusive` are as
-    in `call_and_reap`.
+    The dict has the form of the result of `reap`. Sown values that it lacks are computed, and stay
+    sown. Names that `fun` does not sow are ignored. The lists of names and `exclusive` are as in
+    `call_and_reap`.
 
-    What it gives raises what `call_and_reap`'s does, and HarvestError for a value that has not
-    the shape, the pytree or the type of the one that it replaces.
+    The returned function raises the errors of `call_and_reap`, and HarvestError for a value whose
+    shape, pytree or type differs from that of the value it replaces.
     """
     settings = Settings.of(tag, allowlist, blocklist, exclusive)
 
@@ -117,9 +118,9 @@ def harvest(
     blocklist: Names = (),
     exclusive: bool = False,
 ) -> Callable[..., Any]:
-    """`plant`, then `call_and_reap`: `harvested(plants, *args)` gives a result and sown values.
+    """Combine `plant` and `call_and_reap`: `harvested(plants, *args)` returns (result, reaps).
 
-    What is planted is not reaped.
+    Planted values are not reaped.
     """
     given: dict[str, Any] = {
         "tag": tag,
@@ -133,15 +134,15 @@ def harvest(
 def _traced(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any, list[Any]]:
-    """The closed jaxpr of a call, the tree of its results, and its flat arguments."""
-    # Without jit, there were no calls for `nest` to put its scopes into.
+    """Return the closed jaxpr of a call, the tree of its results, and its flat arguments."""
+    # Without jit, there would be no calls to hold the scopes of `nest`.
     with jax.disable_jit(False):
         jaxpr, out = jax.make_jaxpr(functools.partial(fun, **kwargs), return_shape=True)(*args)
     return jaxpr, jax.tree.structure(out), jax.tree.leaves(args)
 
 
 def _planted_leaves(plants: Mapping[str, Any], sites: Sites) -> list[Any]:
-    """The flat values of the live sites."""
+    """Return the flat values of the live sites."""
     counts: dict[tuple[str, ...], int] = {}
     for site in sites:
         counts[site.path] = counts.get(site.path, 0) + site.live
@@ -150,7 +151,7 @@ def _planted_leaves(plants: Mapping[str, Any], sites: Sites) -> list[Any]:
 
 
 def _each(plants: Mapping[str, Any], path: tuple[str, ...], count: int) -> list[Any]:
-    """The values for the sites of one path, of which there may be several in mode "append"."""
+    """Return the values for the sites of one path; in mode "append" there may be several."""
     (value,) = find(plants, path)
     if count == 1:
         return [value]
@@ -170,7 +171,7 @@ def _leaves(value: Any, site: Site) -> list[Any]:
 
 
 def _fitted(leaf: Any, aval: Any, site: Site) -> Any:
-    """A planted leaf as an array of the type that it replaces, if that loses nothing."""
+    """Return a planted leaf as an array of the type that it replaces, if that is lossless."""
     given = jax.typeof(leaf) if hasattr(leaf, "dtype") else jax.typeof(jnp.asarray(leaf))
     if given.shape == aval.shape and _converts(leaf, given.dtype, aval.dtype):
         fits = given.dtype == getattr(leaf, "dtype", None) == aval.dtype
@@ -182,9 +183,9 @@ def _fitted(leaf: Any, aval: Any, site: Site) -> Any:
 
 
 def _converts(leaf: Any, given: Any, wanted: Any) -> bool:
-    """Whether a value can become one of another dtype: a wider one, or a narrower float.
+    """Return True if a value may be converted to another dtype: a wider one, or a narrower float.
 
-    A number that is at hand may be of any kind, if it stays the same number.
+    A concrete number may have any kind of dtype, if the conversion preserves it.
     """
     if given == wanted:
         return True

@@ -1,10 +1,10 @@
-"""The walk that reaping and planting share: through a jaxpr, into every body that sows something.
+"""The common traversal of reaping and planting: rewrite every body that sows a value.
 
-A `Harvester` rewrites a body so that its sown values leave it, or come into it, as flat values of
-its own; `Reaper` and `Planter` say how, for `sow` itself and for each kind of loop, branch and
-call. A `sow` equation that is harvested goes, and what it gave is replaced wherever it was used. A
-body that several equations share is rewritten once for each scope that it is in, and what sows
-nothing stays the very same object.
+A `Harvester` rewrites a body so that its sown values become additional results or arguments;
+`Reaper` and `Planter` define this for `sow` and for each kind of loop, branch and call. A harvested
+`sow` equation is removed, and its results are replaced in all readers. A body that several
+equations share is rewritten once for each scope that it is in. Bodies and equations that sow
+nothing stay the same objects.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from jaxprtool.extend import (
 )
 from jaxprtool_harvest.sites import Path, Settings, Site, Sites
 
-#: A site with the atoms that are its values in the body at hand.
+#: A site with the atoms of its values in the current body.
 Found = tuple[Site, tuple[Atom, ...]]
 
 
 @dataclass
 class Work:
-    """One body while it is rewritten: its new equations, what replaces which variable, its sites.
+    """One body while it is rewritten: its new equations, the replacements of variables, its sites.
 
-    `again` is True in what a gradient computes anew (see `Site`).
+    `again` is True in bodies that a gradient recomputes (see `Site`).
     """
 
     scope: Path
@@ -59,7 +59,7 @@ class Work:
         return atom if type(atom) is Literal else self.replaced.get(atom, atom)
 
     def updated(self, eqn: JaxprEqn) -> JaxprEqn:
-        """The equation with the operands that it has after the rewriting so far."""
+        """Return the equation with its operands after the rewriting so far."""
         operands = list(map(self.atom, eqn.invars))
         if all(new is old for new, old in zip(operands, eqn.invars, strict=True)):
             return eqn
@@ -71,7 +71,7 @@ class Work:
 
 
 class Harvester(ABC):
-    """What reaping and planting have in common; a subclass has a rule for each kind of equation."""
+    """The base class of reaping and planting; a subclass has a rule for each kind of equation."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -79,21 +79,22 @@ class Harvester(ABC):
         self._sows: dict[Any, bool] = {}
 
     def body(self, body: Any, scope: Path = (), again: bool = False) -> tuple[Any, tuple]:
-        """A closed jaxpr rewritten, and its sites, in the order of their flat values.
+        """Return the rewritten closed jaxpr, and its sites, in the order of their flat values.
 
-        Raises HarvestError for sown values that do not fit each other, and UnsupportedError for
-        those that are where we cannot reach them.
+        Raises HarvestError for conflicting sown values, and UnsupportedError for values sown where
+        they cannot be reached.
         """
         if not self._sows_within(body):
             return body, ()
-        # In JAX 0.10 an open body is closed anew whenever it is viewed: what lasts is the open one.
+        # In JAX 0.10 an open body is closed again whenever it is viewed: only the open one
+        # persists.
         key = body if body.consts else extend.open_jaxpr(body), scope, again
         if key not in self._rewritten:
             self._rewritten[key] = self._rewrite(body, Work(scope, again))
         return self._rewritten[key]
 
     def _sows_within(self, body: Any) -> bool:
-        """Whether something that concerns us is sown in a body, at any depth."""
+        """Return True if a body has a sow to rewrite, at any depth."""
         jaxpr = extend.open_jaxpr(body)
         if jaxpr not in self._sows:
             self._sows[jaxpr] = any(map(self._sows_at, jaxpr.eqns))
@@ -147,7 +148,7 @@ class Harvester(ABC):
                 )
         if inside.kind == "branch":
             return self._branch(inside, pairs, work)
-        # The one body that sows something, if any does.
+        # Only one body may sow values.
         number, *others = [n for n, sites in enumerate(found) if sites] or [len(found) - 1]
         if others or (inside.edges.has_rule and found[number]):
             raise out_of_reach(eqn)
@@ -158,49 +159,49 @@ class Harvester(ABC):
         else:
             self._call(inside, number, bodies, found[number], work)
 
-    # What a subclass defines. Each appends to the work the equations that replace one.
+    # Defined by subclasses. Each method appends the equations that replace one equation.
 
     @abstractmethod
     def _border(self, invars: list[Var], outvars: list[Atom], flat: list[Any]) -> tuple:
-        """What a body takes and gives, with the flat values of its sites."""
+        """Return the arguments and results of a body, with the flat values of its sites."""
 
     @abstractmethod
     def _harvest(self, eqn: JaxprEqn, site: Site, work: Work) -> Sequence[Atom]:
-        """What takes the place of the results of a `sow` that is asked for."""
+        """Return the atoms that replace the results of a harvested `sow`."""
 
     @abstractmethod
     def _call(
         self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
     ) -> None:
-        """A call whose body of this number sows something."""
+        """Rewrite a call whose body of this number sows values."""
 
     @abstractmethod
     def _loop(
         self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
     ) -> None:
-        """A loop whose body of this number sows something."""
+        """Rewrite a loop whose body of this number sows values."""
 
     @abstractmethod
     def _branch(self, inside: Regions, branches: list[tuple[Any, Sites]], work: Work) -> None:
-        """A branch, some of whose bodies sow something."""
+        """Rewrite a branch, some of whose bodies sow values."""
 
     @abstractmethod
     def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
-        """A shard_map whose body sows something."""
+        """Rewrite a shard_map whose body sows values."""
 
     @abstractmethod
     def _custom(self, call: CustomJVP, work: Work) -> None:
-        """A call of a function with custom derivatives."""
+        """Rewrite a call of a function with custom derivatives."""
 
 
 def has_stacks(inside: Regions) -> bool:
-    """Whether a loop takes and gives a row for each round, of which there is a known number."""
+    """Return True if a loop can slice operands and stack results, and its trip count is known."""
     edges = inside.edges
     return bool(edges.sliced and edges.stacked) and inside.view.trips is not None
 
 
 def out_of_reach(eqn: JaxprEqn) -> UnsupportedError:
-    """Return the error of an equation in which something is sown that we cannot get at."""
+    """Return the error for an equation with a sown value that cannot be reached."""
     return UnsupportedError(f"a value is sown inside {named(eqn)}, out of our reach")
 
 
@@ -208,9 +209,9 @@ def out_of_reach(eqn: JaxprEqn) -> UnsupportedError:
 
 
 def _bodies(eqn: JaxprEqn) -> Iterator[Any]:
-    """The jaxprs that an equation holds, and those of an object that it holds.
+    """Yield the jaxprs that an equation holds, also in objects among its parameters.
 
-    Such an object, JAX's CustomRoot, has parameters of its own, as an equation has.
+    Such an object, as JAX's CustomRoot, has parameters like an equation.
     """
     for holder in (eqn, *eqn.params.values()):
         params = getattr(holder, "params", None)
@@ -219,12 +220,12 @@ def _bodies(eqn: JaxprEqn) -> Iterator[Any]:
 
 
 def fresh(avals: Sequence[Any]) -> tuple[Var, ...]:
-    """New variables of these types."""
+    """Return new variables of these types."""
     return tuple(map(Var, avals))
 
 
 def zeros(avals: Sequence[Any], like: JaxprEqn) -> Any:
-    """A closed jaxpr without arguments or constants that gives zeros of these types."""
+    """Return a closed jaxpr without arguments or constants that returns zeros of these types."""
     varies = any(map(extend.varying_axes, avals))
     mesh = like.ctx.cur_abstract_mesh
     with extend.inside_shard_map(mesh, frozenset(), True) if varies else nullcontext():
@@ -243,7 +244,7 @@ def _zero(aval: Any) -> Any:
 
 
 def shard_axes(shards: ShardMap, avals: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """For each type, the axes that this `shard_map` splits over and a value may differ over."""
+    """Return, for each type, the manual axes of this `shard_map` over which a value may vary."""
     params = shards.eqn.params
     result = []
     for aval in avals:
@@ -255,12 +256,12 @@ def shard_axes(shards: ShardMap, avals: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def shard_specs(axes: Sequence[tuple[Any, ...]]) -> tuple[PartitionSpec, ...]:
-    """The specs of values that have their shards on a new leading axis, where they differ."""
+    """Return the specs of values whose shards, if they differ, are on a new leading axis."""
     return tuple(PartitionSpec(each) if each else PartitionSpec() for each in axes)
 
 
 def reshaped(operand: Atom, result: Var, like: JaxprEqn) -> JaxprEqn:
-    """The equation that adds a leading axis of length one, or takes it away."""
+    """Return the equation that adds a leading axis of length one, or removes it."""
     made = extend.traced_like(
         like, lambda x: [lax.reshape(x, result.aval.shape)], [Var(operand.aval)]
     )

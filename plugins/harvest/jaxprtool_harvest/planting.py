@@ -1,4 +1,4 @@
-"""Planting: what is sown is replaced by arguments of the body, which come from the outside."""
+"""Planting: sown values are replaced by arguments of the body, passed in from outside."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from jaxprtool_harvest.sites import (
 
 
 class Planter(Harvester):
-    """Bodies take the flat values of their live sites before their arguments.
+    """Rewrites bodies to take the flat values of their live sites before their arguments.
 
-    Live are the sites whose path `planted` says yes to. The others stay sown, and are checked as
-    if they were not.
+    Sites are live if `planted` returns True for their path. The others stay sown, and are checked
+    in the same way.
     """
 
     def __init__(self, settings: Settings, planted: Callable[[Path], bool]):
@@ -80,7 +80,7 @@ class Planter(Harvester):
     def _loop(
         self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
     ) -> None:
-        """An appended name has a value for each iteration, a clobbered one has one for all."""
+        """Pass one value per iteration in mode "append", and one for all in mode "clobber"."""
         stacks = has_stacks(inside)
         check_in_loop(sites, stacks)
         region, body = inside.regions[number], bodies[number]
@@ -102,8 +102,8 @@ class Planter(Harvester):
         work.eqns.append(inside.rebuild(bodies, more=operands, first=True))
 
     def _branch(self, inside: Regions, branches: list[tuple[Any, Sites]], work: Work) -> None:
-        """Whichever branch is taken has the value."""
-        # What a branch sows and a gradient does not need is gone from what is computed anew.
+        """Pass the values to all branches."""
+        # A recomputed branch may lack sows of values that the gradient does not need.
         kept = keyed(branches[0][1])
         if work.again:
             kept = {key: site for _, sites in branches for key, site in keyed(sites).items()}
@@ -120,7 +120,7 @@ class Planter(Harvester):
         work.eqns.append(inside.rebuild(bodies, more=values, first=True))
 
     def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
-        """A value that differs between shards has them on its leading axis, in mesh order."""
+        """Pass values that differ between shards with a leading axis of shards, in mesh order."""
         inside = shards.body.eqns[0]
         axes = shard_axes(shards, types(sites))
         specs = shard_specs(axes)
@@ -130,7 +130,7 @@ class Planter(Harvester):
                 outer = Var(extend.stacked_aval(1, invars[i].aval))
                 eqns.append(reshaped(outer, invars[i], inside))
                 invars[i] = outer
-        # The types of values that a shard_map takes are those that one would give.
+        # The types of the operands are those of the results of a shard_map with these specs.
         given = [v.aval for v in invars[: len(axes)]]
         giving = shards.rebuild(
             operands=(), in_specs=(), outs=fresh(given), out_specs=specs, body=zeros(given, inside)
@@ -146,9 +146,9 @@ class Planter(Harvester):
         work.eqns.append(new)
 
     def _custom(self, call: CustomJVP, work: Work) -> None:
-        """A call that is planted in runs, and refuses to be differentiated.
+        """Pass the planted values to the call, which then raises if it is differentiated.
 
-        Its rule is that of another function: of the one that computes what is planted here.
+        Its rule belongs to the function that computes the replaced values.
         """
         body, sites = self.body(call.body, work.scope, work.again)
         values = _all_values(sites, work)
@@ -180,7 +180,7 @@ def _all_values(sites: Sequence[Site], work: Work) -> tuple[Var, ...]:
 
 
 def _values(site: Site, work: Work) -> tuple[Any, ...]:
-    """The variables of the body at hand that hold what is planted at a site; none if nothing is."""
+    """Return the variables with the planted values of a site; none if it is not live."""
     group = work.found.setdefault(site.path, [])
     if group and site.live:
         first, values = group[0]
@@ -195,7 +195,7 @@ def _values(site: Site, work: Work) -> tuple[Any, ...]:
 
 
 def _check_same(site: Site, before: Sequence[Site]) -> None:
-    """Refuse a site that is to have the value of one before it, if it cannot or might not be it."""
+    """Refuse a site that shares the value of an earlier one if it may not be the same value."""
     first = before[0]
     if site.mode == "append" and (len(before) > 1 or first.again or not site.may_be(first)):
         raise UnsupportedError(
@@ -210,8 +210,8 @@ def _check_same(site: Site, before: Sequence[Site]) -> None:
 def plant_jaxpr(
     jaxpr: Any, settings: Settings, planted: Callable[[Path], bool]
 ) -> tuple[Any, Sites]:
-    """A closed jaxpr that takes, before its arguments, the flat values of these sites.
+    """Return a closed jaxpr that takes the flat values of the live sites first, and all sites.
 
-    `planted` says of a path whether a value is planted there; other sites stay sown.
+    `planted` returns True for the paths at which a value is planted; other sites stay sown.
     """
     return Planter(settings, planted).body(jaxpr)

@@ -1,4 +1,4 @@
-"""The passes: a Program that gives what is sown, or takes it, by readable names."""
+"""The passes: Programs that return or take sown values, by readable names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxprtool_harvest.sites import HarvestError, Settings, Site, as_tree, types
 
 
 def reaped(program: Program, settings: Settings, keep_results: bool) -> Program:
-    """The program that gives the sown values, after its results or in their place.
+    """Return the program that returns the sown values, after its results or instead of them.
 
     Raises HarvestError if there are none.
     """
@@ -25,7 +25,7 @@ def reaped(program: Program, settings: Settings, keep_results: bool) -> Program:
     _require(sites, program, settings)
     count = len(program.out_names)
     results, values = jaxpr.outvars[:count], jaxpr.outvars[count:]
-    # JAX sorts the keys of a dict, and who reads a listing wants what came first to be first.
+    # JAX sorts the keys of a dict; in a listing, program order is more readable.
     reaps = as_tree(sites, range(len(values)), OrderedDict)
     paths, tree = jax.tree_util.tree_flatten_with_path(reaps)
     order = [position for _, position in paths]
@@ -39,7 +39,7 @@ def reaped(program: Program, settings: Settings, keep_results: bool) -> Program:
 
 
 def planted(program: Program, settings: Settings) -> Program:
-    """The program with a first argument: a dict of all values that are sown.
+    """Return the program with a new first argument: a dict of all values that are sown.
 
     Raises HarvestError if there are none.
     """
@@ -59,7 +59,7 @@ def planted(program: Program, settings: Settings) -> Program:
 
 
 def _require(sites: Sequence[Site], program: Program, settings: Settings) -> None:
-    """Refuse a program in which nothing is sown under the tag, be it misspelled."""
+    """Refuse a program that sows nothing under the tag, which may be misspelled."""
     if sites:
         return
     sown = {e.params["tag"] for e in equations(top_jaxpr(program)) if e.primitive is sow_p}

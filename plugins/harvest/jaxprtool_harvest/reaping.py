@@ -1,4 +1,4 @@
-"""Reaping: sown values become results of the body that they are sown in, and so to the outside."""
+"""Reaping: sown values become results of the body that sows them, up to the whole program."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from jaxprtool_harvest.sites import (
 
 
 class Reaper(Harvester):
-    """Bodies give the flat values of their sites after their results.
+    """Rewrites bodies to return the flat values of their sites after their results.
 
-    What a gradient computes anew has been reaped where it was computed first: `taken` are the
-    sites that have been reaped, `passed` those that have not.
+    Values that a gradient recomputes are reaped only where they are computed first: `taken` are the
+    reaped sites, `passed` the recomputed ones.
     """
 
     def __init__(self, settings: Settings):
@@ -83,10 +83,10 @@ class Reaper(Harvester):
     def _loop(
         self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
     ) -> None:
-        """The values of all iterations are stacked; of a clobbered one the last is carried."""
+        """Stack the values of all iterations; in mode "clobber", carry the last one."""
         stacks, length = has_stacks(inside), inside.view.trips
         check_in_loop(sites, stacks)
-        runs = isinstance(length, int) and length > 0  # a symbolic length may be none
+        runs = isinstance(length, int) and length > 0  # a symbolic length may be 0
         kept = [replace(s, sure=s.sure and runs) for s in sites if s.mode == "clobber"]
         kept, starts = _starts(kept, inside.eqn, work)
         all_of = [
@@ -113,7 +113,7 @@ class Reaper(Harvester):
         _add_all(work, all_of, outs[stacked])
 
     def _branch(self, inside: Regions, branches: list[tuple[Any, Sites]], work: Work) -> None:
-        """All branches give the values of the same sites; the one that is taken tells them."""
+        """Return the values of the same sites, in the same order, from all branches."""
         check_branches([sites for _, sites in branches], inside.eqn)
         own, bodies = len(inside.eqn.outvars), []
         order = keyed(branches[0][1])
@@ -132,7 +132,7 @@ class Reaper(Harvester):
         _add_all(work, found, outs)
 
     def _shard_map(self, shards: ShardMap, body: Any, sites: Sites, work: Work) -> None:
-        """A value that differs between shards has them on a new leading axis, in mesh order."""
+        """Return values that differ between shards with a leading axis of shards, in mesh order."""
         own = len(shards.outs)
         axes = shard_axes(shards, types(sites))
         outvars, eqns = list(body.outvars), list(body.eqns)
@@ -154,9 +154,9 @@ class Reaper(Harvester):
             _add(work, site.typed([v.aval for v in values]), values)
 
     def _custom(self, call: CustomJVP, work: Work) -> None:
-        """The call stays, with its rule; what it sows is computed beside it by ordinary equations.
+        """Keep the call with its rule, and compute its sown values by separate equations.
 
-        So the rule differentiates the function's own results, as before, and JAX what is sown.
+        The rule then differentiates the function's own results, as before, and JAX the sown values.
         """
         nothing = Reaper(replace(self.settings, allowlist=frozenset()))
         work.eqns.append(call.rebuild(body=nothing.body(call.body)[0]))
@@ -186,7 +186,7 @@ def _add_all(
 
 
 def _add(work: Work, site: Site, values: Sequence[Atom], started: bool = False) -> None:
-    """A site of the body at hand; `started` says that it begins with the value before it."""
+    """Add a site to the current body; `started` if it includes the value sown before it."""
     group = work.found.setdefault(site.path, [])
     if group:
         first = group[0][0]
@@ -205,10 +205,10 @@ def _add(work: Work, site: Site, values: Sequence[Atom], started: bool = False) 
 def _starts(
     sites: Sequence[Site], eqn: JaxprEqn, work: Work
 ) -> tuple[list[Site], tuple[Atom, ...]]:
-    """The values that a loop carries into its first iteration, and the sites as they are then.
+    """Return the updated sites, and the values that a loop carries into its first iteration.
 
-    That is what was sown under the name before, which stands if the loop runs no iteration, and
-    zeros if there is nothing.
+    These are the values sown under the name before, which remain if the loop runs no iteration, or
+    zeros if there are none.
     """
     known: list[Site] = []
     starts: list[Atom] = []
@@ -232,7 +232,7 @@ def _starts(
 
 
 def reap_jaxpr(jaxpr: Any, settings: Settings) -> tuple[Any, Sites]:
-    """A closed jaxpr that gives, after its results, the flat values of these sites."""
+    """Return a closed jaxpr that returns the flat values of its sites last, and these sites."""
     reaper = Reaper(settings)
     jaxpr, sites = reaper.body(jaxpr)
     for site in reaper.passed:

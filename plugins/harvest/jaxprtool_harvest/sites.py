@@ -1,7 +1,7 @@
-"""What is sown where: the sites of a function, which of them are asked for, and what a name means.
+"""The sites of a function at which values are sown, their selection, and the tree of their values.
 
-A site stands for the values that one `sow` equation gives, as they are seen from the outside of
-the loops and calls around it. Sites are known by their path: the scopes of `nest`, then the name.
+A site represents the values of one `sow` equation, as seen from outside the enclosing loops and
+calls. A site is identified by its path: the scopes of `nest`, then the name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxprtool.extend import JaxprEqn, named, type_of
 Path = tuple[str, ...]
 
 
-#: What makes values of one type, but for weak types, which JAX lets differ.
+#: The properties in which values of the same type agree; weak types may differ, as in JAX.
 _TYPE: dict[str, Callable[[Any], Any]] = {
     "shape": lambda aval: aval.shape,
     "dtype": lambda aval: aval.dtype,
@@ -29,14 +29,14 @@ _TYPE: dict[str, Callable[[Any], Any]] = {
 
 
 class HarvestError(JaxprToolError, ValueError):
-    """Sown values that do not fit the function, each other, or the values planted for them."""
+    """Sown values that conflict with the function, each other, or the values planted for them."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Which sown values are asked for: those under `tag` that the lists of names let through.
+    """The selection of sown values: those under `tag` that the lists of names allow.
 
-    A list has a value if it has the value's name or that of a scope around it.
+    A list contains a value if it has its name or the name of an enclosing scope.
     """
 
     tag: str
@@ -52,7 +52,7 @@ class Settings:
         blocklist: Iterable[str] = (),
         exclusive: bool = False,
     ) -> Settings:
-        """The settings with these lists of names; a string is a list of one."""
+        """Return the settings with these lists of names; a string is a list of one name."""
         if not isinstance(tag, str):
             raise TypeError(f"the tag of sown values is a string, not {tag!r}")
         allowed, blocked = (
@@ -62,11 +62,11 @@ class Settings:
         return cls(tag, allowed, blocked or frozenset(), exclusive)
 
     def concern(self, eqn: JaxprEqn) -> bool:
-        """Whether a `sow` equation does not stay as it is."""
+        """Return True if a `sow` equation is rewritten or removed."""
         return self.exclusive or eqn.params["tag"] == self.tag
 
     def take(self, eqn: JaxprEqn, path: Path) -> bool:
-        """Whether the value of a `sow` equation is asked for."""
+        """Return True if the value of a `sow` equation is selected."""
         if eqn.params["tag"] != self.tag or not self.blocklist.isdisjoint(path):
             return False
         return self.allowlist is None or not self.allowlist.isdisjoint(path)
@@ -76,10 +76,10 @@ class Settings:
 class Site:
     """The values of one `sow` equation: `avals` are the types of their leaves.
 
-    `live` says whether the values are taken out, or put in: a site that nothing is planted at is
-    known, and not live. `sure` is False inside a loop that might run no iteration. `again` is True
-    in a `remat` that was differentiated: there a gradient computes anew, nearly always, what the
-    function has sown before.
+    `live` is True if the values are reaped or planted; a site without a planted value is recorded
+    but not live. `sure` is False inside a loop that may run no iteration. `again` is True in a
+    differentiated `remat`, where a gradient nearly always recomputes values that the function has
+    sown before.
     """
 
     path: Path
@@ -93,7 +93,7 @@ class Site:
 
     @classmethod
     def of(cls, eqn: JaxprEqn, scope: Path, again: bool) -> Site:
-        """The site of a `sow` equation inside these scopes. Raises HarvestError without a name."""
+        """Return the site of a `sow` equation in a scope. Raises HarvestError without a name."""
         name, mode, tree = (eqn.params[k] for k in ("name", "mode", "tree"))
         if name is None:
             raise HarvestError(f"Must provide name for sown value. It is the {named(eqn)}")
@@ -105,19 +105,19 @@ class Site:
 
     @property
     def count(self) -> int:
-        """How many flat values stand for the site."""
+        """The number of flat values of the site."""
         return len(self.avals) if self.live else 0
 
     def may_be(self, other: Site) -> bool:
-        """Whether two sites may be of one `sow` in the source."""
+        """Return True if two sites may come from the same `sow` in the source."""
         return self.path == other.path and named(self.eqn) == named(other.eqn)
 
     def typed(self, avals: Sequence[Any]) -> Site:
-        """The site with values of other types."""
+        """Return the site with values of other types."""
         return replace(self, avals=tuple(avals))
 
     def fits(self, other: Site) -> bool:
-        """Whether the values of two sites are of one type."""
+        """Return True if the values of two sites have the same types."""
         return self.tree == other.tree and all(
             all(of(a) == of(b) for of in _TYPE.values())
             for a, b in zip(self.avals, other.avals, strict=True)
@@ -128,14 +128,14 @@ Sites = tuple[Site, ...]
 
 
 def shared_out(sites: Sequence[Site], values: Iterable[Any]) -> Iterator[tuple[Site, tuple]]:
-    """Each site with those of the flat values that are its own."""
+    """Yield each site with its part of the flat values."""
     flat = iter(values)
     for site in sites:
         yield site, tuple(islice(flat, site.count))
 
 
 def types(sites: Iterable[Site]) -> list[Any]:
-    """The types of the flat values of sites."""
+    """Return the types of the flat values of sites."""
     return [aval for site in sites if site.live for aval in site.avals]
 
 
@@ -145,7 +145,7 @@ _WAYS = "mode='append' keeps all values, mode='clobber' the last"
 
 
 def duplicate(first: Site, second: Site, done: str) -> HarvestError:
-    """The error of two sites with one name; `done` is "reaped" or "planted"."""
+    """Return the error for two sites with the same name; `done` is "reaped" or "planted"."""
     where = f"{named(first.eqn)}, then {named(second.eqn)}"
     if first.mode != second.mode:
         where = f"{first.mode}: {named(first.eqn)}, then {second.mode}: {named(second.eqn)}"
@@ -153,10 +153,9 @@ def duplicate(first: Site, second: Site, done: str) -> HarvestError:
 
 
 def check_in_loop(sites: Iterable[Site], stacks: bool) -> None:
-    """Refuse sites of a loop that sows them more than once without saying what that means.
+    """Refuse sites in a loop whose mode does not define how the iterations are combined.
 
-    Of a loop without `stacks`, whose length is not known, there would be an unknown number of
-    values.
+    A loop without `stacks`, whose length is unknown, would have an unknown number of values.
     """
     for site in sites:
         if stacks and site.mode == "strict":
@@ -173,7 +172,7 @@ def check_in_loop(sites: Iterable[Site], stacks: bool) -> None:
 
 
 def keyed(sites: Sequence[Site]) -> dict[tuple[Path, int], Site]:
-    """Sites by path, and by how many of that path come before."""
+    """Return sites by path, and by the number of earlier sites with the same path."""
     count: dict[Path, int] = {}
     result = {}
     for site in sites:
@@ -184,7 +183,7 @@ def keyed(sites: Sequence[Site]) -> dict[tuple[Path, int], Site]:
 
 
 def check_branches(branches: Sequence[Sequence[Site]], eqn: JaxprEqn) -> None:
-    """Refuse branches of an equation that do not all sow the same names and types."""
+    """Refuse branches of an equation unless all sow the same names and types."""
     first, *others = map(keyed, branches)
     for branch in others:
         if len(branch) != len(first):
@@ -212,7 +211,7 @@ def _check_alike(a: Site, b: Site) -> None:
 def as_tree(
     sites: Sequence[Site], values: Iterable[Any], kind: type[dict] = dict
 ) -> dict[str, Any]:
-    """The flat values of sites as nested dicts of this kind, in the order in which they are sown.
+    """Return the flat values of sites as nested dicts of this class, in the order of sowing.
 
     A name that was sown more than once, in mode "append", has a list of the values, in order.
     Raises HarvestError for a name that is also a scope's.
@@ -233,9 +232,9 @@ def as_tree(
 
 
 def find(plants: Mapping[str, Any], path: Path) -> list[Any]:
-    """What is to be planted at a path: a list of that one value, or an empty one.
+    """Return the value to plant at a path in a list; an empty list if there is none.
 
-    Raises HarvestError if what stands in place of a scope is no mapping.
+    Raises HarvestError if the entry of a scope is not a mapping.
     """
     level: Any = plants
     for depth, name in enumerate(path):
@@ -250,6 +249,6 @@ def find(plants: Mapping[str, Any], path: Path) -> list[Any]:
 
 
 def described(site: Site) -> str:
-    """A site's types for a message: `f32[3]`, and the tree where there is one."""
+    """Describe a site's types for a message: `f32[3]`, with the tree if there is one."""
     kinds = ", ".join(map(type_of, site.avals))
     return kinds if jax.tree_util.treedef_is_leaf(site.tree) else f"{site.tree} of {kinds}"

@@ -1,7 +1,7 @@
 """A jaxprtool plug-in: bounds of every value, through loops and branches.
 
-It is the template for a domain of your own (`jaxprtool.extend.domains`). The kind of a value is its
-`Interval`; `rules` has what each primitive does to intervals, and the engine does the rest.
+It is an example of a domain (`jaxprtool.extend.domains`). The kind of a value is its `Interval`;
+`rules` has a rule for each primitive, and the engine does the rest.
 """
 
 from dataclasses import dataclass, field

@@ -65,7 +65,7 @@ def summed(count, x):
 
 
 def joined(intervals):
-    """Return the interval of a value that is in one of these."""
+    """Return the smallest interval that contains all of these."""
     lows, highs, nans = zip(*((x.low, x.high, x.nan) for x in intervals), strict=True)
     return Interval(min(lows), max(highs), any(nans))
 
@@ -95,7 +95,7 @@ rule(rules, "select_n")(lambda eqn, which, *cases: joined(cases))
 
 
 def _size(eqn):
-    """Return the number of elements, or products, that each element of a sum is made of."""
+    """Return the number of elements, or products, that are summed in each element."""
     axes = eqn.params["axes"] if "axes" in eqn.params else eqn.params["dimension_numbers"][0][0]
     return math.prod(eqn.invars[0].aval.shape[i] for i in axes)
 
@@ -158,7 +158,8 @@ class IntervalWriting(Writing):
 def _outcome(primitive, kinds):
     """Return the place of the operand that a `max` or `min` returns; None if it is not known.
 
-    It is known for operands that are never equal: where they are, the derivative is that of both.
+    It is known only for operands that are never equal: for equal ones, both contribute to the
+    derivative.
     """
     for i, (x, other) in enumerate((kinds, kinds[::-1])):
         beyond = {"max": x.low > other.high, "min": x.high < other.low}

@@ -1,4 +1,4 @@
-"""Low-rank adapters: a trained weight that `unzip` makes trainable in a few of its directions.
+"""Low-rank adapters: `unzip` makes a trained weight trainable in a few directions.
 
     def net(key, w, x):
         return x @ adapt(w, key, rank=4, name="out")
@@ -7,9 +7,8 @@
     adapters = init(key)                    # {"out": {"down": f32[64,4], "up": f32[4,256]}}
     y = apply(adapters, w, x)               # x @ (w + down @ up)
 
-`adapt` is one equation in a jaxpr, and the identity wherever nobody interprets it: an adapter that
-was not trained adds nothing. What it means to `unzip` is said by the rule below, which is all that
-a primitive needs to declare variables of its own.
+`adapt` is one equation in a jaxpr, and the identity unless a pass interprets it: an untrained
+adapter adds nothing. The rule for `unzip` below is all that a primitive needs to declare variables.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685).
 """
@@ -34,12 +33,12 @@ hide_frames(__file__)
 
 
 def adapt(w: Any, key: Any, *, rank: int, name: str, alpha: float | None = None) -> Any:
-    """The matrix `w`, f[m,n], with an adapter of a low rank under `name`.
+    """Return the matrix `w`, f[m,n], with a low-rank adapter named `name`.
 
-    Where `unzip` takes `key` for a key, the adapter is a variable: `down`, f[m,rank], normally
-    distributed with variance 1/m, and `up`, f[rank,n], zero at first. The weight is then
-    `w + alpha / rank * down @ up`; alpha is `rank` if it is not given. Raises ValueError for a
-    weight that is no matrix and for a rank below 1.
+    If `key` is a key for `unzip`, the adapter is a variable: `down`, f[m,rank], normally
+    distributed with variance 1/m, and `up`, f[rank,n], initially zero. The weight is then `w +
+    alpha / rank * down @ up`; `alpha` is `rank` by default. Raises ValueError for a weight that is
+    not a matrix, and for a rank below 1.
     """
     if jnp.ndim(w) != 2:
         raise ValueError(f"adapt takes a matrix, not an array of shape {jnp.shape(w)}")
@@ -70,7 +69,7 @@ batching.primitive_batchers[lora_p] = lambda operands, axes, **params: (
 
 @rule("unzip", "lora")
 def _unzip(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outcome:
-    """The adapter is a variable if its key is one to init; init makes it, apply adds it."""
+    """Declare the adapter a variable if init has its key: init computes it, apply adds it."""
     w, key = eqn.invars
     of_w, of_key = times
     if context.tag != VARIABLE or not of_key.early or not of_w.ready:
@@ -86,7 +85,7 @@ def _unzip(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Out
         return {"down": down, "up": jnp.zeros((rank, n), dtype)}
 
     def lora_apply(down: Any, up: Any, w: Any) -> Any:
-        # As weakly typed as the weight: so is the gradient by it.
+        # Keep the weak type of the weight, which its gradient then has too.
         return _cast(_cast(w, False) + scale * down @ up, is_weak)
 
     make, shape = jax.make_jaxpr(lora_init, return_shape=True)(_typed(key))

@@ -1,7 +1,7 @@
 """A jaxprtool plug-in: matrix products and convolutions in a narrower dtype.
 
-This module holds the pass as a user meets it: its name, its help, its options and their checks.
-It imports no JAX, so that `jaxprtool passes` lists it at once; the rewriting is in `casting`.
+This module has the name, help, options and checks of the pass. It does not import JAX, so that
+`jaxprtool passes` lists it quickly; the rewriting is in `casting`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The rule behind `mixed_precision`: one equation in, the equations in its place out."""
+"""The rule of `mixed_precision`, from an equation to the equations that replace it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import jax.numpy as jnp
 
 from jaxprtool.extend import Atom, JaxprEqn, Var, new_jaxpr_eqn
 
-#: The primitives whose cost is multiplying, and whose `preferred_element_type` sets the dtype that
-#: they accumulate and return.
+#: The primitives dominated by multiplication, whose `preferred_element_type` sets the dtype in
+#: which they accumulate, and that of the result.
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 def cast_operands(eqn: JaxprEqn, compute_dtype: str) -> list[JaxprEqn] | None:
-    """A product on narrower operands that returns what `eqn` does, or None to leave it alone.
+    """Return a product on narrower operands with the result type of `eqn`; None to keep `eqn`.
 
-    A rule for `jaxprtool.extend.map_equations`. The casts bear the product's source line.
+    This is a rule for `jaxprtool.extend.map_equations`. The casts have the product's source line.
     """
     if eqn.primitive.name not in PRODUCTS or _is_exact_algorithm(eqn.params["precision"]):
         return None
@@ -29,7 +29,7 @@ def cast_operands(eqn: JaxprEqn, compute_dtype: str) -> list[JaxprEqn] | None:
 
 
 def _is_exact_algorithm(precision: object) -> bool:
-    """Whether the program asks for an algorithm, which fixes the dtype of the operands."""
+    """Return True if the program requests an algorithm, which fixes the dtype of the operands."""
     return isinstance(precision, jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
 
 
@@ -39,8 +39,8 @@ def _is_wider(x: Atom, dtype: jnp.dtype) -> bool:
 
 
 def _cast(eqn: JaxprEqn, x: Atom, dtype: jnp.dtype) -> JaxprEqn:
-    # The new type is the old one but for its dtype: it keeps its sharding, and inside shard_map
-    # the mesh axes that it varies over.
+    # Only the dtype changes: the type keeps its sharding, and in a shard_map the mesh axes over
+    # which it varies.
     narrow = Var(x.aval.update(dtype=dtype))
     params = {"new_dtype": dtype, "weak_type": x.aval.weak_type, "sharding": None}
     return new_jaxpr_eqn(

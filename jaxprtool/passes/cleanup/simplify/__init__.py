@@ -6,8 +6,9 @@ A rule is a `Row`: a pattern, its replacement, and conditions, all readable:
 
 A lower-case letter represents a value, a capital a constant, a number that constant (`0` is not
 `-0`; `~0` has all bits set), `*xs` all other operands. `unary` and `elementwise2` are elementwise
-primitives, `resize` is a reshape or squeeze, `layout` that or a broadcast. A rule that is exact
-only on a condition is applied with `fast` in all other cases.
+primitives with one and two operands, `resize` is a reshape or squeeze, `layout` is a reshape,
+squeeze or broadcast. A rule that is exact only under a condition requires `fast` if the condition
+does not hold.
 
 `simplify_rules` is the open list of rows; a plug-in appends its own, also for its own primitives
 (`row.py` defines rows, `pattern.py` the syntax of patterns). `jaxprtool explain simplify` prints

@@ -37,7 +37,7 @@ from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
-#: How much two programs have in common.
+#: The degrees of similarity of two programs.
 Verdict: TypeAlias = Literal["equivalent", "same up to constants", "same up to dtypes", "different"]
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -178,7 +178,7 @@ class Diff:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """How much the programs have in common."""
+        """The degree of similarity of the programs."""
         kinds = {
             "dtype" if line.equation is not None and is_cast(line.equation) else "equation"
             for line in (*self.removed, *self.added)

@@ -20,7 +20,7 @@ from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
-#: The most states that are visited: a body counts once for each chain of calls to it.
+#: The maximum number of states that are visited: a body counts once for each chain of calls to it.
 _MOST = 500_000
 
 

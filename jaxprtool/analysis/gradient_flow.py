@@ -172,7 +172,7 @@ class _Tangents:
         return [a and b for a, b in zip(self._equations[key], exact, strict=True)]
 
 
-#: The most iterations of a loop that are followed one by one.
+#: The maximum number of iterations of a loop that are followed one by one.
 _MOST_ROUNDS = 64
 
 

@@ -34,7 +34,8 @@ from jaxprtool.jaxcompat.identity import identity
 #: none.
 Opens: typing.TypeAlias = typing.Literal["inlined", "all", "none"]
 
-#: The most equations of a body whose calls are opened: nested calls may have exponentially many.
+#: The maximum number of equations of a body whose calls are opened: nested calls may have
+#: exponentially many.
 MOST_OPENED = 300_000
 
 _NO_SIZES: Sizes = MappingProxyType({})

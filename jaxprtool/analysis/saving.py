@@ -38,8 +38,8 @@ from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 #: has, and of a new name. They break ties, so that a value is only named if that saves something.
 _ALL_BYTES, _ONE_NAME, _NEW_NAME = 1e-2, 1e-3, 2e-3
 
-#: The relative gap to the optimum at which the search stops, and the most nodes that it visits. A
-#: time limit would make the choice depend on the machine.
+#: The relative gap to the optimum at which the search stops, and the maximum number of nodes that
+#: it visits. A time limit would make the choice depend on the machine.
 _GAP, _NODES = 1e-3, 500
 
 

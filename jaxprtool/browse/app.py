@@ -44,7 +44,7 @@ _FOOTER = (
 )
 
 
-#: The most destinations offered.
+#: The maximum number of destinations offered.
 _MOST_WAYS = 200
 
 #: An upper bound on the width of a terminal.

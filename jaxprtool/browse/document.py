@@ -24,7 +24,7 @@ from jaxprtool.extend.listing import (
 )
 from jaxprtool.extend.sources import FrameChoice, Place, UserFrame, frames_now
 
-#: The most results, and operands, of an equation named in its row.
+#: The maximum number of results, and operands, of an equation named in its row.
 _MOST_NAMED = 6
 
 #: A program with more equations is first shown without names of variables.

@@ -15,7 +15,7 @@ from jaxprtool.extend import Atom, JaxprEqn, Literal, name_stack, type_of
 from jaxprtool.extend.listing import STYLES, printable, summary, with_roles
 from jaxprtool.extend.sources import BEHIND
 
-#: The most operands, and results, listed.
+#: The maximum number of operands, and results, listed.
 _MOST_LISTED = 40
 
 

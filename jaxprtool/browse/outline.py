@@ -12,7 +12,7 @@ from enum import Enum
 from jaxprtool.extend import Jaxpr, JaxprEqn, bodies, is_flat, name_stack
 from jaxprtool.extend.analysis import DataFlow, Holder
 
-#: The most rows unfolded at once.
+#: The maximum number of rows unfolded at once.
 MOST_ROWS = 200_000
 
 

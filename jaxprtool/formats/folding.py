@@ -19,7 +19,7 @@ from jaxprtool.ir.core.equations import size_of, type_of
 from jaxprtool.ir.programs.border import path_parts
 from jaxprtool.jaxcompat import Aval
 
-#: The most boxes of a picture; frames of a larger one are folded.
+#: The maximum number of boxes of a picture; frames of a larger one are folded.
 MOST_BOXES = 60
 
 #: The number of equal adjacent frames that become one box if the whole graph must fit a picture.

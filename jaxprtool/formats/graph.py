@@ -144,7 +144,7 @@ _HIDDEN = frozenset(
         *("precision", "preferred_element_type", "sharding", "unique_indices", "weak_type"),
     )
 )
-#: The longest parameter and the most parameters shown in a node.
+#: The longest parameter and the maximum number of parameters shown in a node.
 _LONGEST_PARAMETER, _MOST_PARAMETERS = 36, 4
 
 

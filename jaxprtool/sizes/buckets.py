@@ -45,7 +45,7 @@ hide_from_tracebacks(__file__)
 #: The last keyword argument of the compiled function, which has the sizes.
 SIZES = "\U0010ffff sizes"
 
-#: The most entries of each cache, `Buckets.calls` and `Buckets.cuts`.
+#: The maximum number of entries of each cache, `Buckets.calls` and `Buckets.cuts`.
 MOST_CALLS = 4096
 
 

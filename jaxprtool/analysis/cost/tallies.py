@@ -44,7 +44,7 @@ class Tally:
         least: The cost with the cheapest branches.
         most: The cost with the most expensive branches.
         per_round: Whether a part is in a loop with an unknown trip count, and counted once.
-        products: The most FLOPs of matrix products, by precision (`rules.product_of`).
+        products: The maximum number of FLOPs of matrix products, by precision (`rules.product_of`).
     """
 
     least: Work = NOTHING

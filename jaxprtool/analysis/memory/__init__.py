@@ -47,7 +47,8 @@ class Memory:
 
     Attributes:
         name: The name of the program.
-        peak_bytes: The most bytes needed at once: the sum of the next four, less `donated_bytes`.
+        peak_bytes: The maximum number of bytes needed at once: the sum of the next four, less
+            `donated_bytes`.
         argument_bytes: The bytes of its arguments.
         result_bytes: The bytes of its results, which are allocated from the start.
         constant_bytes: The bytes of its constants.

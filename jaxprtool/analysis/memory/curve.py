@@ -10,10 +10,11 @@ from jaxprtool.analysis.memory.walk import BodyMemory
 from jaxprtool.ir.source.frames import Frames
 from jaxprtool.jaxcompat import JaxprEqn
 
-#: The most points of a curve. If there are more, each point is the highest of a stretch.
+#: The maximum number of points of a curve. If there are more, each point is the highest of a
+#: stretch.
 MOST_POINTS = 1000
 
-#: The most points of a body whose inner bodies are shown on the curve.
+#: The maximum number of points of a body whose inner bodies are shown on the curve.
 _MOST_GONE_INTO = 200_000
 
 

@@ -14,7 +14,7 @@ from jaxprtool.ir.basics.dtypes import is_extended
 #: The number of inputs tried during a reduction.
 MOST_TRIES = 300
 
-#: The most elements of an input that is described.
+#: The maximum number of elements of an input that is described.
 _FEW = 4
 
 #: The scales of floats after the first trial, as powers of ten.

@@ -16,7 +16,7 @@ from jaxprtool.execute.nans.states import FINITE
 from jaxprtool.execute.nans.tracked import Evaluation, Tracked
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
-#: The most equations of a cone.
+#: The maximum number of equations of a cone.
 _MOST = 64
 
 

@@ -36,11 +36,12 @@ from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.evaluation.interpret import Interpreter, bind
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn
 
-#: The most elements of values that are concatenated for the check; larger ones would be kept alive.
+#: The maximum number of elements of values that are concatenated for the check; larger ones would
+#: be kept alive.
 _SMALL = 1024
 
-#: The most values with a possible infinity in one body. Each needs its own kernels, into which XLA
-#: duplicates the computation of the value.
+#: The maximum number of values with a possible infinity in one body. Each needs its own kernels,
+#: into which XLA duplicates the computation of the value.
 _INFINITE = 250
 
 

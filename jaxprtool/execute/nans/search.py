@@ -59,7 +59,7 @@ from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 #: The limit in bytes of dead values that are kept to show the way to an origin.
 _REMEMBERED = 1 << 28
 
-#: The most separate origins of one equation that are not dropped.
+#: The maximum number of separate origins of one equation that are not dropped.
 _APART = 16
 
 #: The numbers of executed equations and iterations after which a loop is compiled. Compilation

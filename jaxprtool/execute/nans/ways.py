@@ -13,7 +13,7 @@ from jaxprtool.execute.nans.tracked import Evaluation, OnWay, Tracked, Written
 from jaxprtool.execute.running.summary import plain
 from jaxprtool.ir.core.traits import traits
 
-#: The most values of a path, and the most moved values that are skipped.
+#: The maximum number of values of a path, and the most moved values that are skipped.
 _LONGEST, _FURTHEST = 12, 100
 
 

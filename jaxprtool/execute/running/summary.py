@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprtool.ir.basics.dtypes import is_extended, physical
 
-#: The most elements of an array that is given in full.
+#: The maximum number of elements of an array that is given in full.
 WHOLE = 16
 
 

@@ -25,8 +25,8 @@ from jaxprtool.jaxcompat import AbstractRef, ClosedJaxpr, JaxprEqn
 #: The limit in bytes of the values of one chunk.
 ITERATION_BYTES = 1 << 25
 
-#: The most iterations of a while loop in a chunk, since the memory for a full chunk is cleared each
-#: time.
+#: The maximum number of iterations of a while loop in a chunk, since the memory for a full chunk is
+#: cleared each time.
 _WHILE_ITERATIONS = 1 << 8
 
 #: On the CPU each equation is a separate kernel, which compiles faster than fused kernels that

@@ -30,7 +30,7 @@ from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable
 from jaxprtool.formats.npz import NpzReader, storable
 from jaxprtool.jaxcompat import Aval, KeyType
 
-#: The most elements of an array that is part of the text.
+#: The maximum number of elements of an array that is part of the text.
 MOST_INLINE = 64
 
 #: The number of digits of the SHA-256 digest in the text.

@@ -16,12 +16,12 @@ from jaxprtool.errors import ProgramFileError
 #: The nesting limits of brackets and of jaxprs, which fit Python's default recursion limit. Writers
 #: observe them as well.
 MAX_DEPTH = 80
-#: The most commas in one expression.
+#: The maximum number of commas in one expression.
 MAX_VALUES = 1_000_000
 
-#: The most characters of a line, without its constants.
+#: The maximum number of characters of a line, without its constants.
 MAX_LINE = 4_000_000
-#: The most characters of a message, since it may quote the file.
+#: The maximum number of characters of a message, since it may quote the file.
 _MAX_MESSAGE = 400
 
 _CONSTANTS = re.compile(r"base64\('[\w+/=]*+'")

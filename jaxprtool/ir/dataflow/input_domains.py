@@ -33,7 +33,7 @@ Domain: TypeAlias = Interval | OneOf["positive definite"]
 
 POSITIVE: Interval = (0.0, math.inf)
 
-#: How many times the body of a loop is visited to propagate intervals between iterations.
+#: The number of times that the body of a loop is visited to propagate intervals between iterations.
 _ITERATIONS = 3
 
 _cache = JaxprCache()

@@ -34,7 +34,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Li
 
 
 class MatchLevel(IntEnum):
-    """How much two equations have in common.
+    """The degree of similarity of two equations.
 
     Attributes:
         SAME: They compute the same on operands of the same types, and so do their bodies.

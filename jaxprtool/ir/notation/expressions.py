@@ -27,9 +27,9 @@ from jaxprtool.ir.notation.whitelist import WhitelistReader, is_number
 
 #: In characters; typical argument lists are a thousand times shorter.
 MAX_LENGTH = 64 * 1024
-#: The most nested brackets, and nested nodes.
+#: The maximum number of nested brackets, and nested nodes.
 MAX_DEPTH = 64
-#: The most bits of an integer literal: whatever fits a JAX dtype.
+#: The maximum number of bits of an integer literal: whatever fits a JAX dtype.
 MAX_INTEGER_BITS = 64
 
 _MARKS = re.compile(

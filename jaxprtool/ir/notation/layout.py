@@ -117,7 +117,7 @@ class Layout:
         """Return the tokens of the whole listing, without a newline at its end.
 
         Args:
-            most: How many lines are wanted. Lines after those may be left out.
+            most: The number of wanted lines. Lines after these may be left out.
         """
         self._most = most
         if not self.selection.everything:

@@ -192,7 +192,7 @@ def grouped(values: Sequence[NamedValue], most: int = 6) -> tuple[ValueGroup, ..
 
     Args:
         values: The arguments or results of a program.
-        most: The most groups to split a single one into.
+        most: The maximum number of groups to split a single one into.
     """
     paths = [path_parts(value.name) for value in values]
     steps, longest = 1, max(map(len, paths), default=0)

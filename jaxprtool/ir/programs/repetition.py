@@ -91,7 +91,7 @@ class TemporaryMemory:
 #: A warning is due if outlining adds more than this fraction of the memory, and this many bytes.
 MUCH_MORE, MUCH = 0.5, 2**20
 
-#: The most bodies that the line names.
+#: The maximum number of bodies that the line names.
 _MOST_NAMED = 3
 
 

@@ -142,8 +142,8 @@ _WITHOUT_RULES = (
     "them run grad before it"
 )
 
-#: The most rules that may be nested; the most rules nested in three others, and the most equations
-#: that they have altogether. Finite chains of rules are short, or call few others.
+#: The maximum number of rules that may be nested; the most rules nested in three others, and the
+#: most equations that they have altogether. Finite chains of rules are short, or call few others.
 MOST_WITHIN, MOST_RULES, MOST_EQUATIONS = 40, 100, 3000
 
 

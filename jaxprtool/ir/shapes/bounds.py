@@ -42,11 +42,11 @@ class LengthsBound:
     """The lengths of examples, along the last axis.
 
     Attributes:
-        rows: How many rows all examples have: a number, or a symbolic dimension. It may be one of
-            a symbol whose size is another argument.
-        longest: How many rows an example has at most; None if nothing more is known.
+        rows: The number of rows of all examples: a number, or a symbolic dimension. It may be one
+            of a symbol whose size is another argument.
+        longest: The maximum number of rows of an example; None if unknown.
         left_over: Whether there may be more rows than those of the examples.
-        shortest: How many rows an example has at least.
+        shortest: The minimum number of rows of an example.
     """
 
     rows: Any

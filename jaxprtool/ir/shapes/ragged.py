@@ -34,11 +34,11 @@ class Ragged:
         values: The rows of all examples, one after the other: `f32[N,d]`.
         lengths: The number of rows of each example: `i32[B]`.
         axis: The name of the size that varies. Two batches with the same name have equal lengths.
-        longest: The most rows of an example; None if unknown. Where a function pads examples, it
-            pads them to this size. Traced lengths are not checked: if an example has more rows, the
-            excess is cut off where it is padded.
-        shortest: The fewest rows of an example. A function such as a next-token loss, which
-            compares `tokens[:-1]` with `tokens[1:]`, can only be traced for 2 or more.
+        longest: The maximum number of rows of an example; None if unknown. Where a function pads
+            examples, it pads them to this size. Traced lengths are not checked: if an example has
+            more rows, the excess is cut off where it is padded.
+        shortest: The minimum number of rows of an example. A function such as a next-token loss,
+            which compares `tokens[:-1]` with `tokens[1:]`, can only be traced for 2 or more.
         full: Whether it is known that there are no spare rows. It is False if the lengths are
             traced.
 
@@ -104,8 +104,8 @@ class Ragged:
             examples: Arrays of the same dtype, and of the same shape except for the number of rows.
             axis: The name of the size that varies.
             rows: The number of rows of `values`. Spare rows are zero. By default there are none.
-            longest: The most rows of an example.
-            shortest: The fewest rows of an example.
+            longest: The maximum number of rows of an example.
+            shortest: The minimum number of rows of an example.
 
         Returns:
             The batch. It holds NumPy arrays if all examples are NumPy arrays.

@@ -22,7 +22,7 @@ from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.ir.evaluation.exact_numpy import RULES, Evaluation
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
 
-#: The most elements of an array of indices to evaluate.
+#: The maximum number of elements of an array of indices to evaluate.
 _MOST = 1 << 16
 
 

@@ -253,7 +253,7 @@ def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> No
 #: Sizes to try a program at, starting with some that are not multiples of each other.
 _EXAMPLES = (3, 5, 7, 4, 8, 2, 6, 16)
 
-#: The most combinations to try, for symbols with constraints.
+#: The maximum number of combinations to try, for symbols with constraints.
 _MOST_TRIED = 2000
 
 

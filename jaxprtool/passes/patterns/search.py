@@ -25,9 +25,11 @@ from jaxprtool.ir.equality.value_keys import same_array
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Var
 from jaxprtool.passes.patterns.graphs import DataflowGraph, Pattern, same_number
 
-#: The most steps of one search; a pattern of a hundred equations takes a few hundred if it fits.
+#: The maximum number of steps of one search; a pattern of a hundred equations takes a few hundred
+#: if it fits.
 _MOST_STEPS = 20_000
-#: The most fits at one position that are tried: operands that may be swapped yield very many.
+#: The maximum number of fits at one position that are tried: operands that may be swapped yield
+#: very many.
 _MOST_FITS = 64
 
 

@@ -47,7 +47,8 @@ class ReductionStep:
         apply: A function that builds a candidate from a program and some of its sites; it returns
             None if it cannot.
         keeps: True if the sites passed to `apply` are those to keep, not those to simplify.
-        most: The most equations of a program that the step is tried on; None for any number.
+        most: The maximum number of equations of a program that the step is tried on; None for any
+            number.
         alone: True if the step is tried at single sites only.
     """
 

@@ -266,7 +266,8 @@ def _without_jit(program: Program, chosen: Sequence[int]) -> Candidate:
     return Candidate(program.replace(jit=None))
 
 
-#: The most equations of a program in which single parameters and literals are simplified.
+#: The maximum number of equations of a program in which single parameters and literals are
+#: simplified.
 _SMALL = 60
 
 CALLS = (

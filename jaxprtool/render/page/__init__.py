@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost.work import Work
     from jaxprtool.analysis.stats import PrimitiveCount, Stats
 
-#: The most rows of a cell, since notebooks store their output.
+#: The maximum number of rows of a cell, since notebooks store their output.
 _MOST_IN_CELL = 1000
 
 

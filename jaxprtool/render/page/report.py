@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import Residual, Residuals
     from jaxprtool.render.page.sources import Place
 
-#: The most rows of a table.
+#: The maximum number of rows of a table.
 _MOST = 500
 
 #: Looks up a line of source.

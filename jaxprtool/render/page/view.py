@@ -32,10 +32,10 @@ from jaxprtool.render.terminal.rows import Reader
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost.work import Work
 
-#: The most rows initially visible, unless more cannot be folded.
+#: The maximum number of rows initially visible, unless more cannot be folded.
 _IN_SIGHT = 60
 
-#: The least number of equations of a line without scope that are folded.
+#: The minimum number of equations of a line without scope that are folded.
 _LEAST_OF_LINE = 4
 
 #: A row with more characters of HTML is clamped to a few lines.

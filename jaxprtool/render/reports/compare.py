@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.execute.compare.measures import Measure
     from jaxprtool.execute.compare.variants import Compared
 
-#: The most results shown; of more, those that differ most.
+#: The maximum number of results shown; of more, those that differ most.
 MOST_RESULTS = 16
 
 #: The terminal width from which types are shown next to names.

@@ -39,7 +39,7 @@ _MARKS = {
     "changed": ChangedToken("~ "),
 }
 
-#: The most arrays of a removed or added pytree that are listed individually.
+#: The maximum number of arrays of a removed or added pytree that are listed individually.
 _LISTED = 3
 
 #: The indent of the continuation of a long line.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: The number of lines of a curve, and its most columns.
 _HEIGHT, _WIDEST = 12, 120
 
-#: The most marks of the curve's axis.
+#: The maximum number of marks of the curve's axis.
 _MARKS = 4
 
 

@@ -18,7 +18,7 @@ from jaxprtool.render.terminal.tables import facts_table, line_text, new_table, 
 if TYPE_CHECKING:
     from jaxprtool.execute.nans import BadValue, NanSearch, Operand
 
-#: The most results, equations or devices named.
+#: The maximum number of results, equations or devices named.
 _FEW = 4
 
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.overview import HeldBody, Overview
     from jaxprtool.analysis.stats import Stats
 
-#: The most primitives named, and the most items of any other kind.
+#: The maximum number of primitives named, and the most items of any other kind.
 _MOST_PRIMITIVES, _MOST = 12, 5
 
-#: The least number of lines of the listing.
+#: The minimum number of lines of the listing.
 _LEAST = 10
 
 _some = partial(listed, most=_MOST)

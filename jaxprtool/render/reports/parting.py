@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxprtool.execute.compare.bisection import Parting
     from jaxprtool.execute.compare.measures import Measure
 
-#: The most equations named.
+#: The maximum number of equations named.
 _FEW = 4
 
 

@@ -33,7 +33,7 @@ def _result(out: Output, width: int) -> str:
     return f"{head} {text}".rstrip() if fits else f"{head}\n{indent(text, '  ')}"
 
 
-#: The most results shown in a table.
+#: The maximum number of results shown in a table.
 MOST_RESULTS = 20
 
 
@@ -118,7 +118,7 @@ def document(
     return documents.RunDocument(report.name, list(devices), random, times, list(outputs))
 
 
-#: The most findings named per check.
+#: The maximum number of findings named per check.
 _FEW = 4
 
 

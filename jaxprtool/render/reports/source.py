@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost.devices import Device
     from jaxprtool.analysis.source_lines import Source, SourceFile, SourceLine
 
-#: The least share of the work, the bytes or the residuals of a line that is shown.
+#: The minimum share of the work, the bytes or the residuals of a line that is shown.
 _SHARE = 0.01
 
 #: The number of context lines around it.

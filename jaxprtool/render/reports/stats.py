@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Greater depths share one column, so that a deep program fits a narrow terminal.
 MOST_DEPTHS = 6
 
-#: The most values that are named; further ones are counted.
+#: The maximum number of values that are named; further ones are counted.
 MOST_VALUES = 40
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 
-#: The least share of elements for which losses are shown, and for separate powers of two.
+#: The minimum share of elements for which losses are shown, and for separate powers of two.
 _LEAST = 0.001
 
 #: The width of a number, and the minimal and maximal width of the histogram.

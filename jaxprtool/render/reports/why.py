@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.gradient_flow import GradientFlow
     from jaxprtool.analysis.slices import Slice, SlicedLine, Why
 
-#: The most arguments or results named, and the minimal width of a line's source.
+#: The maximum number of arguments or results named, and the minimal width of a line's source.
 _MOST_NAMED, _LEAST_CODE = 8, 12
 
 #: The share of a line above which places are shown without folders.
 _WIDE = 0.35
 
-#: The most excluded arguments or results named.
+#: The maximum number of excluded arguments or results named.
 _FEW = 3
 
 _some = partial(listed, most=_MOST_NAMED)

@@ -126,7 +126,7 @@ class Reader:
         Args:
             eqn: The equation.
             types: Whether to write the types of results.
-            most: The most results, and operands, to name; None for all.
+            most: The maximum number of results, and operands, to name; None for all.
             parameters: Whether to write parameters instead of `…`.
         """
         shown = self.parameter_tokens(eqn)

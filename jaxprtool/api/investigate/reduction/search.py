@@ -32,7 +32,7 @@ from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
 from jaxprtool.passes.reduction import STEPS, Candidate, ReductionStep, checked, flattened
 from jaxprtool.passes.reduction.candidates import count_of, is_array
 
-#: The most parts that sites are divided into, round by round; None for single sites.
+#: The maximum number of parts that sites are divided into, round by round; None for single sites.
 _FINEST = (4, 16, 64, None)
 
 

@@ -71,7 +71,7 @@ _MODES: dict[str, tuple[dict[str, str], ...]] = {
     "searchsorted": ({"side": "right"},),
 }
 
-#: The most equations of a body that is compared with the library.
+#: The maximum number of equations of a body that is compared with the library.
 _LONGEST_LIBRARY_BODY = 60
 
 

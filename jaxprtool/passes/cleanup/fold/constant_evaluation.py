@@ -25,7 +25,7 @@ from jaxprtool.ir.evaluation.interpret import Interpreter, bind
 from jaxprtool.ir.evaluation.nonfinite import unchecked
 from jaxprtool.jaxcompat import Atom, Aval, JaxprEqn, Literal, Var
 
-#: The most equations that evaluating one equation that holds jaxprs may run.
+#: The maximum number of equations that evaluating one equation that holds jaxprs may run.
 _MOST_STEPS = 1000
 
 #: A value; random keys are JAX arrays.

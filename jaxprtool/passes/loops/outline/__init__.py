@@ -40,7 +40,7 @@ from jaxprtool.passes.loops.outline.text import Text, Tokens, rough_tokens, text
 from jaxprtool.passes.loops.outline.windows import Windows
 from jaxprtool.passes.loops.outline.write import outlined
 
-#: The least number of equations of a body, unless requested otherwise.
+#: The minimum number of equations of a body, unless requested otherwise.
 LEAST = 10
 
 #: More repetitions than a program has levels of nesting.

@@ -39,8 +39,8 @@ class Costs:
     """The costs that savings are weighed against. All but the first two are in equations.
 
     Attributes:
-        copies: The least number of copies.
-        equations: The least number of equations of a segment.
+        copies: The minimum number of copies.
+        equations: The minimum number of equations of a segment.
         body: The cost of a shared body.
         operand: The cost of each operand and result of a call.
         fusible: True if a segment that a compiler fuses as a whole may be chosen, such as a stage

@@ -48,7 +48,7 @@ class Windows:
 
         Args:
             least: The first length.
-            copies: The least number of windows in a group.
+            copies: The minimum number of windows in a group.
         """
         n, length = len(self._sums) - 1, least
         starts = np.arange(n - length + 1)

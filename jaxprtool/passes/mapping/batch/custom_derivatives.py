@@ -54,7 +54,7 @@ def _custom_derivative(writing: BatchWriting, eqn: JaxprEqn) -> bool:
     return True
 
 
-#: How many rules are traced within one another, and within one altogether.
+#: The maximum depth of nested rules to trace, and the maximum number of rules traced within one.
 _MOST_WITHIN, _MOST_TRACED = 3, 16
 
 #: The result dimensions of the rules traced within one; None while a rule is being traced.

@@ -36,10 +36,11 @@ from jaxprtool.passes.mapping.mask.values import Facts, is_float, is_number
 from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, taken
 from jaxprtool.passes.mapping.ragged.values import Lanes, Shared, Value
 
-#: The number of blocks of iterations, and the least number of iterations in a block.
+#: The number of blocks of iterations, and the minimum number of iterations in a block.
 _BLOCKS, _SHORTEST = 16, 4
 
-#: The most elements of carries and per-lane operands to store for each row, relative to its own.
+#: The maximum number of elements of carries and per-lane operands to store for each row, relative
+#: to its own.
 _MAX_EXTRA = 8
 
 

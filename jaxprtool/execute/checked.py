@@ -38,7 +38,7 @@ class Finding:
         iteration: For NaNs and infinities, the iteration of each enclosing loop.
         count: The number of elements that fail.
         size: The number of all elements.
-        reaches: The results that it makes NaN or infinite.
+        reaches: The results that have a NaN or an infinity because of them.
     """
 
     check: str

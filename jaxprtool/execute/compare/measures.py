@@ -65,8 +65,7 @@ class Measure:
         reference_type: The type of the reference.
         type: The type of the value.
         equal: Whether types and bits are equal. All NaNs count as equal.
-        within: Whether each element is within tolerance. NaNs and infinities must be at the same
-            positions.
+        within: Whether each element is within tolerance. NaNs and infinities must match.
         rtol: The relative tolerance.
         atol: The absolute tolerance.
         differing: The number of elements whose bits differ.

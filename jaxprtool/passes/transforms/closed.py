@@ -42,7 +42,7 @@ class Closed(Pass):
 
     Args:
         args: The values by position, or by the path of an argument or of a part of one: `{0: 3.0,
-            'params': …}`. A number represents a scalar, nested lists an array.
+            'params': …}`. A number represents a scalar, and nested lists represent an array.
 
     Raises:
         ArgumentsError: If there is no argument at a position or with a name, an argument is bound

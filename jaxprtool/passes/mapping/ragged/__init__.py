@@ -80,8 +80,8 @@ class Ragged(Pass):
 
     Values stay packed where possible: a row-by-row computation costs as much as for one example
     with all the rows, and a sum over n is a segment sum. An equation without a rule for packed
-    rows, such as a convolution, is computed on padded and masked examples. For a scan over rows,
-    see `ragged.scans`.
+    rows, such as a convolution, is computed on padded and masked examples. A scan over rows scans
+    all examples at once, without padding them to the longest.
 
     A value with two ragged axes, such as the scores of attention, has one of two layouts: pairs of
     rows less than `longest` apart, about `N * 2.5 * longest` elements, of which pairs of two

@@ -190,7 +190,7 @@ def _kinds(codes: Sequence[CodeType]) -> list[int | None]:
 
 @lru_cache(maxsize=4096)
 def _nearness(traceback: Any) -> int:
-    """Return 2 if a traceback has a frame of the user's, 1 if only of a library's, and else 0."""
+    """Return 2 if a traceback has a frame of user code, 1 if only of library code, and else 0."""
     if traceback is None:
         return 0
     return max(filter(None, _kinds(traceback.raw_frames()[0])), default=0)
@@ -219,7 +219,7 @@ def source_under(
     """Return a function from the `source_info` of an equation in a call to its inlined form.
 
     The name scopes of the call are put around those of the equation. If the equation has no frames
-    of the user's, those of the call are put behind its own: JAX traces a jitted function once for
+    of user code, those of the call are put behind its own: JAX traces a jitted function once for
     all its calls, and keeps only the frames inside it.
     """
     outer, traceback = call.source_info.name_stack, call.source_info.traceback
@@ -302,7 +302,7 @@ def _tracebacks(stacks: Sequence[Sequence[FramePosition]]) -> list[Any]:
 
     A traceback can only be taken of a running stack. So a function is created for each frame, whose
     code has the frame's position, and these functions call each other in a new thread, whose stack
-    has no other frames of the user's.
+    has no other frames of user code.
     """
     results: list[Any] = []
     function_at = cache(_function_at)

@@ -250,7 +250,7 @@ def _attribute(module: ModuleType, path: str, place: str) -> Any:
                 names = [name for name in names if _is_callable(value, name)]
             hint = did_you_mean(part, names) or (_listing(module) if value is module else None)
             raise TargetError(f"'{owner}' has no attribute '{part}'", hint) from None
-        except Exception as error:  # a property of the user's may raise anything
+        except Exception as error:  # a property of a user class may raise anything
             raise _raised(f"reading {place}:{path}", error) from error
     return value
 
@@ -262,7 +262,7 @@ def _public(names: Iterable[str]) -> list[str]:
 def _is_callable(owner: object, name: str) -> bool:
     try:
         return callable(getattr(owner, name))
-    except Exception:  # a property of the user's may raise anything
+    except Exception:  # a property of a user class may raise anything
         return False
 
 

@@ -1,7 +1,7 @@
 """Ways to group equations: by line, scope, primitive, dtype, argument, or collective.
 
-Each class is a `Grouping` (`tallies`). If a body does not determine the group of an equation, as a
-library body has no line of the user's, it is the group of the equation around the body.
+Each class is a `Grouping` (`tallies`). If a body does not determine the group of an equation, as
+for a library body without a line of user code, it is the group of the enclosing equation.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Line(NamedTuple):
 
 
 class LineReader:
-    """Reads the line of equations: the nearest of the user's, or else of a library's.
+    """Reads the line of equations: the nearest line of user code, or else of a library.
 
     Args:
         frames: Reads frames, and decides which files are the user's.

@@ -51,7 +51,7 @@ class UserNames(VariableNames):
         roots: Sequence[Root] = (),
     ):
         super().__init__(root, taken)
-        #: The names in each body, which is a scope of its own, like a function of the user's.
+        #: The names in each body, which is a separate scope, like a user's function.
         scopes = {root: Counter(taken)}
         self._give(zip(root.invars, arguments, strict=True), scopes[root])
         finder = _Finder(roots)

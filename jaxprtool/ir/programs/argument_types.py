@@ -85,7 +85,7 @@ def _of_type(value: Any, wanted: Aval) -> Any:
     weak = getattr(wanted, "weak_type", False)
     if weak == getattr(given, "weak_type", False):
         return value
-    with jax.transfer_guard("allow"):  # the guard is for transfers of the user's
+    with jax.transfer_guard("allow"):  # the guard is for the user's transfers
         return jaxcompat.with_weak_type(value, given.dtype, weak)
 
 

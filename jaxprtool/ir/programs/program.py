@@ -179,7 +179,7 @@ class Program:
                 f"{self.name} cannot be run: no argument has the symbol '{closed_over}'",
                 f"specialize({closed_over}=…) says what {closed_over} is",
             ) from None
-        with jax.transfer_guard("allow"):  # the guard is for transfers of the user's
+        with jax.transfer_guard("allow"):  # the guard is for the user's transfers
             return list(map(_as_result, outs, self.out_avals))
 
     def matched(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MatchedArguments:

@@ -23,7 +23,7 @@ def hand_in(
     """Return an equation that passes to its bodies the constants that they take.
 
     Args:
-        inside: The regions of the equation. It must not have a custom rule of the user's.
+        inside: The regions of the equation. It must not have a user-defined rule.
         opened: Each body, which takes constants after its arguments, and these constants.
         taken: The constants of the jaxpr around the equation. New ones are added to it.
         memo: The results of this run of the pass: equations that share a body share the new one.

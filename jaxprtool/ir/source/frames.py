@@ -167,13 +167,13 @@ class Frames:
         return tuple(map(self.text, (shown.frame, *shown.behind)))
 
     def place_of(self, eqns: Sequence[JaxprEqn]) -> Place | None:
-        """Return the place of the innermost equation that has a line of the user's.
+        """Return the place of the innermost equation that has a line of user code.
 
         Args:
             eqns: An equation, preceded by those whose bodies contain it, the outermost first.
 
         Returns:
-            A place in a library if no equation has a line of the user's; None if no place is known.
+            A place in a library if no equation has a line of user code; None if no place is known.
         """
         best: Place | None = None
         for eqn in reversed(eqns):
@@ -191,7 +191,7 @@ class Frames:
 
         Returns:
             The frames of the innermost equation, then those of the equations around it, up to the
-            first that has a frame of the user's.
+            first that has a frame of user code.
         """
         frames: tuple[UserFrame, ...] = ()
         for eqn in reversed(eqns):

@@ -57,7 +57,7 @@ class _Level(NamedTuple):
         name: The name of the scope.
         site: Where it is called from; None if that does not distinguish it from others.
         position: Where in the function the equation comes from; None if that is unknown.
-        own: Whether it is a function of the user's.
+        own: Whether it is one of the user's functions.
     """
 
     name: str

@@ -86,7 +86,7 @@ def _before(part: Split, position: int, atom: Var) -> tuple[Var, list[JaxprEqn]]
     if position in part.parts and eqn.primitive.name in Call.primitives:
         (body,) = part.parts[position]
         index, steps = _path(body, body.body.outvars[eqn.outvars.index(atom)])
-        # Equations inside a library's own call have no line of the user's.
+        # Equations inside a library's own call have no line of user code.
         own = any(jaxcompat.user_frame(each) for each in steps)
         return eqn.invars[index], steps if own else [eqn]
     return _unready(part, eqn), [eqn]

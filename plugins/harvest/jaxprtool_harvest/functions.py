@@ -1,7 +1,7 @@
 """The transformations `reap`, `plant`, `harvest` and `call_and_reap` of functions.
 
 The function is traced to a jaxpr when it is called, the jaxpr is rewritten, and then evaluated: on
-arrays, or under any transformation of JAX's.
+arrays, or under any JAX transformation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""batch: the jaxpr of vmap(f) from the jaxpr of f; no code of the user's is run.
+"""batch: the jaxpr of vmap(f) from the jaxpr of f, without running user code.
 
     batched = trace(loss, w, x).apply("batch(in_axes=(None, 0), axis_size=32)")
     batched(w, xs)                      # jax.vmap(loss, in_axes=(None, 0))(w, xs)

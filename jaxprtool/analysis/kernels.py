@@ -166,7 +166,7 @@ class Kernels:
         count = math.prod(shape or ())
         return 0 if shape is None or dtype is None else count * itemsize(dtype), count
 
-    # --- what is fused ----------------------------------------------------------------------------
+    # --- fusion -----------------------------------------------------------------------------------
 
     def _fuse(self) -> None:
         """Decide which values are written and which inlined, from the last node to the first."""

@@ -66,7 +66,7 @@ class _Folding:
         self._keys: dict[Frame, int] = {}
         self._kinds: dict[Hashable, int] = {}
 
-    # --- which frames are open
+    # --- open frames
 
     def as_deep_as(self, depth: int) -> set[Frame]:
         """Return the frames up to a nesting depth."""

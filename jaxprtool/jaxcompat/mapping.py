@@ -263,7 +263,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
         debug = self.frame.debug_info._replace(arg_names=None, result_paths=None)
         return attach_constants(*self.to_jaxpr(list(results), debug, source_info_util.current()))
 
-    # --- what is not staged ---------------------------------------------------------------------
+    # --- equations that are not staged ----------------------------------------------------------
 
     def _run(self, fun: lu.WrappedFun, values: Any) -> Any:
         """Run a function with custom derivatives where no operand is traced."""

@@ -83,7 +83,7 @@ def _has_call(cls: type) -> bool:
     return any("__call__" in vars(base) for base in cls.__mro__)
 
 
-# --- what modules raise -------------------------------------------------------------------------
+# --- errors of module libraries -----------------------------------------------------------------
 
 #: Messages of module libraries for incorrect use, and what to write instead.
 _OF_MODULES = (

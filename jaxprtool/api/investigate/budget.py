@@ -72,7 +72,7 @@ def _flops(halves: Programs) -> Any:
     return sum(cost(half).total.work.flops for _, half in halves.items())
 
 
-# --- what can be saved ------------------------------------------------------------------------
+# --- values that can be saved -----------------------------------------------------------------
 
 
 def checkpoint_names(program: Program) -> list[str]:
@@ -103,8 +103,7 @@ def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
     return name_values(program, labels), places
 
 
-# --- the choice of what is saved
-# ---------------------------------------------------------------------
+# --- choice of the saved values ---------------------------------------------------------------
 
 
 class _Proven(NamedTuple):

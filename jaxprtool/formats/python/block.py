@@ -319,8 +319,7 @@ class Block:
             "return ", whole.pieces, suffix * (len(suffix) <= room), self._depth
         )
 
-    # --- definitions for expressions
-    # ----------------------------------------------------------------
+    # --- definitions for expressions ------------------------------------------------------------
 
     def function(self, function: PythonFunction) -> str:
         """Return the name of a function, and define it here or at module level."""

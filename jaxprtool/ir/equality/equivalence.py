@@ -288,7 +288,7 @@ def _same_plain(p: object, q: object) -> bool:
         return False
 
 
-# --- how differences are shown --------------------------------------------------------------------
+# --- descriptions of differences ------------------------------------------------------------------
 
 
 def _atom(atom: Atom) -> str:

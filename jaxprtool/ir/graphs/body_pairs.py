@@ -100,7 +100,7 @@ class MatchedBody:
         for each in self.opened_calls:
             each.inside.rollback(which)
 
-    # --- what is known ----------------------------------------------------------------------------
+    # --- properties of the matching ---------------------------------------------------------------
 
     def unpaired(self) -> tuple[list[int], list[int]]:
         """Return, for each body, the positions of the equations without a counterpart."""
@@ -145,7 +145,7 @@ class MatchedBody:
             for x, y in zip(old.invars, new.invars, strict=True)
         )
 
-    # --- what was found ---------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     @property
     def before(self) -> AnyJaxpr:

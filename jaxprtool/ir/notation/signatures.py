@@ -34,7 +34,7 @@ Value: TypeAlias = str | Jaxpr | tuple[Jaxpr, ...] | Pieces
 Shown: TypeAlias = list[tuple[str, Any]]
 
 
-# --- which parameters are shown ---------------------------------------------------------------
+# --- selection of parameters ------------------------------------------------------------------
 
 
 def _without(*names: str) -> Callable[[Params], Shown]:

@@ -173,7 +173,7 @@ def _split(text: str) -> list[str]:
     return [*items, text[start:]]
 
 
-# --- what the parts mean ----------------------------------------------------------------------
+# --- meaning of the parts ---------------------------------------------------------------------
 
 
 def dtype_named(name: str) -> DType:

@@ -259,7 +259,7 @@ class _Forwarding:
             return None
         return value if all(var.aval == value.aval for _, var in arguments) else None
 
-    # --- what loops carry -----------------------------------------------------------------------
+    # --- carries of loops -----------------------------------------------------------------------
 
     def carry(self) -> None:
         """Remove loop-invariant and duplicate carries."""

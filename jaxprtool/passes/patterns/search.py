@@ -207,7 +207,7 @@ def _chain(goals: list[Goal], rest: Goals) -> Goals:
     return rest
 
 
-# --- which equations match ------------------------------------------------------------------------
+# --- matching equations ---------------------------------------------------------------------------
 
 _PLAIN = (bool, int, str, type(None), np.dtype)
 

@@ -131,7 +131,7 @@ def _require_rows(program: Program, name: str) -> None:
         )
 
 
-# --- which arguments ------------------------------------------------------------------------------
+# --- selection of arguments -----------------------------------------------------------------------
 
 
 def _leaves(program: Program, key: int | str, value: object) -> list[tuple[int, Any]]:

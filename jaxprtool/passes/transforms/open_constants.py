@@ -109,7 +109,7 @@ def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -
     )
 
 
-# --- what becomes an argument ---------------------------------------------------------------------
+# --- constants that become arguments --------------------------------------------------------------
 
 
 @dataclass
@@ -158,7 +158,7 @@ class _Opening:
         return hand_in(inside, [self.opened(body) for body in inside.bodies], taken, self.memo)
 
 
-# --- what stays -----------------------------------------------------------------------------------
+# --- constants that stay --------------------------------------------------------------------------
 
 
 @dataclass

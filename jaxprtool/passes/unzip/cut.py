@@ -161,7 +161,7 @@ class Graph:
             self.before[other].discard(node)
         self.after[node], self.before[node] = set(), set()
 
-    # --- what remains -------------------------------------------------------------------------
+    # --- the remaining graph ------------------------------------------------------------------
 
     def _parts(self) -> Iterator[list[int]]:
         """Yield the nodes of each connected part, without source and sink."""

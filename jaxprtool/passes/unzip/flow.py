@@ -348,7 +348,7 @@ class _Walk:
         return [None if n is None else nodes[n] for n in flow.outs], flow.extras
 
 
-# --- what values are ----------------------------------------------------------------------------
+# --- properties of values -----------------------------------------------------------------------
 
 
 def bits_of(aval: Aval) -> float:

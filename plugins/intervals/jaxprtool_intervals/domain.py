@@ -32,7 +32,7 @@ def of_value(value, dtype):
     return Interval(float(array.min()), float(array.max()), False)
 
 
-# --- what primitives do to intervals --------------------------------------------------------------
+# --- rules of primitives --------------------------------------------------------------------------
 
 #: `rule(eqn, *operands) -> Interval`, of exact arithmetic. Rounding is added by `rounded`.
 rules = RuleTable()

@@ -64,7 +64,7 @@ batching.primitive_batchers[lora_p] = lambda operands, axes, **params: (
 )
 
 
-# --- what unzip makes of it -------------------------------------------------------------------
+# --- rule for unzip ---------------------------------------------------------------------------
 
 
 @rule("unzip", "lora")

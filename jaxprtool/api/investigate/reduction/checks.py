@@ -106,7 +106,7 @@ class Check:
         """Return True if the fault of a candidate is that of the original program."""
         return seen is not None
 
-    # --- what checks share --------------------------------------------------------------------
+    # --- common functions of checks -----------------------------------------------------------
 
     def arguments(self, program: Program, values: Values) -> list[Any]:
         """Return flat arguments for a program: the known values, and random ones for the rest."""

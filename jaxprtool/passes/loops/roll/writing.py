@@ -98,7 +98,7 @@ class Rolling:
         """True if a chain has become a scan."""
         return bool(self._replaced)
 
-    # --- which calls ---------------------------------------------------------------------------
+    # --- selection of calls --------------------------------------------------------------------
 
     def _roll(self, chain: Chain) -> None:
         """Replace a chain by loops, each as long as possible."""

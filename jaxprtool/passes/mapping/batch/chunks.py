@@ -175,7 +175,7 @@ def _without_our_source(jaxpr: ClosedJaxpr, body: ClosedJaxpr) -> ClosedJaxpr:
     return map_equations(jaxpr, rule)
 
 
-# --- what is refused --------------------------------------------------------------------------
+# --- refused programs -------------------------------------------------------------------------
 
 
 def _check_chunk(chunk: object, axis: Axis) -> None:
@@ -275,7 +275,7 @@ def _leaves_the_program(effect: Effect) -> bool:
     return not jaxcompat.is_removable_effect(effect) and jaxcompat.ref_of(effect) is None
 
 
-# --- what is the same in all batch elements ---------------------------------------------------
+# --- values that are the same in all batch elements -------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 
-told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-if not told and jax.config.jax_num_cpu_devices < 0:
+is_configured = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+if not is_configured and jax.config.jax_num_cpu_devices < 0:
     with suppress(RuntimeError):  # JAX has started: its devices are fixed
         jax.config.update("jax_num_cpu_devices", 4)
 

@@ -130,10 +130,10 @@ class _Points:
     # --- lines ------------------------------------------------------------------------------------
 
     def _line(self, what: str) -> Point | None:
-        told = _LINE.fullmatch(what)
-        if told is None:
+        match = _LINE.fullmatch(what)
+        if match is None:
             return None
-        name, number = told[1], int(told[2])
+        name, number = match[1], int(match[2])
         for lines in (self._lines, self._outer_lines):
             files = [file for file in self._files_called(name, lines) if number in lines[file]]
             if len(files) > 1:
@@ -184,9 +184,9 @@ class _Points:
     # --- variables --------------------------------------------------------------------------------
 
     def _variable(self, what: str) -> Point | None:
-        if (told := _CONSTANT.fullmatch(what)) is not None:
+        if (match := _CONSTANT.fullmatch(what)) is not None:
             constants = constants_of(self._top)
-            number = int(told[1])
+            number = int(match[1])
             if number >= len(constants):
                 return None
             return Point("variable", what, (), Start([constants[number]]))
@@ -226,8 +226,8 @@ class _Points:
     # --- errors -----------------------------------------------------------------------------------
 
     def _missing(self, kinds: Iterable[Kind], what: str) -> PointError:
-        if (told := _LINE.fullmatch(what)) is not None:
-            return self._missing_line(what, told[1], int(told[2]))
+        if (match := _LINE.fullmatch(what)) is not None:
+            return self._missing_line(what, match[1], int(match[2]))
         name = self._about.name
         arguments = [each.name for each in self._about.arguments]
         outputs = [each.name for each in self._about.outputs]

@@ -185,8 +185,8 @@ class _Slices:
             places = () if line is None else (line[:2], *line.behind)
             name, *behind = [f"{self._frames.path(file)}:{n}" for file, n in places] or [""]
             whole, primitives = self._whole[line].total(), dict(count.most_common())
-            told = BEHIND.join(behind)
-            yield SlicedLine(name, line, count.total(), whole, primitives, told)
+            frames_behind = BEHIND.join(behind)
+            yield SlicedLine(name, line, count.total(), whole, primitives, frames_behind)
 
 
 def _chosen(names: list[str], flags: tuple[bool, ...]) -> tuple[str, ...]:

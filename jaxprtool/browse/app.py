@@ -21,7 +21,7 @@ from jaxprtool.browse.dialogs import Chooser, Keys
 from jaxprtool.browse.document import Document
 from jaxprtool.browse.info import info
 from jaxprtool.browse.line_pane import LinePane
-from jaxprtool.browse.navigation import Navigator, Way, counterpart, told
+from jaxprtool.browse.navigation import Navigator, Way, counterpart, way_text
 from jaxprtool.browse.outline import Kind, Node, Outline
 from jaxprtool.browse.program_pane import ProgramPane
 from jaxprtool.browse.source_pane import SourcePane
@@ -138,7 +138,7 @@ class Browser(App[None]):
         self.theme = "ansi-dark"
         self.info_pane.border_title = "equation"
         keys = Text("  ", no_wrap=True, overflow="ellipsis").join(
-            Text.assemble((key, "bold"), " ", told) for key, told in _FOOTER
+            Text.assemble((key, "bold"), " ", meaning) for key, meaning in _FOOTER
         )
         self.query_one("#keys", Static).update(keys)
         loop = asyncio.get_running_loop()
@@ -337,7 +337,7 @@ class Browser(App[None]):
             self._say(otherwise)
             return
         document = self.program.document
-        rows = [told(way, document) for way in ways[:_MOST_WAYS]]
+        rows = [way_text(way, document) for way in ways[:_MOST_WAYS]]
         if len(ways) > _MOST_WAYS:
             title += f": the first {_MOST_WAYS} of {len(ways):,}"
         self._choose(title, rows, lambda i: self._jump(ways[i].node))
@@ -427,8 +427,8 @@ class Browser(App[None]):
         if node.eqn is not None:
             ids -= {id(node.eqn)}
         self._mark_ids(ids)
-        told = ("", "* depends on this row", "* this row depends on it")[kind]
-        self._say(f"{told}   {plural(len(ids), 'equation')}" if kind else "")
+        note = ("", "* depends on this row", "* this row depends on it")[kind]
+        self._say(f"{note}   {plural(len(ids), 'equation')}" if kind else "")
 
     def _mark_ids(self, ids: Collection[int]) -> None:
         self.program.is_marked = lambda node: node.eqn is not None and id(node.eqn) in ids

@@ -129,12 +129,12 @@ class Keys(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """Create the table."""
         text = Text()
-        for key, told in _KEYS:
+        for key, meaning in _KEYS:
             if key:
                 text.append(f"{key:<9}", "bold")
-                text.append(f"{told}\n")
+                text.append(f"{meaning}\n")
             else:
-                text.append(f"{told}\n", "bold underline")
+                text.append(f"{meaning}\n", "bold underline")
         text.rstrip()
         box = VerticalScroll(Static(text))
         box.border_title = "keys"

@@ -64,12 +64,12 @@ def _of_equation(
 
 
 def _values(
-    document: Document, label: str, atoms: Sequence[Atom], told: Sequence[str] = ()
+    document: Document, label: str, atoms: Sequence[Atom], notes: Sequence[str] = ()
 ) -> Iterator[tuple[str, Text]]:
     for number, atom in enumerate(atoms[:_MOST_LISTED]):
         name = document.name(atom)
         typed = "" if isinstance(atom, Literal) else f":{type_of(atom.aval)}"
-        source = f"  {told[number]}" if number < len(told) and told[number] else ""
+        source = f"  {notes[number]}" if number < len(notes) and notes[number] else ""
         text = Text.assemble((name, "blue"), (typed, "magenta"), (_plain(source), "dim"))
         yield "" if number else label, text
     if len(atoms) > _MOST_LISTED:

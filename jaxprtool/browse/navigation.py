@@ -62,9 +62,9 @@ class Navigator:
         ]
 
     def _source(self, node: Node, var: Var) -> str:
-        for told, where in self._binders(node.container, node.jaxpr, var):
-            if told:
-                return told.strip(", ")
+        for note, where in self._binders(node.container, node.jaxpr, var):
+            if note:
+                return note.strip(", ")
             eqn = where.eqn
             return "an argument" if eqn is None else f"← {eqn.primitive.name}"
         return ""
@@ -94,15 +94,15 @@ class Navigator:
         if not origins:
             yield ", given here", call
         for number, (where, atom) in enumerate(origins):
-            told = ", carried back" if number else f" = {self._document.name(atom)}"
+            note = ", carried back" if number else f" = {self._document.name(atom)}"
             if type(atom) is Literal:
-                yield told, call
+                yield note, call
                 continue
             if where is call.jaxpr:
-                yield from ((told, node) for _, node in self._binders(call.container, where, atom))
+                yield from ((note, node) for _, node in self._binders(call.container, where, atom))
             elif (inside := self._outline.inside(call, where)) is not None:
                 back = self._flow.binder(where, atom)
-                yield told, call if back is None else self._outline.leaf(inside, back)
+                yield note, call if back is None else self._outline.leaf(inside, back)
 
     def _made_inside(self, node: Node) -> Iterator[Way]:
         """Yield the rows in bodies that compute the results of a call or a loop."""
@@ -143,12 +143,12 @@ class Navigator:
             yield Way(f"{label}, a result", call)
             for where, value in self._flow.goals(self._holder(call, container), position):
                 if where is call.jaxpr:
-                    told = f"{label} = {self._document.name(value)}"
+                    alias = f"{label} = {self._document.name(value)}"
                     for index in self._flow.readers(where, value):
-                        yield Way(told, self._outline.leaf(call.container, index))
+                        yield Way(alias, self._outline.leaf(call.container, index))
                     if call.container.kind is Kind.program:
                         for place in self._flow.results(where, value):
-                            yield Way(told, self._outline.end_row(Kind.result, place))
+                            yield Way(alias, self._outline.end_row(Kind.result, place))
 
     def _uses_inside(self, call: Node, var: Var, label: str) -> Iterator[Way]:
         """Yield the rows in the bodies of an equation that use an operand's argument."""
@@ -178,7 +178,7 @@ def _distinct(ways: list[Way]) -> list[Way]:
     return list(found.values())
 
 
-def told(way: Way, document: Document) -> str:
+def way_text(way: Way, document: Document) -> str:
     """Return the text of a destination, preceded by its label unless the row starts with it."""
     text = "".join(document.row(way.node))
     return text if text.startswith(f"{way.label}:") else f"{way.label}   {text}"

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.progress import Told
+from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.session import command
 from jaxprtool.cli.start import start_jax
 
 
 @command
-def backends(json: options.Json = False, *, told: Told) -> None:
+def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
     """List the backends and devices of this machine.
 
     [bold]Example[/]
 
       jaxprtool backends
     """
-    start_jax(told)
-    told("looking for devices")
+    start_jax(on_progress)
+    on_progress("looking for devices")
     from jaxprtool.execute.running.backends import backends as find_backends
 
     found = find_backends()

@@ -34,7 +34,7 @@ def browse(
 
     recorder = Recorder(traced.program)
     session.programs(traced, recorder)
-    session.told("")  # the terminal is the browser's
+    session.on_progress("")  # the terminal is the browser's
     gc.freeze()  # the program is large and stays alive
     from jaxprtool.browse import app
 

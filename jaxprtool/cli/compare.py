@@ -139,10 +139,12 @@ def compare(
     axes.require_backends()
     traced = [each.trace(pipelines[0], runs=True, types=types, symbolic=True) for each in targets]
     named = [(each.target, made.program) for each, made in zip(targets, traced, strict=True)]
-    plan = planned(named, axes, function.told)
+    plan = planned(named, axes, function.on_progress)
     checks = Checks(seed, trials, bisect, isolate)
     with printed_by_functions(json):
-        found = comparison(plan, traced[0].given_to, Tolerance(rtol, atol), checks, function.told)
+        found = comparison(
+            plan, traced[0].given_to, Tolerance(rtol, atol), checks, function.on_progress
+        )
     if html is not None:
         from jaxprtool.render.page.comparison import comparison_page
 

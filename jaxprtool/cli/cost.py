@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.progress import Told
+from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.running import ready
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
@@ -89,7 +89,7 @@ def cost(
     on = None if device is None else device_named(device)
     traced = session.traced()
     programs = [each for _, each in session.programs(traced)]
-    session.told("counting")
+    session.on_progress("counting")
     found = [found_cost(each, by) for each in programs]
     if on is not None or measure:
         require_numbers(any(map(render.symbols_in, found)))
@@ -98,7 +98,9 @@ def cost(
         with file_written_whole(pprof) as file:
             file.write(_profile(program))
     output.say_if_partitioned(programs, json)
-    taken = [_seconds(traced.given_to(p), session.told) if measure else seconds for p in programs]
+    taken = [
+        _seconds(traced.given_to(p), session.on_progress) if measure else seconds for p in programs
+    ]
     found = [with_times(each, on, time) for each, time in zip(found, taken, strict=True)]
     if json:
         from jaxprtool.render.documents.found import CostDocument
@@ -129,11 +131,13 @@ def _profile(program: Program) -> bytes:
     return profile(program.name, kinds, found)
 
 
-def _seconds(given: Given, told: Told) -> float:
+def _seconds(given: Given, on_progress: OnProgress) -> float:
     """Return the run time of a program on the device of `run`."""
     from jaxprtool.execute.running import run
 
     prepared = ready(given, seed=0)
-    found = run.run(prepared.program, prepared.filled.arguments, prepared.device, told=told)
+    found = run.run(
+        prepared.program, prepared.filled.arguments, prepared.device, on_progress=on_progress
+    )
     times = found.times
     return times.first_call if times.repeat is None else times.repeat

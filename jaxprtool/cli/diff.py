@@ -119,7 +119,7 @@ def diff(
     from jaxprtool.render.reports import diff as render
 
     found = compare(*_programs(two, (jax_a, jax_b), passes, plugin))
-    two.told("rendering")
+    two.on_progress("rendering")
     if json:
         output.write_json(render.diff_document(found))
     else:
@@ -161,8 +161,8 @@ def _programs(
         if place.is_here:
             traced = function.trace(steps, symbolic=True)
         else:
-            two.told(f"tracing {place}")
+            two.on_progress(f"tracing {place}")
             traced = function.trace_entry(find_elsewhere(place, function.arguments()), steps)
-        made = pipeline_steps.run(steps, traced.program, two.told)
+        made = pipeline_steps.run(steps, traced.program, two.on_progress)
         programs.append(only_program("diff compares", made))
     return programs

@@ -112,7 +112,7 @@ def emit(
     session.import_module()
     emission = _on_platforms(emission)
     programs = session.programs()
-    session.told(f"emitting {to}")
+    session.on_progress(f"emitting {to}")
     if out in (None, STDOUT):
         _print(programs, emission)
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.progress import Told
+from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import PipelineError, did_you_mean
@@ -43,7 +43,7 @@ def explain(
     json: options.Json = False,
     full: _Full = False,
     *,
-    told: Told,
+    on_progress: OnProgress,
 ) -> None:
     """Explain a pass, its options and rules; a named pipeline; or what a primitive is like.
 
@@ -66,7 +66,7 @@ def explain(
         raise PipelineError(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)
         )
-    explanation = _level(wanted) if wanted in levels else _pass_or_primitive(wanted, told)
+    explanation = _level(wanted) if wanted in levels else _pass_or_primitive(wanted, on_progress)
     if json:
         output.write_json(explanation)
     else:
@@ -102,12 +102,12 @@ def _level(name: str) -> _Explanation:
     return documents.PipelineDocument(f"-{name}", level.help, steps)
 
 
-def _pass_or_primitive(name: str, told: Told) -> _Explanation:
+def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
     from jaxprtool.passes.framework import registry
 
     if name in registry.available():
         return _pass(name)
-    start_jax(told)
+    start_jax(on_progress)
     from jaxprtool import jaxcompat
 
     primitives = jaxcompat.registered_primitives()

@@ -58,10 +58,10 @@ def memory(
         only_program("--plot draws", programs)
     if pprof is not None:
         only_program("--pprof is of", programs)
-    session.told("counting")
+    session.on_progress("counting")
     found = [found_memory(each) for _, each in programs]
     if plot is not None and kind is not None:
-        session.told("drawing")
+        session.on_progress("drawing")
         with file_written_whole(plot) as file:
             file.write(memory_picture.picture(found[0], kind))
     if pprof is not None:

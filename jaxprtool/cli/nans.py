@@ -41,7 +41,7 @@ def nans(
 
     require_device(session, backend)
     prepared = ready(session.given("nans are searched in"), seed, backend)
-    session.told(f"running {prepared.program.name}, equation by equation")
+    session.on_progress(f"running {prepared.program.name}, equation by equation")
     with printed_by_functions(json):
         found = find_nan(prepared.program, prepared.filled.arguments, prepared.device)
     prepared.note_random()

@@ -10,7 +10,7 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel
-from jaxprtool.cli.progress import Told
+from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
 from jaxprtool.cli.session import Function, Named, command, only_program, pipeline
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
@@ -150,12 +150,12 @@ def opt(
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     try:
         programs = pipeline_steps.run(
-            steps, traced.program, function.told, verifier or watcher, not no_check, writer
+            steps, traced.program, function.on_progress, verifier or watcher, not no_check, writer
         )
     except JaxprToolError:
         if verifier is not None:
             _verify(
-                verifier, given, function.told
+                verifier, given, function.on_progress
             )  # an earlier incorrect pass may be why a later one failed
         raise
     if traced.after is not None:
@@ -163,8 +163,8 @@ def opt(
     if verifier is not None:
         if out is not None and not as_page:
             _require_writable(programs, callbacks)
-        _say_verified(_verify(verifier, given, function.told), strict)
-    function.told("rendering")
+        _say_verified(_verify(verifier, given, function.on_progress), strict)
+    function.on_progress("rendering")
     _write_matches(users)
     pipeline_steps.write_notes(watcher.noted)
     if as_page:
@@ -220,9 +220,9 @@ def _say_verified(verified: Verified, strict: bool) -> None:
         raise typer.Exit(1)
 
 
-def _verify(verifier: Verifier, given: Given, told: Told) -> Verified:
+def _verify(verifier: Verifier, given: Given, on_progress: OnProgress) -> Verified:
     with contextlib.redirect_stdout(sys.stderr):  # output of callbacks is not a result
-        return verifier.verify(given.values, given.sizes, told)
+        return verifier.verify(given.values, given.sizes, on_progress)
 
 
 def _write_matches(rewrites: NamedRewrites) -> None:

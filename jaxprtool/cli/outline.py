@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import RUN, Panel
-from jaxprtool.cli.progress import Told, silent
+from jaxprtool.cli.progress import OnProgress, silent
 from jaxprtool.cli.running import Ready, printed_by_functions, ready, require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
@@ -86,7 +86,7 @@ def outline(
     start = time.perf_counter()
     programs = session.programs(traced)
     trace_time = traced.seconds + time.perf_counter() - start
-    session.told("outlining")
+    session.on_progress("outlining")
     outlined = [_outlined(outlining, program) for _, program in programs]
     to_run = None
     if compile:
@@ -103,7 +103,7 @@ def outline(
     if to_run is not None:
         ((_, before),), ((after, outline_time),) = programs, outlined
         with printed_by_functions(json):
-            reports = _run(before, after, to_run, session.told)
+            reports = _run(before, after, to_run, session.on_progress)
         times = trace_time, outline_time
         measured = render.measured_document(reports, to_run.filled.random, *times)
         if not json:
@@ -143,7 +143,9 @@ def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
     return result, watcher.rows[0].seconds
 
 
-def _run(before: Program, after: Program, prepared: Ready, told: Told) -> list[RunReport]:
+def _run(
+    before: Program, after: Program, prepared: Ready, on_progress: OnProgress
+) -> list[RunReport]:
     """Compile and run a program as traced and, if it differs, outlined."""
     from jaxprtool.execute.running import run
     from jaxprtool.execute.running.compile_cache import compiled_afresh
@@ -153,11 +155,13 @@ def _run(before: Program, after: Program, prepared: Ready, told: Told) -> list[R
     reports = []
     with compiled_afresh():
         for which, program in programs.items():
-            tell = partial(_tell, told, which)
+            tell = partial(_tell, on_progress, which)
             arguments = prepared.filled.arguments
-            reports.append(run.run(with_contents(program), arguments, prepared.device, told=tell))
+            reports.append(
+                run.run(with_contents(program), arguments, prepared.device, on_progress=tell)
+            )
     return reports
 
 
-def _tell(told: Told, which: str, doing: str) -> None:
-    told(f"{doing} {which}")
+def _tell(on_progress: OnProgress, which: str, doing: str) -> None:
+    on_progress(f"{doing} {which}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import output
-from jaxprtool.cli.progress import Told
+from jaxprtool.cli.progress import OnProgress
 from jaxprtool.ir.programs.program import Program, Programs
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 def run(
     pipeline: Pipeline,
     program: Program | Programs,
-    told: Told,
+    on_progress: OnProgress,
     observer: Observer | None = None,
     check: bool = True,
     reproducer: Reproducer | None = None,
 ) -> list[tuple[str, Program]]:
     """Run a pipeline, and return the resulting programs by name.
 
-    `told` is called with each pass and its number: `fold 3/12`. `reproducer` writes the program on
-    which a pass fails.
+    `on_progress` is called with each pass and its number: `fold 3/12`. `reproducer` writes the
+    program on which a pass fails.
     """
-    teller = _Teller(pipeline, told, observer or Observer())
+    teller = _Teller(pipeline, on_progress, observer or Observer())
     try:
         return _each(pipeline.run(program, teller, check=check))
     except Exception as error:
@@ -49,15 +49,15 @@ def _each(result: Program | Programs) -> list[tuple[str, Program]]:
 class _Teller(Observer):
     """Reports progress before each pass, and forwards to another observer."""
 
-    def __init__(self, pipeline: Pipeline, told: Told, inner: Observer):
+    def __init__(self, pipeline: Pipeline, on_progress: OnProgress, inner: Observer):
         steps = pipeline.flat()
         self._places = {id(step): f"{i}/{len(steps)}" for i, step in enumerate(steps, 1)}
-        self._told, self._inner = told, inner
+        self._on_progress, self._inner = on_progress, inner
         self.running: tuple[Step, Program] | None = None
 
     def before(self, step: Step, program: Program) -> None:
         self.running = step, program
-        self._told(f"{type(step.transform).name} {self._places[id(step)]}")
+        self._on_progress(f"{type(step.transform).name} {self._places[id(step)]}")
         self._inner.before(step, program)
 
     def after(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.spinner import Spinner
 
 #: Called with a short description of the current work; an empty text hides the line.
-Told: TypeAlias = Callable[[str], object]
+OnProgress: TypeAlias = Callable[[str], object]
 
 #: Seconds without output before the line is shown.
 PATIENCE = 1.0
@@ -35,7 +35,7 @@ def silent(doing: str) -> None:
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[Told]:
+def shown() -> Iterator[OnProgress]:
     """Yield a function that shows progress messages."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         yield silent

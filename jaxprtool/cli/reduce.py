@@ -116,10 +116,10 @@ def reduce(
         seconds=timeout,
         memory=None if memory is None else int(memory * 2**30),
         plugins=[os.path.abspath(p) if os.path.exists(p) else p for p in session.plugin or ()],
-        told=session.told,
+        on_progress=session.on_progress,
     )
     if out is not None:
-        session.told("writing")
+        session.on_progress("writing")
         _write(found, wanted, out)
     if json:
         output.write_json(found)

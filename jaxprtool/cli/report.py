@@ -44,14 +44,14 @@ def report(
     watcher = pipeline_steps.Watcher(keeps=True)
     traced = session.traced()
     programs = session.programs(traced, watcher)
-    session.told("counting")
+    session.on_progress("counting")
     groupings: tuple[By, ...] = ("line", "scope", "primitive")
     known = Report(
         [cost(program, by) for _, program in programs for by in groupings],
         [_memory(program) for _, program in programs],
         _residuals(traced.program),
     )
-    session.told("rendering")
+    session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
     output.write_states(pipeline_steps.states(watcher, programs), shown, out, known)
 

@@ -45,7 +45,7 @@ def residuals(
 
     limit = None if budget is None else bytes_of(budget)
     program = only_program("residuals are of", session.programs())
-    session.told("differentiating")
+    session.on_progress("differentiating")
     found = found_residuals(program, limit)
     if json:
         output.write_json(found)

@@ -96,10 +96,10 @@ def run(
         compiling = writer.compiler(program) if writer else contextlib.nullcontext()
         with printed_by_functions(json):
             with compiling:
-                report = run.run(program, arguments, prepared.device, repeat, session.told)
+                report = run.run(program, arguments, prepared.device, repeat, session.on_progress)
             found = []
             if check:
-                session.told(f"checking the values of {report.name}")
+                session.on_progress(f"checking the values of {report.name}")
                 found = checked.findings(program, arguments, check, prepared.device)
         if file:
             save_arrays({out.name: out.value for out in report.outputs}, file)

@@ -2,8 +2,8 @@
 
 A command is a function under `@command`: its options, one call that returns programs and their
 arguments, a call of the API, and its output. A parameter annotated with a group of options, such as
-`Session`, represents all of them; `--traceback` is an option of every command. `told` is not an
-option but the receiver of progress messages (`cli.progress`).
+`Session`, represents all of them; `--traceback` is an option of every command. `on_progress` is not
+an option but the receiver of progress messages (`cli.progress`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxprtool.cli import options, output, progress
 from jaxprtool.cli.options import FUNCTION, OUTPUT
-from jaxprtool.cli.progress import Told, silent
+from jaxprtool.cli.progress import OnProgress, silent
 from jaxprtool.cli.start import start_jax, use_cache
 from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
 
@@ -123,11 +123,11 @@ class Function:
             "Installed packages whose lines count as your own. May be repeated.",
         ),
     ] = None
-    told: Told = silent  # not an option: set by `command`
+    on_progress: OnProgress = silent  # not an option: set by `command`
 
     def start(self, cache: bool | None = None) -> None:
         """Import JAX. For a command that compiles, `cache` is whether to use the user's cache."""
-        start_jax(self.told, self.x64)
+        start_jax(self.on_progress, self.x64)
         if cache is not None:
             use_cache(cache)
 
@@ -167,7 +167,7 @@ class Function:
     def _imported(self) -> None:
         from jaxprtool.api.targets import STDIN, import_module
 
-        self.told("reading stdin" if self.target == STDIN else f"loading {self.target}")
+        self.on_progress("reading stdin" if self.target == STDIN else f"loading {self.target}")
         with contextlib.redirect_stdout(sys.stderr):
             import_module(self.target)
 
@@ -211,7 +211,7 @@ class Function:
         """Return the program of an entry, with the named axes bound by the passes."""
         from jaxprtool.api.targets import traced
 
-        self.told(f"tracing {entry.name}")
+        self.on_progress(f"tracing {entry.name}")
         return traced(entry, pipeline.bound_axes)
 
     def arguments(self) -> list[str]:
@@ -271,7 +271,7 @@ class Session(Function):
 
         traced = traced or self.traced()
         return pipeline_steps.run(
-            self.pipeline, traced.program, self.told, observer, reproducer=reproducer
+            self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
         )
 
 
@@ -310,12 +310,12 @@ def command(body: Callable) -> Callable:
     def run(**given: Any) -> None:
         del given["traceback"]
         with contextlib.ExitStack() as stack:
-            told = stack.enter_context(progress.shown())
+            on_progress = stack.enter_context(progress.shown())
             for name, group in groups.items():
-                values = {key: given.pop(key) for key in _hints(group) if key != "told"}
-                given[name] = group(**values, told=told)
+                values = {key: given.pop(key) for key in _hints(group) if key != "on_progress"}
+                given[name] = group(**values, on_progress=on_progress)
                 stack.enter_context(given[name].viewed())
-            body(**given, **({"told": told} if "told" in hints else {}))
+            body(**given, **({"on_progress": on_progress} if "on_progress" in hints else {}))
 
     run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
     return run
@@ -337,7 +337,7 @@ def _parameters(of: Callable) -> Iterator[inspect.Parameter]:
         hint = hints[parameter.name]
         if _is_group(hint):
             yield from _parameters(hint)
-        elif parameter.name != "told":
+        elif parameter.name != "on_progress":
             yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import FUNCTION
-from jaxprtool.cli.progress import Told
+from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.session import Function, command
 
 _Target = Annotated[
@@ -44,7 +44,7 @@ def shapecheck(
     factory: Annotated[bool, FUNCTION.flag("--factory", "TARGET() gives a function.")] = False,
     x64: Annotated[bool, FUNCTION.flag("--x64", "Keep 64-bit types as they are.")] = False,
     *,
-    told: Told,
+    on_progress: OnProgress,
 ) -> None:
     """Check the types of a function's results, for all sizes of its arguments.
 
@@ -56,7 +56,7 @@ def shapecheck(
       jaxprtool shapecheck jax.numpy:outer "f32[n], f32[m]" "f32[n,m]"
       jaxprtool shapecheck jax.numpy:cumsum "f32[n,_], axis=static(0)" "f32[n,_]"
     """
-    function = Function(target, arguments, factory=factory, x64=x64, told=told)
+    function = Function(target, arguments, factory=factory, x64=x64, on_progress=on_progress)
     function.start()
     from jaxprtool.passes.framework.pipeline import Pipeline
     from jaxprtool.sizes.shapecheck import check_claim

@@ -131,9 +131,9 @@ def show(
 
     sliced = {}
     if uses is not None:
-        session.told("following values")
+        session.on_progress("following values")
         sliced = _slice(programs, uses)
-    session.told("" if pager else "rendering")  # the terminal is the pager's
+    session.on_progress("" if pager else "rendering")  # the terminal is the pager's
     if only:
         _note_missing(only, programs)
 
@@ -185,10 +185,10 @@ def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> 
 def _slice(programs: Named, uses: str) -> dict[str, Any]:
     """Return the options of a listing for --uses."""
     from jaxprtool.analysis.slices import why
-    from jaxprtool.render.reports.why import told_of
+    from jaxprtool.render.reports.why import slices_with_sentences
 
     found = why(only_program("--uses is of", programs), uses)
-    each, _, others = told_of(found)[0]
+    each, _, others = slices_with_sentences(found)[0]
     return {"among": each.members, "others": others.replace("it does", f"{found.what} does")}
 
 

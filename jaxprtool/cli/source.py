@@ -49,7 +49,7 @@ def source(
 
     on = None if device is None else device_named(device)
     programs = session.programs()
-    session.told("counting")
+    session.on_progress("counting")
     found = [found_source(each, residuals=residuals) for _, each in programs]
     for each in found:
         require_numbers(on is not None and is_symbolic(each.total))

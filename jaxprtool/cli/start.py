@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 from jaxprtool.cli import output
-from jaxprtool.cli.progress import Told
+from jaxprtool.cli.progress import OnProgress
 
 #: Called when the command has ended.
 _at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
@@ -35,9 +35,9 @@ def _put_back_at_end(*settings: str) -> None:
         _at_end.get().callback(jax.config.update, name, jax.config.values[name])
 
 
-def start_jax(told: Told, x64: bool = False) -> None:
+def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
     """Import and configure JAX, and warn about an unknown release."""
-    told("importing JAX")
+    on_progress("importing JAX")
     # Imported objects stay alive, so garbage collection during the import is useless.
     gc.disable()
     with _interrupts_held_back():

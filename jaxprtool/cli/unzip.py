@@ -126,21 +126,23 @@ def unzip(
         traced = function.trace(steps, runs=run)
         start = time.perf_counter()
         program = traced.program
-        function.told(f"splitting {program.name}")
+        function.on_progress(f"splitting {program.name}")
         parts = Request(key_args, tag, auto, known).split(program, traced.position)
         split_time = traced.seconds + time.perf_counter() - start
         halves = Programs({"init": parts.init, "apply": parts.apply})
-        programs = pipeline_steps.run(steps, halves, function.told)
+        programs = pipeline_steps.run(steps, halves, function.on_progress)
         variables, ran = parts.leaves(), None
         if run:
             with printed_by_functions(json):
                 values = list(traced.values.values())
-                ran = run_halves(program, dict(programs), values, seed, backend, function.told)
+                ran = run_halves(
+                    program, dict(programs), values, seed, backend, function.on_progress
+                )
         if out is not None:
             Emission(Format.jaxpr, callbacks=callbacks, source=source).write(programs, out)
         if file and ran:
             save_arrays(ran.variables, file)
-    function.told("rendering")
+    function.on_progress("rendering")
     if ran:
         note_random(ran.filled, seed)
     if json:

@@ -123,9 +123,9 @@ def vmap(
     steps = Pipeline((Step(batch), *pipeline(passes, plugin).steps))
     watcher = pipeline_steps.Watcher()
     program = function.trace(steps).program
-    programs = pipeline_steps.run(steps, program, function.told, watcher)
+    programs = pipeline_steps.run(steps, program, function.on_progress, watcher)
     row = watcher.rows[0]
-    function.told("rendering")
+    function.on_progress("rendering")
     if out is not None:
         format = Format.python if out.endswith(".py") else Format.jaxpr
         output.write_files(programs, Emission(format, callbacks=callbacks, source=source), out)

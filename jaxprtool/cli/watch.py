@@ -128,7 +128,7 @@ def watch(
         # Stop at equations of the program that is actually run.
         program = with_scalar_predicates(prepared.program)
         stops = _equations_of(program, stop, session.target) if stop else frozenset[int]()
-        session.told("" if stop else f"running {program.name}")
+        session.on_progress("" if stop else f"running {program.name}")
         with printed_by_functions(json):
             found = watch(
                 program,

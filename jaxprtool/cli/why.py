@@ -92,7 +92,7 @@ def why(
     session = Session(**vars(function), passes=passes, plugin=plugin)
     traced = session.traced()
     program = only_program("why is of", session.programs(traced))
-    session.told("following values")
+    session.on_progress("following values")
     if path is not None:
         way = flow_path(program, *path)
         if json:
@@ -117,9 +117,9 @@ def why(
 def _write_equations(program: Program, found: Why, format: Format) -> None:
     """Write the equations of a slice, with a sentence for each direction."""
     from jaxprtool.formats.dot import dot
-    from jaxprtool.render.reports.why import told_of
+    from jaxprtool.render.reports.why import slices_with_sentences
 
-    slices = told_of(found)
+    slices = slices_with_sentences(found)
     if format == "dot":
         members = frozenset[int]().union(*(each.members for each, _, _ in slices))
         ends = [end for each, _, _ in slices for end in (*each.arguments, *each.results)]
@@ -129,7 +129,7 @@ def _write_equations(program: Program, found: Why, format: Format) -> None:
     from jaxprtool.render.terminal.rendering import ShowOptions
     from jaxprtool.render.terminal.tree import tree
 
-    for number, (each, told, others) in enumerate(slices):
+    for number, (each, sentence, others) in enumerate(slices):
         shown = ShowOptions(
             width=output.width(),
             fit=sys.stdout.isatty(),
@@ -137,5 +137,5 @@ def _write_equations(program: Program, found: Why, format: Format) -> None:
             others=others,
             names=format == "tree",
         )
-        output.write(f"{chr(10) if number else ''}# {told}")
+        output.write(f"{chr(10) if number else ''}# {sentence}")
         output.write_rendered((tree if format == "tree" else listing)(program, shown))

@@ -88,24 +88,24 @@ class Runs:
         self,
         after: Program,
         checks: bool = True,
-        told: Callable[[str], object] = lambda doing: None,
+        on_progress: Callable[[str], object] = lambda doing: None,
     ) -> Runs:
         """Return the runs of `after` on the same arguments.
 
-        Without `checks`, its debug checks and prints may differ. `told` is called with progress
-        messages. Raises CheckError, which names the first difference. NaNs are compared like other
-        values, whatever JAX's debug settings are.
+        Without `checks`, its debug checks and prints may differ. `on_progress` is called with
+        progress messages. Raises CheckError, which names the first difference. NaNs are compared
+        like other values, whatever JAX's debug settings are.
         """
         after = with_contents(after, self.program)
         _same_results_declared(self.program, after)
         runs = Runs(after, self._arguments_of(after), self.inputs)
         stepped = _has_effects(self.program) or _has_effects(after)
         if self._run is None or self._run.stepped != stepped:
-            told("running what it was given")
+            on_progress("running what it was given")
             self._run = _run(self.program, self._arguments, stepped, ())
         old = self._run
         effects = [e for e in old.effects if checks or not is_check(e.eqn)]
-        told("running what it made")
+        on_progress("running what it made")
         try:
             new = runs._run = _run(after, runs._arguments, stepped, effects)
         except JaxprToolError as error:
@@ -117,7 +117,7 @@ class Runs:
             raise CheckError(message, details=self._about(fault))
         fault = difference(old.values, new.values, values_agree, after.out_names)
         if fault is not None:
-            told("looking for the first equation that differs")
+            on_progress("looking for the first equation that differs")
         if fault is not None and (where := self._where_first(runs)) is not None:
             message = f"{after.name} computes something else: {fault}"
             raise CheckError(message, details=self._about(fault, where))

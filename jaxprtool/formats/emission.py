@@ -83,13 +83,13 @@ def format_of(path: str | None, chosen: Format | None = None) -> tuple[Format, b
         OutputError: If `chosen` is None and the suffix is unknown.
     """
     suffix = suffix_of(path)
-    told = [
+    matching = [
         SUFFIXES[end] for end in sorted(SUFFIXES, key=len) if (path or "").lower().endswith(end)
     ]
     if chosen is not None:
-        return chosen, (chosen, True) in told
-    if told:
-        return told[-1]
+        return chosen, (chosen, True) in matching
+    if matching:
+        return matching[-1]
     if suffix[1:] in _PICTURES:
         return Format.dot, False
     if suffix:

@@ -159,14 +159,14 @@ def traced(
     The options of `jax.jit` apply. If `flat`, arguments and results have no structure: JAX
     unflattens descriptions of values, which fails for classes that validate their children.
     """
-    told = program.jit_keywords
-    told["donate_argnums"] = sorted({*told.get("donate_argnums", ()), *donated})
-    told["keep_unused"] = keep_unused or told.get("keep_unused", False)
+    keywords = program.jit_keywords
+    keywords["donate_argnums"] = sorted({*keywords.get("donate_argnums", ()), *donated})
+    keywords["keep_unused"] = keep_unused or keywords.get("keep_unused", False)
     trees = program.in_tree, program.out_tree
     if flat:
         args, results = tuple(program.in_avals), tuple(program.out_avals)
         trees = jax.tree.structure((args, {})), jax.tree.structure(results)
-    return jaxcompat.traced_jaxpr(_bordered(program), program.name, *trees, **told)
+    return jaxcompat.traced_jaxpr(_bordered(program), program.name, *trees, **keywords)
 
 
 def require_sizes(program: Program) -> None:

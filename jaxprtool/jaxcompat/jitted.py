@@ -62,7 +62,7 @@ def jit_static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]
 def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
     """Return the function and the keyword arguments that `jax.jit` was called with."""
     info = jitted._jit_info
-    told: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "static_argnums": info.static_argnums,
         "static_argnames": info.static_argnames,
         "donate_argnums": info.donate_argnums,
@@ -79,13 +79,13 @@ def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
         )
         placements = [_placement(*pair) for pair in pairs]
         if any(placement is not None for placement in placements):
-            told[f"{place}_shardings"] = jax.tree.unflatten(tree, placements)
+            keywords[f"{place}_shardings"] = jax.tree.unflatten(tree, placements)
     if info.compiler_options_kvs:
-        told["compiler_options"] = dict(info.compiler_options_kvs)
+        keywords["compiler_options"] = dict(info.compiler_options_kvs)
     for name in ("device", "backend"):
         if getattr(info, name) is not None:
-            told[name] = getattr(info, name)
-    return jitted._fun, told
+            keywords[name] = getattr(info, name)
+    return jitted._fun, keywords
 
 
 def traced_options(traced: jax.stages.Traced) -> TracedOptions:

@@ -36,8 +36,8 @@ from jaxprtool.jaxcompat.marks import (
     MarkedName,
     convolves,
     marked,
+    metadata_for_xla,
     metadata_of,
-    told,
 )
 
 
@@ -177,7 +177,7 @@ def _refusal(mark: Mark, device: jax.Device) -> str | None:
         return x + x
 
     def trial(x: jax.Array) -> jax.Array:
-        with set_xla_metadata(**told(mark, "trial")):
+        with set_xla_metadata(**metadata_for_xla(mark, "trial")):
             return body(body(x))
 
     found: list[str | None] = []

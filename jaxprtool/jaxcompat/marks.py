@@ -53,10 +53,10 @@ def marked(context: Any, mark: Mark, name: str) -> Any:
 
 def metadata_of(mark: Mark, name: str) -> dict[str, str]:
     """Return the metadata of a call with this mark, whose body has this name."""
-    return {} if mark == "plain" else {**told(mark, name), _OUTLINED: name}
+    return {} if mark == "plain" else {**metadata_for_xla(mark, name), _OUTLINED: name}
 
 
-def told(mark: Mark, name: str) -> dict[str, str]:
+def metadata_for_xla(mark: Mark, name: str) -> dict[str, str]:
     """Return the part of the metadata that is for XLA."""
     return dict(list(zip(_KEYS, ("false", name), strict=True))[: MARKS.index(mark)])
 

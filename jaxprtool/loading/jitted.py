@@ -91,7 +91,7 @@ class Jitted:
         stage: jax.stages.Traced, leaves: Sequence[tuple[object, bool]]
     ) -> tuple[ClosedJaxpr, object, jaxcompat.TracedOptions]:
         captured = jaxcompat.captured_values(stage)
-        told = jaxcompat.traced_options(stage)
+        traced_options = jaxcompat.traced_options(stage)
         constants = dict(enumerate(captured))
         constants |= {
             len(captured) + i: jnp.asarray(leaf) for i, (leaf, bound) in enumerate(leaves) if bound
@@ -100,8 +100,8 @@ class Jitted:
             jaxcompat.from_jax(stage.jaxpr), list(constants), list(constants.values())
         )
         kept = [i for i, (_, bound) in enumerate(leaves) if not bound]
-        told = told._replace(
-            donated=tuple(told.donated[i] for i in kept),
-            in_placements=tuple(told.in_placements[i] for i in kept),
+        traced_options = traced_options._replace(
+            donated=tuple(traced_options.donated[i] for i in kept),
+            in_placements=tuple(traced_options.in_placements[i] for i in kept),
         )
-        return jaxpr, filled(stage.out_tree, jaxpr.out_avals), told
+        return jaxpr, filled(stage.out_tree, jaxpr.out_avals), traced_options

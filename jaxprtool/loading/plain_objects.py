@@ -44,7 +44,7 @@ _MUTATORS = {
 
 
 @contextlib.contextmanager
-def changes_told(name: str, fun: Any, given: Mapping[str, object]) -> Iterator[None]:
+def warn_about_changes(name: str, fun: Any, given: Mapping[str, object]) -> Iterator[None]:
     """Warn once about plain objects that a function mutates in a `with` block.
 
     Args:

@@ -42,7 +42,7 @@ from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.hints import value_needed
 from jaxprtool.loading.jitted import Jitted
-from jaxprtool.loading.plain_objects import changes_told
+from jaxprtool.loading.plain_objects import warn_about_changes
 
 
 class StaticArguments(TypedDict, total=False):
@@ -137,16 +137,16 @@ def trace_call(
 ) -> Program:
     """Return the Program of a bound call, named `name`. Raises UserFunctionError."""
     jitted = Jitted.find(fun)
-    told: jaxcompat.TracedOptions | None = None
+    traced_options: jaxcompat.TracedOptions | None = None
     try:
         if jitted is None:
             jaxpr, out = _made(name, fun, call, axis_env)
         else:
             positional = [arg for arg, _ in call.positional]
             keywords = {name: arg for name, (arg, _) in call.keywords.items()}
-            watched = changes_told(name, fun, _by_name(fun, positional, keywords))
+            watched = warn_about_changes(name, fun, _by_name(fun, positional, keywords))
             with watched, jaxcompat.axes_bound(axis_env or ()):
-                jaxpr, out, told = jitted.trace(call.positional, call.keywords)
+                jaxpr, out, traced_options = jitted.trace(call.positional, call.keywords)
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
@@ -168,9 +168,11 @@ def trace_call(
         ),
         bounds=tuple((arg_names[i], bound) for i, bound in bounds_of_lengths(arguments, avals)),
     )
-    if told is None:
+    if traced_options is None:
         return program
-    return program.replace(jit=JitOptions.from_traced(program.arguments, program.results, told))
+    return program.replace(
+        jit=JitOptions.from_traced(program.arguments, program.results, traced_options)
+    )
 
 
 def _by_name(
@@ -369,7 +371,7 @@ def released(
         static = [isinstance(arg, StaticLeaf) for arg in args]
         args, kwargs = sharing((args, kwargs), shared or ())
         given = _by_name(fun, args, {**kwargs, **static_kwargs})
-        with changes_told(watched, fun, given) if watched else contextlib.nullcontext():
+        with warn_about_changes(watched, fun, given) if watched else contextlib.nullcontext():
             if shared is None or not has_objects((args, kwargs)):
                 return held(fun, fun(*args, **kwargs, **static_kwargs))
             bound = functools.partial(fun, **static_kwargs)
@@ -428,7 +430,7 @@ def static_places(
     They are marked `static(...)`, or static by `static_argnums`, `static_argnames` or the
     function's own `jax.jit`.
     """
-    positions, names = _told_static(fun, len(args), static_argnums, static_argnames)
+    positions, names = _static_arguments(fun, len(args), static_argnums, static_argnames)
     if jitted := Jitted.find(fun):
         own = jitted.static_places(len(args))
         positions, names = positions | own[0], names | own[1]
@@ -438,7 +440,7 @@ def static_places(
     )
 
 
-def _told_static(
+def _static_arguments(
     fun: Callable,
     count: int,
     static_argnums: int | Sequence[int],

@@ -156,7 +156,7 @@ def main(names):
                 check,
                 values=dict(zip(program.arg_names, flat, strict=True)),
                 plugins=[str(plugin)] if "wrong" in check else (),
-                told=lambda doing: print(doing, file=sys.stderr),
+                on_progress=lambda doing: print(doing, file=sys.stderr),
             )
             counts = f"{found.equations_before:,} | {found.equations_after}"
             print(f"| {name} | {counts} | {found.tries} | {found.seconds:.0f} |")

@@ -35,8 +35,8 @@ class Terminal:
 
     @contextlib.contextmanager
     def shown(self):
-        with self.attached(), progress.shown() as told:
-            yield told
+        with self.attached(), progress.shown() as on_progress:
+            yield on_progress
 
     def written(self):
         """All that was written up to now."""
@@ -84,17 +84,17 @@ def terminal(monkeypatch):
 
 def test_what_is_soon_done_is_not_shown(terminal, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 60)
-    with terminal.shown() as told:
-        told("tracing f")
+    with terminal.shown() as on_progress:
+        on_progress("tracing f")
         print("result")
     assert terminal.written() == "result\r\n"
 
 
 def test_what_lasts_is_shown_until_it_is_done(terminal):
-    with terminal.shown() as told:
-        told("tracing f")
+    with terminal.shown() as on_progress:
+        on_progress("tracing f")
         terminal.wait_for(" tracing f")
-        told("fold 1/2")
+        on_progress("fold 1/2")
         terminal.wait_for(" fold 1/2")
         assert len(terminal.screen()) == 1
     assert terminal.screen() == [""]
@@ -102,24 +102,24 @@ def test_what_lasts_is_shown_until_it_is_done(terminal):
 
 
 def test_the_time_that_it_takes_is_shown_by_the_second(terminal):
-    with terminal.shown() as told:
-        told("compiling f")
+    with terminal.shown() as on_progress:
+        on_progress("compiling f")
         terminal.wait_for("compiling f · 1 s")
 
 
 def test_nothing_is_shown_of_an_empty_text(terminal):
-    with terminal.shown() as told:
-        told("rendering")
+    with terminal.shown() as on_progress:
+        on_progress("rendering")
         terminal.wait_for("rendering")
-        told("")
+        on_progress("")
         assert terminal.screen() == [""]
         time.sleep(0.3)
         assert terminal.screen() == [""]
 
 
 def test_what_the_program_writes_stands_in_lines_of_its_own(terminal):
-    with terminal.shown() as told:
-        told("tracing f")
+    with terminal.shown() as on_progress:
+        on_progress("tracing f")
         for stream, text in ("stdout", "one\n"), ("stderr", "two\n"):
             terminal.wait_for("tracing f")
             print(text, end="", file=getattr(sys, stream))
@@ -136,16 +136,16 @@ def test_what_goes_through_a_pipe_may_be_on_its_way_to_the_terminal(terminal):
     reading, writing = os.pipe()
     with os.fdopen(reading), os.fdopen(writing, "w") as pipe:
         terminal.streams["stdout"] = pipe
-        with terminal.shown() as told:
-            told("rendering")
+        with terminal.shown() as on_progress:
+            on_progress("rendering")
             terminal.wait_for("rendering")
             print("a line for less", flush=True)
             assert terminal.screen() == [""]
 
 
 def test_a_prompt_is_left_alone(terminal):
-    with terminal.shown() as told:
-        told("tracing f")
+    with terminal.shown() as on_progress:
+        on_progress("tracing f")
         terminal.wait_for("tracing f")
         assert sys.stdin.encoding  # which `input` asks for
         assert terminal.screen() == [""]
@@ -156,8 +156,8 @@ def test_a_prompt_is_left_alone(terminal):
 
 
 def test_an_interrupt_leaves_a_clean_terminal(terminal):
-    with pytest.raises(KeyboardInterrupt), terminal.shown() as told:
-        told("compiling f")
+    with pytest.raises(KeyboardInterrupt), terminal.shown() as on_progress:
+        on_progress("compiling f")
         terminal.wait_for("compiling f")
         raise KeyboardInterrupt
     assert terminal.screen() == [""]
@@ -181,8 +181,8 @@ def test_only_a_terminal_has_the_line(terminal, monkeypatch, kind):
         else:
             monkeypatch.setenv("TERM", "dumb")
         streams = sys.stdin, sys.stdout, sys.stderr
-        with progress.shown() as told:
-            told("tracing f")
+        with progress.shown() as on_progress:
+            on_progress("tracing f")
             assert (sys.stdin, sys.stdout, sys.stderr) == streams
             time.sleep(0.3)
     assert terminal.written() == ""
@@ -190,8 +190,8 @@ def test_only_a_terminal_has_the_line(terminal, monkeypatch, kind):
 
 def test_a_long_text_is_cut_to_the_terminal(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    with terminal.shown() as told:
-        told("tracing a_function_of_a_long_name")
+    with terminal.shown() as on_progress:
+        on_progress("tracing a_function_of_a_long_name")
         terminal.wait_for("tracing a_funct")
         assert len(terminal.screen()) == 1 and len(terminal.screen()[0]) < 20
 

@@ -123,12 +123,12 @@ def _donated(program: Program | AnyJaxpr, about: Border) -> dict[int, int]:
 
     JAX pairs results and donated arguments of the same type, in order.
     """
-    told = program.jit if isinstance(program, Program) else None
-    if told is None:
+    jit_options = program.jit if isinstance(program, Program) else None
+    if jit_options is None:
         return {}
     free = defaultdict[str, list[int]](list)
     arguments = zip(about.jaxpr.invars, about.arguments, strict=True)
-    asked = told.of_arguments([(value.name, var.aval) for var, value in arguments])
+    asked = jit_options.of_arguments([(value.name, var.aval) for var, value in arguments])
     for position, (argument, option) in enumerate(zip(about.arguments, asked, strict=True)):
         if option.donated:
             free[argument.type].append(position)

@@ -180,11 +180,13 @@ def _under_jit(jitted: Callable, options: Mapping[str, object]) -> tuple[Callabl
 
     Positions and names are two forms of the same option, so either one replaces both.
     """
-    fun, told = jaxcompat.jit_arguments(jitted)
+    fun, keywords = jaxcompat.jit_arguments(jitted)
     for kind in ("static_arg", "donate_arg"):
         if any(name.startswith(kind) for name in options):
-            told = {name: value for name, value in told.items() if not name.startswith(kind)}
-    return fun, {**told, **options}
+            keywords = {
+                name: value for name, value in keywords.items() if not name.startswith(kind)
+            }
+    return fun, {**keywords, **options}
 
 
 class _Filtered:

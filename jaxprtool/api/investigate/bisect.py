@@ -18,8 +18,8 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.compare.bisection import Parting, parting
 from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.variants import (
+    OnProgress,
     Runner,
-    Told,
     Variant,
     arguments_of,
     compared,
@@ -47,7 +47,7 @@ class Bisection:
         arguments: Its arguments.
         results: Its results.
         tolerance: The tolerance.
-        told: Called with progress messages.
+        on_progress: Called with progress messages.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Bisection:
         arguments: Sequence[Any],
         results: Sequence[Any],
         tolerance: Tolerance,
-        told: Told,
+        on_progress: OnProgress,
     ):
         self._reference, self._arguments, self._results = reference, arguments, results
-        self._tolerance, self._told = tolerance, told
+        self._tolerance, self._on_progress = tolerance, on_progress
         self._program = reference.variant.program
 
     def of(self, other: Planned, results: Sequence[Any]) -> Parting:
@@ -80,7 +80,7 @@ class Bisection:
         low, high = 0, len(chain) - 1
         while high - low > 1:
             middle = (low + high) // 2
-            self._told(f"pass {middle} of {len(chain) - 1}")
+            self._on_progress(f"pass {middle} of {len(chain) - 1}")
             if self._agrees(chain[middle].variant):
                 low = middle
             else:
@@ -143,7 +143,7 @@ class Bisection:
     def _agrees(self, variant: Variant) -> bool:
         """Return True if the results of a program equal the reference's within tolerance."""
         values = arguments_of(variant, self._program, self._arguments)
-        runner = Runner(variant, self._told)
+        runner = Runner(variant, self._on_progress)
         return compared(variant, self._results, lambda: runner(values), self._tolerance).within
 
     def _parting(
@@ -161,7 +161,7 @@ class Bisection:
 
         def searched(variants: tuple[Variant, Variant]) -> Parting:
             values = given[0], given[1]
-            return parting(variants, values, results, self._tolerance, self._told, positions)
+            return parting(variants, values, results, self._tolerance, self._on_progress, positions)
 
         found = searched((first, second))
         if first.program.jaxpr is second.program.jaxpr or not found.at_call:

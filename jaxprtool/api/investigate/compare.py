@@ -25,8 +25,8 @@ from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.trials import described, scaled, shrunk
 from jaxprtool.execute.compare.variants import (
     Compared,
+    OnProgress,
     Runner,
-    Told,
     arguments_of,
     compared,
 )
@@ -127,13 +127,13 @@ def comparison(
     inputs: Callable[[Program], Given],
     tolerance: Tolerance,
     checks: Checks,
-    told: Told = lambda doing: None,
+    on_progress: OnProgress = lambda doing: None,
 ) -> Comparison:
     """Return the comparison of planned variants; `inputs` returns the inputs of a program."""
     given = inputs(plan[0].variant.program)
     filled = fill(given.program, given.values, checks.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
-    several = _Variants([_at(each, shapes) for each in plan], tolerance, checks, told)
+    several = _Variants([_at(each, shapes) for each in plan], tolerance, checks, on_progress)
     several.require_same_types(filled.arguments)
     if filled.random:
         filled = several.finite_inputs(given)
@@ -146,7 +146,7 @@ def comparison(
         raise ArgumentsError(message, "give some by type alone: f32[8,3]")
     free = [name in filled.random for name in given.program.arg_names]
     for trial in range(checks.trials):
-        told(f"trial {trial + 1} of {checks.trials}")
+        on_progress(f"trial {trial + 1} of {checks.trials}")
         seed = checks.seed + trial
         values = fill(given.program, given.values, seed, filled.within).arguments
         arguments = scaled(values, free, trial)
@@ -160,14 +160,14 @@ class _Variants:
     """Variants that run on any inputs, each one compiled once."""
 
     def __init__(
-        self, plan: Sequence[Planned], tolerance: Tolerance, checks: Checks, told: Told
+        self, plan: Sequence[Planned], tolerance: Tolerance, checks: Checks, on_progress: OnProgress
     ) -> None:
         self._reference, *self._others = plan
-        self._tolerance, self._checks, self._told = tolerance, checks, told
+        self._tolerance, self._checks, self._on_progress = tolerance, checks, on_progress
         if checks.isolate and checks.trials > 1:
             raise ArgumentsError("several trials run in one process, and so none is isolated")
         runner = IsolatedRunner if checks.isolate else Runner
-        self._runners = {each.variant.name: runner(each.variant, told) for each in plan}
+        self._runners = {each.variant.name: runner(each.variant, on_progress) for each in plan}
 
     def require_same_types(self, arguments: Sequence[Any]) -> None:
         """Raise ArgumentsError if argument or result types differ from the reference's."""
@@ -195,7 +195,9 @@ class _Variants:
         variants = tuple(self._compared(each, results, arguments) for each in self._others)
         partings: tuple[Parting, ...] = ()
         if bisect and self._checks.bisect:
-            search = Bisection(self._reference, arguments, results, self._tolerance, self._told)
+            search = Bisection(
+                self._reference, arguments, results, self._tolerance, self._on_progress
+            )
             partings = tuple(
                 search.of(each, done.values)
                 for each, done in zip(self._others, variants, strict=True)
@@ -226,7 +228,7 @@ class _Variants:
                 return False
             return not self._compared(self._others[bad], results, values).within
 
-        self._told("looking for a smaller input")
+        self._on_progress("looking for a smaller input")
         values, count = shrunk(arguments, free, fails)
         names = self._reference.variant.program.arg_names
         text = (

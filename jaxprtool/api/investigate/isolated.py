@@ -16,7 +16,7 @@ import jax
 
 from jaxprtool import jaxcompat, processes
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from jaxprtool.execute.compare.variants import Runner, Told, Variant
+from jaxprtool.execute.compare.variants import OnProgress, Runner, Variant
 from jaxprtool.execute.running.arrays import as_numpy
 from jaxprtool.files import file_written_whole
 from jaxprtool.formats.jaxpr.read import read
@@ -30,8 +30,8 @@ _PROGRAM, _REQUEST, _RESULTS = "program.jaxpr", "request.pickle", "results.pickl
 class IsolatedRunner:
     """Runs a variant in a separate process, which may crash."""
 
-    def __init__(self, variant: Variant, told: Told = lambda doing: None):
-        self._variant, self._told = variant, told
+    def __init__(self, variant: Variant, on_progress: OnProgress = lambda doing: None):
+        self._variant, self._on_progress = variant, on_progress
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the results for flat arguments, as NumPy arrays except for keys.
@@ -46,7 +46,7 @@ class IsolatedRunner:
                 values = list(map(as_numpy, arguments))
             request = values, variant.platform, variant.op_by_op, x64_enabled()
             _dump(request, os.path.join(folder, _REQUEST))
-            self._told(f"running {variant.name} in a process of its own")
+            self._on_progress(f"running {variant.name} in a process of its own")
             command = [sys.executable, "-m", __name__, folder]
             outcome = processes.run(command)
             if outcome.status != 0:

@@ -8,7 +8,7 @@ from itertools import product
 
 from jaxprtool.api.investigate.precision import with_precision
 from jaxprtool.errors import ArgumentsError, PipelineError
-from jaxprtool.execute.compare.variants import Told, Variant
+from jaxprtool.execute.compare.variants import OnProgress, Variant
 from jaxprtool.execute.running import backends as devices
 from jaxprtool.ir.programs.program import Program, Programs
 from jaxprtool.ir.programs.ref_contents import with_contents
@@ -60,18 +60,18 @@ class Planned:
 
     def at_state(self, program: Program) -> Variant:
         """Return the variant with another program, with the precision applied."""
-        return replace(self.variant, program=told_precision(program, self.precision))
+        return replace(self.variant, program=at_precision(program, self.precision))
 
 
 def planned(
-    targets: Sequence[tuple[str, Program]], axes: Axes, told: Told = lambda doing: None
+    targets: Sequence[tuple[str, Program]], axes: Axes, on_progress: OnProgress = lambda doing: None
 ) -> list[Planned]:
     """Return all variants of some programs, the reference first.
 
     Args:
         targets: The programs with their names.
         axes: The options to combine.
-        told: Called with progress messages.
+        on_progress: Called with progress messages.
 
     Raises:
         ArgumentsError: If there is only one variant.
@@ -80,7 +80,7 @@ def planned(
     found: list[Planned] = []
     several = len(targets) > 1, len(axes.pipelines) > 1
     for (number, (name, traced)), pipeline in product(enumerate(targets), axes.pipelines):
-        states = _states(pipeline, traced, told)
+        states = _states(pipeline, traced, on_progress)
         like = with_contents(traced)
         states = [(text, with_contents(each, like)) for text, each in states]
         parts = [name] if several[0] else []
@@ -91,7 +91,7 @@ def planned(
                 said += [precision or "its own precision"] if len(axes.precisions) > 1 else []
                 said += [platform or "its own device"] if len(axes.backends) > 1 else []
                 said += [("op by op" if steps else "compiled")] if axes.op_by_op else []
-                program = told_precision(states[-1][1], precision)
+                program = at_precision(states[-1][1], precision)
                 variant = Variant(", ".join(said), program, platform, steps)
                 found.append(Planned(variant, number, tuple(states), precision))
     if len(found) < 2:
@@ -113,14 +113,16 @@ def _named_apart(found: Sequence[Planned]) -> list[Planned]:
     ]
 
 
-def told_precision(program: Program, precision: str | None) -> Program:
+def at_precision(program: Program, precision: str | None) -> Program:
     """Return a program with a default precision of products, if one is given."""
     return program if precision is None else with_precision(program, precision)
 
 
-def _states(pipeline: Pipeline, traced: Program, told: Told) -> list[tuple[str, Program]]:
+def _states(
+    pipeline: Pipeline, traced: Program, on_progress: OnProgress
+) -> list[tuple[str, Program]]:
     """Return a program, and the program after each pass that changed it."""
-    states = _States(traced, told)
+    states = _States(traced, on_progress)
     result = pipeline.run(traced, states)
     if isinstance(result, Programs):
         names = ", ".join(result)
@@ -131,12 +133,12 @@ def _states(pipeline: Pipeline, traced: Program, told: Told) -> list[tuple[str, 
 class _States(Observer):
     """Records the program after each pass."""
 
-    def __init__(self, traced: Program, told: Told):
+    def __init__(self, traced: Program, on_progress: OnProgress):
         self.found = [(AS_TRACED, traced)]
-        self._told = told
+        self._on_progress = on_progress
 
     def before(self, step: Step, program: Program) -> None:
-        self._told(f"{step} on {program.name}")
+        self._on_progress(f"{step} on {program.name}")
 
     def after(
         self, step: Step, program: Program, result: Program | Programs, seconds: float

@@ -74,7 +74,7 @@ class Verifier(Observer):
         self,
         given: Mapping[str, object],
         sizes: Sizes = MappingProxyType({}),
-        told: Callable[[str], object] = lambda doing: None,
+        on_progress: Callable[[str], object] = lambda doing: None,
     ) -> Verified:
         """Compare the programs after the pipeline is done, and return the outcome.
 
@@ -82,7 +82,7 @@ class Verifier(Observer):
             given: Arguments by name. One that is only a type, was added by a pass, or whose shape a
                 pass changed, is filled with random values.
             sizes: The sizes of symbols; other symbols get small sizes.
-            told: Called with progress messages.
+            on_progress: Called with progress messages.
 
         Raises:
             CheckError: For the first pass that changed the results of a program.
@@ -98,14 +98,14 @@ class Verifier(Observer):
             runs = self._runs.pop(id(program), None)
             if runs is None:
                 require_runnable(program)
-                told(f"{which} · running what it was given")
+                on_progress(f"{which} · running what it was given")
                 runs = random_runs(program, given)
             assert isinstance(step.transform, Pass)
             try:
                 compared = runs.compare(
                     result,
                     step.transform.keeps_checks,
-                    lambda doing, which=which: told(f"{which} · {doing}"),  # type: ignore[misc]
+                    lambda doing, which=which: on_progress(f"{which} · {doing}"),  # type: ignore[misc]
                 )
                 self._runs[id(result)] = compared
                 unproven |= dict.fromkeys(f"{what}, {runs.inputs}" for what in compared.unproven())

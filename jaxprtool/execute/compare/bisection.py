@@ -77,7 +77,7 @@ def parting(
     arguments: tuple[Sequence[Any], Sequence[Any]],
     results: tuple[Sequence[Any], Sequence[Any]] | None,
     tolerance: Tolerance,
-    told: Callable[[str], object] = lambda doing: None,
+    on_progress: Callable[[str], object] = lambda doing: None,
     positions: Sequence[tuple[int, int]] | None = None,
 ) -> Parting:
     """Return the first equation at which a variant diverges from the reference.
@@ -87,7 +87,7 @@ def parting(
         arguments: The arguments of each.
         results: The results of each, if known.
         tolerance: The tolerance.
-        told: Called with progress messages.
+        on_progress: Called with progress messages.
         positions: The pairs of positions of corresponding arguments, if their order differs.
     """
     first, second = (_with_scalar_predicates(each) for each in variants)
@@ -97,7 +97,7 @@ def parting(
     given = machines[0].arguments, machines[1].arguments
     names = variants[0].name, variants[1].name
     for strict in (False, True):
-        search = PartingSearch(Comparator(tolerance, strict), machines, told)
+        search = PartingSearch(Comparator(tolerance, strict), machines, on_progress)
         found = search.find(bodies, given, results, positions=positions)
         if found is not None:
             return _Reading(variants[0], found, tolerance).parting(*names, strict)

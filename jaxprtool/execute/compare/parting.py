@@ -99,13 +99,16 @@ class PartingSearch:
     Args:
         judge: Determines which values differ.
         machines: The machine of each.
-        told: Called with progress messages.
+        on_progress: Called with progress messages.
     """
 
     def __init__(
-        self, judge: Comparator, machines: tuple[Executor, Executor], told: Callable[[str], object]
+        self,
+        judge: Comparator,
+        machines: tuple[Executor, Executor],
+        on_progress: Callable[[str], object],
     ):
-        self._judge, self._machines, self._told = judge, machines, told
+        self._judge, self._machines, self._on_progress = judge, machines, on_progress
         self._matches = Matches()
 
     def find(
@@ -137,7 +140,9 @@ class PartingSearch:
         if not wrong:
             return None
         partner = self._matches.of(a.jaxpr, b.jaxpr, positions)
-        return self._inward(_Level(self._judge, a, b, partner, wrong).found(path, self._told))
+        return self._inward(
+            _Level(self._judge, a, b, partner, wrong).found(path, self._on_progress)
+        )
 
     def _inward(self, found: Found) -> Found:
         """Return the divergence inside the bodies of an equation, or `found` if there is none."""
@@ -160,7 +165,7 @@ class PartingSearch:
             case (Scan() | While()) as loop, (Scan() | While()) as other:
                 if len(loop.carry) != len(other.carry) or _order(loop) != _order(other):
                     return None
-                self._told(f"looking for the round of {old.primitive.name}")
+                self._on_progress(f"looking for the round of {old.primitive.name}")
                 results = x.values(old.outvars), y.values(new.outvars)
                 loops = loop, other
                 part = first_iteration(self._judge, self._machines, loops, operands, results)
@@ -236,11 +241,11 @@ class _Level:
             i for i, eqn in enumerate(self._eqns) if any(v in self._partners for v in eqn.outvars)
         ]
 
-    def found(self, path: Path, told: Callable[[str], object]) -> Found:
+    def found(self, path: Path, on_progress: Callable[[str], object]) -> Found:
         """Return the first point at which corresponding values differ, or else the results."""
         low, high = -1, len(self._points)
         while high - low > 1:
-            told(f"comparing {high - low:,} equations")
+            on_progress(f"comparing {high - low:,} equations")
             low, high = self._narrowed(low, high)
         if high == len(self._points):
             return self._at_results(path)

@@ -18,7 +18,7 @@ from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.evaluation.interpret import evaluate
 from jaxprtool.ir.programs.program import Program
 
-Told = Callable[[str], object]
+OnProgress = Callable[[str], object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +74,9 @@ class Compared:
 class Runner:
     """Runs a variant; it is compiled once for all inputs."""
 
-    def __init__(self, variant: Variant, told: Told = lambda doing: None):
+    def __init__(self, variant: Variant, on_progress: OnProgress = lambda doing: None):
         require_runnable(variant.program)
-        self.variant, self._told = variant, told
+        self.variant, self._on_progress = variant, on_progress
         self._device = choose_device(variant.program, variant.platform, None)
         self._call: Callable[..., Any] | None = None
 
@@ -89,7 +89,7 @@ class Runner:
         program = self.variant.program
         with ready(program, arguments, self._device) as (there, _), failures_reported(program):
             if self.variant.op_by_op:
-                self._told(f"running {self.variant.name}")
+                self._on_progress(f"running {self.variant.name}")
                 try:
                     outs = evaluate(program.jaxpr, there)
                 except JaxprToolError:
@@ -100,8 +100,8 @@ class Runner:
                     ) from error
             else:
                 if self._call is None:
-                    self._call = compiled(program, there, self._told).call
-                self._told(f"running {self.variant.name}")
+                    self._call = compiled(program, there, self._on_progress).call
+                self._on_progress(f"running {self.variant.name}")
                 outs = self._call(*copied(program, there))
             return list(jax.block_until_ready(list(map(as_array, outs))))
 

@@ -38,7 +38,7 @@ def run_halves(
     arguments: Sequence[object],
     seed: int,
     platform: str | None,
-    told: Callable[[str], object] = lambda doing: None,
+    on_progress: Callable[[str], object] = lambda doing: None,
 ) -> HalvesReport:
     """Run init, and apply on its results, with the arguments that `run` would use.
 
@@ -48,7 +48,7 @@ def run_halves(
         arguments: The flat arguments of the whole: arrays, or types to be filled.
         seed: The seed of random values.
         platform: The platform to run on; None for JAX's default.
-        told: Called with progress messages: "compiling init".
+        on_progress: Called with progress messages: "compiling init".
 
     Raises:
         PipelineError: If `halves` are not init and apply.
@@ -62,7 +62,7 @@ def run_halves(
     filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
     values = dict(zip(whole.arg_names, filled.arguments, strict=True))
     device = choose_device(init, platform, None)
-    made = run(init, fill(init, values).arguments, device, 0, told)
+    made = run(init, fill(init, values).arguments, device, 0, on_progress)
     paths = leaf_paths(init.out_tree)
     variables = dict(zip(paths, (out.value for out in made.outputs), strict=True))
     if len(variables) < len(paths):
@@ -70,5 +70,5 @@ def run_halves(
         raise OutputError(f"two variables have the path '{twice}'")
     values |= {out.name: out.value for out in made.outputs}
     device = choose_device(apply, platform, None)
-    given = run(apply, fill(apply, values).arguments, device, told=told)
+    given = run(apply, fill(apply, values).arguments, device, on_progress=on_progress)
     return HalvesReport(made, given, variables, filled)

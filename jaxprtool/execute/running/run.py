@@ -165,24 +165,24 @@ def run(
     arguments: Sequence[object],
     device: jax.Device | None = None,
     repeat: int | None = None,
-    told: Callable[[str], object] = lambda doing: None,
+    on_progress: Callable[[str], object] = lambda doing: None,
 ) -> RunReport:
     """Compile a program, call it once, and then `repeat` times more to time it.
 
     `arguments` are flat, one per invar. If `repeat` is None, a program with effects (prints,
-    callbacks) runs once, so that they occur once, and any other is timed over REPEATS calls. `told`
-    is called with progress messages: "lowering", "compiling", "running", and the program's name.
-    Raises UnsupportedError if it cannot be compiled, BackendError if the device cannot run it, and
-    UserFunctionError if a user's callback or check fails, or `jax_debug_nans` or `jax_debug_infs`
-    reject a result.
+    callbacks) runs once, so that they occur once, and any other is timed over REPEATS calls.
+    `on_progress` is called with progress messages: "lowering", "compiling", "running", and the
+    program's name. Raises UnsupportedError if it cannot be compiled, BackendError if the device
+    cannot run it, and UserFunctionError if a user's callback or check fails, or `jax_debug_nans` or
+    `jax_debug_infs` reject a result.
     """
     if repeat is None:
         harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
         repeat = REPEATS if harmless else 0
     check = FiniteCheck.from_config()
     with ready(program, arguments, device) as (arguments, device):
-        made = compiled(program, arguments, told)
-        told(f"running {program.name}")
+        made = compiled(program, arguments, on_progress)
+        on_progress(f"running {program.name}")
         with failures_reported(program):
             first_time, outs = _timed(made.call, *copied(program, arguments))
             program.require_finite(check, arguments, outs)
@@ -272,7 +272,7 @@ class Compiled:
 
 
 def compiled(
-    program: Program, arguments: Sequence[object], told: Callable[[str], object]
+    program: Program, arguments: Sequence[object], on_progress: Callable[[str], object]
 ) -> Compiled:
     """Compile a program; under `jax_disable_jit`, its equations are compiled when they run."""
     fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
@@ -281,11 +281,11 @@ def compiled(
         fun = checkify.checkify(fun)
     if jax.config.jax_disable_jit:
         return Compiled(_thrower(fun) if checked else fun)
-    told(f"lowering {program.name}")
+    on_progress(f"lowering {program.name}")
     try:
         traced = jax.jit(fun, **program.jit_keywords).trace(*arguments)
         lower_time, lowered = _timed(traced.lower)
-        told(f"compiling {program.name}")
+        on_progress(f"compiling {program.name}")
         start = time.process_time()
         with hits_counted() as hits:
             compile_time, compiled = _timed(lowered.compile)

@@ -320,7 +320,7 @@ def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
         for name in named:
             if name not in known:
                 raise ValueError(f"jit is told of '{name}', which the program does not have")
-    told = jaxcompat.TracedOptions(
+    options = jaxcompat.TracedOptions(
         donated=tuple(name in donated for name in program.arg_names),
         in_placements=tuple(placed.get(name) for name in program.arg_names),
         out_placements=tuple(given.get(name) for name in program.out_names),
@@ -328,4 +328,4 @@ def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
         keep_unused=parts.get("keep_unused", False),
         inline=parts["inline"],
     )
-    return JitOptions.from_traced(program.arguments, program.results, told)
+    return JitOptions.from_traced(program.arguments, program.results, options)

@@ -29,27 +29,29 @@ def jit_decorator(program: Program, options: JitOptions, results: Any) -> Expres
     """
     args, kwargs = filled(program.in_tree, range(program.in_tree.num_leaves))
     taken = options.of_arguments(program.arguments)
-    told = _donation(program, args, kwargs, [asked.donated for asked in taken])
+    keywords = _donation(program, args, kwargs, [asked.donated for asked in taken])
     placements = [asked.placement for asked in taken]
     if any(placement is not None for placement in placements):
         for name, arg in kwargs.items():
             if any(placements[i] is not None for i in _positions(arg)):
                 names = [program.arg_names[i] for i in _positions(arg)]
                 raise _refusal(program, f"has a sharding for the keyword argument {name}", names)
-        told["in_shardings"] = tuple(
+        keywords["in_shardings"] = tuple(
             _prefix(program, arg, placements, "argument", program.arg_names) for arg in args
         )
     placements = [asked.placement for asked in options.of_results(program.results)]
     if any(placement is not None for placement in placements):
-        told["out_shardings"] = _prefix(program, results, placements, "result", program.out_names)
+        keywords["out_shardings"] = _prefix(
+            program, results, placements, "result", program.out_names
+        )
     if options.keep_unused:
-        told["keep_unused"] = True
+        keywords["keep_unused"] = True
     if jaxcompat.inline_as_word(options.inline):
         inline = options.inline  # a member of jax.Inline since 0.12
-        told["inline"] = inline if inline is True else Name(f"jax.Inline.{inline.name}")
+        keywords["inline"] = inline if inline is True else Name(f"jax.Inline.{inline.name}")
     if options.compiler_options:
-        told["compiler_options"] = dict(options.compiler_options)
-    return call("jax.jit", **told) if told else Name("jax.jit")
+        keywords["compiler_options"] = dict(options.compiler_options)
+    return call("jax.jit", **keywords) if keywords else Name("jax.jit")
 
 
 def _donation(
@@ -64,12 +66,12 @@ def _donation(
             raise _refusal(program, "donates a part of an argument", names)
         return flags == {True}
 
-    told: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     if numbers := tuple(i for i, arg in enumerate(args) if is_donated(arg)):
-        told["donate_argnums"] = numbers[0] if len(numbers) == 1 else numbers
+        keywords["donate_argnums"] = numbers[0] if len(numbers) == 1 else numbers
     if names := tuple(name for name, arg in kwargs.items() if is_donated(arg)):
-        told["donate_argnames"] = names[0] if len(names) == 1 else names
-    return told
+        keywords["donate_argnames"] = names[0] if len(names) == 1 else names
+    return keywords
 
 
 def _prefix(

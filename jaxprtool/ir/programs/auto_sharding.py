@@ -53,8 +53,8 @@ def _parts(program: Program | AnyJaxpr) -> Iterator[str]:
     if isinstance(program, Program):
         yield from (name for name in program.arg_names if name in program.sharded)
         if program.jit is not None:
-            told = (*program.jit.arguments, *program.jit.results)
-            yield from (each.name for each in told if is_over_devices(each.placement))
+            options = (*program.jit.arguments, *program.jit.results)
+            yield from (each.name for each in options if is_over_devices(each.placement))
         yield from (name for name, aval in (*program.arguments, *program.results) if _splits(aval))
     yield from (named(eqn) for eqn in equations(top_jaxpr(program)) if _asks(eqn))
 

@@ -42,16 +42,16 @@ class JitOptions:
     inline: Any = False
 
     @classmethod
-    def from_traced(cls, arguments: Values, results: Values, told: TracedOptions) -> JitOptions:
+    def from_traced(cls, arguments: Values, results: Values, options: TracedOptions) -> JitOptions:
         """Return the options of a program from JAX's record of them, value by value."""
-        taken = zip(arguments, told.in_placements, told.donated, strict=True)
-        given = zip(results, told.out_placements, strict=True)
+        taken = zip(arguments, options.in_placements, options.donated, strict=True)
+        given = zip(results, options.out_placements, strict=True)
         return cls(
             tuple(filter(_asks, (_options(*value, *asked) for value, *asked in taken))),
             tuple(filter(_asks, (_options(*value, *asked) for value, *asked in given))),
-            told.compiler_options,
-            told.keep_unused,
-            told.inline,
+            options.compiler_options,
+            options.keep_unused,
+            options.inline,
         )
 
     def donating(self, arguments: Values, positions: Collection[int]) -> JitOptions:
@@ -71,15 +71,15 @@ class JitOptions:
     def keywords(self, arguments: Values, results: Values) -> dict[str, Any]:
         """Return the keyword arguments of `jax.jit` for a function of flat arguments."""
         taken, given = self.of_arguments(arguments), self.of_results(results)
-        told: dict[str, Any] = {"keep_unused": self.keep_unused, "inline": self.inline}
-        told["donate_argnums"] = tuple(i for i, o in enumerate(taken) if o.donated)
+        keywords: dict[str, Any] = {"keep_unused": self.keep_unused, "inline": self.inline}
+        keywords["donate_argnums"] = tuple(i for i, o in enumerate(taken) if o.donated)
         if any(o.placement is not None for o in taken):
-            told["in_shardings"] = tuple(o.placement for o in taken)
+            keywords["in_shardings"] = tuple(o.placement for o in taken)
         if any(o.placement is not None for o in given):
-            told["out_shardings"] = [o.placement for o in given]
+            keywords["out_shardings"] = [o.placement for o in given]
         if self.compiler_options:
-            told["compiler_options"] = dict(self.compiler_options)
-        return told
+            keywords["compiler_options"] = dict(self.compiler_options)
+        return keywords
 
 
 def _options(name: str, aval: Aval, placement: Any = None, donated: bool = False) -> ValueOptions:

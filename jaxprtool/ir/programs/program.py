@@ -202,8 +202,8 @@ class Program:
             return fun(*args)
 
         flat.__name__ = self.name
-        told = self.jit_keywords
-        return jax.jit(flat, **told if donate else {**told, "donate_argnums": ()})
+        keywords = self.jit_keywords
+        return jax.jit(flat, **keywords if donate else {**keywords, "donate_argnums": ()})
 
     @property
     def jit_keywords(self) -> dict[str, Any]:

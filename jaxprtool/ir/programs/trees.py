@@ -254,8 +254,8 @@ def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = (
 def _key_texts(keys: Sequence[object]) -> tuple[str, ...]:
     """Return the printed keys; none if they are only positions, or do not distinguish children."""
     texts = tuple(map(str, keys))
-    told_apart = len(set(texts)) == len(texts)
-    return texts if told_apart and not any(type(k) is FlattenedIndexKey for k in keys) else ()
+    are_distinct = len(set(texts)) == len(texts)
+    return texts if are_distinct and not any(type(k) is FlattenedIndexKey for k in keys) else ()
 
 
 def build(tree: Tree) -> PyTreeDef:

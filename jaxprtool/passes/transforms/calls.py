@@ -137,7 +137,7 @@ class Jit(Pass):
             inline=self.inline,
         )
         call = retraced(program, "jit", fun, out_names=program.out_names)
-        return call.replace(jit=self._told(program, numbers, names))
+        return call.replace(jit=self._jit_options(program, numbers, names))
 
     def _donated(self, program: Program) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the positions and the keywords to donate.
@@ -161,7 +161,7 @@ class Jit(Pass):
                 )
         return tuple(dict.fromkeys(numbers)), tuple(names)
 
-    def _told(
+    def _jit_options(
         self, program: Program, numbers: Sequence[int], names: Sequence[str]
     ) -> JitOptions | None:
         """Return the options of `jax.jit` for the whole program, which consists of the call."""
@@ -169,8 +169,8 @@ class Jit(Pass):
             return program.jit
         args, kwargs = filled(program.in_tree, range(len(program.arg_names)))
         donated = jax.tree.leaves(([args[n] for n in numbers], [kwargs[n] for n in names]))
-        told = (program.jit or JitOptions()).donating(program.arguments, donated)
-        return replace(told, keep_unused=told.keep_unused or self.keep_unused)
+        options = (program.jit or JitOptions()).donating(program.arguments, donated)
+        return replace(options, keep_unused=options.keep_unused or self.keep_unused)
 
 
 Jit.name = "jit"  # type: ignore[misc, assignment]

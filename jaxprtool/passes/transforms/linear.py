@@ -207,8 +207,10 @@ class LinearTranspose(Pass):
         rest = [args[n] for n in others]
         results = filled(program.out_tree, range(len(program.out_avals)))
         before, after = jax.tree.leaves(rest), jax.tree.leaves(kwargs)
-        told = self.argnums is not None
-        which = "the arguments of argnums" if told else "all arguments, or in those of argnums"
+        has_argnums = self.argnums is not None
+        which = (
+            "the arguments of argnums" if has_argnums else "all arguments, or in those of argnums"
+        )
         return retraced(
             program,
             self.name,

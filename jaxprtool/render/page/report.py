@@ -117,8 +117,8 @@ def views(report: Report, line_of: _Lines) -> Iterator[View]:
     """
     several = len({each.name for each in report.costs}) > 1
     tables = [_cost_table(each, line_of, several) for each in report.costs if each.groups]
-    told = [*_notes(report.costs), *dict.fromkeys(map(_cost_fact, report.costs))]
-    yield View("cost", told, tables)
+    notes = [*_notes(report.costs), *dict.fromkeys(map(_cost_fact, report.costs))]
+    yield View("cost", notes, tables)
     known = [each for each in report.memories if not isinstance(each, str)]
     yield View(
         "memory",

@@ -35,17 +35,17 @@ _some = partial(listed, most=_MOST_NAMED)
 def slices_by_line(found: Why, width: int) -> Listing:
     """Return the slices of a point, with a row for each of the user's lines."""
     tokens: list[str] = []
-    for each, told, untold in told_of(found):
+    for each, sentence, note in slices_with_sentences(found):
         tokens += ["\n\n"] if tokens else []
-        for line in wrapped([Heading(told)], width):
+        for line in wrapped([Heading(sentence)], width):
             tokens += [*line, "\n"]
-        tokens += joined(_rows(each, untold, width))
+        tokens += joined(_rows(each, note, width))
     if found.gradient is not None and (said := gradient_sentence(found.gradient, found.what)):
         tokens += ["\n\n", *joined(wrapped([said], width))]
     return Listing(printable(tokens))
 
 
-def told_of(found: Why) -> list[tuple[Slice, str, str]]:
+def slices_with_sentences(found: Why) -> list[tuple[Slice, str, str]]:
     """Return each slice with a sentence about it, and a note on the lines that it excludes."""
     slices: list[tuple[Slice, str, str]] = []
     name = found.what
@@ -55,13 +55,15 @@ def told_of(found: Why) -> list[tuple[Slice, str, str]]:
     if (ahead := found.forward) is not None:
         verb = "reach" if several else "reaches"
         ends = _named("result", ahead.results, found.all_results)
-        told = f"{name} {verb} {_part(ahead)} and {ends}"
-        slices.append((ahead, told, f"that {'they do' if several else 'it does'} not touch"))
+        sentence = f"{name} {verb} {_part(ahead)} and {ends}"
+        slices.append((ahead, sentence, f"that {'they do' if several else 'it does'} not touch"))
     if (behind := found.back) is not None:
         verb = "depend on" if several else "depends on"
         ends = _named("argument", behind.arguments, found.all_arguments)
-        told = f"{name} {verb} {_part(behind)} and {ends}"
-        slices.append((behind, told, f"that {'they do' if several else 'it does'} not depend on"))
+        sentence = f"{name} {verb} {_part(behind)} and {ends}"
+        slices.append(
+            (behind, sentence, f"that {'they do' if several else 'it does'} not depend on")
+        )
     return slices
 
 
@@ -101,15 +103,15 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
         return f"all {plural(len(names), noun)}"
     wanted = set(chosen)
     flags = [name in wanted for name in names]
-    told = f"{len(chosen):,} of {plural(len(names), noun)}: {_some([*covering(names, flags)])}"
+    sentence = f"{len(chosen):,} of {plural(len(names), noun)}: {_some([*covering(names, flags)])}"
     others = [*covering(names, [not flag for flag in flags])]
-    return f"{told}; not {_some(others)}" if len(others) <= _FEW else told
+    return f"{sentence}; not {_some(others)}" if len(others) <= _FEW else sentence
 
 
 # --- lines ------------------------------------------------------------------------------------
 
 
-def _rows(found: Slice, untold: str, width: int) -> list[Cell]:
+def _rows(found: Slice, note: str, width: int) -> list[Cell]:
     """Return a row for each line of a slice, and a note on the others."""
     counts, places = _counts(found.lines), [line.name or "no line known" for line in found.lines]
     taken = max(map(len, counts), default=0) + 2 * len(GAP)
@@ -125,7 +127,7 @@ def _rows(found: Slice, untold: str, width: int) -> list[Cell]:
     left = found.of - found.equations
     if left:
         others = f" on {plural(found.other_lines, 'line')}" if found.other_lines else ""
-        rows.append([Comment(f"… {plural(left, 'equation')}{others} {untold}")])
+        rows.append([Comment(f"… {plural(left, 'equation')}{others} {note}")])
     return rows
 
 
@@ -168,8 +170,8 @@ def path_text(found: Path, width: int) -> Listing:
     """Return a path with a row for each equation; those in bodies are indented."""
     if found.steps is None:
         return Listing(printable([f"{found.start} does not reach {found.end}"]))
-    told = f"{found.start} reaches {found.end} through {plural(len(found.steps), 'equation')}"
-    tokens: list[str] = [Heading(told)]
+    sentence = f"{found.start} reaches {found.end} through {plural(len(found.steps), 'equation')}"
+    tokens: list[str] = [Heading(sentence)]
     names = [f"{'  ' * step.depth}{step.primitive}" for step in found.steps]
     longest = max(map(len, names), default=0)
     types = max((len(step.type) for step in found.steps), default=0)

@@ -27,7 +27,7 @@ from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.reports.as_json import program_document
 
 #: A callback for the line of progress.
-_Told = Callable[[str], object]
+_OnProgress = Callable[[str], object]
 
 
 @document(
@@ -79,7 +79,7 @@ def reduce(
     seconds: float | None = None,
     memory: int | None = None,
     plugins: Sequence[str] = (),
-    told: _Told = lambda doing: None,
+    on_progress: _OnProgress = lambda doing: None,
 ) -> Reduction:
     """Reduce a program to a smaller one for which a predicate still holds.
 
@@ -97,7 +97,7 @@ def reduce(
             10.
         memory: The memory limit of a try, in bytes. If None, there is none.
         plugins: Files or modules with passes, for the pipelines of the check.
-        told: Called with each line of progress.
+        on_progress: Called with each line of progress.
 
     Returns:
         The smallest program found; on Ctrl-C, the smallest so far.
@@ -115,14 +115,17 @@ def reduce(
         request = worker.Request(
             predicate, packed, seed, jobs, seconds, memory, tuple(plugins), x64
         )
-        found = _in_worker(program, request, told)
+        found = _in_worker(program, request, on_progress)
     else:
-        found = _here(program, given, predicate, told)
+        found = _here(program, given, predicate, on_progress)
     return replace(found, equations_before=before, seconds=time.monotonic() - start)
 
 
 def _here(
-    program: Program, values: dict[str, Any], predicate: Callable[[Program], object], told: _Told
+    program: Program,
+    values: dict[str, Any],
+    predicate: Callable[[Program], object],
+    on_progress: _OnProgress,
 ) -> Reduction:
     """Reduce with a Python function as the predicate, called in this process."""
     judge, state = CallingJudge(predicate), State(program, values)
@@ -134,7 +137,7 @@ def _here(
 
     def found(state: State, doing: str) -> None:
         best[0] = state
-        told(_line(doing, count_of(state.program), judge.tries))
+        on_progress(_line(doing, count_of(state.program), judge.tries))
 
     try:
         best[0] = Search(judge, found).run(state)
@@ -153,7 +156,7 @@ def _reduction(
     )
 
 
-def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduction:
+def _in_worker(program: Program, request: worker.Request, on_progress: _OnProgress) -> Reduction:
     """Reduce in a child process, which forks for each try."""
     with temporary_folder("jaxprtool-reduce-") as folder:
         write(program, os.path.join(folder, worker.ORIGINAL), callbacks="stub")
@@ -167,7 +170,7 @@ def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduct
             env["JAX_NUM_CPU_DEVICES"] = str(jax.config.jax_num_cpu_devices)
         with open(errors, "wb") as stderr, Child(command, env=env, stderr=stderr) as child:
             try:
-                _follow(child.popen, last, told)
+                _follow(child.popen, last, on_progress)
             except KeyboardInterrupt:
                 interrupted = True
         if "fault" in last:
@@ -192,14 +195,14 @@ def _in_worker(program: Program, request: worker.Request, told: _Told) -> Reduct
         )
 
 
-def _follow(popen: subprocess.Popen[bytes], last: dict[str, Any], told: _Told) -> None:
+def _follow(popen: subprocess.Popen[bytes], last: dict[str, Any], on_progress: _OnProgress) -> None:
     """Read the messages of a worker, report progress, and keep the last value of each key."""
     assert popen.stdout is not None
     for line in popen.stdout:
         said = json.loads(line)
         last.update(said)
         if "doing" in said:
-            told(_line(said["doing"], said["equations"], said["tries"]))
+            on_progress(_line(said["doing"], said["equations"], said["tries"]))
 
 
 def _line(doing: str, equations: int, tries: int) -> str:

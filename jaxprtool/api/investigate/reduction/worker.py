@@ -67,7 +67,7 @@ def main(folder: str) -> None:
     program: Program = read(os.path.join(folder, ORIGINAL))
     best = [State(program, request.values)]
 
-    def told(state: State, doing: str) -> None:
+    def on_progress(state: State, doing: str) -> None:
         if state is not best[0]:
             best[0] = state
             with file_written_whole(os.path.join(folder, VALUES)) as file:
@@ -84,8 +84,8 @@ def main(folder: str) -> None:
         _say(doing="trying the program as it is", equations=count_of(program), tries=0)
         seen = judge.first_look(best[0], request.seconds)
         _say(seen=seen if isinstance(seen, str) else "")
-        state = Search(judge, told).run(best[0])
-        told(state, "trying the result again")
+        state = Search(judge, on_progress).run(best[0])
+        on_progress(state, "trying the result again")
         _say(ended=True, holds=judge.holds(state), tries=judge.tries)
     except JaxprToolError as error:
         _say(fault=error.message, hint=error.hint)

@@ -153,21 +153,21 @@ def _call(
 
 
 def _jit_decorator(p: Mapping[str, Any]) -> Expression:
-    told: dict[str, object] = {}
+    keywords: dict[str, object] = {}
     for name in ("in_shardings", "out_shardings"):
         if not all(map(jaxcompat.is_unspecified, p[name])):
             each = [None if jaxcompat.is_unspecified(s) else s for s in p[name]]
-            told[name] = group(each)
+            keywords[name] = group(each)
     donated = tuple(i for i, flag in enumerate(p["donated_invars"]) if flag)
     if donated:
-        told["donate_argnums"] = group(donated)
-    told |= options(p, keep_unused=False)
+        keywords["donate_argnums"] = group(donated)
+    keywords |= options(p, keep_unused=False)
     # A bool, or a member of `jax.Inline` in newer releases.
     if getattr(p["inline"], "name", "AUTO") != "AUTO" or p["inline"] is True:
-        told["inline"] = p["inline"]
+        keywords["inline"] = p["inline"]
     if p["compiler_options_kvs"]:
-        told["compiler_options"] = dict(p["compiler_options_kvs"])
-    return call("jax.jit", **told) if told else Name("jax.jit")
+        keywords["compiler_options"] = dict(p["compiler_options_kvs"])
+    return call("jax.jit", **keywords) if keywords else Name("jax.jit")
 
 
 @rule(python_rules, "remat2")
@@ -182,10 +182,10 @@ def _checkpoint(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         return
     prevent = p["prevent_cse"]
     unlike = not all(prevent) if isinstance(prevent, tuple) else not prevent
-    told = {"prevent_cse": prevent} if unlike else {}
-    told |= options(p, policy=None)
+    keywords = {"prevent_cse": prevent} if unlike else {}
+    keywords |= options(p, policy=None)
     checkpoint = Name("jax.checkpoint")
-    decorator = call("partial", checkpoint, **told) if told else checkpoint
+    decorator = call("partial", checkpoint, **keywords) if keywords else checkpoint
     yield _call(eqn, p["jaxpr"], operands, decorator)
 
 
@@ -260,7 +260,7 @@ def _custom(
     if any(isinstance(const, jax.core.Tracer) for const in closed_over):
         raise unsupported(eqn, "a custom rule closes over a traced value")
     count = eqn.params["num_consts"]
-    told = {"symbolic_zeros": True} if rules[0].decorators else {}
+    keywords = {"symbolic_zeros": True} if rules[0].decorators else {}
     body = eqn.params["call_jaxpr"]
     function = PythonFunction(
         jaxcompat.close_jaxpr(body),
@@ -269,7 +269,7 @@ def _custom(
         results,
         captured=range(count),
         decorators=(Name(f"jax.custom_{kind}"),),
-        rules=((f"def{kind}", rules, told),),
+        rules=((f"def{kind}", rules, keywords),),
         kept=not count,
         # If a pass changed the body, the rule still calls the original function.
         key=(called_name(eqn), rule_key(eqn), _structure(body)),

@@ -150,7 +150,7 @@ class _Tangents:
             return results
 
         scan = held.view if isinstance(held.view, Scan) else None
-        last = None if scan is None else _last_round(scan, flags, through)
+        last = None if scan is None else _last_iteration(scan, flags, through)
         outs = held.forward(flags, through, or_)[1] if last is None else last
         return outs, tuple(stops)
 
@@ -173,10 +173,10 @@ class _Tangents:
 
 
 #: The maximum number of iterations of a loop that are followed one by one.
-_MOST_ROUNDS = 64
+_MAX_ITERATIONS = 64
 
 
-def _last_round(
+def _last_iteration(
     scan: Scan, flags: Sequence[bool], through: Callable[[int, list[bool]], Sequence[bool]]
 ) -> list[bool] | None:
     """Return which results of a scan have tangents; the carries are those of the last iteration.
@@ -188,13 +188,13 @@ def _last_round(
     if not isinstance(scan.length, int) or scan.length < 1:
         return None
     facts, ys = list(flags), [False] * len(scan.ys)
-    for _ in range(min(scan.length, _MOST_ROUNDS)):
+    for _ in range(min(scan.length, _MAX_ITERATIONS)):
         outs = list(through(0, facts))
         ys = [a or b for a, b in zip(ys, outs[count:], strict=True)]
         if outs[:count] == facts[first:last]:
             return facts[first:last] + ys
         facts[first:last] = outs[:count]
-    return facts[first:last] + ys if scan.length <= _MOST_ROUNDS else None
+    return facts[first:last] + ys if scan.length <= _MAX_ITERATIONS else None
 
 
 def _of_jvp(eqn: JaxprEqn, flags: Sequence[bool]) -> list[bool]:

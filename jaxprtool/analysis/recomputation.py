@@ -15,7 +15,7 @@ from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxprtool.analysis.cost.by_equation import Operations
-from jaxprtool.analysis.cost.rounds import runs_of
+from jaxprtool.analysis.cost.trip_counts import runs_of
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.dataflow.def_use import DefUse
@@ -55,16 +55,16 @@ class Recomputation:
         path = (*maker.around, maker.eqn)
         keys = self._keys(path)
         levels = [self._top, *map(self._level, maker.around, keys[1:])]
-        rounds = [1]
+        runs = [1]
         for level in levels[1:]:
-            rounds.append(rounds[-1] * (runs_of(level.held) or 1))
+            runs.append(runs[-1] * (runs_of(level.held) or 1))
         slices = list(map(self._slices_of, keys, levels))
         found = slices[-1].of_results(maker.eqn)
-        total = found.work * rounds[-1]
+        total = found.work * runs[-1]
         for depth in range(len(path) - 2, -1, -1):
             operands = _begins_with(levels[depth + 1], found.arguments)
             found = slices[depth].of_operands(operands)
-            total += found.work * rounds[depth]
+            total += found.work * runs[depth]
         return total
 
     def _keys(self, path: Sequence[JaxprEqn]) -> list[_Key]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from jaxprtool.analysis.cost.by_equation import Operations
-from jaxprtool.analysis.cost.rounds import runs_of
+from jaxprtool.analysis.cost.trip_counts import runs_of
 from jaxprtool.ir.basics.reachability import reachable
 from jaxprtool.ir.core.equations import size_of
 from jaxprtool.ir.core.regions import regions
@@ -112,9 +112,7 @@ class Saving:
         key = id(eqn) if plain else atom
         if key not in self._numbers:
             self._numbers[key] = len(self._work)
-            work = (
-                self._operations.of(eqn) * self._rounds(jaxpr) if eqn is not None and plain else 0
-            )
+            work = self._operations.of(eqn) * self._runs(jaxpr) if eqn is not None and plain else 0
             self._work.append(work)
             self._todo.append((self._numbers[key], (jaxpr, atom)))
         return self._numbers[key]
@@ -129,7 +127,7 @@ class Saving:
         if traits(eqn).names_value and "name" in eqn.params:
             label = str(eqn.params["name"])
             name = self._order.setdefault(label, len(self._order))
-            size = size_of(var.aval, 0) * self._rounds(jaxpr)
+            size = size_of(var.aval, 0) * self._runs(jaxpr)
             self.bytes[label] = self.bytes.get(label, 0) + size
         self._read(number, self._sources(jaxpr, eqn, var), name)
 
@@ -159,12 +157,12 @@ class Saving:
             if read is not None:
                 self._edges.append((reader, read, name))
 
-    def _rounds(self, jaxpr: Jaxpr) -> int:
+    def _runs(self, jaxpr: Jaxpr) -> int:
         """Return the number of times that a body runs; an unknown trip count counts as one."""
         if jaxpr not in self._times:
             times = 0
             for holder in self._flow.holders[jaxpr]:
-                times += self._rounds(holder.jaxpr) * runs_of(regions(holder.eqn))
+                times += self._runs(holder.jaxpr) * runs_of(regions(holder.eqn))
             self._times[jaxpr] = times
         return self._times[jaxpr]
 

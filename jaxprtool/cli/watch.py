@@ -172,8 +172,8 @@ def _prompt(stopped: Stopped) -> None:
     import jax.numpy as jnp
     import numpy as np
 
-    rounds = ", ".join(map(str, stopped.iteration))
-    about = stopped.source + (f", round {rounds}" if rounds else "")
+    iterations = ", ".join(map(str, stopped.iteration))
+    about = stopped.source + (f", round {iterations}" if iterations else "")
     named = {name: value for name, value in stopped.values.items() if name.isidentifier()}
     local = {"np": np, "jnp": jnp, **named, "values": dict(stopped.values)}
     lines = [f"{name}: {getattr(x, 'aval', x)}" for name, x in stopped.values.items()]

@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxprtool.analysis.cost.bodies import Bodies
 from jaxprtool.analysis.cost.groupings import Whole
-from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.analysis.cost.tallies import Sums
+from jaxprtool.analysis.cost.trip_counts import runs_of
 from jaxprtool.analysis.cost.work import Work, total
 from jaxprtool.ir.core.equations import outer_first
 from jaxprtool.ir.programs.border import top_jaxpr

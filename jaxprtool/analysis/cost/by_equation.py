@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxprtool.analysis.cost.rounds import runs_of
 from jaxprtool.analysis.cost.rules import cost_rules, work_of
+from jaxprtool.analysis.cost.trip_counts import runs_of
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.core.regions import Regions, regions

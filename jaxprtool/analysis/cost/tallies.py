@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 
 from jaxprtool.analysis.cost.bodies import Bodies, CostedBody, Item
-from jaxprtool.analysis.cost.rounds import rounds_of
+from jaxprtool.analysis.cost.trip_counts import trip_count
 from jaxprtool.analysis.cost.work import NOTHING, Work, largest, smallest, total
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.jaxcompat import Jaxpr
@@ -123,9 +123,9 @@ class Sums:
             return _together(found)
         if item.held.kind == "branch":
             return _either(found)
-        rounds = rounds_of(item.held)
-        if rounds is not None:
-            return {key: tally.times(rounds) for key, tally in _together(found).items()}
+        count = trip_count(item.held)
+        if count is not None:
+            return {key: tally.times(count) for key, tally in _together(found).items()}
         for tally in (together := _together(found)).values():
             tally.per_round = True
         return together

@@ -40,7 +40,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class LoopValues:
     """How values pass between the iterations of a loop, by position in its body.
 
     Attributes:
@@ -54,7 +54,7 @@ class Rounds:
     stacked: tuple[int, ...]
 
 
-def rounds(held: Regions, region: Region) -> Rounds | None:
+def loop_values_of(held: Regions, region: Region) -> LoopValues | None:
     """Return how values pass between the iterations of a loop's body; None for other bodies."""
     if not held.repeats or region.decides:
         return None
@@ -64,7 +64,7 @@ def rounds(held: Regions, region: Region) -> Rounds | None:
     ins = enumerate(zip(region.ins, region.fixed, strict=True))
     sliced = (i for i, (operand, fixed) in ins if not fixed and operand not in going)
     stacked = (i for i in range(len(region.outs)) if i not in carried)
-    return Rounds(tuple(carried.items()), tuple(sliced), tuple(stacked))
+    return LoopValues(tuple(carried.items()), tuple(sliced), tuple(stacked))
 
 
 class Schedule:
@@ -72,7 +72,7 @@ class Schedule:
 
     Args:
         kernels: The kernels of the body.
-        rounds: How values pass between iterations, if it is the body of a loop.
+        loop_values: How values pass between iterations, if it is the body of a loop.
 
     Attributes:
         kernels: The kernels of the body.
@@ -83,7 +83,7 @@ class Schedule:
         last_read: The time when each value is read last; -1 if it is not read.
     """
 
-    def __init__(self, kernels: Kernels, rounds: Rounds | None = None) -> None:
+    def __init__(self, kernels: Kernels, loop_values: LoopValues | None = None) -> None:
         self.kernels = kernels
         #: The level (longest path from the arguments, in kernels) at which a value can be read:
         #: once it is written, or when it is inlined.
@@ -99,8 +99,8 @@ class Schedule:
         self._last_node: list[int | None] = [None] * len(kernels.sizes)
         self._buffers()
         self._begin_loops()
-        if rounds is not None:
-            self._go_round(rounds)
+        if loop_values is not None:
+            self._reuse_loop_values(loop_values)
 
     def in_place(self, buffer: Buffer) -> bool:
         """Return True if a value may be written to the memory of an operand that is read last.
@@ -183,15 +183,15 @@ class Schedule:
 
     # --- loops ------------------------------------------------------------------------------------
 
-    def _go_round(self, rounds: Rounds) -> None:
+    def _reuse_loop_values(self, loop_values: LoopValues) -> None:
         kernels, made = self.kernels, {each.value: each for each in self.results}
         self.results = []
-        for position, argument in rounds.carried:
+        for position, argument in loop_values.carried:
             buffer = made.get(self._outcome(position))
             if buffer is not None and not self._takes_place(buffer, self._argument(argument)):
                 self.temporaries.append(buffer)
                 del made[buffer.value]
-        for position in rounds.stacked:
+        for position in loop_values.stacked:
             buffer = made.pop(self._outcome(position), None)
             if buffer is None:
                 continue
@@ -199,7 +199,7 @@ class Schedule:
             if not kernels.nodes[kernels.maker[buffer.value]].fusible or buffer.end >= 0:
                 buffer.end = max(buffer.start, buffer.end)
                 self.temporaries.append(buffer)
-        for value in self._read_from_memory(map(self._argument, rounds.sliced)):
+        for value in self._read_from_memory(map(self._argument, loop_values.sliced)):
             last = self._last_node[value]
             size, end = kernels.sizes[value], self.last_read[value]
             self.temporaries.append(Buffer(value, size, 0, end, last))

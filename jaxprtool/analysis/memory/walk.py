@@ -15,7 +15,13 @@ from types import MappingProxyType
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node, Opens
-from jaxprtool.analysis.memory.schedule import Buffer, Rounds, Schedule, rounds, writes_in_place
+from jaxprtool.analysis.memory.schedule import (
+    Buffer,
+    LoopValues,
+    Schedule,
+    loop_values_of,
+    writes_in_place,
+)
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 
 #: No room is searched for a value of less than this fraction of all bytes.
@@ -81,27 +87,27 @@ class Bodies:
 
     def __init__(self, opened: bool = False) -> None:
         self._opens: Opens = "all" if opened else "inlined"
-        self._known: dict[tuple[Jaxpr, Rounds | None], BodyMemory] = {}
+        self._known: dict[tuple[Jaxpr, LoopValues | None], BodyMemory] = {}
 
     def memory(
         self,
         jaxpr: AnyJaxpr,
-        rounds: Rounds | None = None,
+        loop_values: LoopValues | None = None,
         donated: Mapping[int, int] = _NO_ROOMS,
     ) -> BodyMemory:
         """Return the memory that a body needs.
 
         Args:
             jaxpr: The body.
-            rounds: How values pass between iterations, if it is the body of a loop.
+            loop_values: How values pass between iterations, if it is the body of a loop.
             donated: The position of the argument in whose memory a result is written, by the
                 position of the result.
         """
         body = jaxcompat.open_jaxpr(jaxpr)
-        if (body, rounds) not in self._known:
-            schedule = Schedule(Kernels(body, self._opens), rounds)
-            self._known[body, rounds] = self._walked(schedule, donated)
-        return self._known[body, rounds]
+        if (body, loop_values) not in self._known:
+            schedule = Schedule(Kernels(body, self._opens), loop_values)
+            self._known[body, loop_values] = self._walked(schedule, donated)
+        return self._known[body, loop_values]
 
     def _walked(self, schedule: Schedule, donated: Mapping[int, int]) -> BodyMemory:
         free_from, late = _donated(schedule, donated)
@@ -134,7 +140,7 @@ class Bodies:
         assert node.held is not None
         bodies = zip(node.held.bodies, node.held.regions, strict=True)
         inner = (
-            Inner(number, self.memory(body, rounds(node.held, region)))
+            Inner(number, self.memory(body, loop_values_of(node.held, region)))
             for number, (body, region) in enumerate(bodies)
         )
         return max(inner, key=lambda each: each.memory.peak)

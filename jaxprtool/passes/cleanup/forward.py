@@ -292,14 +292,14 @@ class _Forwarding:
         one has its own number.
         """
         carried, eqn = self.inside.carried, self.eqn
-        rounds = [
+        loop_regions = [
             n
             for n, region in enumerate(self.inside.regions)
             if any(b is not None for b in region.back)
         ]
-        if len(rounds) != 1:
+        if len(loop_regions) != 1:
             return list(range(len(carried)))
-        (number,) = rounds
+        (number,) = loop_regions
         region, jaxpr = self.inside.regions[number], self.jaxprs[number]
         arguments = dict(zip(region.ins, jaxpr.invars, strict=True))
         nexts = dict(zip(region.back, jaxpr.outvars, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: The maximum number of repetitions.
-MOST_ROUNDS = 10
+MAX_ITERATIONS = 10
 
 
 @dataclass(frozen=True)

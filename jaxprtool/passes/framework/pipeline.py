@@ -29,7 +29,7 @@ from jaxprtool.errors import (
 from jaxprtool.ir.notation import expressions
 from jaxprtool.passes.framework import registry
 from jaxprtool.passes.framework.base import Pass, build
-from jaxprtool.passes.framework.levels import MOST_ROUNDS, levels
+from jaxprtool.passes.framework.levels import MAX_ITERATIONS, levels
 
 if TYPE_CHECKING:
     from jaxprtool.ir.programs.program import Program, Programs
@@ -63,12 +63,12 @@ class Observer:
 class Pipeline:
     """Passes in order; called with a Program, returns the rewritten one (or several, by name).
 
-    They are repeated, at most `rounds` times, as long as they change anything. A pipeline that has
-    a `name` is one of `levels`.
+    They are repeated, at most `max_iterations` times, as long as they change anything. A pipeline
+    that has a `name` is one of `levels`.
     """
 
     steps: tuple[Step, ...] = ()
-    rounds: int = 1
+    max_iterations: int = 1
     name: str = ""
 
     @classmethod
@@ -127,7 +127,7 @@ class Pipeline:
         result = program
         # The last argument of each step that it left unchanged.
         settled: dict[int, Program | Programs] = {}
-        for _ in range(self.rounds):
+        for _ in range(self.max_iterations):
             before = result
             for i, step in enumerate(self.steps):
                 if settled.get(i) is not result:
@@ -228,8 +228,8 @@ def _level(name: str) -> Pipeline:
         Pipeline.parse(text).steps for text in (levels[name].repeated, levels[name].last)
     )
     if not last:
-        return Pipeline(repeated, MOST_ROUNDS, name)
-    return Pipeline((Step(Pipeline(repeated, MOST_ROUNDS)), *last), name=name)
+        return Pipeline(repeated, MAX_ITERATIONS, name)
+    return Pipeline((Step(Pipeline(repeated, MAX_ITERATIONS)), *last), name=name)
 
 
 def _step(source: expressions.Source, node: ast.expr) -> Step:

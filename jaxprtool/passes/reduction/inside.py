@@ -86,7 +86,7 @@ def _loops(program: Program) -> Sequence[_Site]:
     return [eqn.outvars[0] for eqn in _every(program) if isinstance(view(eqn), kinds)]
 
 
-def _one_round(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
+def _one_iteration(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
     """Replace a loop by its first iteration."""
     loop = view(eqn)
     if not writer.can_hold(loop.body):
@@ -278,7 +278,7 @@ CALLS = (
 INSIDE = (
     ReductionStep("taking branches", _branches, _replaced(_branch(0))),
     ReductionStep("taking branches", _branches, _replaced(_branch(-1))),
-    ReductionStep("running loops once", _loops, _replaced(_one_round)),
+    ReductionStep("running loops once", _loops, _replaced(_one_iteration)),
     ReductionStep("tidying bodies", lambda program: (0,), _tidied),
     ReductionStep("passing operands on", _with_operands, _replaced(_operand)),
     ReductionStep("putting zeros", _computed, _replaced(_constant(0))),

@@ -37,7 +37,7 @@ _UNNAMED = {
 _LEAST = 20
 
 #: The marks of a number that is a range, and of one that is counted for one iteration.
-RANGE, _PER_ROUND = " to ", "*"
+RANGE, _PER_ITERATION = " to ", "*"
 
 
 def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rendering:
@@ -106,7 +106,7 @@ def number_text(group: Group, field: str) -> str:
     least, most = getattr(group.least, field), getattr(group.work, field)
     if type(most) is int and most == 0:
         return ""
-    mark = _PER_ROUND if group.per_round else ""
+    mark = _PER_ITERATION if group.per_round else ""
     if type(least) is int and type(most) is int and least != most:
         return f"{with_prefix(least)}{RANGE}{with_prefix(most)}{mark}"
     return f"{with_prefix(most) if type(most) is int else most}{mark}"
@@ -181,7 +181,7 @@ def bound_note(total: Group, device: Device) -> str:
 def unknown_notes(found: Cost | Source) -> Iterator[str]:
     """Yield the unknowns of a cost: iterations of loops, and costs of primitives."""
     if found.total.per_round:
-        yield f"{_PER_ROUND} with one round of each loop whose rounds are not known"
+        yield f"{_PER_ITERATION} with one round of each loop whose rounds are not known"
     if found.unknown:
         names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())
         yield f"without what is not known: {', '.join(names)}"

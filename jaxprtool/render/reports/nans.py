@@ -50,9 +50,9 @@ def all_found(found: NanSearch, width: int) -> Rendering:
     columns = "what", maker, line, "round", text("reaches")
     table = new_table(f"{found.name}: {len(found.found):,} found", *columns)
     for each in found.found:
-        rounds = ", ".join(map(str, each.iteration))
+        iterations = ", ".join(map(str, each.iteration))
         made_by = each.primitive or each.argument or "the program"
-        table.add_row(each.kind, made_by, each.source, rounds, _reached(each))
+        table.add_row(each.kind, made_by, each.source, iterations, _reached(each))
     return Rendering(table, width)
 
 

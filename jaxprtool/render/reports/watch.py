@@ -35,7 +35,7 @@ def watched_text(found: Watched, width: int) -> Rendering:
         return Rendering(Text(f"{found.name}: no value that is asked for is computed"), width)
     low, high = _range(found.rows)
     bars = max(_NARROW, min(_WIDE, width // 5))
-    numbered = max(len(_round(row)) for row in found.rows)
+    numbered = max(len(_iteration(row)) for row in found.rows)
     lines = [
         Text(f"{found.name}: values by {found.by}", style=theme.HEADING),
         Text(
@@ -50,7 +50,7 @@ def watched_text(found: Watched, width: int) -> Rendering:
         if (row.name, row.backward) != before:
             lines.append(_name(found, row, width))
         before = row.name, row.backward
-        numbers = Text(_INDENT + f"{_round(row):<{numbered}}", style=theme.COMMENT)
+        numbers = Text(_INDENT + f"{_iteration(row):<{numbered}}", style=theme.COMMENT)
         numbers.append("".join(f"{_number(x):>{_NUMBER}}" for x in _four(row.numbers)), "default")
         histogram = f"  {_histogram(row.numbers, low, high, bars)}".rstrip()
         numbers.append(histogram, style=theme.PARAMETER)
@@ -86,7 +86,7 @@ def _range(rows: Sequence[WatchedRow]) -> tuple[int, int]:
     return 0, -1
 
 
-def _round(row: WatchedRow) -> str:
+def _iteration(row: WatchedRow) -> str:
     return f"round {', '.join(map(str, row.iteration))} " if row.iteration else ""
 
 

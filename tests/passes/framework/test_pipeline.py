@@ -216,7 +216,7 @@ def test_a_named_pipeline_is_repeated_until_nothing_changes(shorten):
 
 
 def test_a_named_pipeline_stops_at_the_bound(shorten, monkeypatch):
-    monkeypatch.setattr(pipeline_module, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(pipeline_module, "MAX_ITERATIONS", 2)
     after = Pipeline.parse("-O9")(shorten)
     assert [e.primitive.name for e in after.jaxpr.eqns] == ["exp", "tan"]
 

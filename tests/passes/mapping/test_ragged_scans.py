@@ -159,7 +159,7 @@ def test_slots_have_nearly_equal_numbers_of_rows():
         slot = deal.slots[lane]
         assert deal.starts[lane] == rows_of_slots[slot]
         rows_of_slots[slot] += lengths[lane]
-    assert deal.rounds == rows_of_slots.max() == 12
+    assert deal.iterations == rows_of_slots.max() == 12
 
 
 def test_a_carry_that_is_large_beside_rows_is_stored_once_a_lane():

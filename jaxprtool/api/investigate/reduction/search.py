@@ -87,11 +87,11 @@ class Search:
             return state
         guess = self._judge.guess(flat)
         self.state = self._judge.first(iter((guess,))) or flat if guess else flat
-        rounds = iter(_FINEST)
-        finest: int | None = next(rounds)
+        granularities = iter(_FINEST)
+        finest: int | None = next(granularities)
         while True:
             while finest is not None and finest >= count_of(self.state.program):
-                finest = next(rounds)  # this many parts would be single sites
+                finest = next(granularities)  # this many parts would be single sites
             before = self.state
             for step in STEPS:
                 self._step(step, finest)
@@ -100,7 +100,7 @@ class Search:
                 if finest is None:
                     self._fill()
                     return self.state
-                finest = next(rounds)
+                finest = next(granularities)
 
     def _sites(self, step: ReductionStep) -> Sequence[Any]:
         program = self.state.program

@@ -72,10 +72,10 @@ def _open_scan(writer: Writer, eqn: JaxprEqn, values: Values) -> Sequence[Atom] 
         return None  # a ref has no rows
     if Contains(lambda eqn: eqn.primitive is sow_p)(scan.body):
         return None  # a value sown in a scan is collected once for each iteration
-    return _without_rounds(writer, scan) if length == 0 else _with_one_round(writer, scan)
+    return _without_iterations(writer, scan) if length == 0 else _with_one_iteration(writer, scan)
 
 
-def _without_rounds(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
+def _without_iterations(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
     used = [v for v in scan.ys if type(v) is not DropVar]
     plain = all(is_plain_type(v.aval) and isinstance(v.aval.dtype, np.dtype) for v in used)
     if scan.eqn.effects or not plain or (used and not writer.holds_constants):
@@ -85,7 +85,7 @@ def _without_rounds(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
     return [*scan.carry, *ys]
 
 
-def _with_one_round(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
+def _with_one_iteration(writer: Writer, scan: Scan) -> Sequence[Atom] | None:
     """Return the results of the body inlined, or None if slicing and stacking cost too much."""
     eqn, body, before = scan.eqn, scan.body, len(writer.eqns)
     if not writer.can_hold(body):

@@ -44,7 +44,7 @@ from jaxprtool.passes.loops.outline.write import outlined
 LEAST = 10
 
 #: More repetitions than a program has levels of nesting.
-MOST_ROUNDS = 12
+MAX_ITERATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
         return program
     tokens, names = Tokens(), Names(bodies.names)
     for each in costs:
-        for _ in range(MOST_ROUNDS):
-            if not _round(bodies, tokens, names, each):
+        for _ in range(MAX_ITERATIONS):
+            if not _outline(bodies, tokens, names, each):
                 break
     if not bodies.shared:
         return program
@@ -135,7 +135,7 @@ def _may_repeat(bodies: Bodies, costs: Costs) -> bool:
     return any(groups for _, groups in windows.groups(costs.equations, costs.copies))
 
 
-def _round(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
+def _outline(bodies: Bodies, tokens: Tokens, names: Names, costs: Costs) -> bool:
     """Replace the segments that save most by calls; return False if none saves anything."""
     before = list(bodies)
     text = text_of(before, tokens)

@@ -99,7 +99,7 @@ def chains(calls: Sequence[JaxprEqn]) -> list[Chain]:
             if type(atom) is not Literal and atom in definitions:
                 i, out = definitions[atom]
                 read[i][position] = out
-        free = [i for i in read if i not in followed and _goes_round(body, read[i])]
+        free = [i for i in read if i not in followed and _can_be_carried(body, read[i])]
         if free:
             best = max(free, key=lambda i: (len(read[i]), i))
             followed.add(best)
@@ -142,7 +142,7 @@ def _is_stackable(aval: Aval) -> bool:
     return is_array(aval) and not is_float0(aval)
 
 
-def _goes_round(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
+def _can_be_carried(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
     """Return True if results have the types of the operands they become, up to weak types."""
     return all(
         _is_stackable(body.invars[i].aval)

@@ -38,7 +38,7 @@ from jaxprtool.passes.mapping.domains import (
     custom_derivative,
 )
 from jaxprtool.passes.mapping.domains.domain import StructuredRule
-from jaxprtool.passes.mapping.mask.guards import guarded, mixes_rounds
+from jaxprtool.passes.mapping.mask.guards import guarded, mixes_iterations
 from jaxprtool.passes.mapping.mask.sizes import Bounds, UnboundedSize
 from jaxprtool.passes.mapping.mask.table import FACTS, MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Facts, Padded, is_float, result_facts
@@ -85,7 +85,7 @@ class MaskWriting(Writing[Facts]):
         # In a scan, the derivative of a loop-invariant value is a sum over iterations, to which
         # those of the padding must add zero. Rules of bilinear primitives, and bodies of calls,
         # ensure that themselves.
-        mixed = self.context.iterations and mixes_rounds(facts)
+        mixed = self.context.iterations and mixes_iterations(facts)
         sums_itself = traits(eqn).bilinear or eqn.primitive.name in CALLS
         self._guarding = mixed and not sums_itself
         if not (self.domain.bounds.mentions(eqn) or (mixed and sums_itself)):

@@ -74,13 +74,13 @@ class Guard:
         if self.varying is not None:
             pairs = zip(points, self.varying, strict=True)
             points = [
-                in_round(masks[-1], x, lax.full_like(x, 0)) if varies else x for x, varies in pairs
+                select_if(masks[-1], x, lax.full_like(x, 0)) if varies else x for x, varies in pairs
             ]
         result = self.compute(*points)
         fixed = lax.stop_gradient(result)
         for axis, place in self.mixed:
             result = lax.select(_along(axis, masks[place], result), result, fixed)
-        return result if self.varying is None else in_round(masks[-1], result, fixed)
+        return result if self.varying is None else select_if(masks[-1], result, fixed)
 
     def _split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         count = len(self.before)
@@ -116,7 +116,7 @@ def _along(axis: int, mask: Any, array: Any) -> Any:
 # --- iterations of a scan of masked length --------------------------------------------------------
 
 
-def mixes_rounds(facts: Sequence[Facts]) -> bool:
+def mixes_iterations(facts: Sequence[Facts]) -> bool:
     """Return True if some operands vary between iterations, and loop-invariant ones are active.
 
     The derivative with respect to the latter is a sum over the iterations.
@@ -128,10 +128,10 @@ def mixes_rounds(facts: Sequence[Facts]) -> bool:
 
 def guarded(flag: Any, array: Any) -> Any:
     """Return an array whose derivative is zero if a flag is False."""
-    return in_round(flag, array, lax.stop_gradient(array))
+    return select_if(flag, array, lax.stop_gradient(array))
 
 
-def in_round(flag: Any, new: Any, old: Any) -> Any:
+def select_if(flag: Any, new: Any, old: Any) -> Any:
     """Return `new` if a flag is True, otherwise `old`.
 
     The flag is broadcast here, so that CSE merges equal masks. If `select` took a scalar, batching

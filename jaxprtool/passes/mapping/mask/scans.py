@@ -19,7 +19,7 @@ from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.cleanup.cse import cse_body
 from jaxprtool.passes.mapping.domains import Rewritten, by_edges, solve, write
 from jaxprtool.passes.mapping.mask.body import ITERATION, MaskWriting, Place, structured_mask_rules
-from jaxprtool.passes.mapping.mask.guards import guarded, in_round
+from jaxprtool.passes.mapping.mask.guards import guarded, select_if
 from jaxprtool.passes.mapping.mask.table import refusal
 from jaxprtool.passes.mapping.mask.values import Facts, is_float
 
@@ -84,7 +84,7 @@ def _guarded_iteration(
         flag, carry = args[flag_at], args[start : start + carried]
         safe = [guard(flag, x) for x in carry]
         outs = evaluate(*args[:start], *safe, *args[start + carried :])
-        kept = [in_round(flag, new, old) for new, old in zip(outs, carry, strict=False)]
+        kept = [select_if(flag, new, old) for new, old in zip(outs, carry, strict=False)]
         return [*kept, *(guard(flag, y) for y in outs[carried:])]
 
     return step

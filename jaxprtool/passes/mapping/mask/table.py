@@ -29,7 +29,7 @@ from jaxprtool.ir.basics.rules import RuleTable
 from jaxprtool.ir.core.equations import named
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.domains.rules import RuleContext
-from jaxprtool.passes.mapping.mask.guards import Guard, MaskedFill, mixes_rounds, with_fill
+from jaxprtool.passes.mapping.mask.guards import Guard, MaskedFill, mixes_iterations, with_fill
 from jaxprtool.passes.mapping.mask.sizes import Bounds, computed
 from jaxprtool.passes.mapping.mask.values import Facts, Padded
 
@@ -152,8 +152,8 @@ class MaskContext(RuleContext):
             for x, fills, first in zip(operands, derivative, before, strict=True)
         ]
         ends = [axis for axis in mixed if self.bounds.is_masked(shape[axis])]
-        in_rounds = self._iteration is not None and mixes_rounds([x.facts for x in operands])
-        if not any(x.active for x in operands) or not (in_rounds or ends or after != before):
+        mixes = self._iteration is not None and mixes_iterations([x.facts for x in operands])
+        if not any(x.active for x in operands) or not (mixes or ends or after != before):
             return compute(*map(self.filled, operands, before))
         sizes = [x.shape[axis] for x, fills in zip(operands, after, strict=True) for axis in fills]
         places = {n: i for i, n in enumerate(dict.fromkeys([*sizes, *(shape[i] for i in ends)]))}
@@ -167,9 +167,9 @@ class MaskContext(RuleContext):
             list(map(placed, operands, before)),
             list(map(placed, operands, after)),
             [(axis, places[shape[axis]]) for axis in ends],
-            [x.facts.varies for x in operands] if in_rounds else None,
+            [x.facts.varies for x in operands] if mixes else None,
         )
-        masks = [*map(self.valid, places), *([self._iteration] if in_rounds else [])]
+        masks = [*map(self.valid, places), *([self._iteration] if mixes else [])]
         function = guard.safe if self._in_scan else guard.function
         return function(*(x.array for x in operands), *masks)
 

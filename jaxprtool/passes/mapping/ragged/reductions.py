@@ -157,7 +157,7 @@ def _doubled(
     """
     axis, size = x.axis, x.size
     longest = ragging.sizes.bounds.padded(size)
-    rounds = (longest - 1).bit_length() if isinstance(longest, int) else 31
+    steps = (longest - 1).bit_length() if isinstance(longest, int) else 31
     before = ragging.positions(size)
     if reverse:
         ends = ragging.at_rows(ragging.lengths(size), size) - 1
@@ -169,7 +169,7 @@ def _doubled(
         within = lax.broadcast_in_dim(before >= shift, value.shape, (axis,))
         return combine(lax.select(within, other, lax.full_like(value, identity)), value), None
 
-    shifts = 2 ** jnp.arange(rounds, dtype=jnp.int32)
+    shifts = 2 ** jnp.arange(steps, dtype=jnp.int32)
     scanned, _ = lax.scan(step, x.array, shifts)
     return ragging.spared(scanned, axis, size)
 

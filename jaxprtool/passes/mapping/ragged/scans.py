@@ -102,12 +102,12 @@ class _Deal(NamedTuple):
     Attributes:
         slots: The slot of each lane: `i32[B]`.
         starts: The iteration in which each lane begins: `i32[B]`.
-        rounds: The number of iterations in which some slot has a row: `i32[]`.
+        iterations: The number of iterations in which some slot has a row: `i32[]`.
     """
 
     slots: Any
     starts: Any
-    rounds: Any
+    iterations: Any
 
 
 def _dealt(lengths: Any, width: int) -> _Deal:
@@ -158,9 +158,9 @@ def _shape(ragging: RaggedContext, size: Any) -> _Shape:
     if isinstance(rows, int) and isinstance(longest, int):
         width = min(lanes, max(width, 2 * rows // max(longest, 1)))
         most = min(rows, lanes * longest)
-        rounds = min(rows, longest + most // width if width < lanes else longest)
-        block = max(-(-rounds // _BLOCKS), _SHORTEST)
-        return _Shape(width, -(-rounds // block), block)
+        iterations = min(rows, longest + most // width if width < lanes else longest)
+        block = max(-(-iterations // _BLOCKS), _SHORTEST)
+        return _Shape(width, -(-iterations // block), block)
     return _Shape(width, _BLOCKS, (longest + rows // width) // _BLOCKS + 1)
 
 
@@ -173,7 +173,7 @@ def _by_slots(ragging: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
     slot = ragging.at_rows(deal.slots, size)
     time = ragging.at_rows(deal.starts, size) + position
     first = ragging.at_rows(lengths, size) - 1 if scan.reverse else jnp.zeros_like(position)
-    index = _row_of_round(ragging, size, shape, time, slot, first[0])
+    index = _rows_of_iterations(ragging, size, shape, time, slot, first[0])
 
     masked = _masked(ragging, scan)
     inner = operands if ragging.sizes.is_exact(size) else _guarded(lengths, operands)
@@ -191,7 +191,7 @@ def _by_slots(ragging: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
         return outs[:count], outs[count:]
 
     init = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in body.outvars[:count]]
-    ys = _scanned(scan, step, init, xs, shape, deal.rounds)
+    ys = _scanned(scan, step, init, xs, shape, deal.iterations)
     final = deal.starts + (0 if scan.reverse else lengths - 1)
     carries = []
     for place, x in zip(places, operands[len(scan.consts) :], strict=False):
@@ -202,15 +202,15 @@ def _by_slots(ragging: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
     return [*carries, *(y.at[time, slot].get(mode="clip") for y in ys[: len(scan.ys)])]
 
 
-def _row_of_round(
+def _rows_of_iterations(
     ragging: RaggedContext, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
 ) -> Any:
-    """Return the row of each slot in each iteration, `i32[rounds,width]`; `first` if none."""
-    rounds = shape.blocks * shape.block
+    """Return the row of each slot in each iteration, `i32[iterations,width]`; `first` if none."""
+    iterations = shape.blocks * shape.block
     if not ragging.sizes.is_exact(size):
-        time = jnp.where(ragging.real(size), time, rounds)
+        time = jnp.where(ragging.real(size), time, iterations)
     numbers = jnp.arange(ragging.sizes.count(size), dtype=jnp.int32)
-    none = jnp.full((rounds, shape.width), first, jnp.int32)
+    none = jnp.full((iterations, shape.width), first, jnp.int32)
     return none.at[time, slot].set(numbers, mode="drop")
 
 
@@ -274,7 +274,7 @@ def _scanned(
     init: Sequence[Any],
     xs: Sequence[Any],
     shape: _Shape,
-    rounds: Any,
+    iterations: Any,
 ) -> list[Any]:
     """Scan the iterations of slots; return the stacked results, zeros for a skipped block."""
     if isinstance(shape.blocks, int) and shape.blocks == 1:
@@ -289,7 +289,7 @@ def _scanned(
 
     def block(carry: Any, x: Any) -> tuple[Any, Any]:
         first, *xs = x
-        return lax.cond(first < rounds, run, skip, carry, xs)
+        return lax.cond(first < iterations, run, skip, carry, xs)
 
     firsts = jnp.arange(shape.blocks, dtype=jnp.int32) * shape.block
     cut = [x.reshape(shape.blocks, shape.block, *x.shape[1:]) for x in xs]

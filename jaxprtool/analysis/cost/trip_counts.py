@@ -10,7 +10,7 @@ from jaxprtool.ir.core.structured import While
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
 
-def rounds_of(held: Regions) -> Any:
+def trip_count(held: Regions) -> Any:
     """Return the number of times that the bodies of an equation run, or None if unknown.
 
     The trip count of a `while` is known if it counts up by 1 to a constant, as `fori_loop` does.
@@ -21,8 +21,8 @@ def rounds_of(held: Regions) -> Any:
 
 def runs_of(held: Regions | None) -> Any:
     """Return the number of times that bodies run, which is 1 if it is unknown."""
-    rounds = None if held is None else rounds_of(held)
-    return 1 if rounds is None else rounds
+    count = None if held is None else trip_count(held)
+    return 1 if count is None else count
 
 
 def _counted(loop: While) -> int | None:

@@ -142,17 +142,17 @@ def _summary(batch: Batch, program: Program, row: PassRun) -> str:
     """Return a one-line summary of the mapping: `32 lanes: x at axis 0, w unmapped; ...`."""
     from jaxprtool.passes.mapping.batch.mapped import mapped_arguments, names_by_axis
 
-    lanes = "1 lane" if batch.axis_size == 1 else f"{batch.axis_size} lanes"
+    summary = "1 lane" if batch.axis_size == 1 else f"{batch.axis_size} lanes"
     if batch.axis_name is not None:
-        lanes += f" of axis '{batch.axis_name}'"
+        summary += f" of axis '{batch.axis_name}'"
     if batch.chunk is not None:
-        lanes += f", {batch.chunk} at a time"
+        summary += f", {batch.chunk} at a time"
     mapped = ", ".join(
         f"{output.some(names)} {'unmapped' if dim is None else f'at axis {dim}'}"
         for dim, names in names_by_axis(mapped_arguments(batch, program)).items()
     )
     before, after = row.equations_before, row.equations_after
-    return f"{lanes}: {mapped or 'no arguments'}; {before} -> {after} equations"
+    return f"{summary}: {mapped or 'no arguments'}; {before} -> {after} equations"
 
 
 def _document(

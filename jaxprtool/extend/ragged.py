@@ -1,18 +1,18 @@
 """The rewrite of the pass `ragged` as a function: jaxprs on examples of different lengths.
 
-`all_lanes` rewrites the jaxpr of one example for all examples; a `Kind` is the layout of the values
-of all examples: `Packed`, `Lanes`, or `Shared` by all. `RaggedContext.lengths` computes a size of
+`ragged_jaxpr` rewrites the jaxpr of one example for all examples; a `Kind` is the layout of the values
+of all examples: `Packed`, `Batched`, or `Shared` by all. `RaggedContext.lengths` computes a size of
 each example.
 """
 
 from jaxprtool.passes.mapping.ragged import (
+    Batched,
     Kind,
-    Lanes,
     Packed,
     RaggedContext,
     Shared,
     Sizes,
-    all_lanes,
+    ragged_jaxpr,
 )
 
-__all__ = ["Kind", "Lanes", "Packed", "RaggedContext", "Shared", "Sizes", "all_lanes"]
+__all__ = ["Batched", "Kind", "Packed", "RaggedContext", "Shared", "Sizes", "ragged_jaxpr"]

@@ -1,11 +1,11 @@
 """Functions to map a user's function over examples, as `vmap` does.
 
-`TracedLanes` traces the function for one example. `flat_out_axes`, `axis_size_of` and
+`TracedElement` traces the function for one example. `flat_out_axes`, `axis_size_of` and
 `check_unmapped` handle `in_axes` and `out_axes` like `jax.vmap`, with its errors, and `match_axis`
 moves the mapped axis of a value.
 """
 
-from jaxprtool.jaxcompat import Lanes as TracedLanes
+from jaxprtool.jaxcompat import TracedElement as TracedElement
 from jaxprtool.jaxcompat import match_axis
 from jaxprtool.passes.mapping.batch.axes import (
     BatchError,
@@ -21,7 +21,7 @@ __all__ = [
     "BatchError",
     "BatchTypeError",
     "Names",
-    "TracedLanes",
+    "TracedElement",
     "axis_size_of",
     "check_unmapped",
     "flat_out_axes",

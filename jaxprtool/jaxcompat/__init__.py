@@ -159,7 +159,7 @@ from jaxprtool.jaxcompat.mapped_rules import (
     vjp_result_dims,
 )
 from jaxprtool.jaxcompat.mapping import (
-    Lanes,
+    TracedElement,
     assembled,
     check_refs,
     evaluated,

@@ -44,7 +44,7 @@ from jaxprtool.jaxcompat.shapes import mentions_symbols
 from jaxprtool.jaxcompat.tracing import attach_constants, is_staging
 
 
-class _LaneTracer(DynamicJaxprTracer):
+class _ElementTracer(DynamicJaxprTracer):
     """A staged value. If it turns out not to be mapped, Python may read it.
 
     A jit or a loop may have mapped operands and a result that depends on none of them. JAX's vmap
@@ -71,7 +71,7 @@ class _LaneTracer(DynamicJaxprTracer):
         return np.asarray(value, *args, **options)
 
 
-class _LaneTrace(pe.DynamicJaxprTrace):
+class _ElementTrace(pe.DynamicJaxprTrace):
     """Stages equations that depend on mapped values, or have an effect after one that does.
 
     See `docs/jax_internals.md` for why it derives from a class that is not public in JAX.
@@ -102,7 +102,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
 
     def argument(self, value: object, dim: int) -> Any:
         """Return one element of a value that is mapped along a non-negative dimension."""
-        return self.staged(value, _lane_aval(self.axis, dim, jax.typeof(value)), dim)
+        return self.staged(value, _element_aval(self.axis, dim, jax.typeof(value)), dim)
 
     def staged(self, value: object, aval: Aval, dim: int = 0) -> Any:
         """Return one element, of this type, of a value."""
@@ -168,7 +168,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
         if effs and not self.ordered:
             self.ordered = any(map(_is_ordered, effs))
         if config._check_vma.value:
-            avals = [_in_lane(aval, {self.axis.name}) for aval in avals]
+            avals = [_unvarying(aval, {self.axis.name}) for aval in avals]
         eqn, results = super().make_eqn(operands, avals, primitive, params, effs, *a, **kw)
         runs = self.runs and not self._mentions_symbols(params)
         if runs and (
@@ -181,7 +181,7 @@ class _LaneTrace(pe.DynamicJaxprTrace):
     def var_to_tracer(self, var: Var, source: Any, parent: Any = None) -> Any:
         if getattr(var.aval, "has_qdd", False):
             return super().var_to_tracer(var, source, parent)
-        return _LaneTracer(self, var.aval, var, source, parent)
+        return _ElementTracer(self, var.aval, var, source, parent)
 
     def emit_eqn(
         self, operands: Any, avals: Any, primitive: Any, params: Any, effs: Any, *a: Any, **kw: Any
@@ -336,20 +336,20 @@ def _is_ordered(effect: Effect) -> bool:
     return not isinstance(effect, core.NamedAxisEffect)
 
 
-def _lane_aval(axis: MappedAxis, dim: int, aval: Aval) -> Aval:
+def _element_aval(axis: MappedAxis, dim: int, aval: Aval) -> Aval:
     """Return the type of one element of a value that is mapped along a dimension."""
     aval = mapped_aval(axis.size, dim, aval)
-    return _in_lane(aval, axis.spmd_name) if axis.spmd_name and config._check_vma.value else aval
+    return _unvarying(aval, axis.spmd_name) if axis.spmd_name and config._check_vma.value else aval
 
 
-def _in_lane(aval: Aval, names: Any) -> Aval:
+def _unvarying(aval: Aval, names: Any) -> Aval:
     """Return a type without these manual axes, over which one batch element does not vary."""
     if not isinstance(aval, jax.core.ShapedArray) or aval.mat.varying.isdisjoint(names):
         return aval
     return aval.update(manual_axis_type=aval.mat.update(varying=aval.mat.varying - {*names}))
 
 
-class Lanes:
+class TracedElement:
     """A function traced for one batch element: its operands, its context, and its results.
 
     `operands` are the values that the jaxpr takes, and `dims` their mapped dimensions. `axis` is an
@@ -357,7 +357,7 @@ class Lanes:
     """
 
     def __init__(self, axis: MappedAxis, debug: DebugInfo):
-        self._trace = _LaneTrace(debug, core.trace_ctx.trace, axis)
+        self._trace = _ElementTrace(debug, core.trace_ctx.trace, axis)
         self.operands, self.dims = self._trace.operands, self._trace.dims
 
     def elements(self, values: Sequence[Any], specs: Sequence[Any]) -> list[Any]:

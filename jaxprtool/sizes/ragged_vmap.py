@@ -23,7 +23,15 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import Ragged
 from jaxprtool.extend import Aval, type_of
 from jaxprtool.extend.batch import Axis
-from jaxprtool.extend.ragged import Kind, Lanes, Packed, RaggedContext, Shared, Sizes, all_lanes
+from jaxprtool.extend.ragged import (
+    Batched,
+    Kind,
+    Packed,
+    RaggedContext,
+    Shared,
+    Sizes,
+    ragged_jaxpr,
+)
 from jaxprtool.extend.sizes import (
     LengthsBound,
     is_concrete,
@@ -36,7 +44,7 @@ from jaxprtool.extend.trees import filled, paths
 from jaxprtool.extend.vmap import (
     BatchError,
     Names,
-    TracedLanes,
+    TracedElement,
     axis_size_of,
     check_unmapped,
     flat_out_axes,
@@ -101,9 +109,9 @@ def ragged_vmap(
     symbols = _symbols(values, known)
     sizes = _sizes(known, symbols, count)
     axis = Axis(None, count)
-    lanes = TracedLanes(axis.data, debug)
-    with lanes.inside(), _no_nesting():
-        elements, kinds = _elements(lanes, axis, values, axes, symbols)
+    traced = TracedElement(axis.data, debug)
+    with traced.inside(), _no_nesting():
+        elements, kinds = _elements(traced, axis, values, axes, symbols)
         try:
             results, out_tree = call(elements)
         except jax.errors.InconclusiveDimensionOperation as error:
@@ -113,20 +121,20 @@ def ragged_vmap(
             )
             raise
         results = list(map(_checked, results))
-        staged = list(map(lanes.holds, results))
-        closed = lanes.jaxpr([x for x, flag in zip(results, staged, strict=True) if flag])
+        staged = list(map(traced.holds, results))
+        closed = traced.jaxpr([x for x, flag in zip(results, staged, strict=True) if flag])
     specs = flat_out_axes(out_tree, out_axes)
     names_out = _paths(out_tree)
     held = [path for path, flag in zip(names_out, staged, strict=True) if flag]
-    made = all_lanes(closed, kinds, sizes, lambda: held)
+    made = ragged_jaxpr(closed, kinds, sizes, lambda: held)
     lengths = [jnp.asarray(each.lengths, jnp.int32) for each in known.values()]
     outs = zip(
-        evaluated(made.jaxpr, [*lanes.operands, *lengths]),
+        evaluated(made.jaxpr, [*traced.operands, *lengths]),
         made.kinds,
         [v.aval for v in closed.outvars],
         strict=True,
     )
-    lanes.close()
+    traced.close()
     assembled = _Results(sizes, known, symbols, axis)
     flat = [
         assembled.result(*next(outs), spec, path)
@@ -142,7 +150,7 @@ def ragged_vmap(
 
 
 def _elements(
-    lanes: TracedLanes,
+    traced: TracedElement,
     axis: Axis,
     values: Sequence[Any],
     axes: Sequence[Any],
@@ -156,14 +164,14 @@ def _elements(
             aval = jax.typeof(value.values)
             symbol = symbols[value.axis]
             kinds.append(Packed(0, symbol))
-            elements[i] = lanes.element(
+            elements[i] = traced.element(
                 _with_a_row(value.values), aval.update(shape=(symbol, *aval.shape[1:]))
             )
         elif dim is not None:
             array = match_axis(axis.data, dim % jnp.ndim(value), 0, value)
             aval = jax.typeof(array)
-            kinds.append(Lanes())
-            elements[i] = lanes.element(array, aval.update(shape=aval.shape[1:]))
+            kinds.append(Batched())
+            elements[i] = traced.element(array, aval.update(shape=aval.shape[1:]))
     return elements, kinds
 
 
@@ -265,7 +273,7 @@ def _symbols(values: Sequence[Any], known: Mapping[str, Ragged]) -> dict[str, An
     return dict(zip(known, jax.export.symbolic_shape(new, scope=there[0].scope), strict=True))
 
 
-def _sizes(known: dict[str, Ragged], symbols: dict[str, Any], lanes: Any) -> Sizes:
+def _sizes(known: dict[str, Ragged], symbols: dict[str, Any], batch_size: Any) -> Sizes:
     """Return the sizes of the program: batch size, total rows, and the longest example."""
     rows, longest, full = {}, {}, set()
     for name, each in known.items():
@@ -279,7 +287,7 @@ def _sizes(known: dict[str, Ragged], symbols: dict[str, Any], lanes: Any) -> Siz
             longest[symbol] = rows[symbol]
         if each.full and _rows(each) != 0:
             full.add(symbol)
-    return Sizes(lanes, rows, longest, frozenset(full))
+    return Sizes(batch_size, rows, longest, frozenset(full))
 
 
 def _with_a_row(values: Any) -> Any:

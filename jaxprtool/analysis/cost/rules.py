@@ -275,17 +275,17 @@ def _scatter(eqn: JaxprEqn) -> Work:
 
 def _matrices(eqn: JaxprEqn) -> tuple[Any, Any, Any]:
     """Return the number of matrices in the first operand, and their rows and columns."""
-    *lanes, rows, columns = _shape(eqn.invars[0])
-    return count(lanes), rows, columns
+    *batch, rows, columns = _shape(eqn.invars[0])
+    return count(batch), rows, columns
 
 
 def _factors(work: Callable[[Any, Any], Any]) -> CostRule:
     """Return the rule of a factorisation, from its real FLOPs by rows and columns."""
 
     def found(eqn: JaxprEqn) -> Work:
-        lanes, rows, columns = _matrices(eqn)
+        batch_size, rows, columns = _matrices(eqn)
         scale = 4 if _is_complex(eqn.invars[0]) else 1
-        return Work(flops=scale * lanes * work(rows, columns))
+        return Work(flops=scale * batch_size * work(rows, columns))
 
     return found
 

@@ -70,7 +70,7 @@ def vmap(
         axes = flat_in_axes(in_tree, in_axes)
         debug = jax.api_util.debug_info("vmap", fun, args, kwargs)
 
-        def lane(elements: Sequence[object]) -> tuple[list[object], PyTreeDef]:
+        def apply_to_element(elements: Sequence[object]) -> tuple[list[object], PyTreeDef]:
             args, kwargs = jax.tree.unflatten(in_tree, elements)
             return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
 
@@ -82,16 +82,18 @@ def vmap(
             }
             _require_none(options)
             names = partial(_names, fun, args, kwargs)
-            return ragged_vmap(lane, values, axes, out_axes, axis_size, debug, names)
+            return ragged_vmap(apply_to_element, values, axes, out_axes, axis_size, debug, names)
         jaxcompat.check_refs(debug, values, axes)
         avals = [_mapped_type(value, axis) for value, axis in zip(values, axes, strict=True)]
         size = axis_size_of(axis_size, axes, avals, lambda: _names(fun, args, kwargs))
         mesh_axes = jaxcompat.mapped_mesh_axes(values, axes)
         spmd = jaxcompat.spmd_axis_names(spmd_axis_name, mesh_axes)
         axis = Axis(axis_name, size, spmd, mesh_axes)
-        lanes = jaxcompat.Lanes(axis.data, debug)
-        outs, out_tree = _results(lanes, lane, axis, (values, axes), out_axes, sum_match)
-        lanes.close()
+        traced = jaxcompat.TracedElement(axis.data, debug)
+        outs, out_tree = _results(
+            traced, apply_to_element, axis, (values, axes), out_axes, sum_match
+        )
+        traced.close()
         return jax.tree.unflatten(out_tree, outs)
 
     update_wrapper(mapped, fun)
@@ -101,10 +103,10 @@ def vmap(
 
 
 def _results(
-    lanes: jaxcompat.Lanes,
-    lane: Callable,
+    traced: jaxcompat.TracedElement,
+    apply_to_element: Callable,
     axis: Axis,
-    lanes_in: tuple[Sequence[object], Sequence[object]],
+    batched: tuple[Sequence[object], Sequence[object]],
     out_axes: object,
     sum_match: bool,
 ) -> tuple[list[object], PyTreeDef]:
@@ -114,18 +116,18 @@ def _results(
     its `from_elt` is called twice.
     """
     parts: list[_Part] = []
-    with lanes.inside():
-        results, out_tree = lane(lanes.elements(*lanes_in))
+    with traced.inside():
+        results, out_tree = apply_to_element(traced.elements(*batched))
         specs = flat_out_axes(out_tree, out_axes)
         for place, (result, spec) in enumerate(zip(results, specs, strict=True)):
             registered = jaxcompat.is_element(result)
             note = partial(_noted, parts, place, axis if registered else None)
             jaxcompat.assembled(axis.data, result, spec, note)
-        closed = lanes.jaxpr([part.lane for part in parts if lanes.holds(part.lane)])
-    outs = _evaluated(lanes, closed, axis, parts, out_tree, sum_match)
+        closed = traced.jaxpr([part.element for part in parts if traced.holds(part.element)])
+    outs = _evaluated(traced, closed, axis, parts, out_tree, sum_match)
     if any(map(jaxcompat.is_element, results)):
         each = iter(outs)
-        with lanes.inside():
+        with traced.inside():
             outs = [
                 jaxcompat.assembled(axis.data, result, spec, lambda *_: next(each))
                 for result, spec in zip(results, specs, strict=True)
@@ -137,7 +139,7 @@ class _Part(NamedTuple):
     """An array in a result: its place, its value for one batch element, and its mapped axis."""
 
     place: int
-    lane: Any
+    element: Any
     axis: Any
 
 
@@ -157,7 +159,7 @@ def _noted(parts: list[_Part], place: int, axis: Axis | None, value: object, spe
 
 
 def _evaluated(
-    lanes: jaxcompat.Lanes,
+    traced: jaxcompat.TracedElement,
     closed: ClosedJaxpr,
     axis: Axis,
     parts: Sequence[_Part],
@@ -170,21 +172,21 @@ def _evaluated(
     """
     dims = result_dims(
         [part.axis for part in parts],
-        [getattr(jax.typeof(part.lane), "ndim", 0) for part in parts],
+        [getattr(jax.typeof(part.element), "ndim", 0) for part in parts],
         lambda: [f"result {part.place}" for part in parts],
     )
-    staged = [lanes.holds(part.lane) for part in parts]
+    staged = [traced.holds(part.element) for part in parts]
     outs = list(compress(dims, staged))
-    body, out_dims = batch_body(closed, lanes.dims, axis, outs, outermost=True)
+    body, out_dims = batch_body(closed, traced.dims, axis, outs, outermost=True)
     if not sum_match:
         found: list[Dim] = [None] * out_tree.num_leaves
         for part, dim in zip(compress(parts, staged), out_dims, strict=True):
             if part.axis is None:
                 found[part.place] = dim
         check_unmapped([None] * len(found), found, out_tree, axis.name)
-    mapped = zip(jaxcompat.evaluated(body, lanes.operands), out_dims, strict=True)
+    mapped = zip(jaxcompat.evaluated(body, traced.operands), out_dims, strict=True)
     values = [
-        next(mapped) if flag else (part.lane, None)
+        next(mapped) if flag else (part.element, None)
         for part, flag in zip(parts, staged, strict=True)
     ]
     return [

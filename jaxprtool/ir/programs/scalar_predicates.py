@@ -42,10 +42,10 @@ def _with_scalar_predicate(eqn: JaxprEqn) -> list[JaxprEqn] | None:
     # message about them is shown only once.
     names = dict(zip(own_carry, carry, strict=True))
     new = substitute(body.outvars, names)
-    deciding, any_lane = _traced(eqn, _any_lane, cond.outvars)
+    deciding, any_element = _traced(eqn, _any_element, cond.outvars)
     choosing, chosen = _traced(eqn, _chosen, [*cond.outvars, *carry, *new])
     rebuilt = loop.rebuild(
-        cond=jaxcompat.replace_jaxpr(cond, outvars=any_lane, eqns=[*cond.eqns, *deciding]),
+        cond=jaxcompat.replace_jaxpr(cond, outvars=any_element, eqns=[*cond.eqns, *deciding]),
         body=jaxcompat.replace_jaxpr(
             body,
             constvars=[*cond.constvars, *body.constvars],
@@ -59,7 +59,7 @@ def _with_scalar_predicate(eqn: JaxprEqn) -> list[JaxprEqn] | None:
     return [rebuilt]
 
 
-def _any_lane(predicate: Any) -> list[Any]:
+def _any_element(predicate: Any) -> list[Any]:
     return [lax.reduce_or(predicate, range(predicate.ndim))]
 
 

@@ -79,18 +79,18 @@ class LengthsBound:
 
     def random(self, rng: np.random.Generator, shape: tuple[int, ...], sizes: Sizes) -> Any:
         """Return random values within the bound. Raises ValueError if there are none."""
-        rows, lanes = value_of(self.rows, sizes), shape[-1]
+        rows, count = value_of(self.rows, sizes), shape[-1]
         if not isinstance(rows, int):
             raise ValueError(f"{rows} needs a number")
         least, most = self.shortest, rows if self.longest is None else min(self.longest, rows)
-        if lanes * most < rows:
-            raise ValueError(f"no {lanes} lengths of at most {most} add up to {rows}")
-        if lanes * least > rows:
-            raise ValueError(f"no {lanes} lengths of at least {least} add up to {rows}")
-        if lanes == 0:
+        if count * most < rows:
+            raise ValueError(f"no {count} lengths of at most {most} add up to {rows}")
+        if count * least > rows:
+            raise ValueError(f"no {count} lengths of at least {least} add up to {rows}")
+        if count == 0:
             return np.zeros(shape)
         more = rng.multivariate_hypergeometric(
-            [most - least] * lanes, rows - lanes * least, shape[:-1], "marginals"
+            [most - least] * count, rows - count * least, shape[:-1], "marginals"
         )
         return least + more
 

@@ -175,10 +175,10 @@ def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[lis
         rank = len(shape) + 1
         _check_rank(axis, rank, f"its shape is {shape}, and the axis", names, i)
         dims.append(axis % rank)
-    return dims, _lanes(axis_size)
+    return dims, _checked_size(axis_size)
 
 
-def _lanes(axis_size: Any) -> Any:
+def _checked_size(axis_size: Any) -> Any:
     """Check a requested axis size and return it as a number or a symbolic dimension."""
     if is_symbolic_dimension(axis_size):
         return axis_size

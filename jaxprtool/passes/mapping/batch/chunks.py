@@ -65,17 +65,17 @@ def chunked_body(
             an effect that would happen once for each chunk. The message names the equation.
     """
     _check_chunk(chunk, axis)
-    _check_lanes_apart(body, axis.name, chunk)
+    _check_no_collectives(body, axis.name, chunk)
     if axis.size <= chunk:
         return batch_body(body, dims, axis, outs, outermost=True)
     # An argument that is a result need not be cut and concatenated again.
     made = [v for v in _variables(body.outvars) if v not in body.invars]
     wanted = jaxcompat.replace_jaxpr(body, outvars=made)
     halves = _split(wanted, [dim is not None for dim in dims], Memo())
-    lanes = halves.second
-    _check_no_ref_enters([*lanes.constvars, *lanes.invars], lanes.eqns)
+    varying = halves.second
+    _check_no_ref_enters([*varying.constvars, *varying.invars], varying.eqns)
     dim_of = dict(zip(body.invars, dims, strict=True))
-    _check_effects(lanes, [dim_of.get(v) is not None for v in lanes.invars], chunk)
+    _check_effects(varying, [dim_of.get(v) is not None for v in varying.invars], chunk)
     out_of = {v: out for v, out in zip(body.outvars, outs, strict=True) if type(v) is not Literal}
     out_dims: list[Dim] = []
 
@@ -83,10 +83,10 @@ def chunked_body(
         env: dict[Atom, Batched] = dict(zip(body.invars, zip(args, dims, strict=True), strict=True))
         once = jaxpr_as_fun(halves.first)(*(x for x, dim in env.values() if dim is None))
         env.update((v, (x, None)) for v, x in zip(halves.first.outvars, once, strict=True))
-        if lanes.eqns:
-            asked = [out_of[v] or 0 for v in lanes.outvars]
-            results = _in_chunks(lanes, [env[v] for v in lanes.invars], asked, axis, chunk)
-            env.update(zip(lanes.outvars, results, strict=True))
+        if varying.eqns:
+            asked = [out_of[v] or 0 for v in varying.outvars]
+            results = _in_chunks(varying, [env[v] for v in varying.invars], asked, axis, chunk)
+            env.update(zip(varying.outvars, results, strict=True))
         values = []
         for v, out in zip(body.outvars, outs, strict=True):
             x, dim = (v.val, None) if type(v) is Literal else env[v]
@@ -121,8 +121,8 @@ def _in_chunks(
         count, rest = count - 1, chunk
 
     def scanned(_: None, rows: Sequence[jax.Array]) -> tuple[None, Sequence[jax.Array]]:
-        lanes = iter(rows)
-        args = [x if dim is None else next(lanes) for x, dim in operands]
+        cut = iter(rows)
+        args = [x if dim is None else next(cut) for x, dim in operands]
         return None, keep(jaxpr_as_fun(mapped)(*args), [place is not None for place in places])
 
     rows = [_chunks_of(x, dim, count, chunk) for x, dim in operands if dim is not None]
@@ -196,7 +196,7 @@ def _check_chunk(chunk: object, axis: Axis) -> None:
         raise BatchError(f"chunk cannot cut an axis that is sharded over the mesh axes {over}")
 
 
-def _check_lanes_apart(body: ClosedJaxpr, name: Hashable, chunk: int) -> None:
+def _check_no_collectives(body: ClosedJaxpr, name: Hashable, chunk: int) -> None:
     """Refuse equations over the axis of this name, at any depth: they need the whole batch."""
     if name is None:
         return
@@ -295,7 +295,7 @@ class _Halves:
 def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
     """Split a body, and those of the jits in it, by which of its arguments are mapped."""
     once: list[JaxprEqn] = []
-    lanes: list[JaxprEqn] = []
+    mapped_eqns: list[JaxprEqn] = []
     inside = set(keep(body.invars, mapped))
     for eqn in body.eqns:
         # A ref holds all batch elements, each of which may write to it: each chunk has its own.
@@ -308,18 +308,18 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
         if eqn.primitive.name == "jit":
             first, eqn = _split_call(Call.of(eqn), inside, memo)
             once += first
-        lanes.append(eqn)
+        mapped_eqns.append(eqn)
         inside.update(eqn.outvars)
     same = [type(v) is Literal or v not in inside for v in body.outvars]
     differing = keep(body.outvars, _not(same))
-    read = free_variables(lanes, differing)
+    read = free_variables(mapped_eqns, differing)
     passed = [v for eqn in once for v in eqn.outvars if v in read]
-    _check_no_ref_enters(passed, lanes)
+    _check_no_ref_enters(passed, mapped_eqns)
     taken = [v in read for v in body.invars]
     results = [*keep(body.outvars, same), *passed]
     return _Halves(
         narrow(body, keep(body.invars, _not(mapped)), results, once),
-        narrow(body, [*passed, *keep(body.invars, taken)], differing, lanes),
+        narrow(body, [*passed, *keep(body.invars, taken)], differing, mapped_eqns),
         same,
         taken,
     )

@@ -23,7 +23,7 @@ from jaxprtool.passes.mapping.batch.table import (
 from jaxprtool.passes.mapping.domains import Writing
 
 #: A result, and its batch dimension.
-Lanes = tuple[jax.Array, Dim]
+Batched = tuple[jax.Array, Dim]
 
 
 def _at_bdim(axis: Axis, x: jax.Array, bdim: Dim, target: int) -> jax.Array:
@@ -31,7 +31,7 @@ def _at_bdim(axis: Axis, x: jax.Array, bdim: Dim, target: int) -> jax.Array:
     return jaxcompat.match_axis(axis.data, bdim, target, x)
 
 
-def _lane_shape(x: jax.Array, bdim: Dim) -> tuple[int, ...]:
+def _element_shape(x: jax.Array, bdim: Dim) -> tuple[int, ...]:
     """Return the shape of one batch element of a value."""
     return x.shape if bdim is None else x.shape[:bdim] + x.shape[bdim + 1 :]
 
@@ -42,18 +42,18 @@ def _lane_shape(x: jax.Array, bdim: Dim) -> tuple[int, ...]:
 @rule(batch_rules, "clamp")
 def _clamp(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Clamp a scalar per batch element. JAX's rule fails if only the upper bound is mapped."""
-    if _lane_shape(operands[1], dims[1]):
+    if _element_shape(operands[1], dims[1]):
         return None
-    lanes = _at_bdim(axis, operands[1], dims[1], 0)
-    return primitive.bind(operands[0], lanes, operands[2], **params), 0
+    batched = _at_bdim(axis, operands[1], dims[1], 0)
+    return primitive.bind(operands[0], batched, operands[2], **params), 0
 
 
 @rule(batch_rules, "tie")
 def _tie(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Return the second operand with its batch dimension; that of the first is arbitrary."""
     return primitive.bind(*operands, **params), dims[1]
 
@@ -61,15 +61,15 @@ def _tie(
 @rule(batch_rules, "bitcast_convert_type")
 def _bitcast_convert_type(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Keep the batch dimension from being last where a wider type consumes the last dimension.
 
     JAX's rule would combine batch elements into elements of the new type.
     """
     (x,), (bdim,) = operands, dims
-    lane = jax.ShapeDtypeStruct(_lane_shape(x, bdim), x.dtype)
-    result = jax.eval_shape(lambda x: lax.bitcast_convert_type(x, params["new_dtype"]), lane)
-    if not result.ndim < lane.ndim == bdim:
+    element = jax.ShapeDtypeStruct(_element_shape(x, bdim), x.dtype)
+    result = jax.eval_shape(lambda x: lax.bitcast_convert_type(x, params["new_dtype"]), element)
+    if not result.ndim < element.ndim == bdim:
         return None
     return primitive.bind(_at_bdim(axis, x, bdim, 0), **params), 0
 
@@ -110,7 +110,7 @@ _REDUCTIONS = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduc
 @rule(batch_rules, "psum", "pmax", "pmin")
 def _reduce(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Reduce over the batch dimension as over any other, if no other named axis is left.
 
     JAX's rule keeps a collective over numbered dimensions, some of which have no derivative.
@@ -128,7 +128,7 @@ def _reduce(
 @rule(batch_rules, "ppermute")
 def _ppermute(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Permute batch elements by one gather. Those without a source are zero, as on devices.
 
     JAX's rule does not fill in these zeros.
@@ -145,7 +145,7 @@ def _ppermute(
             return x, None
         x, bdim = _at_bdim(axis, x, None, 0), 0
     mode = lax.GatherScatterMode
-    lanes = lax.gather(
+    gathered = lax.gather(
         x,
         sources[:, None],
         lax.GatherDimensionNumbers(tuple(d for d in range(x.ndim) if d != bdim), (bdim,), (bdim,)),
@@ -154,13 +154,13 @@ def _ppermute(
         mode=mode.PROMISE_IN_BOUNDS if is_whole else mode.FILL_OR_DROP,
         fill_value=None if is_whole else 0,
     )
-    return lanes, bdim
+    return gathered, bdim
 
 
 @rule(batch_rules, "all_to_all")
 def _all_to_all(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Send the same parts from everywhere; JAX's rule misreads the shape of an unmapped operand."""
     (x,), (bdim,), names = operands, dims, params["axis_name"]
     names = names if isinstance(names, (tuple, list)) else (names,)
@@ -172,7 +172,7 @@ def _all_to_all(
 @rule(batch_rules, "reduce_scatter")
 def _reduce_scatter(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Scatter over another axis. Untiled it removes a dimension, but JAX's rule adds one."""
     (x,), (bdim,), names = operands, dims, params["axis_name"]
     names = names if isinstance(names, (tuple, list)) else (names,)
@@ -191,7 +191,7 @@ def _reduce_scatter(
 @rule(batch_rules, "dynamic_slice")
 def _dynamic_slice(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Slice all batch elements at the same start."""
     (x, *starts), (bdim, *start_dims) = operands, dims
     if _is_left_to_jax(axis, starts, start_dims) or bdim is None or len(starts) != x.ndim - 1:
@@ -204,7 +204,7 @@ def _dynamic_slice(
 @rule(batch_rules, "dynamic_update_slice")
 def _dynamic_update_slice(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
-) -> Lanes | None:
+) -> Batched | None:
     """Update all batch elements at the same start."""
     (x, update, *starts), (bdim, update_bdim, *start_dims) = operands, dims
     if _is_left_to_jax(axis, starts, start_dims) or bdim is update_bdim is None:
@@ -214,8 +214,8 @@ def _dynamic_update_slice(
         # JAX's scatter, and so its gradient, is weakly typed if the array is. An update is only if
         # the starts are, too.
         x, update = strongly_typed(x), strongly_typed(update)
-    lanes = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
-    made = primitive.bind(*jaxcompat.varying_alike(*lanes, *_with_zero(starts)))
+    batched = _at_bdim(axis, x, bdim, 0), _at_bdim(axis, update, update_bdim, 0)
+    made = primitive.bind(*jaxcompat.varying_alike(*batched, *_with_zero(starts)))
     return as_weak_as(made, like), 0
 
 

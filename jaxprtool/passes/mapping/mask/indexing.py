@@ -91,8 +91,8 @@ def _gather(masking: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> 
         for d, axis in zip(windows, sorted(numbers.offset_dims), strict=True)
         if sizes[d] == x.shape[d]
     }
-    lanes = [i for i in range(len(shape)) if i not in numbers.offset_dims]
-    paired = [lanes[i] for i in numbers.start_indices_batching_dims]
+    batch_dims = [i for i in range(len(shape)) if i not in numbers.offset_dims]
+    paired = [batch_dims[i] for i in numbers.start_indices_batching_dims]
     mixed = [i for i in range(len(shape)) if i not in whole and i not in paired]
     made = masking.apart(made, shape, mixed, active=x.active)
     if any(room) or mode == _DROP:
@@ -128,16 +128,18 @@ def _scatter(
     sizes = {d: updates.shape[axes[d]] if d in axes else 1 for d in range(x.ndim)}
     mapped = numbers.scatter_dims_to_operand_dims
     part = [d for d in axes if _is_masked(masking, sizes[d]) and sizes[d] != x.shape[d]]
-    lanes = [i for i in masking.axes(indices) if i not in numbers.scatter_indices_batching_dims]
+    masked_axes = [
+        i for i in masking.axes(indices) if i not in numbers.scatter_indices_batching_dims
+    ]
     at, changed = indices.array, {}
-    if part or lanes or any(_is_masked(masking, x.shape[d], sizes[d]) for d in mapped):
+    if part or masked_axes or any(_is_masked(masking, x.shape[d], sizes[d]) for d in mapped):
         ends = [x.shape[d] - sizes[d] for d in mapped]
         at = _wide(at)
         if mode == _CLIP and ends:
             at = _clipped(masking, at, ends)
         elif mode == _DROP and ends:
             at = _or_outside(masking, at, ends)
-        for axis in lanes:
+        for axis in masked_axes:
             valid = lax.broadcast_in_dim(masking.valid(indices.shape[axis]), at.shape, (axis,))
             at = lax.select(valid, at, lax.full_like(at, _OUTSIDE))
         for d in part:
@@ -167,8 +169,8 @@ def _row_by_row(
     Returns:
         The new indices and dimension numbers.
     """
-    lanes = [i for i in range(ndim) if i not in numbers.update_window_dims]
-    place = sum(i < axis for i in lanes)
+    batch_dims = [i for i in range(ndim) if i not in numbers.update_window_dims]
+    place = sum(i < axis for i in batch_dims)
     shape = (*at.shape[:place], masking.bounds.padded(size), *at.shape[place:])
     kept = tuple(i for i in range(len(shape)) if i != place)
     at = lax.broadcast_in_dim(at, shape, kept)
@@ -181,11 +183,11 @@ def _row_by_row(
     at = at + lax.select(component, row, lax.full_like(row, 0))
     valid = lax.broadcast_in_dim(masking.valid(size), at.shape, (place,))
     at = lax.select(valid, at, lax.full_like(at, _OUTSIDE))
-    lane_axes = (i + (i >= place) for i in numbers.scatter_indices_batching_dims)
+    batching_dims = (i + (i >= place) for i in numbers.scatter_indices_batching_dims)
     return at, lax.ScatterDimensionNumbers(
         update_window_dims=tuple(i for i in numbers.update_window_dims if i != axis),
         inserted_window_dims=tuple(sorted((*numbers.inserted_window_dims, dim))),
         scatter_dims_to_operand_dims=mapped,
         operand_batching_dims=numbers.operand_batching_dims,
-        scatter_indices_batching_dims=tuple(lane_axes),
+        scatter_indices_batching_dims=tuple(batching_dims),
     )

@@ -26,7 +26,7 @@ from jaxprtool.passes.mapping.batch.axes import flat_in_axes
 from jaxprtool.passes.mapping.domains.arguments import with_arguments
 from jaxprtool.passes.mapping.mask.sizes import check_constraints, with_own_constraints
 from jaxprtool.passes.mapping.ragged import (  # noqa: F401  # their rules
-    by_lanes,
+    by_example,
     indexing,
     layout,
     pair_products,
@@ -36,11 +36,11 @@ from jaxprtool.passes.mapping.ragged import (  # noqa: F401  # their rules
     scans,
 )
 from jaxprtool.passes.mapping.ragged.body import structured_ragged_rules
-from jaxprtool.passes.mapping.ragged.lanes import AllLanes, all_lanes
+from jaxprtool.passes.mapping.ragged.outermost import RaggedJaxpr, ragged_jaxpr
 from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, refusal
 from jaxprtool.passes.mapping.ragged.values import (
+    Batched,
     Kind,
-    Lanes,
     Layout,
     Packed,
     Pairs,
@@ -51,18 +51,18 @@ from jaxprtool.passes.mapping.ragged.values import (
 )
 
 __all__ = [
-    "AllLanes",
+    "Batched",
     "Kind",
-    "Lanes",
     "Layout",
     "Packed",
     "Pairs",
     "Ragged",
     "RaggedContext",
+    "RaggedJaxpr",
     "Shared",
     "Sizes",
     "Value",
-    "all_lanes",
+    "ragged_jaxpr",
     "ragged_rules",
     "refusal",
     "structured_ragged_rules",
@@ -156,7 +156,7 @@ class Ragged(Pass):
         rows = {name: self._rows(program, name) for name in self.axes}
         longest = {name: known[name] or rows[name] for name in self.axes}
         sizes = Sizes(self.lanes, rows, longest, frozenset(self.axes), self.layout)
-        made = all_lanes(
+        made = ragged_jaxpr(
             jaxcompat.close_jaxpr(program.jaxpr),
             self._kinds(program, sizes),
             sizes,

@@ -1,7 +1,7 @@
-"""Bands of pairs of rows: each row with the rows near enough to be of the same lane.
+"""Bands of pairs of rows: each row with the rows near enough to be of the same example.
 
-If lanes have at most `longest` rows, two rows of one lane are less than `longest` apart. So rows
-are cut into blocks, and each row is paired with the window of its block: the block itself, and
+If examples have at most `longest` rows, two rows of one example are less than `longest` apart. So
+rows are cut into blocks, and each row is paired with the window of its block: the block itself, and
 `reach` rows before and after it. Pairs are then `[N, width]`, as in local attention, instead of
 `[N, N]`. If `longest` is not known, or there are few rows, there is one block of all rows, which is
 also its window.
@@ -37,7 +37,7 @@ class Band:
 
     @classmethod
     def of(cls, rows: Any, longest: Any) -> Band:
-        """Return the band for lanes of at most `longest` rows; `longest` is None if unknown."""
+        """Return the band for examples of at most `longest` rows; `longest` is None if unknown."""
         if not isinstance(longest, int):
             return cls(rows, rows, 0)
         block = max(SMALLEST_BLOCK, -(-longest // 2))

@@ -4,8 +4,8 @@
 - An equation of packed operands is replaced by the equations of its rule. Equations with the same
   signature share a template, for which the rule is traced once (`domains.templates`).
 - An equation that holds jaxprs has a structured rule, which rewrites these jaxprs in turn. Branches
-  and loops are rewritten if all lanes take them together.
-- Any other equation is computed lane by lane, padded and masked (`by_lanes`).
+  and loops are rewritten if all examples take them together.
+- Any other equation is computed example by example, padded and masked (`by_example`).
 
 A value is packed where possible. A stacked result of a masking rule stays stacked while only cheap
 equations use it. When an equation needs another layout, the value is converted, once. The kind of a
@@ -36,12 +36,16 @@ from jaxprtool.passes.mapping.domains.domain import StructuredRule
 from jaxprtool.passes.mapping.mask.body import MaskDomain
 from jaxprtool.passes.mapping.mask.table import mask_rules
 from jaxprtool.passes.mapping.ragged.pairs import (
-    lanes_of_pairs,
     pair_rules,
-    pairs_of_lanes,
+    pairs_to_stacked,
+    stacked_to_pairs,
     without_others,
 )
-from jaxprtool.passes.mapping.ragged.stacked import packed_rows, stacked_lanes, to_lanes
+from jaxprtool.passes.mapping.ragged.stacked import (
+    packed_to_stacked,
+    shared_to_batched,
+    stacked_to_packed,
+)
 from jaxprtool.passes.mapping.ragged.table import (
     FACTS,
     RaggedContext,
@@ -50,8 +54,8 @@ from jaxprtool.passes.mapping.ragged.table import (
     select,
 )
 from jaxprtool.passes.mapping.ragged.values import (
+    Batched,
     Kind,
-    Lanes,
     Packed,
     Pairs,
     RowsFirst,
@@ -61,12 +65,12 @@ from jaxprtool.passes.mapping.ragged.values import (
     Value,
 )
 
-#: The conversion to each kind. Pairs are converted by `lanes_of_pairs` instead.
+#: The conversion to each kind. Pairs are converted by `pairs_to_stacked` instead.
 _CONVERSIONS = {
-    Lanes: to_lanes,
-    Packed: packed_rows,
-    Pairs: pairs_of_lanes,
-    Stacked: stacked_lanes,
+    Batched: shared_to_batched,
+    Packed: stacked_to_packed,
+    Pairs: stacked_to_pairs,
+    Stacked: packed_to_stacked,
 }
 
 #: The open table of rules for equations that hold jaxprs.
@@ -74,8 +78,8 @@ structured_ragged_rules: RuleTable[StructuredRule] = RuleTable()
 rule(structured_ragged_rules, *CALLS, "cond", "while")(by_edges)
 rule(structured_ragged_rules, *CustomJVP.primitives, *CustomVJP.primitives)(custom_derivative)
 
-#: The name of the fallback rule in this table, which writes any equation lane by lane.
-BY_LANES = "by lanes"
+#: The name of the fallback rule in this table, which writes any equation example by example.
+BY_EXAMPLE = "by example"
 
 
 @rule(structured_ragged_rules, "scan")
@@ -107,7 +111,7 @@ class RaggedWriting(Writing[Kind]):
         )
 
     def is_shared(self, atom: Atom) -> bool:
-        """Return True for an atom that is the same in all lanes."""
+        """Return True for an atom that is the same in all examples."""
         return isinstance(self.kind(atom), Shared)
 
     def bind(self, var: Var, kind: Kind, atom: Atom) -> None:
@@ -134,7 +138,7 @@ class RaggedWriting(Writing[Kind]):
     def _converted(self, atom: Atom, source: Kind, kind: Kind) -> Atom:
         shape = tuple(atom.aval.shape)
         array = self.held(atom, source)
-        convert = lanes_of_pairs if isinstance(source, Pairs) else _CONVERSIONS[type(kind)]
+        convert = pairs_to_stacked if isinstance(source, Pairs) else _CONVERSIONS[type(kind)]
 
         def compute(ragging: RaggedContext, value: Any) -> Any:
             # The gradient of a gather of rows by JAX's transpose is strongly typed.
@@ -145,7 +149,7 @@ class RaggedWriting(Writing[Kind]):
         return self.computed((convert, source, kind, array.aval), compute, [array], sizes)
 
     def _swapped(self, atom: Atom) -> Atom:
-        """Exchange the axes of lanes and rows."""
+        """Exchange the axes of examples and rows."""
         key = RowsFirst, atom.aval
         return self.computed(key, lambda _, array: jnp.swapaxes(array, 0, 1), [atom])
 
@@ -179,7 +183,7 @@ class RaggedWriting(Writing[Kind]):
         if sizes.layout == "packed" and mentions and any(map(sizes.axes, shapes)):
             reason = "it needs padding, but the layout is 'packed'"
             raise refusal(eqn, reason, "layout=None pads what cannot be packed")
-        structured_ragged_rules[BY_LANES](self, eqn)
+        structured_ragged_rules[BY_EXAMPLE](self, eqn)
 
     def _packed(self, eqn: JaxprEqn) -> bool:
         """Write an equation by its structured or packed rule; return False if it has none."""
@@ -237,8 +241,8 @@ class RaggedDomain(Domain[Kind]):
         self.sizes = sizes
         self.extras = tuple(sizes.bounds)
         self.masks = MaskDomain(sizes.bounds)
-        #: The results of `by_lanes` for equations without a packed rule.
-        self.by_lanes: dict[Hashable, Any] = {}
+        #: The results of `by_example` for equations without a packed rule.
+        self.by_example: dict[Hashable, Any] = {}
 
     def kind_of(self, atom: Atom) -> Kind:
         return Shared()
@@ -264,7 +268,7 @@ class RaggedDomain(Domain[Kind]):
             facts = kind.facts
             shape, fills = (length, *facts.shape), (None, *facts.fills)
             return RowsFirst(Stacked(type(facts)(shape, fills, facts.active)))
-        return RowsFirst(kind) if isinstance(kind, Lanes) else kind
+        return RowsFirst(kind) if isinstance(kind, Batched) else kind
 
     def uniform(self, kind: Kind) -> bool:
         return isinstance(kind, Shared)
@@ -280,8 +284,8 @@ class RaggedDomain(Domain[Kind]):
     ) -> ClosedJaxpr:
         """Return the rewritten backward rule.
 
-        The cotangent of a shared primal is summed over the lanes. In spare rows and invalid pairs
-        it is zero.
+        The cotangent of a shared primal is summed over the examples. In spare rows and invalid
+        pairs it is zero.
         """
         sizes = self.sizes
         wanted = [
@@ -318,7 +322,9 @@ class RaggedDomain(Domain[Kind]):
     def fact_aval(self, fact: tuple[str, Any]) -> Aval:
         what, size = fact
         # No rule uses the facts about rows of a size that cannot be packed: any type will do.
-        count = self.sizes.count(size) if what in ("examples", "lanes", "positions") else None
+        count = (
+            self.sizes.count(size) if what in ("examples", "batch_indices", "positions") else None
+        )
         lengths = self.sizes.lengths_aval
         return lengths if count is None else jax.core.ShapedArray((count,), jnp.int32)
 

@@ -13,13 +13,13 @@ from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.ragged.layout import first_rows, shifted
 from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, taken
-from jaxprtool.passes.mapping.ragged.values import Lanes, Shared, Value
+from jaxprtool.passes.mapping.ragged.values import Batched, Shared, Value
 
 
 @rule(ragged_rules, "gather")
 def _gather(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     numbers = eqn.params["dimension_numbers"]
-    if isinstance(x.kind, Lanes):
+    if isinstance(x.kind, Batched):
         return None
     if indices.is_packed and indices.axis == len(indices.shape) - 1:
         return None  # the ragged axis is that of the components of an index
@@ -32,32 +32,34 @@ def _gather(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> 
         same = indices.is_packed and numbers.start_indices_batching_dims[at] == indices.axis
         return ragging.bind(eqn, x, indices) if same else None
     if axis not in numbers.start_index_map:  # the same elements of every row
-        by_lane = isinstance(indices.kind, Lanes) or indices.is_packed
-        return None if by_lane else ragging.bind(eqn, x, indices)
+        is_batched = isinstance(indices.kind, Batched) or indices.is_packed
+        return None if is_batched else ragging.bind(eqn, x, indices)
     if eqn.params["slice_sizes"][axis] == 1:
         return _rows(ragging, eqn, x, indices)
     return _window(ragging, eqn, x, indices)
 
 
 def _rows(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
-    """Gather single rows: convert positions in a lane to indices of packed rows."""
+    """Gather single rows: convert positions in an example to indices of packed rows."""
     numbers, size = eqn.params["dimension_numbers"], x.size
     if numbers.operand_batching_dims:
         return None
     array = indices.array
     if indices.is_packed:
         axis = indices.axis
-        lanes = lax.broadcast_in_dim(ragging.lanes(indices.size), array.shape[:-1], (axis,))
+        batch_indices = lax.broadcast_in_dim(
+            ragging.batch_indices(indices.size), array.shape[:-1], (axis,)
+        )
     else:
-        if not isinstance(indices.kind, Lanes):
-            array = lax.broadcast(array, (ragging.sizes.lanes,))
-        lanes = lax.broadcasted_iota(jnp.int32, array.shape[:-1], 0)
+        if not isinstance(indices.kind, Batched):
+            array = lax.broadcast(array, (ragging.sizes.batch_size,))
+        batch_indices = lax.broadcasted_iota(jnp.int32, array.shape[:-1], 0)
         offsets = tuple(dim + 1 for dim in numbers.offset_dims)
         numbers = numbers._replace(offset_dims=offsets)
     part = numbers.start_index_map.index(x.axis)
     positions = array[..., part].astype(jnp.int32)
-    lengths = ragging.lengths(size)[lanes]
-    rows = ragging.starts(size)[lanes] + jnp.clip(positions, 0, lengths - 1)
+    lengths = ragging.lengths(size)[batch_indices]
+    rows = ragging.starts(size)[batch_indices] + jnp.clip(positions, 0, lengths - 1)
     if eqn.params["mode"] == GatherScatterMode.FILL_OR_DROP:
         rows = jnp.where((positions >= 0) & (positions < lengths), rows, -1)
     is_part = lax.broadcasted_iota(jnp.int32, array.shape, array.ndim - 1) == part
@@ -79,13 +81,13 @@ def _window(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> 
     if not ragging.sizes.axes([sizes[axis]]):
         start = jnp.clip(start, 0, ragging.lengths(x.size) - sizes[axis])
         return first_rows(ragging, x, start, sizes[axis])
-    if isinstance(indices.kind, Lanes):
+    if isinstance(indices.kind, Batched):
         start = ragging.at_rows(start, sizes[axis])
     return shifted(ragging, x, start, sizes[axis])
 
 
 def _shared_window(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
-    """Read a window of a shared value that is as long as the lane, as in `table[:n]`."""
+    """Read a window of a shared value that is as long as the example, as in `table[:n]`."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     (axis, *others) = ragging.sizes.axes(sizes)
     simple = numbers.start_index_map == (axis,) and not numbers.collapsed_slice_dims

@@ -18,7 +18,7 @@ from jaxprtool.passes.mapping.ragged.table import (
     select,
     taken,
 )
-from jaxprtool.passes.mapping.ragged.values import Lanes, Packed, Value
+from jaxprtool.passes.mapping.ragged.values import Batched, Packed, Value
 
 
 def ragged_axis(ragging: RaggedContext, shape: Sequence[Any]) -> int:
@@ -53,14 +53,14 @@ def _iota(ragging: RaggedContext, eqn: JaxprEqn) -> Any:
 
 
 def packed_shape(ragging: RaggedContext, shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shape of the packed array for lanes of a shape."""
+    """Return the shape of the packed array for examples of a shape."""
     axis = ragged_axis(ragging, shape)
     return ragging.sizes.shape(Packed(axis, shape[axis]), shape)
 
 
 @rule(ragged_rules, "broadcast_in_dim")
 def _broadcast_in_dim(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
-    if not isinstance(x.kind, Lanes):
+    if not isinstance(x.kind, Batched):
         return ragging.bind(eqn, x)
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     axis = ragged_axis(ragging, shape)
@@ -109,14 +109,14 @@ def _tile(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
 
 
 def rows_at(ragging: RaggedContext, x: Value, positions: Any, size: Any) -> Any:
-    """Return rows of a packed value by their position in the lane.
+    """Return rows of a packed value by their position in the example.
 
     Args:
         ragging: The context of the rule.
         x: The packed value.
-        positions: For each row of the result, the position in its lane of the row to take:
-            `i32[N]`. A position outside the lane returns an arbitrary row.
-        size: The size of the result along the ragged axis, in one lane.
+        positions: For each row of the result, the position in its example of the row to take:
+            `i32[N]`. A position outside the example returns an arbitrary row.
+        size: The size of the result along the ragged axis, in one example.
 
     Returns:
         An array of the N packed rows of `size`.
@@ -126,7 +126,7 @@ def rows_at(ragging: RaggedContext, x: Value, positions: Any, size: Any) -> Any:
 
 
 def shifted(ragging: RaggedContext, x: Value, offset: Any, size: Any) -> Any:
-    """Return packed rows of a size, where row i of a lane is row `i + offset` of `x`."""
+    """Return packed rows of a size, where row i of an example is row `i + offset` of `x`."""
     return rows_at(ragging, x, ragging.positions(size) + offset, size)
 
 
@@ -168,13 +168,13 @@ def _with(values: Sequence[Any], place: int, value: Any) -> tuple[Any, ...]:
 
 
 def first_rows(ragging: RaggedContext, x: Value, start: Any, count: Any) -> Any:
-    """Return `count` rows of each lane from position `start` on: `[B, ..., count, ...]`.
+    """Return `count` rows of each example from position `start` on: `[B, ..., count, ...]`.
 
     Args:
         ragging: The context of the rule.
         x: The packed value.
-        start: The first position, of all lanes, or of each: `i32[B]`.
-        count: The number of rows, the same in all lanes.
+        start: The first position, of all examples, or of each: `i32[B]`.
+        count: The number of rows, the same in all examples.
     """
     axis = x.axis
     first = ragging.starts(x.size) + start
@@ -190,33 +190,33 @@ def _concatenate(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any
     if dimension != axis:
         return ragging.bind(eqn, *operands)
     size = shape[axis]
-    lanes, left = ragging.lanes(size), ragging.positions(size)
+    batch_indices, left = ragging.batch_indices(size), ragging.positions(size)
     # `left` is the position of each row, relative to the operand. If it is negative, the row is one
     # of an earlier operand.
     result = None
     for x in operands:
         if x.is_packed:
-            length = ragging.lengths(x.size)[lanes]
+            length = ragging.lengths(x.size)[batch_indices]
             part = rows_at(ragging, x, left, size)
         else:
             length = x.shape[axis]
-            part = _static_rows(x, left, lanes, axis)
+            part = _static_rows(x, left, batch_indices, axis)
         result = part if result is None else select(left >= 0, axis, part, result)
         left = left - length
     return result
 
 
-def _static_rows(x: Value, positions: Any, lanes: Any, axis: int) -> Any:
-    """Return rows, by position, of a value that is shared or by lanes."""
-    if not isinstance(x.kind, Lanes):
+def _static_rows(x: Value, positions: Any, batch_indices: Any, axis: int) -> Any:
+    """Return rows, by position, of a value that is shared or batched."""
+    if not isinstance(x.kind, Batched):
         return taken(x.array, positions, axis)
     rows = jnp.moveaxis(x.array, axis + 1, 1)
-    return jnp.moveaxis(rows.at[lanes, positions].get(mode="clip"), 0, axis)
+    return jnp.moveaxis(rows.at[batch_indices, positions].get(mode="clip"), 0, axis)
 
 
 @rule(ragged_rules, "pad")
 def _pad(ragging: RaggedContext, eqn: JaxprEqn, x: Value, value: Value) -> Any:
-    if not x.is_packed or isinstance(value.kind, Lanes):
+    if not x.is_packed or isinstance(value.kind, Batched):
         return None
     axis, config = x.axis, eqn.params["padding_config"]
     low, high, within = config[axis]

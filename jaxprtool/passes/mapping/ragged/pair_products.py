@@ -22,14 +22,14 @@ from jaxprtool.passes.mapping.ragged.pairs import (
 )
 from jaxprtool.passes.mapping.ragged.reductions import segment_sum
 from jaxprtool.passes.mapping.ragged.table import RaggedContext, broadcast_unsorted
-from jaxprtool.passes.mapping.ragged.values import Lanes, Pairs, Value
+from jaxprtool.passes.mapping.ragged.values import Batched, Pairs, Value
 
 
 @rule(pair_rules, "dot_general")
 def _dot_general(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     contracted, batch = eqn.params["dimension_numbers"]
     both = (x, y)
-    if any(isinstance(v.kind, Lanes) for v in both):
+    if any(isinstance(v.kind, Batched) for v in both):
         return None
     axes = [_ragged_axes(v) for v in both]
     if any(set(own) & set(dims) for own, dims in zip(axes, batch, strict=True)):
@@ -137,7 +137,7 @@ def _factor(ragging: RaggedContext, x: Value, over: int) -> Any:
     """Return a factor of a product over a ragged axis, with zeros where the sum skips elements.
 
     Pairs are masked by zeros. But zero times infinity is NaN, so the other factor, of rows, is made
-    finite here; `_not_finite` adds the NaN again, in the lanes where it belongs.
+    finite here; `_not_finite` adds the NaN again, in the examples where it belongs.
     """
     if isinstance(x.kind, Pairs):
         return without_others(ragging, x.array, x.kind, over)
@@ -156,7 +156,7 @@ _finite.defjvp(lambda primals, tangents: (_finite(*primals), tangents[0]))
 def _not_finite(
     ragging: RaggedContext, eqn: JaxprEqn, x: Value, place: int, row_axis: int, like: Any
 ) -> Any:
-    """Return NaN for the lanes in which a packed factor is not finite, and 0 for the others.
+    """Return NaN for the examples in which a packed factor is not finite, and 0 for the others.
 
     Args:
         ragging: The context of the rule.
@@ -172,8 +172,8 @@ def _not_finite(
     rest = [i for i in range(len(x.shape)) if i != x.axis]
     zeros = jnp.moveaxis(lax.stop_gradient(x.array), x.axis, 0) * 0
     summed = zeros.sum(tuple(1 + i for i, axis in enumerate(rest) if axis in contracted))
-    lanes = segment_sum(ragging, summed.astype(like.dtype), 0, x.size)
-    rows = ragging.at_rows(lanes, x.size)
+    sums = segment_sum(ragging, summed.astype(like.dtype), 0, x.size)
+    rows = ragging.at_rows(sums, x.size)
     rest = [axis for axis in rest if axis not in contracted]
     free = [axis for axis in rest if axis not in batch]
     # The product has the batch dimensions first, then the free ones of each factor.

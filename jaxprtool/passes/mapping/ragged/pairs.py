@@ -1,12 +1,12 @@
 """Rules for pairs of rows, `[..., N, ..., width]`: attention within a band, masked by example.
 
-A pair is *valid* if both its rows are of one lane. Other pairs are computed like valid ones, and so
-are the positions of a window before the first row and after the last. An invalid pair holds a copy
-of the pair of its first row with itself, so it produces no NaN that a valid pair does not produce,
-neither in a value nor in a derivative. Reductions over one of the two axes skip it.
+A pair is *valid* if both its rows are of one example. Other pairs are computed like valid ones, and
+so are the positions of a window before the first row and after the last. An invalid pair holds a
+copy of the pair of its first row with itself, so it produces no NaN that a valid pair does not
+produce, neither in a value nor in a derivative. Reductions over one of the two axes skip it.
 
 These rules apply to equations with pairs among their operands or results. Like the rules of
-`table.ragged_rules`, they may return None; then lanes are padded.
+`table.ragged_rules`, they may return None; then examples are padded.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from jaxprtool.passes.mapping.ragged.table import (
     broadcast_unsorted,
     taken,
 )
-from jaxprtool.passes.mapping.ragged.values import Lanes, Pairs, Shared, Value
+from jaxprtool.passes.mapping.ragged.values import Batched, Pairs, Shared, Value
 
 #: Rules by primitive.
 pair_rules: RuleTable[RaggedRule] = RuleTable()
 
 
-def of_one_lane(
+def in_same_example(
     ragging: RaggedContext, shape: tuple[Any, ...], kind: Pairs, over: int | None = None
 ) -> Any:
-    """Return the mask of valid pairs, those of two rows of one lane.
+    """Return the mask of valid pairs, those of two rows of one example.
 
     A spare row counts as a copy of the first row, except along the axis of a reduction, where it is
     masked. The first row is always kept, so that no reduction is over an empty set.
@@ -51,7 +51,7 @@ def of_one_lane(
         kind: The layout of the mask.
         over: The axis of the reduction, one of `kind.axes`; by default the second.
     """
-    kept, summed = ragging.lanes(kind.size), ragging.examples(kind.size)
+    kept, summed = ragging.batch_indices(kind.size), ragging.examples(kind.size)
     if not ragging.sizes.is_exact(kind.size):
         is_first = lax.iota(jnp.int32, summed.shape[0]) == 0
         summed = lax.select(is_first, kept, summed)
@@ -64,7 +64,7 @@ def without_others(
     ragging: RaggedContext, array: Any, kind: Pairs, over: int, other: Any = 0
 ) -> Any:
     """Return pairs with `other` in those that a reduction over an axis must skip."""
-    counted = of_one_lane(ragging, array.shape, kind, over)
+    counted = in_same_example(ragging, array.shape, kind, over)
     return lax.select(counted, array, lax.full_like(array, other))
 
 
@@ -73,7 +73,7 @@ def paired(ragging: RaggedContext, array: Any, kind: Pairs) -> Any:
     own = ragging.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
     dims = [i for i in range(array.ndim) if i != kind.axes[1]]
     others = lax.broadcast_in_dim(own, array.shape, dims)
-    return lax.select(of_one_lane(ragging, array.shape, kind), array, others)
+    return lax.select(in_same_example(ragging, array.shape, kind), array, others)
 
 
 def pairs_of(x: Value) -> Pairs:
@@ -122,8 +122,8 @@ def _broadcast_in_dim(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
     kind = result_kind(ragging, eqn)
     whole = ragging.sizes.shape(kind, shape)
-    if isinstance(x.kind, Lanes):
-        # Drop axes of size 1 that become ragged; each row gets the value of its lane.
+    if isinstance(x.kind, Batched):
+        # Drop axes of size 1 that become ragged; each row gets the value of its example.
         kept = [i for i, dim in enumerate(dims) if dim not in kind.axes]
         array = x.array.reshape(x.array.shape[0], *(x.shape[i] for i in kept))
         places = [kind.axes[0], *(dims[i] for i in kept)]
@@ -247,7 +247,7 @@ def _over_one(ragging: RaggedContext, eqn: JaxprEqn, x: Value, reduce: Callable[
     if over == [first]:
         array = ragging.sizes.band(kind.size).exchanged(array, kind.axes)
         reduced = tuple(second if axis == first else axis for axis in axes)
-    found = reduce(array, reduced, of_one_lane(ragging, array.shape, kind, second))
+    found = reduce(array, reduced, in_same_example(ragging, array.shape, kind, second))
     if over == [first]:
         found = jnp.moveaxis(found, _kept(first, reduced), _kept(second, axes))
     return of_rows(ragging, found, eqn)
@@ -286,8 +286,8 @@ def of_rows(ragging: RaggedContext, found: Any, eqn: JaxprEqn) -> Any:
 # --- conversions --------------------------------------------------------------------------------
 
 
-def lanes_of_pairs(ragging: RaggedContext, x: Value) -> Any:
-    """Return pairs of rows as padded lanes, with zeros in the padding."""
+def pairs_to_stacked(ragging: RaggedContext, x: Value) -> Any:
+    """Return pairs of rows as padded examples, with zeros in the padding."""
     first, second = ragging.sizes.axes(x.shape)
     size = x.shape[first]
     numbers = jnp.arange(ragging.sizes.bounds.padded(size), dtype=jnp.int32)
@@ -295,28 +295,28 @@ def lanes_of_pairs(ragging: RaggedContext, x: Value) -> Any:
     pairs = jnp.moveaxis(x.array, (first, second), (0, 1))
     starts = taken(ragging.sizes.band(size).starts(), rows)
     found = pairs.at[rows[:, :, None], rows[:, None] - starts[:, :, None]].get(mode="clip")
-    lanes = jnp.moveaxis(found, (1, 2), (first + 1, second + 1))
+    padded = jnp.moveaxis(found, (1, 2), (first + 1, second + 1))
     if not is_number(x.array):
-        return lanes
+        return padded
     valid = numbers < ragging.lengths(size)[:, None]
     both = valid[:, :, None] & valid[:, None]
-    within = lax.broadcast_in_dim(both, lanes.shape, (0, first + 1, second + 1))
-    return lax.select(within, lanes, lax.full_like(lanes, 0))
+    within = lax.broadcast_in_dim(both, padded.shape, (0, first + 1, second + 1))
+    return lax.select(within, padded, lax.full_like(padded, 0))
 
 
-def pairs_of_lanes(ragging: RaggedContext, x: Value) -> Any:
-    """Return padded lanes as pairs of rows, with copies in the invalid ones (see `paired`)."""
+def stacked_to_pairs(ragging: RaggedContext, x: Value) -> Any:
+    """Return padded examples as pairs of rows, with copies in the invalid ones (see `paired`)."""
     first, second = ragging.sizes.axes(x.shape)
     size = x.shape[first]
-    lanes = jnp.moveaxis(x.array, (first + 1, second + 1), (1, 2))
-    lanes = with_a_row(ragging, lanes, 0, 1, 2)
-    of, at = ragging.lanes(size)[:, None], ragging.positions(size)
+    padded = jnp.moveaxis(x.array, (first + 1, second + 1), (1, 2))
+    padded = with_a_row(ragging, padded, 0, 1, 2)
+    of, at = ragging.batch_indices(size)[:, None], ragging.positions(size)
     kind = Pairs((0, 1), size)
     shape = ragging.sizes.shape(kind, (size, size))
     others = lax.select(
-        of_one_lane(ragging, shape, kind),
+        in_same_example(ragging, shape, kind),
         ragging.sizes.band(size).at_second(at[None], (0, 1)),
         jnp.broadcast_to(at[:, None], shape),
     )
-    found = lanes.at[of, at[:, None], others].get(mode="clip")
+    found = padded.at[of, at[:, None], others].get(mode="clip")
     return jnp.moveaxis(found, (0, 1), (first, second))

@@ -10,13 +10,13 @@ from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.ragged.reductions import segment_sum
 from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules
-from jaxprtool.passes.mapping.ragged.values import Lanes, Value
+from jaxprtool.passes.mapping.ragged.values import Batched, Value
 
 
 @rule(ragged_rules, "dot_general")
 def _dot_general(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
-    """Compute one product for the rows of all lanes, unless a factor is by lanes."""
-    if isinstance(x.kind, Lanes) or isinstance(y.kind, Lanes):
+    """Compute one product for the rows of all examples, unless a factor is batched."""
+    if isinstance(x.kind, Batched) or isinstance(y.kind, Batched):
         return None
     contracted, _ = eqn.params["dimension_numbers"]
     if any(v.is_packed and v.axis in dims for v, dims in zip((x, y), contracted, strict=True)):
@@ -27,7 +27,7 @@ def _dot_general(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> A
 def _summed(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     """Return a product that sums over rows, as a segment sum, if one factor is a vector.
 
-    A product of two matrices, `x.T @ y`, takes less memory with padded lanes.
+    A product of two matrices, `x.T @ y`, takes less memory with padded examples.
     """
     contracted, batch = eqn.params["dimension_numbers"]
     if batch[0] or len(contracted[0]) > 1 or min(len(x.shape), len(y.shape)) > 1:

@@ -1,4 +1,4 @@
-"""Packed rules for reductions, scans and sorts over the rows of a lane, as segment operations."""
+"""Packed rules for reductions, scans and sorts over the rows of examples, by segment operations."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from jaxprtool.passes.mapping.ragged.values import Value
 
 
 def segment_sum(ragging: RaggedContext, array: Any, axis: int, size: Any) -> Any:
-    """Return the sum of the rows of each lane: `[B, ...]`."""
+    """Return the sum of the rows of each example: `[B, ...]`."""
     return jax.ops.segment_sum(
         jnp.moveaxis(array, axis, 0),
         ragging.examples(size),
-        ragging.sizes.lanes,
+        ragging.sizes.batch_size,
         indices_are_sorted=True,
     )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 4))
-def _extreme(is_max: bool, axes: tuple[int, ...], rows: Any, examples: Any, lanes: int) -> Any:
-    """Return the largest, or least, element of each lane, over its rows and some axes of a row.
+def _extreme(is_max: bool, axes: tuple[int, ...], rows: Any, examples: Any, batch_size: int) -> Any:
+    """Return the largest, or least, element of each example, over its rows and some axes of a row.
 
     JAX has no derivative of `segment_max`. This one is shared by all elements equal to the result.
     """
     reduce = jax.ops.segment_max if is_max else jax.ops.segment_min
     within = (lax.reduce_max if is_max else lax.reduce_min)(rows, axes) if axes else rows
-    return reduce(within, examples, lanes, indices_are_sorted=True)
+    return reduce(within, examples, batch_size, indices_are_sorted=True)
 
 
 @_extreme.defjvp
 def _extreme_jvp(
-    is_max: bool, axes: tuple[int, ...], lanes: int, primals: Any, tangents: Any
+    is_max: bool, axes: tuple[int, ...], batch_size: int, primals: Any, tangents: Any
 ) -> Any:
     rows, examples = primals
-    best = _extreme(is_max, axes, rows, examples, lanes)
+    best = _extreme(is_max, axes, rows, examples, batch_size)
     at_rows = jnp.expand_dims(taken(best, examples), axes)
     is_best = (rows == at_rows).astype(rows.dtype)
 
     def total(array: Any) -> Any:
         within = array.sum(axes) if axes else array
-        return jax.ops.segment_sum(within, examples, lanes, indices_are_sorted=True)
+        return jax.ops.segment_sum(within, examples, batch_size, indices_are_sorted=True)
 
     return best, total(tangents[0] * is_best) / jnp.maximum(total(is_best), 1)
 
@@ -83,8 +83,10 @@ def _extremes(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
         return None  # a bitwise reduction of integers
     rows, others = _rows_first(eqn, x)
     rows = rows.astype(jnp.int32) if logical else rows
-    found = _extreme(_IS_MAX[name], others, rows, ragging.examples(x.size), ragging.sizes.lanes)
-    return found > 0 if logical else found  # for an empty lane it is the least, or largest, integer
+    found = _extreme(
+        _IS_MAX[name], others, rows, ragging.examples(x.size), ragging.sizes.batch_size
+    )
+    return found > 0 if logical else found  # if empty, the least or largest integer
 
 
 @rule(ragged_rules, "argmax", "argmin")
@@ -95,14 +97,14 @@ def _arg(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
         return ragging.bind(eqn, x)
     rows = jnp.moveaxis(x.array, axis, 0)
     rows = rows.astype(jnp.int32) if rows.dtype == bool else rows
-    examples, lanes = ragging.examples(size), ragging.sizes.lanes
+    examples, batch_size = ragging.examples(size), ragging.sizes.batch_size
     reduce = jax.ops.segment_max if eqn.primitive.name == "argmax" else jax.ops.segment_min
-    best = reduce(rows, examples, lanes, indices_are_sorted=True)
+    best = reduce(rows, examples, batch_size, indices_are_sorted=True)
     is_best = (rows == ragging.at_rows(best, size)) | (rows != rows)
     positions = lax.broadcast_in_dim(ragging.positions(size), rows.shape, (0,))
     none = jnp.iinfo(jnp.int32).max
     first = jax.ops.segment_min(
-        jnp.where(is_best, positions, none), examples, lanes, indices_are_sorted=True
+        jnp.where(is_best, positions, none), examples, batch_size, indices_are_sorted=True
     )
     return jnp.where(first == none, 0, first).astype(eqn.params["index_dtype"])
 
@@ -119,7 +121,7 @@ _SCANS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
 
 @rule(ragged_rules, *_SCANS)
 def _scan(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
-    """Scan all rows as one segmented scan, which restarts where a lane begins."""
+    """Scan all rows as one segmented scan, which restarts where an example begins."""
     axis, size, reverse = x.axis, x.size, eqn.params["reverse"]
     if eqn.params["axis"] != axis:
         return ragging.bind(eqn, x)
@@ -153,7 +155,7 @@ def _doubled(
 ) -> Any:
     """Scan a symbolic number of rows, by the algorithm of Hillis and Steele.
 
-    In step k, each row is combined with the one 2**k rows before it, if that is in its lane.
+    In step k, each row is combined with the one 2**k rows before it, if that is in its example.
     """
     axis, size = x.axis, x.size
     longest = ragging.sizes.bounds.padded(size)
@@ -176,7 +178,7 @@ def _doubled(
 
 @rule(ragged_rules, "sort")
 def _sort(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
-    """Sort the rows of all lanes at once, with the lane as the first key."""
+    """Sort the rows of all examples at once, with the example as the first key."""
     axis, size = operands[0].axis, operands[0].size
     if eqn.params["dimension"] != axis:
         return ragging.bind(eqn, *operands)

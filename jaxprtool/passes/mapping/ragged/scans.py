@@ -1,12 +1,12 @@
 """Packed rule for a scan over the rows of an example, which scans all examples at once.
 
-Padded, each of the lanes would take as many iterations as the longest one. Instead, the lanes are
-distributed over fewer *slots*, longest first. A slot scans the rows of its lanes one after the
-other, and restarts from the initial carry where the next lane begins. Iterations are grouped into
-blocks, and a block is skipped if no slot has rows left.
+Padded, each example would take as many iterations as the longest one. Instead, the examples are
+distributed over fewer *slots*, longest first. A slot scans the rows of its examples one after the
+other, and restarts from the initial carry where the next example begins. Iterations are grouped
+into blocks, and a block is skipped if no slot has rows left.
 
-A slot without rows left repeats the first iteration of the first lane. So it computes no NaN that a
-real iteration does not compute, and the body needs no masks to keep NaN out of derivatives.
+A slot without rows left repeats the first iteration of the first example. So it computes no NaN
+that a real iteration does not compute, and the body needs no masks to keep NaN out of derivatives.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from jaxprtool.passes.mapping.mask.guards import guarded
 from jaxprtool.passes.mapping.mask.scans import has_while
 from jaxprtool.passes.mapping.mask.values import Facts, is_float, is_number
 from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, taken
-from jaxprtool.passes.mapping.ragged.values import Lanes, Shared, Value
+from jaxprtool.passes.mapping.ragged.values import Batched, Shared, Value
 
 #: The number of blocks of iterations, and the minimum number of iterations in a block.
 _BLOCKS, _SHORTEST = 16, 4
 
-#: The maximum number of elements of carries and per-lane operands to store for each row, relative
+#: The maximum number of elements of carries and per-example operands to store for each row, relative
 #: to its own.
 _MAX_EXTRA = 8
 
@@ -47,8 +47,8 @@ _MAX_EXTRA = 8
 @rule(ragged_rules, "scan")
 def _scan(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     scan = Scan.of(eqn)
-    lanes = ragging.sizes.lanes
-    if not (isinstance(lanes, int) and lanes > 0 and _fits(scan, operands)):
+    batch_size = ragging.sizes.batch_size
+    if not (isinstance(batch_size, int) and batch_size > 0 and _fits(scan, operands)):
         return None
     return _by_slots(ragging, scan, operands)
 
@@ -56,7 +56,7 @@ def _scan(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
 def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
     """Return True for a scan of numbers that does not need too much memory.
 
-    Operands by lanes, and the carry, are stored for every row: see `_MAX_EXTRA`.
+    Batched operands, and the carry, are stored for every row: see `_MAX_EXTRA`.
     """
     before = len(scan.consts) + len(scan.carry)
     rows = [v.aval for v in scan.body.invars[before:]]
@@ -65,7 +65,7 @@ def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
         return False
     if not all(map(is_number, (*scan.body.in_avals, *scan.body.out_avals))):
         return False
-    more = [v.aval for v, x in zip(scan.body.invars, operands, strict=True) if _by_lane(x)]
+    more = [v.aval for v, x in zip(scan.body.invars, operands, strict=True) if _is_batched(x)]
     more += [scan.body.outvars[i].aval for i in _stacked(scan)[0] if i < len(scan.carry)]
     extra, own = _elements(more), _elements(rows)
     return not more or (
@@ -73,8 +73,8 @@ def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
     )
 
 
-def _by_lane(x: Value) -> bool:
-    return isinstance(x.kind, Lanes)
+def _is_batched(x: Value) -> bool:
+    return isinstance(x.kind, Batched)
 
 
 def _elements(avals: Sequence[Aval]) -> Any:
@@ -97,11 +97,11 @@ def _stacked(scan: Scan) -> tuple[list[int], list[int]]:
 
 
 class _Deal(NamedTuple):
-    """The distribution of lanes over slots.
+    """The distribution of examples over slots.
 
     Attributes:
-        slots: The slot of each lane: `i32[B]`.
-        starts: The iteration in which each lane begins: `i32[B]`.
+        slots: The slot of each example: `i32[B]`.
+        starts: The iteration in which each example begins: `i32[B]`.
         iterations: The number of iterations in which some slot has a row: `i32[]`.
     """
 
@@ -111,11 +111,11 @@ class _Deal(NamedTuple):
 
 
 def _dealt(lengths: Any, width: int) -> _Deal:
-    """Distribute lanes over slots, longest first.
+    """Distribute examples over slots, longest first.
 
-    In each turn, the half of the slots with the fewest rows so far gets one lane each, and the
+    In each turn, the half of the slots with the fewest rows so far gets one example each, and the
     slot with the fewest rows gets the longest. So two slots never differ by more rows than the
-    longest lane has.
+    longest example has.
     """
     half = max(1, width // 2)
     _, order = lax.sort_key_val(-lengths, lax.iota(np.dtype(np.int32), len(lengths)))
@@ -123,13 +123,13 @@ def _dealt(lengths: Any, width: int) -> _Deal:
     counts, slots = jnp.zeros(width, lengths.dtype), lax.iota(np.dtype(np.int32), width)
     dealt = []
     for i in range(0, len(lengths), half):
-        lanes = longest_first[i : i + half]
+        dealt_lengths = longest_first[i : i + half]
         counts, slots = lax.sort_key_val(counts, slots)
-        dealt.append((slots[: len(lanes)], counts[: len(lanes)]))
-        counts = counts.at[: len(lanes)].add(lanes)
-    of_lanes = jnp.zeros((2, len(lengths)), lengths.dtype)
+        dealt.append((slots[: len(dealt_lengths)], counts[: len(dealt_lengths)]))
+        counts = counts.at[: len(dealt_lengths)].add(dealt_lengths)
+    by_example = jnp.zeros((2, len(lengths)), lengths.dtype)
     found = jnp.stack([jnp.concatenate(each) for each in zip(*dealt, strict=True)])
-    slots, starts = of_lanes.at[:, order].set(found)
+    slots, starts = by_example.at[:, order].set(found)
     return _Deal(slots, starts, counts.max())
 
 
@@ -148,17 +148,17 @@ class _Shape(NamedTuple):
 
 
 def _shape(ragging: RaggedContext, size: Any) -> _Shape:
-    """Return the shape for lanes of a size, with enough iterations for any lengths.
+    """Return the shape for examples of a size, with enough iterations for any lengths.
 
     By the bound in `_dealt`, a slot has at most `rows / width + longest` rows.
     """
-    sizes, lanes = ragging.sizes, ragging.sizes.lanes
+    sizes, batch_size = ragging.sizes, ragging.sizes.batch_size
     rows, longest = sizes.count(size), sizes.bounds.padded(size)
-    width = -(-lanes // 3)
+    width = -(-batch_size // 3)
     if isinstance(rows, int) and isinstance(longest, int):
-        width = min(lanes, max(width, 2 * rows // max(longest, 1)))
-        most = min(rows, lanes * longest)
-        iterations = min(rows, longest + most // width if width < lanes else longest)
+        width = min(batch_size, max(width, 2 * rows // max(longest, 1)))
+        most = min(rows, batch_size * longest)
+        iterations = min(rows, longest + most // width if width < batch_size else longest)
         block = max(-(-iterations // _BLOCKS), _SHORTEST)
         return _Shape(width, -(-iterations // block), block)
     return _Shape(width, _BLOCKS, (longest + rows // width) // _BLOCKS + 1)
@@ -196,7 +196,7 @@ def _by_slots(ragging: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
     carries = []
     for place, x in zip(places, operands[len(scan.consts) :], strict=False):
         found = ys[place].at[final, deal.slots].get(mode="clip")
-        given = x.array if _by_lane(x) else lax.broadcast(x.array, lengths.shape)
+        given = x.array if _is_batched(x) else lax.broadcast(x.array, lengths.shape)
         none = lax.broadcast_in_dim(lengths == 0, found.shape, (0,))
         carries.append(lax.select(none, given, found))
     return [*carries, *(y.at[time, slot].get(mode="clip") for y in ys[: len(scan.ys)])]
@@ -215,11 +215,11 @@ def _rows_of_iterations(
 
 
 def _at_rows(ragging: RaggedContext, x: Value, size: Any) -> Any:
-    return ragging.at_rows(x.array, size) if _by_lane(x) else x.array
+    return ragging.at_rows(x.array, size) if _is_batched(x) else x.array
 
 
 def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
-    """Return operands whose derivatives are zero if no lane has a row.
+    """Return operands whose derivatives are zero if no example has a row.
 
     Then there is no real iteration to repeat, and the slots compute on arbitrary values.
     """
@@ -242,8 +242,8 @@ def _slot_body(
 ) -> Any:
     """Return the jaxpr of one iteration of all slots.
 
-    Its arguments are a flag for where a lane begins, the symbols, the operands that are not shared,
-    the shared ones, and the carry. Its results are the carry and the stacked results.
+    Its arguments are a flag for where an example begins, the symbols, the operands that are not
+    shared, the shared ones, and the carry. Its results are the carry and the stacked results.
     """
     evaluate = jaxcompat.jaxpr_as_fun(masked.jaxpr)
     n, k, m = len(scan.consts), len(scan.consts) + len(scan.carry), len(masked.extras)

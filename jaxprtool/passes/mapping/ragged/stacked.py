@@ -1,4 +1,4 @@
-"""Conversions between packed rows and padded lanes."""
+"""Conversions between packed rows and padded examples."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from jaxprtool.passes.mapping.ragged.table import RaggedContext, taken
 from jaxprtool.passes.mapping.ragged.values import Value
 
 
-def to_lanes(ragging: RaggedContext, x: Value) -> Any:
-    """Repeat a shared value for each lane: `[...]` to `[B, ...]`."""
-    return lax.broadcast(x.array, (ragging.sizes.lanes,))
+def shared_to_batched(ragging: RaggedContext, x: Value) -> Any:
+    """Repeat a shared value for each example: `[...]` to `[B, ...]`."""
+    return lax.broadcast(x.array, (ragging.sizes.batch_size,))
 
 
-def stacked_lanes(ragging: RaggedContext, x: Value, padding: Any = 0) -> Any:
-    """Return packed rows as padded lanes, with the number `padding` in the padding."""
+def packed_to_stacked(ragging: RaggedContext, x: Value, padding: Any = 0) -> Any:
+    """Return packed rows as padded examples, with the number `padding` in the padding."""
     axis, size = x.axis, x.size
     bound = ragging.sizes.bounds.padded(size)
     numbers = jnp.arange(bound, dtype=jnp.int32)
     rows = ragging.starts(size)[:, None] + numbers
     found = taken(x.array, rows, axis)
-    lanes = jnp.moveaxis(found, axis, 0)
+    padded = jnp.moveaxis(found, axis, 0)
     if not is_number(x.array):
-        return lanes
+        return padded
     valid = numbers < ragging.lengths(size)[:, None]
-    within = lax.broadcast_in_dim(valid, lanes.shape, (0, axis + 1))
-    return lax.select(within, lanes, lax.full_like(lanes, padding))
+    within = lax.broadcast_in_dim(valid, padded.shape, (0, axis + 1))
+    return lax.select(within, padded, lax.full_like(padded, padding))
 
 
-def packed_rows(ragging: RaggedContext, x: Value) -> Any:
-    """Return padded lanes as packed rows."""
+def stacked_to_packed(ragging: RaggedContext, x: Value) -> Any:
+    """Return padded examples as packed rows."""
     (axis,) = ragging.sizes.axes(x.shape)
     size = x.shape[axis]
-    lanes = with_a_row(ragging, jnp.moveaxis(x.array, axis + 1, 1), 0, 1)
-    rows = lanes.at[ragging.lanes(size), ragging.positions(size)].get(mode="clip")
+    padded = with_a_row(ragging, jnp.moveaxis(x.array, axis + 1, 1), 0, 1)
+    rows = padded.at[ragging.batch_indices(size), ragging.positions(size)].get(mode="clip")
     return jnp.moveaxis(rows, 0, axis)
 
 
-def with_a_row(ragging: RaggedContext, lanes: Any, *axes: int) -> Any:
-    """Return padded lanes with one element along each of `axes` that may be empty.
+def with_a_row(ragging: RaggedContext, padded: Any, *axes: int) -> Any:
+    """Return padded examples with one element along each of `axes` that may be empty.
 
     A gather with clipped indices needs at least one element.
     """
-    known = (*ragging.sizes.rows.values(), ragging.sizes.lanes)
+    known = (*ragging.sizes.rows.values(), ragging.sizes.batch_size)
 
     def may_be_empty(size: Any) -> bool:
         return bool(size == 0) or (is_symbolic_dimension(size) and size not in known)
 
-    empty = [axis for axis in axes if may_be_empty(lanes.shape[axis])]
+    empty = [axis for axis in axes if may_be_empty(padded.shape[axis])]
     if not empty:
-        return lanes
-    none = [(0, int(i in empty), 0) for i in range(lanes.ndim)]
-    return lax.pad(lanes, lax.full_like(lanes, 0, shape=()), none)
+        return padded
+    none = [(0, int(i in empty), 0) for i in range(padded.ndim)]
+    return lax.pad(padded, lax.full_like(padded, 0, shape=()), none)

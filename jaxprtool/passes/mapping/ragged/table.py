@@ -4,10 +4,10 @@
     def _(ragging, eqn, x):
         return ragging.bind(eqn, x)
 
-A rule applies an equation to all lanes, with JAX's functions. Its operands are `Shared`, `Lanes` or
+A rule applies an equation to all lanes, with JAX's functions. Its operands are `Shared`, `Batched` or
 `Packed` values (see `values`). A result with a ragged axis is returned packed along the same axis,
 any other result by lanes, `[B, ...]`. If the rule returns None, the operands are padded, and the
-masking rule of the primitive is applied to each lane.
+masking rule of the primitive is applied to each example.
 
 Spare rows may not influence a result. A rule whose results have spare rows must make them equal to
 the first row, with `RaggedContext.spared`.
@@ -31,7 +31,7 @@ from jaxprtool.ir.shapes.ragged import row_places
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.domains.rules import RuleContext
 from jaxprtool.passes.mapping.mask.sizes import computed
-from jaxprtool.passes.mapping.ragged.values import Lanes, Sizes, Value
+from jaxprtool.passes.mapping.ragged.values import Batched, Sizes, Value
 
 #: `rule(ragging, eqn, *operands) -> result`, or a sequence of results if the primitive has several.
 RaggedRule = Callable[..., Any]
@@ -40,13 +40,13 @@ RaggedRule = Callable[..., Any]
 ragged_rules: RuleTable[RaggedRule] = RuleTable()
 
 #: The facts about a size, in the order in which they are computed from each other.
-FACTS = ("value", "lengths", "starts", "examples", "lanes", "positions")
+FACTS = ("value", "lengths", "starts", "examples", "batch_indices", "positions")
 
 
 class RaggedContext(RuleContext):
-    """The context of a rule while it is traced: the lengths of the lanes and the positions of rows.
+    """The context of a rule while it is traced: the lengths of examples and the positions of rows.
 
-    In the shapes below, B is the number of lanes, and N is the number of packed rows of a size.
+    In the shapes below, B is the number of examples, and N is the number of packed rows of a size.
 
     Attributes:
         sizes: The sizes of the program.
@@ -63,34 +63,34 @@ class RaggedContext(RuleContext):
     # --- sizes ----------------------------------------------------------------------------------
 
     def symbol(self, name: str) -> Any:
-        """Return the value of a ragged symbol in each lane: `i32[B]`."""
+        """Return the value of a ragged symbol in each example: `i32[B]`."""
         return self._symbols[name]
 
     def held_size(self, size: Any) -> Any:
         return self.sizes.count(size) if jaxcompat.is_symbolic_dimension(size) else size
 
     def value(self, size: Any) -> Any:
-        """Return the value of a size in each lane: `i32[B]`. That of `n - 1` may be negative."""
+        """Return the value of a size in each example: `i32[B]`. That of `n - 1` may be negative."""
         return self.fact("value", size)
 
     def lengths(self, size: Any) -> Any:
-        """Return the number of rows of each lane: `i32[B]`."""
+        """Return the number of rows of each example: `i32[B]`."""
         return self.fact("lengths", size)
 
     def starts(self, size: Any) -> Any:
-        """Return the index of the first row of each lane: `i32[B]`."""
+        """Return the index of the first row of each example: `i32[B]`."""
         return self.fact("starts", size)
 
     def examples(self, size: Any) -> Any:
-        """Return the lane of each row, and B for a spare row: `i32[N]`."""
+        """Return the example of each row, and B for a spare row: `i32[N]`."""
         return self.fact("examples", size)
 
-    def lanes(self, size: Any) -> Any:
-        """Return the lane of each row, and that of the first row for a spare row: `i32[N]`."""
-        return self.fact("lanes", size)
+    def batch_indices(self, size: Any) -> Any:
+        """Return the example of each row, and that of the first row for a spare row: `i32[N]`."""
+        return self.fact("batch_indices", size)
 
     def positions(self, size: Any) -> Any:
-        """Return the position of each row in its lane, from 0: `i32[N]`."""
+        """Return the position of each row in its example, from 0: `i32[N]`."""
         return self.fact("positions", size)
 
     def _value(self, size: Any) -> Any:
@@ -110,11 +110,11 @@ class RaggedContext(RuleContext):
     def _examples(self, size: Any) -> Any:
         return row_places(self.lengths(size), self.sizes.count(size)).examples
 
-    def _lanes(self, size: Any) -> Any:
+    def _batch_indices(self, size: Any) -> Any:
         examples = self.examples(size)
         if self.sizes.is_exact(size):
             return examples
-        return jnp.minimum(self.spared(examples, 0, size), self.sizes.lanes - 1)
+        return jnp.minimum(self.spared(examples, 0, size), self.sizes.batch_size - 1)
 
     def _positions(self, size: Any) -> Any:
         numbers = jnp.arange(self.sizes.count(size), dtype=jnp.int32)
@@ -123,8 +123,8 @@ class RaggedContext(RuleContext):
     # --- rows -----------------------------------------------------------------------------------
 
     def real(self, size: Any) -> Any:
-        """Return True for each row that belongs to a lane, and is not spare: `bool[N]`."""
-        return self.examples(size) < self.sizes.lanes
+        """Return True for each row that belongs to an example, and is not spare: `bool[N]`."""
+        return self.examples(size) < self.sizes.batch_size
 
     def spared(self, array: Any, axis: int, size: Any) -> Any:
         """Return packed rows, with the spare ones made equal to the first."""
@@ -133,18 +133,18 @@ class RaggedContext(RuleContext):
         return select(self.real(size), axis, array, lax.slice_in_dim(array, 0, 1, axis=axis))
 
     def at_rows(self, array: Any, size: Any) -> Any:
-        """Return the value of its lane for each row: `[B, ...]` to `[N, ...]`."""
-        return taken(array, self.lanes(size))
+        """Return the value of its example for each row: `[B, ...]` to `[N, ...]`."""
+        return taken(array, self.batch_indices(size))
 
     def along(self, x: Value, shape: tuple[Any, ...], axis: int) -> Any:
         """Return an operand of an elementwise equation as an array that fits packed operands.
 
         Args:
-            x: The operand. By lanes, it is a scalar, or has size 1 along the ragged axis.
-            shape: The shape of the result in one lane.
+            x: The operand. If batched, it is a scalar, or has size 1 along the ragged axis.
+            shape: The shape of the result in one example.
             axis: The ragged axis of the result, the first one if it has two.
         """
-        if not isinstance(x.kind, Lanes):
+        if not isinstance(x.kind, Batched):
             return x.array
         rows = self.at_rows(x.array, shape[axis])
         if x.shape:
@@ -188,5 +188,5 @@ def broadcast_unsorted(array: Any, shape: Sequence[Any], dims: Sequence[int]) ->
 
 
 def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:
-    """Return the error for an equation that cannot be computed for lanes of different lengths."""
+    """Return the error for an equation that does not support examples of different lengths."""
     return UnsupportedError(f"{named(eqn)} cannot be done by lanes: {reason}", hint)

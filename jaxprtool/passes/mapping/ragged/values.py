@@ -1,23 +1,23 @@
 """The layouts of the values of a ragged program, and their sizes.
 
 The program to rewrite computes one example. Its types may mention a ragged symbol, the length of
-the example. The new program computes all examples at once; each of them is a *lane*. A `Kind`
-states how the value of all lanes is laid out in one array:
+the example. The new program computes all examples at once. A `Kind` states how the
+value of all examples is laid out in one array:
 
-| kind      | array                                                                       |
-| --------- | --------------------------------------------------------------------------- |
-| Shared    | the value itself, which is the same in all lanes                            |
-| Lanes     | one value per lane, without a ragged axis: `[B, ...]`                       |
-| Packed    | the rows of all lanes, concatenated along the one ragged axis               |
-| Pairs     | each row paired with the rows near it (`bands`): `[..., N, ..., width, ...]` |
-| Stacked   | each lane padded: `[B, ..., bound, ...]`, and the known values of the padding |
-| RowsFirst | a stack of Lanes or Stacked values, as a scan takes it: `[length, B, ...]`          |
+| kind      | array                                                                            |
+| --------- | -------------------------------------------------------------------------------- |
+| Shared    | the value itself, which is the same in all examples                              |
+| Batched   | one value per example, without a ragged axis: `[B, ...]`                         |
+| Packed    | the rows of all examples, concatenated along the one ragged axis                 |
+| Pairs     | each row paired with the rows near it (`bands`): `[..., N, ..., width, ...]`     |
+| Stacked   | each example padded: `[B, ..., bound, ...]`, and the known values of the padding |
+| RowsFirst | a stack of Batched or Stacked values, as a scan takes it: `[length, B, ...]`     |
 
-B is the number of lanes and N the number of stored rows. N may exceed the number of rows in use:
+B is the number of examples and N the number of stored rows. N may exceed the number of rows in use:
 `x[1:]` of examples that may be empty is stored in as many rows as `x`. The *spare rows* at the
 end are copies of the first row. So an operation on them produces no NaN or error that the first row
 does not produce, and no result depends on them. For the same reason, a pair of rows of two
-different lanes holds a copy of the pair of its first row with itself.
+different examples holds a copy of the pair of its first row with itself.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from jaxprtool.passes.mapping.ragged.bands import Band
 
 @dataclass(frozen=True)
 class Shared:
-    """A value that is the same in all lanes."""
+    """A value that is the same in all examples."""
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """A value for each lane, along the first axis."""
+class Batched:
+    """A value for each example, along the first axis."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The rows of all lanes, concatenated.
+    """The rows of all examples, concatenated.
 
     Attributes:
         axis: The ragged axis. It is the same in the array as in one example.
@@ -62,7 +62,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of rows, such as the scores of attention. Pairs of two lanes influence no result.
+    """Pairs of rows, such as the scores of attention. Pairs of two examples influence no result.
 
     Attributes:
         axes: The two ragged axes. They are the same in the array as in one example, but in the
@@ -76,10 +76,10 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Stacked:
-    """A value for each lane, padded along its ragged axes.
+    """A value for each example, padded along its ragged axes.
 
     Attributes:
-        facts: The known values of the padding of one lane.
+        facts: The known values of the padding of one example.
     """
 
     facts: Facts
@@ -87,18 +87,18 @@ class Stacked:
 
 @dataclass(frozen=True)
 class RowsFirst:
-    """The values of all iterations of a scan, with the axis of lanes behind that of iterations.
+    """The values of all iterations of a scan, with the axis of examples behind that of iterations.
 
     Only the operands and results of a scan have this layout.
 
     Attributes:
-        kind: The layout with the axis of lanes first.
+        kind: The layout with the axis of examples first.
     """
 
-    kind: Lanes | Stacked
+    kind: Batched | Stacked
 
 
-Kind: TypeAlias = Shared | Lanes | Packed | Pairs | Stacked | RowsFirst
+Kind: TypeAlias = Shared | Batched | Packed | Pairs | Stacked | RowsFirst
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +106,9 @@ class Value:
     """An operand as it is passed to a rule.
 
     Attributes:
-        array: The array that holds the value of all lanes.
+        array: The array that holds the value of all examples.
         kind: The layout of the array.
-        shape: The shape of the value in one lane.
+        shape: The shape of the value in one example.
     """
 
     array: Any
@@ -128,7 +128,7 @@ class Value:
 
     @property
     def size(self) -> Any:
-        """The size of a packed value along its ragged axis in one lane."""
+        """The size of a packed value along its ragged axis in one example."""
         assert isinstance(self.kind, Packed)
         return self.kind.size
 
@@ -140,29 +140,29 @@ class Sizes:
     """The sizes of a ragged program, and the layout of its values.
 
     Attributes:
-        lanes: The number of lanes.
-        rows: The number of packed rows of all lanes together, by ragged symbol.
-        bounds: The largest length of one lane, by ragged symbol.
-        full: The ragged symbols without spare rows: each of their rows belongs to a lane.
+        batch_size: The number of examples.
+        rows: The number of packed rows of all examples together, by ragged symbol.
+        bounds: The largest length of one example, by ragged symbol.
+        full: The ragged symbols without spare rows: each of their rows belongs to an example.
         layout: "packed" if no value may be padded, "padded" if every value is, None to choose the
             smaller layout for each value.
-        lengths_aval: The type of the lengths of all lanes, `i32[B]`.
+        lengths_aval: The type of the lengths of all examples, `i32[B]`.
     """
 
     def __init__(
         self,
-        lanes: Any,
+        batch_size: Any,
         rows: Mapping[str, Any],
         longest: Mapping[str, Any],
         full: frozenset[str],
         layout: Layout | None = None,
     ) -> None:
-        self.lanes = lanes
+        self.batch_size = batch_size
         self.rows = dict(rows)
         self.bounds = Bounds(longest)
         self.full = full
         self.layout = layout
-        self.lengths_aval = jax.core.ShapedArray((lanes,), jnp.int32)
+        self.lengths_aval = jax.core.ShapedArray((batch_size,), jnp.int32)
         self._counts: dict[Any, Any] = {}
         self._exact: dict[Any, bool] = {}
         self._bands: dict[Any, Band] = {}
@@ -200,9 +200,9 @@ class Sizes:
         slope = value_of(size, {name: 1}) - constant
         if isinstance(slope, int) and slope < 1:
             return None
-        # A negative constant removes no row from an empty lane, so no rows are subtracted.
+        # A negative constant removes no row from an empty example, so no rows are subtracted.
         more = jax.core.max_dim(constant, 0)
-        return slope * self.rows[name] + more * self.lanes
+        return slope * self.rows[name] + more * self.batch_size
 
     def names(self, size: Any) -> list[str]:
         """Return the ragged symbols that a size mentions."""
@@ -222,16 +222,16 @@ class Sizes:
         Rules, branches and loops use it, where several equations must agree on one layout.
 
         Args:
-            aval: The type of the value in one lane.
-            shared: True if a value without ragged axes is the same in all lanes.
+            aval: The type of the value in one example.
+            shared: True if a value without ragged axes is the same in all examples.
         """
         shape = tuple(getattr(aval, "shape", ()))
         if not self.axes(shape):
-            return Shared() if shared else Lanes()
+            return Shared() if shared else Batched()
         return self.held(shape)
 
     def held(self, shape: tuple[Any, ...]) -> Kind:
-        """Return the layout of a value with this ragged shape in one lane."""
+        """Return the layout of a value with this ragged shape in one example."""
         if shape not in self._ragged:
             self._ragged[shape] = self._held(shape, self.axes(shape))
         return self._ragged[shape]
@@ -249,13 +249,13 @@ class Sizes:
         """Return True if a value with two axes of this size is held as pairs, and not padded.
 
         The layout with fewer elements is chosen, since both time and memory are proportional to
-        them. If the two numbers cannot be compared, lanes are padded.
+        them. If the two numbers cannot be compared, examples are padded.
         """
         if self.layout is not None:
             return self.layout == "packed"
         bound = self.bounds.padded(size)
         try:
-            return bool(self.count(size) * self.band(size).width < self.lanes * bound * bound)
+            return bool(self.count(size) * self.band(size).width < self.batch_size * bound * bound)
         except jax.errors.InconclusiveDimensionOperation:
             return False
 
@@ -270,21 +270,21 @@ class Sizes:
         return self._bands[size]
 
     def shape(self, kind: Kind, shape: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the shape of the array that holds a value with this shape in one lane."""
+        """Return the shape of the array that holds a value with this shape in one example."""
         if isinstance(kind, Shared):
             return tuple(shape)
         if isinstance(kind, RowsFirst):
-            lanes, rows, *rest = self.shape(kind.kind, shape)
-            return (rows, lanes, *rest)
+            batch_size, rows, *rest = self.shape(kind.kind, shape)
+            return (rows, batch_size, *rest)
         if isinstance(kind, Packed | Pairs):
             counts = list(map(self.count, shape))
             if isinstance(kind, Pairs):
                 counts[kind.axes[1]] = self.band(kind.size).width
             return tuple(counts)
-        return (self.lanes, *self.bounds.shape(shape))
+        return (self.batch_size, *self.bounds.shape(shape))
 
     def aval(self, kind: Kind, aval: Aval) -> Aval:
-        """Return the type of the array that holds a value with this type in one lane."""
+        """Return the type of the array that holds a value with this type in one example."""
         return aval if isinstance(kind, Shared) else aval.update(shape=self.shape(kind, aval.shape))
 
 

@@ -16,34 +16,34 @@ from jaxprtool.passes.mapping.ragged.values import Kind, Packed, Pairs, Sizes, S
 
 
 @dataclass(frozen=True, eq=False)
-class AllLanes:
-    """The jaxpr of all lanes.
+class RaggedJaxpr:
+    """The jaxpr of all examples.
 
     Attributes:
         jaxpr: The jaxpr. It takes the arguments, then the lengths of each ragged symbol.
-        kinds: The layouts of its results: `Shared`, `Lanes`, or `Packed`.
+        kinds: The layouts of its results: `Shared`, `Batched`, or `Packed`.
     """
 
     jaxpr: ClosedJaxpr
     kinds: tuple[Kind, ...]
 
 
-def all_lanes(
+def ragged_jaxpr(
     body: ClosedJaxpr,
     kinds: Sequence[Kind],
     sizes: Sizes,
     result_names: Callable[[], Sequence[str]],
-) -> AllLanes:
-    """Return the jaxpr of all lanes, from the jaxpr of one.
+) -> RaggedJaxpr:
+    """Return the jaxpr of all examples, from the jaxpr of one.
 
     Args:
-        body: The jaxpr of one lane.
+        body: The jaxpr of one example.
         kinds: The layouts of its arguments.
         sizes: The ragged symbols, the number of their rows, and the layout of values.
         result_names: Returns the names of the results, for errors.
 
     Raises:
-        UnsupportedError: If an equation cannot be computed for lanes of different lengths, or a
+        UnsupportedError: If an equation cannot be computed for examples of different lengths, or a
             result has two ragged axes.
     """
     wanted = [_result_kind(sizes, v.aval, i, result_names) for i, v in enumerate(body.outvars)]
@@ -51,7 +51,7 @@ def all_lanes(
     made = _Outermost(domain).body(body, kinds, wanted)
     jaxpr, count = made.taking(domain, domain.extras), len(domain.extras)
     invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]
-    return AllLanes(jaxcompat.replace_jaxpr(jaxpr, invars=invars), made.kinds)
+    return RaggedJaxpr(jaxcompat.replace_jaxpr(jaxpr, invars=invars), made.kinds)
 
 
 def _result_kind(

@@ -24,14 +24,14 @@ def _bitcast(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     *("eig", "eigh", "fft", "geev", "geqp3", "geqrf", "hessenberg", "householder_product", "qr"),
     *("schur", "svd", "tridiagonal"),
 )
-def _by_lane(masking: MaskContext, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
-    _check_lanes(masking, eqn, x, len(eqn.params.get("fft_lengths", (0, 0))))
+def _over_leading_axes(masking: MaskContext, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
+    _check_unpadded(masking, eqn, x, len(eqn.params.get("fft_lengths", (0, 0))))
     for each in more:
-        _check_lanes(masking, eqn, each, 1)
+        _check_unpadded(masking, eqn, each, 1)
     return masking.bind(eqn, x, *more)
 
 
-def _check_lanes(masking: MaskContext, eqn: JaxprEqn, x: Padded, rank: int) -> None:
+def _check_unpadded(masking: MaskContext, eqn: JaxprEqn, x: Padded, rank: int) -> None:
     """Raise UnsupportedError for an operand that is padded along one of its last `rank` axes."""
     if any(axis >= x.ndim - rank for axis in masking.axes(x)):
         raise refusal(eqn, "it mixes all elements of an axis, of which some are padding")
@@ -62,7 +62,7 @@ def _cholesky(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
 def _lu(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     rows, columns = x.ndim - 2, x.ndim - 1
     if x.shape[rows] != x.shape[columns]:
-        _check_lanes(masking, eqn, x, 2)
+        _check_unpadded(masking, eqn, x, 2)
     factors, pivots, permutation = masking.bind(eqn, _with_identity(masking, x))
     return masking.apart(factors, x.shape, (rows, columns), active=x.active), pivots, permutation
 

@@ -1,6 +1,6 @@
-"""The fallback rule, which computes an equation lane by lane.
+"""The fallback rule, which computes an equation example by example.
 
-The masking rule of the equation computes one padded lane, and is then batched over all lanes.
+The masking rule of the equation computes one padded example, and is then batched over all examples.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jaxprtool.passes.mapping.batch.body import batch_body
 from jaxprtool.passes.mapping.domains.templates import Template, signature, template_of_jaxpr
 from jaxprtool.passes.mapping.mask.values import Facts, fill, is_number
 from jaxprtool.passes.mapping.ragged.body import (
-    BY_LANES,
+    BY_EXAMPLE,
     RaggedDomain,
     RaggedWriting,
     structured_ragged_rules,
 )
 from jaxprtool.passes.mapping.ragged.values import (
+    Batched,
     Kind,
-    Lanes,
     Packed,
     Pairs,
     Shared,
@@ -33,7 +33,7 @@ from jaxprtool.passes.mapping.ragged.values import (
 )
 
 
-class ByLanes(NamedTuple):
+class ByExample(NamedTuple):
     """The equations that replace one equation.
 
     Attributes:
@@ -47,11 +47,11 @@ class ByLanes(NamedTuple):
     kinds: tuple[Kind, ...]
 
 
-@rule(structured_ragged_rules, BY_LANES)
-def _by_lanes(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
-    """Write an equation for each padded lane, by its masking rule."""
+@rule(structured_ragged_rules, BY_EXAMPLE)
+def _by_example(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
+    """Write an equation for each padded example, by its masking rule."""
     domain = writing.domain
-    kinds = [_lane_kind(writing, atom) for atom in eqn.invars]
+    kinds = [_operand_kind(writing, atom) for atom in eqn.invars]
     facts = [
         kind.facts if isinstance(kind, Stacked) else Facts.of(atom, active=True)
         for atom, kind in zip(eqn.invars, kinds, strict=True)
@@ -59,13 +59,13 @@ def _by_lanes(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
     operands = [writing.held(atom, kind) for atom, kind in zip(eqn.invars, kinds, strict=True)]
     outs = tuple(v.aval for v in eqn.outvars)
     types = tuple(zip((a.aval for a in operands), kinds, facts, strict=True))
-    key: Hashable = ByLanes, signature(eqn, (), domain.with_floats), types, outs
+    key: Hashable = ByExample, signature(eqn, (), domain.with_floats), types, outs
     try:
-        made = domain.by_lanes.get(key)
+        made = domain.by_example.get(key)
     except TypeError:  # a parameter that is not hashable
         key, made = id(eqn), None
     if made is None:
-        domain.by_lanes[key] = made = _masked_and_batched(domain, eqn, kinds, facts)
+        domain.by_example[key] = made = _masked_and_batched(domain, eqn, kinds, facts)
     lengths: list[Atom] = [writing.extra(name) for name in made.symbols]
     results = writing.instantiate(made.template, [*lengths, *operands], eqn.source_info)
     for var, kind, atom in zip(eqn.outvars, made.kinds, results, strict=True):
@@ -75,7 +75,7 @@ def _by_lanes(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
 
 def _masked_and_batched(
     domain: RaggedDomain, eqn: JaxprEqn, kinds: Sequence[Kind], facts: Sequence[Facts]
-) -> ByLanes:
+) -> ByExample:
     sizes = domain.sizes
     operands, outs = [Var(a.aval) for a in eqn.invars], [Var(v.aval) for v in eqn.outvars]
     body = jaxcompat.replace_jaxpr(
@@ -87,18 +87,18 @@ def _masked_and_batched(
     masked = domain.masks.masked(body, facts)
     dims: list[int | None] = [0] * len(masked.extras)
     dims += [None if isinstance(kind, Shared) else 0 for kind in kinds]
-    axis = Axis(None, sizes.lanes)
+    axis = Axis(None, sizes.batch_size)
     wanted: list[int | None] = [0 if _axes(sizes, var) else None for var in outs]
     batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
-    if any(dim not in (None, 0) for dim in found):  # lanes must be axis 0: batch again
+    if any(dim not in (None, 0) for dim in found):  # examples must be axis 0: batch again
         wanted = [None if dim is None else 0 for dim in found]
         batched, found = batch_body(masked.jaxpr, dims, axis, wanted)
     results = [
-        Stacked(known) if _axes(sizes, var) else Shared() if dim is None else Lanes()
+        Stacked(known) if _axes(sizes, var) else Shared() if dim is None else Batched()
         for var, dim, known in zip(outs, found, masked.kinds, strict=True)
     ]
     batched = _as_weak(batched, outs, eqn)
-    return ByLanes(masked.extras, template_of_jaxpr(batched, ()), tuple(results))
+    return ByExample(masked.extras, template_of_jaxpr(batched, ()), tuple(results))
 
 
 def _as_weak(batched: ClosedJaxpr, variables: Sequence[Var], eqn: JaxprEqn) -> ClosedJaxpr:
@@ -120,8 +120,8 @@ def _axes(sizes: Sizes, atom: Atom) -> tuple[int, ...]:
     return sizes.axes(getattr(atom.aval, "shape", ()))
 
 
-def _lane_kind(writing: RaggedWriting, atom: Atom) -> Kind:
-    """Return the layout of an operand of an equation that is computed by lanes."""
+def _operand_kind(writing: RaggedWriting, atom: Atom) -> Kind:
+    """Return the layout of an operand of an equation that is computed example by example."""
     kind = writing.kind(atom)
     if not isinstance(kind, Packed | Pairs):
         return kind
@@ -130,7 +130,7 @@ def _lane_kind(writing: RaggedWriting, atom: Atom) -> Kind:
 
 
 def _zero_padded(atom: Atom, kind: Packed | Pairs) -> Facts:
-    """Return the facts of a packed value or pairs when converted to lanes, padded with zeros."""
+    """Return the facts of a packed value or pairs when padded with zeros."""
     shape = tuple(atom.aval.shape)
     zero = fill(0, atom.aval.dtype) if is_number(atom.aval) else None
     axes = (kind.axis,) if isinstance(kind, Packed) else kind.axes

@@ -185,7 +185,7 @@ class Saving:
         count, names = len(self._work), len(self._order)
         lower = np.zeros(count + names)
         lower[self._seeds] = 1
-        kinds = np.concatenate([np.zeros(count), np.ones(names)])
+        is_integer = np.concatenate([np.zeros(count), np.ones(names)])
         constraints = []
         if self._edges:
             readers, read, cuts = np.array(self._edges).T
@@ -204,7 +204,7 @@ class Saving:
         options = {"mip_rel_gap": _GAP, "node_limit": _NODES}
         found = milp(
             cost,
-            integrality=kinds,
+            integrality=is_integer,
             bounds=Bounds(lower, 1),
             constraints=constraints,
             options=options,

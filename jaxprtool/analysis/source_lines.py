@@ -126,7 +126,7 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
     costs = cost_by_side(program)
     counts = EquationsByLine(LineReader(frames)).of(everything(about.jaxpr))
     backward = any(is_some(each.backward) for each in costs.lines.values())
-    kind = GradientLine if backward else SourceLine
+    line_type = GradientLine if backward else SourceLine
     by_file: dict[str, list[SourceLine]] = {}
     elsewhere = 0
     for line, count in counts.items():
@@ -134,7 +134,7 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
             elsewhere += count.total()
             continue
         found = costs.lines.get(line, _NOTHING)
-        by_file.setdefault(line.file, []).append(kind(line.line, count.total(), *found))
+        by_file.setdefault(line.file, []).append(line_type(line.line, count.total(), *found))
     files = [
         SourceFile(file, frames.path(file), tuple(sorted(lines, key=lambda each: each.number)))
         for file, lines in by_file.items()

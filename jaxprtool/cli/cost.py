@@ -123,12 +123,12 @@ def _profile(program: Program) -> bytes:
     from jaxprtool.analysis.cost.stacks import cost_by_stack
     from jaxprtool.formats.pprof import Sample, profile
 
-    kinds = [("flops", "count"), ("transcendentals", "count"), ("bytes", "bytes")]
+    sample_types = [("flops", "count"), ("transcendentals", "count"), ("bytes", "bytes")]
     found = [
         Sample(*each.stack, (each.work.flops, each.work.transcendentals, each.work.bytes))
         for each in cost_by_stack(program)
     ]
-    return profile(program.name, kinds, found)
+    return profile(program.name, sample_types, found)
 
 
 def _seconds(given: Given, on_progress: OnProgress) -> float:

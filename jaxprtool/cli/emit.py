@@ -10,7 +10,14 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
-from jaxprtool.formats.emission import STDOUT, Emission, Format, GraphKind, format_of, picture_kind
+from jaxprtool.formats.emission import (
+    STDOUT,
+    Emission,
+    Format,
+    GraphKind,
+    format_of,
+    picture_format,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.ir.programs.program import Program
@@ -148,7 +155,7 @@ def _check(emission: Emission, out: str | None) -> None:
     if emission.is_binary and out in (None, STDOUT) and sys.stdout.isatty():
         what = "bytecode" if emission.binary else f"{to}"
         raise OutputError(f"{what} is binary, and stdout a terminal", "write a file: -o FILE")
-    if to is Format.dot and picture_kind(out):
+    if to is Format.dot and picture_format(out):
         from jaxprtool.formats.picture import require_graphviz
 
         require_graphviz(out or "")
@@ -171,9 +178,9 @@ def _print(programs: list[tuple[str, Program]], emission: Emission) -> None:
     """Write programs to stdout; several are preceded by their names as comments."""
     if len(programs) > 1 and (emission.is_binary or emission.format is Format.model_explorer):
         names = ", ".join(name for name, _ in programs)
-        kind = "is binary and" if emission.is_binary else "is one document, which"
+        reason = "is binary and" if emission.is_binary else "is one document, which"
         raise OutputError(
-            f"{emission.format} {kind} takes one program, and the passes gave {names}",
+            f"{emission.format} {reason} takes one program, and the passes gave {names}",
             "write a folder, with one file for each: -o DIR/",
         )
     mark = "#" if emission.format in (Format.python, Format.jaxpr) else "//"

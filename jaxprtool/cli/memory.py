@@ -48,7 +48,7 @@ def memory(
     """
     from jaxprtool.render.reports import memory_picture
 
-    kind = None if plot is None else memory_picture.kind_of(plot)
+    picture_format = None if plot is None else memory_picture.picture_format(plot)
     session.start()
     from jaxprtool.analysis.memory import memory as found_memory
     from jaxprtool.render.reports import memory as render
@@ -60,10 +60,10 @@ def memory(
         only_program("--pprof is of", programs)
     session.on_progress("counting")
     found = [found_memory(each) for _, each in programs]
-    if plot is not None and kind is not None:
+    if plot is not None and picture_format is not None:
         session.on_progress("drawing")
         with file_written_whole(plot) as file:
-            file.write(memory_picture.picture(found[0], kind))
+            file.write(memory_picture.picture(found[0], picture_format))
     if pprof is not None:
         with file_written_whole(pprof) as file:
             file.write(_profile(found[0]))
@@ -81,7 +81,7 @@ def _profile(found: Memory) -> bytes:
     """Return the live values at the peak by call stack, as a profile."""
     from jaxprtool.formats.pprof import Sample, profile
 
-    kinds = [("bytes", "bytes"), ("values", "count")]
+    sample_types = [("bytes", "bytes"), ("values", "count")]
     alive = [
         Sample(
             live.frames,
@@ -90,4 +90,4 @@ def _profile(found: Memory) -> bytes:
         )
         for live in found.live
     ]
-    return profile(found.name, kinds, alive)
+    return profile(found.name, sample_types, alive)

@@ -94,7 +94,7 @@ def format_of(path: str | None, chosen: Format | None = None) -> tuple[Format, b
         return Format.dot, False
     if suffix:
         message = f"the name '{path}' says nothing about a format"
-        near = did_you_mean(suffix, [*(f".{kind}" for kind in _PICTURES), *SUFFIXES])
+        near = did_you_mean(suffix, [*(f".{each}" for each in _PICTURES), *SUFFIXES])
         raise OutputError(message, near or f"--to takes {_ALL}")
     raise OutputError("--to is missing, which says what to emit", f"it takes {_ALL}")
 
@@ -195,8 +195,8 @@ class Emission:
             graph = lowering.hlo_dot(program, self.platform)
         else:
             graph = dot(program, self.depth, self.full)
-        kind = picture_kind(path)
-        return picture.picture(graph, kind, path) if kind else graph
+        format_name = picture_format(path)
+        return picture.picture(graph, format_name, path) if format_name else graph
 
     def write(self, programs: Sequence[tuple[str, Program]], out: str) -> None:
         """Write programs and their additional files to `out`: all of them, or none.
@@ -232,10 +232,10 @@ class Emission:
                 file.write(content if isinstance(content, bytes) else content.encode())
 
 
-def picture_kind(path: str | None) -> str | None:
+def picture_format(path: str | None) -> str | None:
     """Return the picture format of a file name's suffix; None if it is not a picture."""
-    kind = suffix_of(path)[1:]
-    return kind if kind in _PICTURES else None
+    format_name = suffix_of(path)[1:]
+    return format_name if format_name in _PICTURES else None
 
 
 def destinations(

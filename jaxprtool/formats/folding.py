@@ -64,7 +64,7 @@ class _Folding:
         for edge in graph.edges:
             self._into[edge.target].append(edge)
         self._keys: dict[Frame, int] = {}
-        self._kinds: dict[Hashable, int] = {}
+        self._structures: dict[Hashable, int] = {}
 
     # --- open frames
 
@@ -132,7 +132,7 @@ class _Folding:
                         value = edge.source, edge.output
                         origin = numbers.setdefault(value, len(numbers)), 0
                     entries.append((*origin, edge.place, edge.back, *edge.values))
-            self._keys[frame] = self._kinds.setdefault(tuple(entries), len(self._kinds))
+            self._keys[frame] = self._structures.setdefault(tuple(entries), len(self._structures))
         return self._keys[frame]
 
     # --- the result

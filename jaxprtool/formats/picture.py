@@ -19,12 +19,12 @@ def require_graphviz(path: str) -> str:
     return program
 
 
-def picture(graph: str, kind: str, path: str) -> bytes:
+def picture(graph: str, format_name: str, path: str) -> bytes:
     """Return the picture of a graph as svg, png or pdf; `path` is its destination, for messages.
 
     Raises OutputError if Graphviz is missing or fails.
     """
-    command = [require_graphviz(path), f"-T{kind}"]
+    command = [require_graphviz(path), f"-T{format_name}"]
     try:
         done = subprocess.run(command, input=graph.encode(), capture_output=True, check=False)
     except OSError as error:

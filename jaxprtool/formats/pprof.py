@@ -35,12 +35,13 @@ class _Numbers(dict[Any, int]):
         return self[key]
 
 
-def profile(name: str, kinds: Sequence[tuple[str, str]], samples: Iterable[Sample]) -> bytes:
+def profile(name: str, sample_types: Sequence[tuple[str, str]], samples: Iterable[Sample]) -> bytes:
     """Return a profile, compressed.
 
     Args:
         name: The name of the profiled program.
-        kinds: The kinds of values with their units: `("flops", "count")`. The first is the default.
+        sample_types: The sampled values with their units: `("flops", "count")`. The first is the
+            default.
         samples: The rows. The callee is the innermost function of each.
     """
     strings, functions, locations = _Numbers(), _Numbers(), _Numbers()
@@ -52,7 +53,9 @@ def profile(name: str, kinds: Sequence[tuple[str, str]], samples: Iterable[Sampl
         places += [locations[functions[f.file, f.function], f.line] for f in sample.frames]
         rows.append({"location_id": places, "value": list(map(int, sample.values))})
     document = {
-        "sample_type": [{"type": strings[kind], "unit": strings[unit]} for kind, unit in kinds],
+        "sample_type": [
+            {"type": strings[label], "unit": strings[unit]} for label, unit in sample_types
+        ],
         "sample": rows,
         "location": [
             {"id": number, "line": [{"function_id": function, "line": line}]}
@@ -63,6 +66,6 @@ def profile(name: str, kinds: Sequence[tuple[str, str]], samples: Iterable[Sampl
             for (file, called), number in functions.items()
         ],
         "comment": [strings[name]],
-        "default_sample_type": strings[kinds[0][0]],
+        "default_sample_type": strings[sample_types[0][0]],
     }
     return jaxcompat.pprof({**document, "string_table": list(strings)})

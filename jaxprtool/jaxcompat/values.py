@@ -100,20 +100,20 @@ def nested_type(value: object) -> Any:
 
     Equal parameters of different types are different: 2 is not 2.0, and 1 is not True.
     """
-    kind = type(value)
-    if not isinstance(value, tuple) or (kind is tuple and _INTEGERS.issuperset(map(type, value))):
-        return kind  # denotes a tuple of integers, the most common
-    return kind, *map(nested_type, value)
+    cls = type(value)
+    if not isinstance(value, tuple) or (cls is tuple and _INTEGERS.issuperset(map(type, value))):
+        return cls  # denotes a tuple of integers, the most common
+    return cls, *map(nested_type, value)
 
 
 def literal_value(value: object, aval: Aval) -> Any:
     """Return a number or an array in the form of JAX's literals of the type `aval`."""
     data = np.asarray(value, aval.dtype)
     typed = {float: literals.TypedFloat, int: literals.TypedInt, complex: literals.TypedComplex}
-    kind = type(data.item()) if data.shape == () else None
+    scalar_type = type(data.item()) if data.shape == () else None
     # A Python number stays one: the type may represent it less precisely.
-    if kind in typed and type(value) in typed and (aval.weak_type or data.item() != value):
-        return typed[kind](kind(value), aval.dtype)
+    if scalar_type in typed and type(value) in typed and (aval.weak_type or data.item() != value):
+        return typed[scalar_type](scalar_type(value), aval.dtype)
     return literals.TypedNdArray(data, aval)
 
 

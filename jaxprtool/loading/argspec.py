@@ -258,7 +258,7 @@ class _Reader:
     def _mesh(self, text: str, start: int, parsed: types.TypeText) -> AbstractMesh:
         """Return the current mesh, whose axes a type names."""
         mesh = jax.sharding.get_abstract_mesh()
-        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        axis_types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         if "varying" in parsed.axes:
             message = f"{text} varies over axes of a mesh, as only values inside shard_map do"
             raise self.source.fail_at(start, message)
@@ -269,21 +269,23 @@ class _Reader:
                     f"{text} is laid out over '{name}', an axis of a mesh, and no mesh is set",
                     f"--mesh {name}=2 sets one, as jax.set_mesh does",
                 )
-            if name not in kinds:
+            if name not in axis_types:
                 message = f"the mesh has no axis '{name}'"
-                raise self.source.fail_at(start, message, f"it has {_list(kinds)}")
-            if kinds[name] is not jax.sharding.AxisType.Explicit:
-                message = f"the axis '{name}' is {kinds[name].name}, and types name Explicit ones"
+                raise self.source.fail_at(start, message, f"it has {_list(axis_types)}")
+            if axis_types[name] is not jax.sharding.AxisType.Explicit:
+                message = (
+                    f"the axis '{name}' is {axis_types[name].name}, and types name Explicit ones"
+                )
                 raise self.source.fail_at(start, message)
         return mesh
 
     def _dtype(self, name: str, at: int) -> np.dtype:
         if name.startswith("key<"):
-            kind, known = name[4:-1], dtypes.key_dtypes()
-            if kind not in known:
-                message = f"no kind of key is called '{kind}'"
+            impl, known = name[4:-1], dtypes.key_dtypes()
+            if impl not in known:
+                message = f"no kind of key is called '{impl}'"
                 raise self.source.fail_at(at + 4, message, f"there are {_list(known)}")
-            return known[kind]
+            return known[impl]
         dtype = dtypes.array_dtypes().get(name)
         if dtype is None:
             raise self._unknown(name, at)

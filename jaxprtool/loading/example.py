@@ -53,9 +53,9 @@ def example(*args: object, **kwargs: object) -> Callable[[F], F]:
             if inner is not None:
                 attach(inner)
                 return fun
-            kind = type(fun).__name__
+            type_name = type(fun).__name__
             raise ArgumentsError(
-                f"example arguments cannot be attached to an object of type {kind}",
+                f"example arguments cannot be attached to an object of type {type_name}",
                 "wrap it in a function of your own, and attach them to that",
             ) from error
         return fun

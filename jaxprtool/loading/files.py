@@ -122,12 +122,12 @@ def _safetensors(file: BinaryIO) -> Arrays:
 
 def _tensor(name: str, entry: Any, buffer: memoryview) -> np.ndarray:
     try:
-        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        dtype_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
         raise ArgumentsError(f"its entry for '{name}' is damaged") from None
-    if kind not in _SAFETENSORS_DTYPES:
-        raise ArgumentsError(f"'{name}' has dtype {kind}, which is not supported")
-    dtype = np.dtype(_SAFETENSORS_DTYPES[kind])
+    if dtype_name not in _SAFETENSORS_DTYPES:
+        raise ArgumentsError(f"'{name}' has dtype {dtype_name}, which is not supported")
+    dtype = np.dtype(_SAFETENSORS_DTYPES[dtype_name])
     numbers = [*shape, begin, end] if isinstance(shape, list) else [-1]
     if not all(type(n) is int and n >= 0 for n in numbers):
         raise ArgumentsError(f"its entry for '{name}' is damaged")

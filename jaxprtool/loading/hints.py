@@ -56,8 +56,8 @@ def require_arrays(program: Program, target: str, hint: str | None) -> None:
         return
     value = node[1].value
     if not callable(value):
-        kind = type(value).__name__
-        raise TargetError(f"{name} returns no arrays, but a value of type {kind}", hint)
+        type_name = type(value).__name__
+        raise TargetError(f"{name} returns no arrays, but a value of type {type_name}", hint)
     if program.jaxpr.invars:
         add = f'to trace that function, write the call in TARGET: "{target}(...)"'
     raise TargetError(f"{name} returns a function, and no arrays", hint or add)
@@ -219,9 +219,9 @@ def _is_setting(value: object) -> bool:
     if isinstance(value, bool | int):
         return True
     dtype = getattr(value, "dtype", None)
-    kinds = jax.numpy.bool_, jax.numpy.integer
+    scalar_types = jax.numpy.bool_, jax.numpy.integer
     return getattr(value, "shape", None) == () and any(
-        jax.numpy.issubdtype(dtype, kind) for kind in kinds
+        jax.numpy.issubdtype(dtype, scalar_type) for scalar_type in scalar_types
     )
 
 

@@ -224,7 +224,9 @@ def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | Non
     if callable(result):
         return result, None
     if not isinstance(result, tuple | list) or len(result) not in (2, 3):
-        given = f"{len(result)} values" if isinstance(result, tuple | list) else _kind(result)
+        given = (
+            f"{len(result)} values" if isinstance(result, tuple | list) else _described_type(result)
+        )
         raise TargetError(f"the factory {found.name} returned {given}", _FACTORY_GIVES)
     fun, args, kwargs = (*result, {})[:3]
     for good, what, value in (
@@ -233,7 +235,7 @@ def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | Non
         (isinstance(kwargs, Mapping), "kwargs", kwargs),
     ):
         if not good:
-            message = f"the factory {found.name} returned {_kind(value)} for its {what}"
+            message = f"the factory {found.name} returned {_described_type(value)} for its {what}"
             raise TargetError(message, _FACTORY_GIVES)
     return fun, (tuple(args), dict(kwargs))
 
@@ -290,7 +292,7 @@ def _as_example(held: object, found: Target) -> Example:
         return held
     if not isinstance(held, tuple | list):
         raise ArgumentsError(
-            f"example_args of {found.name} is {_kind(held)}",
+            f"example_args of {found.name} is {_described_type(held)}",
             "it is a tuple of the arguments, or a function that returns one",
         )
     return Example(tuple(held), {})
@@ -332,5 +334,5 @@ def _user_error(what: str, error: BaseException) -> UserFunctionError:
     return UserFunctionError(f"{what} raised {said}", module_hint(said))
 
 
-def _kind(value: object) -> str:
+def _described_type(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"

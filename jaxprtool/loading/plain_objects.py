@@ -120,13 +120,13 @@ class _Reached:
         wrapped = None if isinstance(value, type) else getattr_static(value, "__wrapped__", None)
         if callable(wrapped):
             return {_SELF: wrapped}
-        kind = type(value)
-        if isinstance(value, _CONTAINERS) and kind.__module__ in ("builtins", "collections"):
+        cls = type(value)
+        if isinstance(value, _CONTAINERS) and cls.__module__ in ("builtins", "collections"):
             if len(value) > _MOST:
                 return {f"len({path})": len(value)}
             items = value.items() if isinstance(value, dict) else enumerate(value)
             return {f"{path}[{_text(key)}]": each for key, each in items}
-        if not isinstance(value, type) and _is_users(kind) and not has_objects(value):
+        if not isinstance(value, type) and _is_users(cls) and not has_objects(value):
             fields = getattr(value, "__dict__", {})
             held: dict[str, object] = {f"{path}.{name}": each for name, each in fields.items()}
             return held

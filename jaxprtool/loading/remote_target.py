@@ -109,9 +109,9 @@ def _fault(place: RemoteTarget, outcome: processes.Outcome) -> JaxprToolError:
     if not said and "No module named jaxprtool" in outcome.stderr:
         python = place.python or sys.executable
         return TargetError(f"{python} has no jaxprtool", f"{python} -m pip install jaxprtool")
-    kind = UserFunctionError if outcome.status == _FUNCTION_RAISED else TargetError
+    error_type = UserFunctionError if outcome.status == _FUNCTION_RAISED else TargetError
     message = f"{place}: {said[-1] if said else outcome}"
-    return kind(message, hints[-1] if hints else None)
+    return error_type(message, hints[-1] if hints else None)
 
 
 # --- revisions ------------------------------------------------------------------------------------

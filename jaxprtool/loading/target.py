@@ -101,11 +101,11 @@ def resolve(target: str) -> Target:
     module = import_place(place)
     value = _attribute(module, path, place)
     if not callable(value):
-        kind = type(value).__name__
+        type_name = type(value).__name__
         own = [name for name in ("apply", "update", "init") if _is_callable(value, name)]
         hint = " or ".join(f"{target}.{name}" for name in own)
         raise TargetError(
-            f"'{path}' in {place} is not callable, but of type {kind}",
+            f"'{path}' in {place} is not callable, but of type {type_name}",
             f"write {hint}" if own and not isinstance(value, dict | set) else _listing(module),
         )
     return Target(value, module, path, call)

@@ -570,7 +570,7 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
     text = re.sub(r" \(https?://\S+\)$", "", text)
     text, hint = value_needed(text, function_name(fun), dict(named_leaves(fun, call)))
     text = text if len(text) <= 400 else text[:397] + "..."
-    kind = type(error).__name__
+    type_name = type(error).__name__
     if "Non-hashable static arguments" in text and "Tracer" in text:
         text = "an inner function takes an argument as static, and was given a traced one"
         hint = "write static(...) around it, or name it with --static-argnames"
@@ -581,5 +581,5 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
     if "unbound axis name" in text:
         hint = '`jaxprtool vmap --axis-name NAME` binds it, as does -p "batch(axis_name=...)"'
     return UserFunctionError(
-        f"{name} raised {kind}: {text}" if text else f"{name} raised {kind}", hint
+        f"{name} raised {type_name}: {text}" if text else f"{name} raised {type_name}", hint
     )

@@ -181,10 +181,10 @@ def _under_jit(jitted: Callable, options: Mapping[str, object]) -> tuple[Callabl
     Positions and names are two forms of the same option, so either one replaces both.
     """
     fun, keywords = jaxcompat.jit_arguments(jitted)
-    for kind in ("static_arg", "donate_arg"):
-        if any(name.startswith(kind) for name in options):
+    for prefix in ("static_arg", "donate_arg"):
+        if any(name.startswith(prefix) for name in options):
             keywords = {
-                name: value for name, value in keywords.items() if not name.startswith(kind)
+                name: value for name, value in keywords.items() if not name.startswith(prefix)
             }
     return fun, {**keywords, **options}
 

@@ -129,11 +129,11 @@ class Measure:
 @jax.transfer_guard("allow")
 def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Measure:
     """Return the measure of a value relative to a reference of the same shape."""
-    kinds = type_of(jax.typeof(reference)), type_of(jax.typeof(value))
+    types = type_of(jax.typeof(reference)), type_of(jax.typeof(value))
     if not all(hasattr(x, "dtype") for x in (reference, value)):  # tokens have no data
         return Measure(
             name,
-            *kinds,
+            *types,
             True,
             True,
             0.0,
@@ -159,8 +159,8 @@ def measured(name: str, reference: Any, value: Any, tolerance: Tolerance) -> Mea
         place = tuple(map(int, np.argwhere(~within)[0]))
     return Measure(
         name,
-        *kinds,
-        equal=bool(same.all()) and kinds[0] == kinds[1],
+        *types,
+        equal=bool(same.all()) and types[0] == types[1],
         within=bool(within.all()),
         rtol=rtol,
         atol=atol,

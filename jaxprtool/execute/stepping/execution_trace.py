@@ -143,8 +143,8 @@ class ValueIndex:
 
 def _keys(eqn: JaxprEqn, value: Any) -> list[Hashable]:
     """Return the keys of the groups of a value, narrowest first."""
-    line, kind = (jaxcompat.user_frame(eqn) or ())[:2], type_of(value)
-    return [(eqn.primitive.name, line, kind), (line, kind), (kind,)]
+    line, type_text = (jaxcompat.user_frame(eqn) or ())[:2], type_of(value)
+    return [(eqn.primitive.name, line, type_text), (line, type_text), (type_text,)]
 
 
 class _Values:

@@ -253,10 +253,10 @@ class _Results:
 
     def _class(self, tree: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
         owner = tree.owner if isinstance(tree, Shell) else type(tree)
-        kind = tree.type_name if isinstance(tree, Opaque) else owner.__qualname__
+        class_name = tree.type_name if isinstance(tree, Opaque) else owner.__qualname__
         fields = [key.name if isinstance(key, GetAttrKey) else "" for key in keys]
         if all(_is_name(name) and not name.startswith("_") for name in fields):
-            name = identifier(kind.rpartition(".")[2])
+            name = identifier(class_name.rpartition(".")[2])
             self.classes.add(name)
             made = call("namedtuple", name, fields)
             cls = ModuleValue((name, *fields), name, made)

@@ -43,11 +43,11 @@ def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> l
             "cannot be written as Python"
         )
     if jax.typeof(value).weak_type:
-        kind, strong = dtype_name(value.dtype), np.asarray(value)
+        dtype, strong = dtype_name(value.dtype), np.asarray(value)
         bind = call(
             "lax.convert_element_type_p.bind",
             Name(name),
-            new_dtype=kind,
+            new_dtype=dtype,
             weak_type=True,
             sharding=None,
         )
@@ -80,14 +80,14 @@ def _bytes(name: str, data: np.ndarray, scope: Scope) -> list[str]:
     text = data.tobytes().hex()
     width = WIDTH - 2 * len(INDENT)
     rows = [f"{INDENT}{text[i : i + width]}" for i in range(0, len(text), width)]
-    kind = "".join(map(str, written(dtype_name(data.dtype), scope)))
+    dtype = "".join(map(str, written(dtype_name(data.dtype), scope)))
     shape = [f"{INDENT}{size}," for size in data.shape]
     return [
         f"{name} = {from_hex}(",
         f'{INDENT}"""',
         *rows,
         f'{INDENT}""",',
-        f"{INDENT}{kind},",
+        f"{INDENT}{dtype},",
         *shape,
         ")",
     ]

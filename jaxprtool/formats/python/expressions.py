@@ -340,7 +340,7 @@ def _constructed(value: object) -> object:
     construct = (
         constructors.get(cls)
         or late_constructors.get(f"{cls.__module__}.{cls.__qualname__}")
-        or next((make for kind, make in constructors.items() if isinstance(value, kind)), None)
+        or next((make for each, make in constructors.items() if isinstance(value, each)), None)
     )
     return construct(value) if construct else value
 
@@ -386,15 +386,15 @@ def written(value: Any, scope: Scope) -> list[Piece]:
 
 def plain(value: Any) -> str:
     """Return the text of None, a bool, a finite number, a string or bytes; else raise TypeError."""
-    kind = type(value)
-    if kind is str:
+    cls = type(value)
+    if cls is str:
         text = repr(value)  # in single quotes if it contains none
         return text if '"' in value or text[0] == '"' else f'"{text[1:-1]}"'
     if value is Ellipsis:
         return "..."
-    if value is None or kind in (bool, int, float, bytes):
+    if value is None or cls in (bool, int, float, bytes):
         return repr(value)
-    raise TypeError(f"a {kind.__qualname__} is no literal")
+    raise TypeError(f"a {cls.__qualname__} is no literal")
 
 
 def _within(value: object, level: int, scope: Scope) -> list[Piece]:

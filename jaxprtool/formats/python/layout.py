@@ -162,8 +162,8 @@ def _target_lines(targets: Targets, margin: str) -> list[str]:
     if isinstance(targets, list):
         inner = [line for t in targets for line in _target_lines(t, margin + INDENT)]
         return [f"{margin}(", *inner, f"{margin}),"]
-    name, kind = targets
-    return [f"{margin}{name},  # {kind}" if kind else f"{margin}{name},"]
+    name, type_comment = targets
+    return [f"{margin}{name},  # {type_comment}" if type_comment else f"{margin}{name},"]
 
 
 def definition(

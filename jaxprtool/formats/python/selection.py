@@ -87,7 +87,7 @@ class TextTemplates:
             UnsupportedError: If the equation cannot be written.
         """
         params = eqn.params
-        operands = [literal(v).kind if isinstance(v, Literal) else id(v.aval) for v in eqn.invars]
+        operands = [literal(v).key if isinstance(v, Literal) else id(v.aval) for v in eqn.invars]
         outs = [(id(v.aval), type(v)) for v in eqn.outvars]
         ids = map(id, params.values())
         key = (id(eqn.primitive), id(eqn.ctx), *params, *ids, *operands, *outs)
@@ -141,7 +141,7 @@ def _defines(expression: object) -> bool:
 
 
 def _content(eqn: JaxprEqn) -> Hashable:
-    operands = tuple(literal(v).kind if isinstance(v, Literal) else v.aval for v in eqn.invars)
+    operands = tuple(literal(v).key if isinstance(v, Literal) else v.aval for v in eqn.invars)
     try:
         params, _ = parameters_key(eqn)
     except Unkeyable:
@@ -212,8 +212,8 @@ class _RoundTrip:
                 for i, v in enumerate(eqn.invars)
             }
             text = flat(filled(expression.pieces(self), texts))
-            kind = "exec" if isinstance(expression, Assignment) else "eval"
-            code = _compiled(text, "<proposal>", kind)
+            mode = "exec" if isinstance(expression, Assignment) else "eval"
+            code = _compiled(text, "<proposal>", mode)
             traced = jaxcompat.traced_like(eqn, evaluate, variables)
             outs = [] if structures[0] is None else [v for v in eqn.outvars if not _is_ref(v)]
             parts = {"invars": variables, "outvars": outs, "eqns": [eqn]}

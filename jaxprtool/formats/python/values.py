@@ -75,11 +75,11 @@ def _dtype(dtype: Any) -> Expression:
     return call("jnp.dtype", np.dtype(dtype).name)
 
 
-def _scalar_type(kind: type) -> Expression:
+def _scalar_type(scalar_type: type) -> Expression:
     """Return a dtype that is the class of its scalars in a parameter."""
-    if kind.__module__ == "numpy":
-        return Name(f"np.{kind.__name__}")
-    return dtype_name(np.dtype(kind))
+    if scalar_type.__module__ == "numpy":
+        return Name(f"np.{scalar_type.__name__}")
+    return dtype_name(np.dtype(scalar_type))
 
 
 def _float(value: float) -> object:
@@ -91,20 +91,20 @@ def _float(value: float) -> object:
 
 
 def _enum(member: enum.Enum) -> Expression:
-    kind = type(member)
-    if kind is jax.memory.Space:
+    cls = type(member)
+    if cls is jax.memory.Space:
         return Name(f"jax.memory.Space.{member.name}")
     for home, path in ((lax, "lax"), (lax.linalg, "lax.linalg"), (jax, "jax")):
-        if getattr(home, kind.__name__, None) is kind:
-            return Name(f"{path}.{kind.__name__}.{member.name}")
-    raise TypeError(f"{kind.__qualname__} has no public name")
+        if getattr(home, cls.__name__, None) is cls:
+            return Name(f"{path}.{cls.__name__}.{member.name}")
+    raise TypeError(f"{cls.__qualname__} has no public name")
 
 
 def _record(value: Any) -> Expression:
-    kind = type(value)
-    if getattr(lax, kind.__name__, None) is not kind:
-        raise TypeError(f"{kind.__qualname__} has no public name")
-    return _record_of(value, f"lax.{kind.__name__}")
+    cls = type(value)
+    if getattr(lax, cls.__name__, None) is not cls:
+        raise TypeError(f"{cls.__qualname__} has no public name")
+    return _record_of(value, f"lax.{cls.__name__}")
 
 
 def _record_of(value: Any, path: str) -> Expression:
@@ -142,10 +142,10 @@ def _mesh_of(devices: object, mesh: Mesh | AbstractMesh) -> Expression:
 
 
 def _abstract_mesh(mesh: AbstractMesh) -> Expression:
-    kind = getattr(mesh, "abstract_device", None)
-    if kind is not None and not mesh.empty:
+    abstract_device = getattr(mesh, "abstract_device", None)
+    if abstract_device is not None and not mesh.empty:
         # The kind of devices can only be given by a mesh of such devices.
-        everything = call("jax.devices", kind.platform)
+        everything = call("jax.devices", abstract_device.platform)
         devices = Subscript(everything, (slice(None, mesh.size),))
         return ModuleValue(mesh, "mesh", Attribute(_mesh_of(devices, mesh), "abstract_mesh"))
     made = call(
@@ -164,8 +164,8 @@ def _partition_spec(spec: PartitionSpec) -> Expression:
 
 
 def _named_sharding(sharding: NamedSharding) -> Expression:
-    kind = sharding.memory_kind
-    more = {} if kind is None else {"memory_kind": kind}
+    memory_kind = sharding.memory_kind
+    more = {} if memory_kind is None else {"memory_kind": memory_kind}
     return call("jax.sharding.NamedSharding", sharding.mesh, sharding.spec, **more)
 
 
@@ -189,8 +189,8 @@ def array(value: Any, maker: str = "np") -> Expression:
     if maker == "jnp":
         return call("jnp.array", nested(value), dtype_name(value.dtype))
     module = "np" if value.dtype.type.__module__ == "numpy" else "jnp"
-    kind = Name("np.bool_" if value.dtype == np.bool_ else f"{module}.{value.dtype.name}")
-    return call("np.array", nested(value), kind)
+    dtype = Name("np.bool_" if value.dtype == np.bool_ else f"{module}.{value.dtype.name}")
+    return call("np.array", nested(value), dtype)
 
 
 def nested(value: np.ndarray) -> Any:
@@ -294,18 +294,18 @@ constructors.update(
 
 def number(value: Any) -> Any:
     """Return the Python number with the shortest text that reproduces a NumPy scalar's bits."""
-    kind = value.dtype
-    if kind == np.bool_:
+    dtype = value.dtype
+    if dtype == np.bool_:
         return bool(value)
-    if np.issubdtype(kind, np.integer) or jax.dtypes.issubdtype(kind, np.integer):
+    if np.issubdtype(dtype, np.integer) or jax.dtypes.issubdtype(dtype, np.integer):
         return int(value)
-    if np.issubdtype(kind, np.complexfloating):
+    if np.issubdtype(dtype, np.complexfloating):
         return complex(number(value.real), number(value.imag))
     if value != value:
         return math.nan  # ignoring its payload
     short = float(str(value))
     with np.errstate(over="ignore"):
-        return short if _same_bits(kind.type(short), value) else float(value)
+        return short if _same_bits(dtype.type(short), value) else float(value)
 
 
 def _same_bits(a: Any, b: Any) -> bool:
@@ -316,12 +316,12 @@ def _same_bits(a: Any, b: Any) -> bool:
 class LiteralText:
     """A literal operand: as a plain Python number, if possible, and with its type.
 
-    `kind` distinguishes literals that a rule may treat differently.
+    `key` distinguishes literals that a rule may treat differently.
     """
 
     plain: Any
     typed: Any
-    kind: tuple[object, ...]
+    key: tuple[object, ...]
 
     def of(self, typed: bool) -> object:
         """Return the plain number, or the expression with the type."""
@@ -339,17 +339,17 @@ def literal(atom: Any) -> LiteralText:
     bare = number(scalar) if not weak else _python_number(value, scalar)
     special = bare in (0, 1) if not isinstance(bare, complex) else False
     wide = isinstance(bare, int) and not -(2**31) <= bare < 2**31
-    kind = (aval.dtype, weak, bare if special else None, str(bare) if wide else None)
+    key = (aval.dtype, weak, bare if special else None, str(bare) if wide else None)
     exact = _same_bits(np.asarray(bare).astype(aval.dtype), scalar)
     typed = bare if weak and exact else _typed(scalar, bare, exact)
-    return LiteralText(bare if exact else typed, typed, (*kind, exact))
+    return LiteralText(bare if exact else typed, typed, (*key, exact))
 
 
 def _python_number(value: Any, scalar: Any) -> Any:
     """Return a weakly typed literal with all digits of its Python number."""
-    kinds: tuple[Any, ...] = (bool, int, float, complex)
-    known = (kind(value) for kind in kinds if isinstance(value, kind))
-    return next(known, None) if isinstance(value, kinds) else number(scalar)
+    scalar_types: tuple[Any, ...] = (bool, int, float, complex)
+    known = (scalar_type(value) for scalar_type in scalar_types if isinstance(value, scalar_type))
+    return next(known, None) if isinstance(value, scalar_types) else number(scalar)
 
 
 def _typed(scalar: Any, bare: Any, exact: bool) -> Any:
@@ -357,8 +357,8 @@ def _typed(scalar: Any, bare: Any, exact: bool) -> Any:
     own = dtype.type.__module__ == "numpy"
     if not exact:
         bits = np.asarray(scalar).view(f"u{dtype.itemsize}")[()]
-        kind = Name(f"np.{dtype.name}" if own else f"jnp.{dtype.name}")
-        return method(call(f"np.{bits.dtype.name}", int(bits)), "view", kind)
+        type_name = Name(f"np.{dtype.name}" if own else f"jnp.{dtype.name}")
+        return method(call(f"np.{bits.dtype.name}", int(bits)), "view", type_name)
     if own:
         return call("np.bool_" if dtype == np.bool_ else f"np.{dtype.name}", bare)
     return call("np.array", bare, Name(f"jnp.{dtype.name}"))

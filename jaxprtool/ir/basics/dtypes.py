@@ -63,7 +63,7 @@ def is_foreign(dtype: DType) -> bool:
     return is_extended(dtype) and not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def kind(dtype: DType) -> str:
+def dtype_kind(dtype: DType) -> str:
     """Return NumPy's letter for the kind of a dtype; `E` for an extended one."""
     return dtype.kind if isinstance(dtype, np.dtype) or not is_extended(dtype) else "E"
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from jaxprtool.ir.basics.caches import clear_caches
-from jaxprtool.ir.basics.dtypes import kind
+from jaxprtool.ir.basics.dtypes import dtype_kind
 from jaxprtool.ir.basics.plugins import load_rules_of
 from jaxprtool.jaxcompat import CALL_HIGH, DType, JaxprEqn
 
@@ -113,7 +113,7 @@ class Traits:
 
     def commutes(self, dtype: DType, *, to_the_bit: bool = False) -> bool:
         """Return True if two operands of a dtype may be exchanged."""
-        return kind(dtype) in (self.commutative_bits if to_the_bit else self.commutative)
+        return dtype_kind(dtype) in (self.commutative_bits if to_the_bit else self.commutative)
 
 
 _table: dict[str, Traits] = {}

@@ -69,8 +69,8 @@ def is_cast(eqn: JaxprEqn) -> bool:
     """Return True if an equation casts its operand to another dtype or weak type."""
     if traits(eqn).gives != "cast" or len(eqn.invars) != 1:
         return False
-    kinds = [(v.aval.dtype, v.aval.weak_type) for v in (eqn.invars[0], eqn.outvars[0])]
-    return kinds[0] != kinds[1]
+    dtypes = [(v.aval.dtype, v.aval.weak_type) for v in (eqn.invars[0], eqn.outvars[0])]
+    return dtypes[0] != dtypes[1]
 
 
 def parameters(eqn: JaxprEqn) -> Params:

@@ -123,13 +123,13 @@ _INTEGERS: frozenset[type] = frozenset({int})
 
 
 def _key(value: Any, held: list[Structure]) -> Hashable:
-    kind = type(value)
-    if kind in _PLAIN:
+    cls = type(value)
+    if cls in _PLAIN:
         return value
-    if kind is tuple and _INTEGERS.issuperset(map(type, value)):
+    if cls is tuple and _INTEGERS.issuperset(map(type, value)):
         return value
     if isinstance(value, tuple | list):
-        return kind, *[_key(item, held) for item in value]
+        return cls, *[_key(item, held) for item in value]
     if isinstance(value, np.dtype):
         return np.dtype, value
     if isinstance(value, Jaxpr | ClosedJaxpr):
@@ -137,20 +137,20 @@ def _key(value: Any, held: list[Structure]) -> Hashable:
         held.append(inner)
         return inner
     if isinstance(value, dict):
-        return kind, frozenset((name, _key(item, held)) for name, item in value.items())
+        return cls, frozenset((name, _key(item, held)) for name, item in value.items())
     if isinstance(value, bool | int | float | complex | np.generic):
-        return kind, getattr(value, "dtype", None), np.asarray(value).tobytes()
+        return cls, getattr(value, "dtype", None), np.asarray(value).tobytes()
     if isinstance(value, np.ndarray | jax.Array):
         return _array_key(value)
     # Use the id: a reference would keep alive what the object closes over. No other object gets
     # this id while a jaxpr with this key lives, since the jaxpr holds the object.
-    if kind.__hash__ is object.__hash__:
+    if cls.__hash__ is object.__hash__:
         return "object", id(value)
     try:
         hash(value)
     except TypeError:
         raise Unkeyable from None
-    return kind, value
+    return cls, value
 
 
 def _array_key(array: np.ndarray | jax.Array) -> Hashable:

@@ -88,8 +88,8 @@ _BLOCK = 1 << 24
 
 def same_array(p: object, q: object) -> bool:
     """Return True if two arrays, NumPy scalars or numbers are the same, bit by bit."""
-    kinds = [getattr(value, "dtype", None) for value in (p, q)]
-    if any(kind and is_extended(kind) for kind in kinds) and kinds[0] != kinds[1]:
+    both = [getattr(value, "dtype", None) for value in (p, q)]
+    if any(each and is_extended(each) for each in both) and both[0] != both[1]:
         return False
     a, b = (np.asarray(physical(value)) for value in (p, q))
     return a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b)

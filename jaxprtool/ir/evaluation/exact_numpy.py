@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxprtool.ir.basics.dtypes import kind
+from jaxprtool.ir.basics.dtypes import dtype_kind
 from jaxprtool.jaxcompat import JaxprEqn
 
 #: Returns an equation's result by NumPy, or None if a backend might compute other bits.
@@ -25,7 +25,7 @@ def _on(kinds: str, function: np.ufunc) -> Evaluation:
     """
 
     def rule(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
-        if any(kind(x.dtype) not in kinds for x in operands):
+        if any(dtype_kind(x.dtype) not in kinds for x in operands):
             return None
         with np.errstate(all="ignore"):
             result = np.asarray(function(*operands), eqn.outvars[0].aval.dtype)

@@ -68,8 +68,8 @@ def _asks(eqn: JaxprEqn) -> bool:
         return any(map(is_over_devices, (*params["in_shardings"], *params["out_shardings"])))
     if eqn.primitive.name == "shard_map":
         mesh = params["mesh"]
-        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-        known = {name for name, kind in kinds if kind is AxisType.Manual}
+        pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        known = {name for name, axis_type in pairs if axis_type is AxisType.Manual}
         rest = set(mesh.axis_names) - known - set(params["newly_manual_axes"])
         return any(mesh.shape[axis] > 1 for axis in rest)
     return False

@@ -231,22 +231,22 @@ def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = (
     """Return the description of the root of a `PyTreeDef`, whose children have these keys."""
     if tree.node_data() is None:
         return LEAF
-    kind, data = tree.node_data()
-    if kind is Shell:
-        kind, data = data[:2]
-    if kind is type(None):
+    node_type, data = tree.node_data()
+    if node_type is Shell:
+        node_type, data = data[:2]
+    if node_type is type(None):
         return NONE
-    if kind is StaticLeaf:
+    if node_type is StaticLeaf:
         return Tree("held", held=data)
-    if kind in DESCRIBED_AS_TUPLES:
+    if node_type in DESCRIBED_AS_TUPLES:
         return Tree("tuple", children)
-    if kind in (tuple, list):
-        return Tree(kind.__name__, children)
-    if kind in (dict, OrderedDict) and all(map(_is_literal, data)):
-        return Tree(kind.__name__, children, keys=tuple(data))
-    if kind is Opaque:
+    if node_type in (tuple, list):
+        return Tree(node_type.__name__, children)
+    if node_type in (dict, OrderedDict) and all(map(_is_literal, data)):
+        return Tree(node_type.__name__, children, keys=tuple(data))
+    if node_type is Opaque:
         return Tree("custom", children, type_name=data[0], aux=data[1], keys=data[2])
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    name = f"{node_type.__module__}.{node_type.__qualname__}"
     aux = "" if data is None else description(data)
     return Tree("custom", children, type_name=name, aux=aux, keys=_key_texts(keys))
 

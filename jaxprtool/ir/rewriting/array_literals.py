@@ -61,8 +61,8 @@ def _has_literals(jaxpr: AnyJaxpr) -> bool:
 
 def _holds_its_own(eqn: JaxprEqn) -> bool:
     """Return True if an equation is a call whose body has constants of its own."""
-    kind = traits(eqn)
-    return bool(kind.call) and kind.holds_constants
+    row = traits(eqn)
+    return bool(row.call) and row.holds_constants
 
 
 def _bodies(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:

@@ -32,8 +32,8 @@ def lower_hijax(eqn: JaxprEqn) -> JaxprEqn:
         return older
     high = High.of(eqn)
     if high is None:
-        kind = type(eqn.params["_prim"]).__name__
-        raise UnsupportedError(f"the {named(eqn)}, a {kind}, has no form of plain arrays")
+        class_name = type(eqn.params["_prim"]).__name__
+        raise UnsupportedError(f"the {named(eqn)}, a {class_name}, has no form of plain arrays")
     body = _without_constants(high)
     debug = body.debug_info._replace(func_src_info=jaxcompat.high_name(eqn))
     body = jaxcompat.replace_jaxpr(body, debug_info=debug)

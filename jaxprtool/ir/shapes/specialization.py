@@ -335,13 +335,13 @@ class _Body:
 def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> int | float | None:
     """Return what Python computes for an equation of numbers; None if JAX computes it."""
     compute = _OPERATORS.get(eqn.primitive.name)
-    kind = type(np.zeros((), eqn.outvars[0].aval.dtype).item())
-    if compute is None or kind not in (int, float):
+    scalar_type = type(np.zeros((), eqn.outvars[0].aval.dtype).item())
+    if compute is None or scalar_type not in (int, float):
         return None
-    if compute is operator.truediv and kind is int:  # Python's // of sizes is a size
+    if compute is operator.truediv and scalar_type is int:  # Python's // of sizes is a size
         return None
     try:
-        return kind(compute(*operands))  # type: ignore[no-any-return]
+        return scalar_type(compute(*operands))  # type: ignore[no-any-return]
     except ZeroDivisionError:  # JAX computes inf or NaN instead
         return None
 

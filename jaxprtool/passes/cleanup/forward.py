@@ -112,10 +112,13 @@ class _Border:
         count = len(inside.eqn.invars), len(inside.eqn.outvars)
         if not isinstance(structured, Call):
             return cls([None] * count[0], [None] * count[1], out=not inside.edges.has_rule)
-        kinds = structured.operand_params.get("prevent_cse", (None,) * count[0])
+        prevent_cse = structured.operand_params.get("prevent_cse", (None,) * count[0])
         asked, out_asked = map(_asked, (structured.operand_params, structured.out_params), count)
         return cls(
-            [_STAYS if stays else kind for stays, kind in zip(asked, kinds, strict=True)],
+            [
+                _STAYS if stays else prevents_cse
+                for stays, prevents_cse in zip(asked, prevent_cse, strict=True)
+            ],
             [_STAYS if stays else None for stays in out_asked],
             out=not inside.eqn.params.get("differentiated"),
         )
@@ -193,9 +196,11 @@ class _Forwarding:
 
     def give(self, i: int, field: str, scalars: bool) -> None:
         """Keep an operand unless it is a scalar or a duplicate."""
-        kind = self.border.operands[i]
-        if kind is not _STAYS:
-            self.stay[i] = self._is_new(self.eqn.invars[i], self.arguments[i], field, scalars, kind)
+        group = self.border.operands[i]
+        if group is not _STAYS:
+            self.stay[i] = self._is_new(
+                self.eqn.invars[i], self.arguments[i], field, scalars, group
+            )
 
     def give_rows(self, i: int, field: str) -> None:
         """Keep a sliced operand, unless all its rows are one value."""
@@ -221,7 +226,7 @@ class _Forwarding:
         arguments: _Inside,
         field: str,
         scalars: bool = True,
-        kind: Hashable = None,
+        group: Hashable = None,
     ) -> bool:
         """Return True if an operand must stay: it is neither a scalar nor a duplicate.
 
@@ -235,7 +240,7 @@ class _Forwarding:
                 return self._rename(arguments, literals)
         if type(atom) is Literal:
             return True
-        known = self._first.setdefault((field, atom, kind), arguments)
+        known = self._first.setdefault((field, atom, group), arguments)
         if known is arguments:
             return True
         pairs = zip(known, arguments, strict=True)
@@ -264,25 +269,28 @@ class _Forwarding:
     def carry(self) -> None:
         """Remove loop-invariant and duplicate carries."""
         carried, eqn = self.inside.carried, self.eqn
-        kinds = self._carries()
-        for number, kind in enumerate(kinds):
-            self.wanted[carried[number][1]] = kind == number
+        representatives = self._carries()
+        for number, representative in enumerate(representatives):
+            self.wanted[carried[number][1]] = representative == number
         used: list[dict[Var, None]] = []
-        if None in kinds:
+        if None in representatives:
             used = [
                 free_variables(jaxpr.eqns, keep(jaxpr.outvars, self._results_of(n)))
                 for n, jaxpr in enumerate(self.jaxprs)
             ]
-        for (i, out), kind in zip(carried, kinds, strict=True):
+        for (i, out), representative in zip(carried, representatives, strict=True):
             if self.wanted[out]:
                 continue
             self.stay[i] = False
-            if kind is None:
+            if representative is None:
                 self.answer[out] = eqn.invars[i]
                 read = [(n, var) for n, var in self.arguments[i] if var in used[n]]
                 self.make_constant(eqn.invars[i], read)
             else:
-                other, self.answer[out] = carried[kind][0], eqn.outvars[carried[kind][1]]
+                other, self.answer[out] = (
+                    carried[representative][0],
+                    eqn.outvars[carried[representative][1]],
+                )
                 self._rename(self.arguments[i], [var for _, var in self.arguments[other]])
 
     def _carries(self) -> list[int | None]:
@@ -325,14 +333,14 @@ class _Forwarding:
         classes = _stable_classes(list(labels.values()), steps)
         own = [numbers[arguments[i]] for i, _ in carried]
         chosen: dict[int, int] = {}
-        kinds: list[int | None] = [None] * len(carried)
+        representatives: list[int | None] = [None] * len(carried)
         for number in sorted(
             range(len(carried)), key=lambda n: isinstance(eqn.outvars[carried[n][1]], DropVar)
         ):
             at = own[number]
             if not (loose[number] and classes[at] == classes[steps[at]]):
-                kinds[number] = chosen.setdefault(classes[at], number)
-        return kinds
+                representatives[number] = chosen.setdefault(classes[at], number)
+        return representatives
 
     def _start(self, atom: Atom, inside: Var) -> Hashable:
         """Return a key for the initial value of a loop's operand; its own variable for refs."""
@@ -355,8 +363,8 @@ class _Forwarding:
             out, other = outs[i], self._outside(i, sources[i]) if self.border.out else None
             if other is None:
                 same = tuple(atom_key(self._name(number, atom)) for number, atom in sources[i])
-                kind = self.border.results[i], i in self.stacked
-                other = first.setdefault((same, kind), out)
+                group = self.border.results[i], i in self.stacked
+                other = first.setdefault((same, group), out)
             if other is out or isinstance(out.aval, jaxcompat.AbstractRef):
                 continue
             if other.aval == out.aval and not self._donates(other, out):

@@ -175,11 +175,11 @@ def build(cls: type[Pass], args: list[Any], kwargs: dict[str, Any]) -> Pass:
             )
     if more:
         (_, wanted) = typing.get_args(more.type)
-        kind = getattr(wanted, "__name__", wanted)
+        type_name = getattr(wanted, "__name__", wanted)
         for name, value in others.items():
             if not _fits(value, wanted):
                 raise PipelineError(
-                    f"option '{name}' of pass '{cls.name}' is {kind}, not {value!r}"
+                    f"option '{name}' of pass '{cls.name}' is {type_name}, not {value!r}"
                 )
         given[more.name] = others
     return cls(**given)

@@ -72,8 +72,10 @@ def declared(value: object, what: str) -> Declared:
         aval = jax.api_util.shaped_abstractify(value)
         return Declared(aval.dtype, tuple(aval.shape))
     except (TypeError, AttributeError):
-        kind = type(value).__name__
-        raise ArgumentsError(f"{what} is declared by a {kind}, which is no type", _HINT) from None
+        type_name = type(value).__name__
+        raise ArgumentsError(
+            f"{what} is declared by a {type_name}, which is no type", _HINT
+        ) from None
 
 
 def kind(dtype: np.dtype) -> Any:

@@ -310,9 +310,9 @@ class Jvp(WithAux):
         )
 
 
-def _others(values: Named, kind: type) -> Iterable[tuple[str, Aval]]:
+def _others(values: Named, scalar_type: type) -> Iterable[tuple[str, Aval]]:
     """Return the values whose dtypes are not of a kind."""
-    return ((name, aval) for name, aval in values if not jnp.issubdtype(aval.dtype, kind))
+    return ((name, aval) for name, aval in values if not jnp.issubdtype(aval.dtype, scalar_type))
 
 
 def _is_complex(aval: Aval) -> bool:

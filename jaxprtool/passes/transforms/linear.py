@@ -252,20 +252,20 @@ def _check_moving(program: Program, leaves: Sequence[int]) -> None:
     """Refuse types that JAX does not transpose: all must be inexact, or all integers."""
     given = [(program.arg_names[i], program.in_avals[i]) for i in leaves]
     values = [*given, *zip(program.out_names, program.out_avals, strict=True)]
-    kinds: dict[bool, str] = {}
+    seen: dict[bool, str] = {}
     for name, aval in values:
         if is_float0(aval):
             continue
         shown = f"{name} is {type_of(aval)}"
         if not jnp.issubdtype(aval.dtype, jnp.number):
             raise ArgumentsError(f"linear_transpose is of numbers, and {shown}", _ARGNUMS_HINT)
-        kinds.setdefault(jnp.issubdtype(aval.dtype, jnp.integer), shown)
-    if len(kinds) == 2:
+        seen.setdefault(jnp.issubdtype(aval.dtype, jnp.integer), shown)
+    if len(seen) == 2:
         raise ArgumentsError(
-            f"linear_transpose is of integers alone or of none, and {kinds[True]}, {kinds[False]}",
+            f"linear_transpose is of integers alone or of none, and {seen[True]}, {seen[False]}",
             _ARGNUMS_HINT,
         )
-    if True in kinds:
+    if True in seen:
         _check_integers(program, leaves)
 
 

@@ -115,9 +115,9 @@ def _key_positions(program: Program) -> set[int]:
     return keys or (integers and integers & _used_by(program, _Uses(_makes_key, computed=True)))
 
 
-def is_of(aval: Aval, kind: type) -> bool:
+def is_of(aval: Aval, scalar_type: type) -> bool:
     """Return True if a value is an array of a kind of dtype."""
-    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, kind)
+    return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, scalar_type)
 
 
 def _used_by(program: Program, uses: _Uses) -> set[int]:

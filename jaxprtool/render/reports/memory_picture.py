@@ -14,26 +14,26 @@ from jaxprtool.render.reports.memory import marks, place_text
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
 
-_KINDS = (".svg", ".png")
+_FORMATS = (".svg", ".png")
 
 
-def kind_of(path: str) -> str:
+def picture_format(path: str) -> str:
     """Return the picture format of a file name.
 
     Raises:
         OutputError: If it has none, or matplotlib is not installed.
     """
-    kind = os.path.splitext(path)[1].lower()
-    if kind not in _KINDS:
+    file_format = os.path.splitext(path)[1].lower()
+    if file_format not in _FORMATS:
         raise OutputError(f"cannot draw '{path}': its name ends in neither .svg nor .png")
     if importlib.util.find_spec("matplotlib") is None:
         raise OutputError(
             f"cannot draw '{path}': matplotlib is not installed", 'pip install "jaxprtool[plot]"'
         )
-    return kind[1:]
+    return file_format[1:]
 
 
-def picture(found: Memory, kind: str) -> bytes:
+def picture(found: Memory, file_format: str) -> bytes:
     """Return the curve of a program's memory as a picture, "svg" or "png"."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -61,5 +61,7 @@ def picture(found: Memory, kind: str) -> bytes:
         axes.set_yticks(ticks, list(map(in_bytes, ticks)))
         axes.spines[["top", "right"]].set_visible(False)
         file = io.BytesIO()
-        figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(
+            file, format=file_format, metadata={"Date": None} if file_format == "svg" else None
+        )
     return file.getvalue()

@@ -94,10 +94,10 @@ def _name(found: Watched, row: WatchedRow, width: int) -> Text:
     name, behind, library = row.name.partition(BEHIND)
     text = Text(name, style=theme.BINDER).append(behind + library, style=theme.COMMENT)
     if found.by == "equation":
-        (primitive,), (kind,) = row.primitives, row.types
+        (primitive,), (type_text,) = row.primitives, row.types
         if primitive != row.name:
             text.append(f" {primitive}", style=theme.PRIMITIVE)
-        text.append(f" {kind}", style=theme.TYPE)
+        text.append(f" {type_text}", style=theme.TYPE)
         text.append(f" {row.source.partition(BEHIND)[0]}", style=theme.COMMENT)
     if row.backward and found.by != "scope":
         text.append(" backward", style=theme.KEYWORD)

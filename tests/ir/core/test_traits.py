@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.basics.dtypes import kind
+from jaxprtool.ir.basics.dtypes import dtype_kind
 from jaxprtool.ir.core.traits import Traits, add_traits, primitives_with, traits
 
 #: Zeros of both signs, a subnormal number, and what rounds when it is multiplied or added.
@@ -19,10 +19,10 @@ COMMUTATIVE = sorted(primitives_with(lambda found: bool(found.commutative)))
 
 def pairs(dtype):
     """Each pair of some special values."""
-    reals = REALS if kind(np.dtype(dtype)) in "fcV" else [0, 1, 2, 7]
+    reals = REALS if dtype_kind(np.dtype(dtype)) in "fcV" else [0, 1, 2, 7]
     with np.errstate(over="ignore"):
         values = np.array(reals).astype(dtype)
-    if kind(values.dtype) == "c":
+    if dtype_kind(values.dtype) == "c":
         values = np.array([complex(a, b) for a, b in itertools.product(reals, reals)], dtype)
     return (x.ravel() for x in np.meshgrid(values, values))
 
@@ -43,7 +43,7 @@ def test_operands_of_commutative_primitives_may_be_exchanged(name):
         first, second = both_orders(name, dtype)
         if traits(name).commutes(dtype, to_the_bit=True):
             assert first.tobytes() == second.tobytes(), dtype
-        elif kind(dtype) == "V":
+        elif dtype_kind(dtype) == "V":
             # Which of two subnormal numbers is the larger depends on their order on some backends.
             np.testing.assert_allclose(first.astype(float), second.astype(float), atol=1e-39)
         else:

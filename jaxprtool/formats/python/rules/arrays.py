@@ -55,12 +55,12 @@ def _broadcast_in_dim(eqn: JaxprEqn, x: Slot, *sizes: Slot) -> Iterator[Proposal
     shape, dims = eqn.params["shape"], ints(eqn.params["broadcast_dimensions"])
     old = eqn.invars[0].aval.shape
     if not old:
-        kind = dtype_name(eqn.outvars[0].aval.dtype)
+        dtype = dtype_name(eqn.outvars[0].aval.dtype)
         for name in ("zeros", "ones"):
             yield call(f"jnp.{name}", shape)
-            yield call(f"jnp.{name}", shape, kind)
+            yield call(f"jnp.{name}", shape, dtype)
         yield call("jnp.full", shape, x)
-        yield call("jnp.full", shape, x, kind)
+        yield call("jnp.full", shape, x, dtype)
     if len(dims) == len(old) and all(shape[d] == size for d, size in zip(dims, old, strict=True)):
         new = [d for d in range(len(shape)) if d not in dims]
         if dims and new and all(shape[d] == 1 for d in new):
@@ -193,9 +193,9 @@ def _empty(eqn: JaxprEqn) -> Iterator[Proposal]:
     # The parameter has the user's form: a class, a dtype or a name.
     given = eqn.params["dtype"]
     exact = given if isinstance(given, str) else call("jnp.dtype", jnp.dtype(given).name)
-    for kind in (dtype, exact):
-        yield from placed(call("jnp.empty", shape, kind), eqn.params, "out_sharding")
-        yield from placed(call("lax.empty", shape, kind), eqn.params, "out_sharding")
+    for each in (dtype, exact):
+        yield from placed(call("jnp.empty", shape, each), eqn.params, "out_sharding")
+        yield from placed(call("lax.empty", shape, each), eqn.params, "out_sharding")
 
 
 @rule(python_rules, "device_put")

@@ -295,9 +295,9 @@ def _array(atom: Atom, slot: Slot) -> Expression | Slot:
 
 
 def _zeros(aval: Aval) -> Expression:
-    kind = aval.to_tangent_aval().dtype
-    module = "np" if kind == jax.dtypes.float0 else "jnp"
-    return call(f"{module}.zeros", aval.shape, kind)
+    dtype = aval.to_tangent_aval().dtype
+    module = "np" if dtype == jax.dtypes.float0 else "jnp"
+    return call(f"{module}.zeros", aval.shape, dtype)
 
 
 def _symbolic_zero(aval: Aval) -> Expression:

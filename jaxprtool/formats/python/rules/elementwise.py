@@ -115,12 +115,12 @@ def _round(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
 
 @rule(python_rules, "convert_element_type")
 def _convert(eqn: JaxprEqn, x: Slot) -> Iterator[Proposal]:
-    kind = dtype_name(eqn.params["new_dtype"])
+    dtype = dtype_name(eqn.params["new_dtype"])
     if eqn.invars[0].aval.shape:  # a scalar may be a Python number
-        yield method(x, "astype", kind)
-    yield call("jnp.astype", x, kind)
-    yield call("lax.convert_element_type", x, kind)
-    yield call("jnp.asarray", x, kind)
+        yield method(x, "astype", dtype)
+    yield call("jnp.astype", x, dtype)
+    yield call("lax.convert_element_type", x, dtype)
+    yield call("jnp.asarray", x, dtype)
     python = {"b": "bool", "i": "int", "f": "float", "c": "complex"}
     if eqn.params["weak_type"]:
         yield call("lax.convert_element_type", x, Name(python[eqn.params["new_dtype"].kind]))

@@ -239,11 +239,12 @@ class Choice:
         tokens = self._text.tokens[starts[:, None] + np.arange(length)]
         starts = starts[(tokens == tokens[0]).all(1)]  # equal hashes are no proof
         links = self._text.links(starts, length)
-        kinds: dict[bytes, list[int]] = {}
+        by_links: dict[bytes, list[int]] = {}
         for i, row in enumerate(links):
-            kinds.setdefault(row.tobytes(), []).append(i)
+            by_links.setdefault(row.tobytes(), []).append(i)
         found = [
-            self._saving(starts[kind], length, links[kind[0]], cost) for kind in kinds.values()
+            self._saving(starts[copies], length, links[copies[0]], cost)
+            for copies in by_links.values()
         ]
         return max(found, key=lambda segment: segment.saved)
 

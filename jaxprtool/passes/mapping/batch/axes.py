@@ -270,20 +270,20 @@ def _covered(
         option = place.partition("[")[0]
         raise BatchError(
             f"{option} specification must be a tree prefix of the corresponding "
-            f"value; at {place} it is {_kind(prefix)}, but the value is {_kind(tree)}"
+            f"value; at {place} it is {_described(prefix)}, but the value is {_described(tree)}"
         )
     keys = node[1] if node[0] is dict else range(len(parts))
     for key, part, child in zip(keys, parts, children, strict=True):
         yield from _covered(leaves, part, child, f"{place}[{key!r}]")
 
 
-def _kind(tree: PyTreeDef) -> str:
+def _described(tree: PyTreeDef) -> str:
     """Describe a node of a tree structure in words."""
     node = tree.node_data()
     if node is None:
         return "a leaf"
-    kind, data = node
-    if kind is type(None):
+    node_type, data = node
+    if node_type is type(None):
         return "None"
-    name = f"a {kind.__name__}"
-    return f"{name} with keys {data}" if kind is dict else f"{name} of {len(tree.children())}"
+    name = f"a {node_type.__name__}"
+    return f"{name} with keys {data}" if node_type is dict else f"{name} of {len(tree.children())}"

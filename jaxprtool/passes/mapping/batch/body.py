@@ -85,7 +85,7 @@ class BatchWriting(Writing[Dim]):
     """The state of writing one batched body. Its context is True in the outermost body.
 
     `numbered` has, for each variable of the old jaxpr that is mapped or renamed, the new atom and
-    the number of its type and batch dimension (`Domain.number`).
+    the id of its type and batch dimension (`Domain.aval_id`).
     """
 
     numbered: dict[Var, tuple[Atom, int]] = field(default_factory=dict)
@@ -98,22 +98,22 @@ class BatchWriting(Writing[Dim]):
         found = None if type(atom) is Literal else self.numbered.get(atom)
         return None if found is None else self.domain.kinds[found[1]]
 
-    def bind(self, var: Var, kind: Dim, atom: Atom) -> None:
-        if atom is not var or kind is not None:
-            self.numbered[var] = atom, self.domain.number(atom.aval, kind)
+    def bind(self, var: Var, bdim: Dim, atom: Atom) -> None:
+        if atom is not var or bdim is not None:
+            self.numbered[var] = atom, self.domain.aval_id(atom.aval, bdim)
 
-    def held(self, atom: Atom, kind: Dim) -> Atom:
+    def held(self, atom: Atom, bdim: Dim) -> Atom:
         """Return the atom with this batch dimension, moved or broadcast if necessary."""
         value = None if type(atom) is Literal else self.numbered.get(atom)
-        if value is None and kind is None:
+        if value is None and bdim is None:
             return atom
-        found, number = value or (atom, self.domain.number(atom.aval, None))
-        source = self.domain.kinds[number]
-        if kind is None or kind == source:
+        found, aval_id = value or (atom, self.domain.aval_id(atom.aval, None))
+        source = self.domain.kinds[aval_id]
+        if bdim is None or bdim == source:
             return found
-        known, key = self.domain.templates, ("match", number, kind)
+        known, key = self.domain.templates, ("match", aval_id, bdim)
         if key not in known:
-            known[key] = trace_match(found.aval, source, kind, self.domain)
+            known[key] = trace_match(found.aval, source, bdim, self.domain)
         return self.instantiate(known[key], [found], self.source)[0]
 
     # --- equations ------------------------------------------------------------------------------
@@ -126,27 +126,27 @@ class BatchWriting(Writing[Dim]):
         SourceInfo = jaxcompat.source_info
         for eqn in jaxpr.eqns:
             operands: list[Atom] = []
-            kinds: list[int] = []
+            aval_ids: list[int] = []
             same = True
             for atom in eqn.invars:
                 value = None if type(atom) is Literal else values.get(atom)
                 if value is None:
                     operands.append(atom)
-                    kind = unmapped.get(id(atom.aval))
-                    kinds.append(self._unmapped_number(atom.aval) if kind is None else kind)
+                    aval_id = unmapped.get(id(atom.aval))
+                    aval_ids.append(self._unmapped_id(atom.aval) if aval_id is None else aval_id)
                 else:
                     same = False
                     operands.append(value[0])
-                    kinds.append(value[1])
+                    aval_ids.append(value[1])
             if same and not eqn.effects and not (named and self._names_axis(eqn)):
                 written.append(eqn)
                 continue
             try:
-                template = known.get(key_of(eqn, kinds))
+                template = known.get(key_of(eqn, aval_ids))
             except TypeError:  # a parameter that is not hashable
                 template = None
             if template is None or template.alone is None:
-                self._equation(eqn, operands, kinds, template)
+                self._equation(eqn, operands, aval_ids, template)
                 continue
             step, source = template.alone, eqn.source_info
             if outermost:
@@ -166,12 +166,12 @@ class BatchWriting(Writing[Dim]):
         self,
         eqn: JaxprEqn,
         operands: list[Atom],
-        numbers: Sequence[int],
+        aval_ids: Sequence[int],
         template: Template | None,
     ) -> None:
         """Batch an equation that holds jaxprs, or whose template is new or has several steps."""
         domain: BatchDomain = self.domain
-        dims = [domain.kinds[number] for number in numbers]
+        dims = [domain.kinds[aval_id] for aval_id in aval_ids]
         if not (eqn.effects or any(dim is not None for dim in dims) or self._names_axis(eqn)):
             self.eqns.append(eqn.replace(invars=operands))
             return
@@ -180,7 +180,7 @@ class BatchWriting(Writing[Dim]):
             if template is None and self.structured(eqn):
                 return
             avals = [atom.aval for atom in operands]
-            template = template or template_of(eqn, avals, dims, numbers, domain)
+            template = template or template_of(eqn, avals, dims, aval_ids, domain)
             atoms = self.instantiate(template, operands, eqn.source_info)
         except JaxprToolError:
             raise
@@ -194,10 +194,10 @@ class BatchWriting(Writing[Dim]):
         known = not theirs or eqn.primitive.name in structured_rules
         return known and super().structured(eqn)
 
-    def add(self, eqn: JaxprEqn, like: JaxprEqn, kinds: Sequence[Dim]) -> None:
+    def add(self, eqn: JaxprEqn, like: JaxprEqn, bdims: Sequence[Dim]) -> None:
         if self.context:
             eqn = eqn.replace(source_info=self._under_vmap(eqn.source_info))
-        super().add(eqn, like, kinds)
+        super().add(eqn, like, bdims)
 
     def instantiate(self, template: Template, operands: Sequence[Any], source: Any) -> list[Atom]:
         source = self._under_vmap(source) if self.context else source
@@ -208,10 +208,10 @@ class BatchWriting(Writing[Dim]):
         name = self.domain.axis.name
         return name is not None and jaxcompat.names_axis(eqn.params, name)
 
-    def _unmapped_number(self, aval: Aval) -> int:
+    def _unmapped_id(self, aval: Aval) -> int:
         # `id` is a safe key: the types of the old jaxpr live as long as it does.
-        number = self._unmapped[id(aval)] = self.domain.number(aval, None)
-        return number
+        aval_id = self._unmapped[id(aval)] = self.domain.aval_id(aval, None)
+        return aval_id
 
     def _under_vmap(self, source: Any) -> Any:
         """Return the source info of an equation of the outermost jaxpr, under `vmap(...)`."""
@@ -239,41 +239,41 @@ class BatchDomain(Domain[Dim]):
         super().__init__()
         self.axis = axis
 
-    def aval(self, kind: Dim, aval: Aval) -> Aval:
-        return aval if kind is None else self.axis.aval(aval, kind)
+    def aval(self, bdim: Dim, aval: Aval) -> Aval:
+        return aval if bdim is None else self.axis.aval(aval, bdim)
 
     def join(self, first: Dim, second: Dim) -> Dim:
         return second if first is None else first
 
-    def uniform(self, kind: Dim) -> bool:
-        return kind is None
+    def uniform(self, bdim: Dim) -> bool:
+        return bdim is None
 
-    def settled(self, kind: Dim, aval: Aval, role: Role, found: Regions) -> Dim:
+    def settled(self, bdim: Dim, aval: Aval, role: Role, found: Regions) -> Dim:
         """Return the batch dimension where JAX's rules place it: in front, except as follows.
 
         Refs cannot be moved. In a while loop whose predicate has dimensions, it comes after these,
         as they must be a prefix of the dimensions of each carry. Slices are cut off along the
         leading dimension, which therefore cannot be the batch dimension.
         """
-        if kind is None:
+        if bdim is None:
             return None
         if found.kind == "call" and found.eqn.primitive.name != "remat2":
-            return kind
+            return bdim
         is_ref = isinstance(aval, AbstractRef)
         if role == "row" and is_ref:
-            if kind == 0:
+            if bdim == 0:
                 reason = "it runs over a ref that is mapped along its leading axis"
                 raise refusal(found.eqn, reason)
-            return kind - 1
+            return bdim - 1
         if role == "operand":
             stays = found.kind == "call" or (
                 found.repeats and (is_ref or not _moves_constants(found))
             )
-            return kind if stays else 0
+            return bdim if stays else 0
         return len(found.view.cond.outvars[0].aval.shape) if isinstance(found.view, While) else 0
 
-    def stacked(self, kind: Dim, length: Any) -> Dim:
-        return None if kind is None else kind + 1
+    def stacked(self, bdim: Dim, length: Any) -> Dim:
+        return None if bdim is None else bdim + 1
 
     def context(self, context: Any, found: Regions) -> bool:
         return False
@@ -281,15 +281,15 @@ class BatchDomain(Domain[Dim]):
     def body(
         self,
         body: ClosedJaxpr,
-        kinds: Sequence[Dim],
+        bdims: Sequence[Dim],
         wanted: Sequence[Dim] | None = None,
         context: Any = None,
     ) -> Rewritten[Dim]:
         wanted = (None,) * len(body.outvars) if wanted is None else tuple(wanted)
         known = _batched.of(body)
-        request = tuple(kinds), self.axis, wanted, bool(context), jaxcompat.tracing_context()
+        request = tuple(bdims), self.axis, wanted, bool(context), jaxcompat.tracing_context()
         if request not in known:
-            known[request] = BatchWriting(self, context).body(body, kinds, wanted)
+            known[request] = BatchWriting(self, context).body(body, bdims, wanted)
         return known[request]
 
     def traced(self, *args: Any) -> Template:
@@ -298,8 +298,8 @@ class BatchDomain(Domain[Dim]):
         assert template is not None
         return template
 
-    def template_kinds(self, avals: Sequence[Aval], kinds: Sequence[Dim]) -> list[int]:
-        return [*map(self.number, avals, kinds)]
+    def template_kinds(self, avals: Sequence[Aval], bdims: Sequence[Dim]) -> list[int]:
+        return [*map(self.aval_id, avals, bdims)]
 
 
 def _moves_constants(found: Regions) -> bool:

@@ -57,15 +57,17 @@ def jaxs_rule(
 
 
 def refusal(
-    eqn: JaxprEqn, reason: str, kind: type[JaxprToolError] = BatchUnsupported
+    eqn: JaxprEqn, reason: str, error_type: type[JaxprToolError] = BatchUnsupported
 ) -> JaxprToolError:
     """Return the error for an equation that cannot be batched; its message names the equation."""
-    return kind(f"{named(eqn)} cannot be batched: {reason}")
+    return error_type(f"{named(eqn)} cannot be batched: {reason}")
 
 
 def failed(eqn: JaxprEqn, error: Exception) -> JaxprToolError:
     """Return the error for an equation whose rule raised one, with its kind and message."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    kinds = {ValueError: BatchError, TypeError: BatchTypeError}
-    kind = next((kinds[k] for k in kinds if isinstance(error, k)), BatchUnsupported)
-    return refusal(eqn, reason, kind)
+    error_types = {ValueError: BatchError, TypeError: BatchTypeError}
+    error_type = next(
+        (error_types[k] for k in error_types if isinstance(error, k)), BatchUnsupported
+    )
+    return refusal(eqn, reason, error_type)

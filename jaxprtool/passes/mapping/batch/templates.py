@@ -31,7 +31,7 @@ def template_of(
     eqn: JaxprEqn,
     avals: Sequence[Aval],
     dims: Sequence[Dim],
-    kinds: Sequence[int],
+    aval_ids: Sequence[int],
     domain: BatchDomain,
 ) -> Template:
     """Return the template of an equation, traced once for all with the same signature.
@@ -42,7 +42,7 @@ def template_of(
         eqn: The equation.
         avals: The types of its operands.
         dims: The batch dimensions of its operands.
-        kinds: The kinds of its operands.
+        aval_ids: The ids of its operands; see `Domain.aval_id`.
         domain: The domain that keeps the template.
 
     Raises:
@@ -56,7 +56,7 @@ def template_of(
         like = eqn.replace(params={name: _weak(value) for name, value in eqn.params.items()})
     if any(map(has_float, like.params.values())):
         domain.with_floats.add(eqn.primitive)
-    key += domain.key(like, kinds)
+    key += domain.key(like, aval_ids)
     try:
         template = known.get(key)
     except TypeError:  # a parameter that is not hashable

@@ -251,8 +251,8 @@ class Writing(Generic[K]):
             results = keep_weak_types(one, arrays, [v.aval for v in eqn.outvars], eqn)
             return None if results is None else (results, found)
 
-        numbers = [domain.number(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
-        template = domain.key(eqn, numbers), key, self.context
+        aval_ids = [domain.aval_id(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
+        template = domain.key(eqn, aval_ids), key, self.context
         made = self.applied(
             template, compute, operands, lambda: self.uses(domain.sizes_of(eqn)), eqn
         )

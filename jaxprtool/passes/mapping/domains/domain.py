@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 
-#: Numbers of types and kinds, unique in the process and across threads.
-_new_number = count()
+#: Ids of pairs of a type and a kind, unique in the process and across threads.
+_new_id = count()
 
 #: The role of a value in a loop, branch or call: an operand that its bodies take unchanged, a
 #: carry, the row of an operand that one iteration takes, or a result of a body.
@@ -75,7 +75,7 @@ class Domain(Generic[K]):
         templates: The template of each rule that was traced, None for a rule that returned None,
             and the facts that it may use.
         with_floats: Primitives with a float in the parameters of some equation.
-        kinds: The kind of each number; see `number`.
+        kinds: The kind of each id; see `aval_id`.
         derivatives: The rewritten derivative rules of custom calls.
     """
 
@@ -91,20 +91,20 @@ class Domain(Generic[K]):
         self.derivatives: dict[Hashable, Callable[[], Any]] = {}
         self.kinds: dict[int, K] = {}
         self._bodies: dict[Hashable, tuple[AnyJaxpr, Rewritten[K]]] = {}
-        self._numbers: dict[Hashable, int] = {}
+        self._aval_ids: dict[Hashable, int] = {}
 
-    def number(self, aval: Aval, kind: K) -> int:
-        """Return the number that represents a type and a kind in keys: these are slow to hash."""
-        number = self._numbers.get((aval, kind))
-        if number is None:
-            number = next(_new_number)
-            self.kinds[number] = kind
-            number = self._numbers.setdefault((aval, kind), number)
-        return number
+    def aval_id(self, aval: Aval, kind: K) -> int:
+        """Return the id that represents a type and a kind in keys: these are slow to hash."""
+        aval_id = self._aval_ids.get((aval, kind))
+        if aval_id is None:
+            aval_id = next(_new_id)
+            self.kinds[aval_id] = kind
+            aval_id = self._aval_ids.setdefault((aval, kind), aval_id)
+        return aval_id
 
-    def key(self, eqn: JaxprEqn, numbers: Sequence[int]) -> tuple[Hashable, ...]:
-        """Return the signature of an equation, from the numbers of its operands."""
-        return signature(eqn, numbers, self.with_floats)
+    def key(self, eqn: JaxprEqn, aval_ids: Sequence[int]) -> tuple[Hashable, ...]:
+        """Return the signature of an equation, from the ids of its operands."""
+        return signature(eqn, aval_ids, self.with_floats)
 
     # --- kinds ----------------------------------------------------------------------------------
 

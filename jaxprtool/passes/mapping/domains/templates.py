@@ -142,24 +142,24 @@ def instantiated(
 
 
 def signature(
-    eqn: JaxprEqn, kinds: Sequence[int], with_floats: Container[Primitive]
+    eqn: JaxprEqn, aval_ids: Sequence[int], with_floats: Container[Primitive]
 ) -> tuple[Hashable, ...]:
     """Return the signature of an equation: its primitive, context, parameters, and kinds.
 
     Args:
         eqn: The equation.
-        kinds: The numbers of its operands' kinds. A pass numbers kinds because types are slow to
+        aval_ids: The ids of its operands' types and kinds (`Domain.aval_id`). Types are slow to
             hash and to compare, and every equation needs a signature.
         with_floats: The primitives that may have floats among their parameters. Their signatures
             also hold the parameters as text, since 0.0 and -0.0 are equal.
     """
     primitive, params = eqn.primitive, eqn.params
     if not params:
-        return primitive, eqn.ctx, *kinds
+        return primitive, eqn.ctx, *aval_ids
     names = repr(params) if primitive in with_floats else tuple(params)
     values = params.values()
     types = [jaxcompat.nested_type(v) if isinstance(v, tuple) else type(v) for v in values]
-    return primitive, eqn.ctx, names, *types, *values, *kinds
+    return primitive, eqn.ctx, names, *types, *values, *aval_ids
 
 
 _FLOATS: frozenset[type] = frozenset({float, complex, np.float32, np.float64})

@@ -74,9 +74,9 @@ class MaskWriting(Writing[Facts]):
     # True while the operands of an equation are to be guarded.
     _guarding = False
 
-    def held(self, atom: Atom, kind: Facts) -> Atom:
-        found = super().held(atom, kind)
-        if not self._guarding or not kind.active or kind.varies:
+    def held(self, atom: Atom, facts: Facts) -> Atom:
+        found = super().held(atom, facts)
+        if not self._guarding or not facts.active or facts.varies:
             return found
         return self.fact(("guarded", found))
 
@@ -108,8 +108,8 @@ class MaskWriting(Writing[Facts]):
     def uses(self, sizes: Iterable[Any], facts: Sequence[str] | None = None) -> list[Any]:
         return [("extra", ITERATION), *super().uses(sizes, facts)]
 
-    def operand(self, array: Any, kind: Facts, shape: tuple[Any, ...]) -> Padded:
-        return Padded(array, kind)
+    def operand(self, array: Any, facts: Facts, shape: tuple[Any, ...]) -> Padded:
+        return Padded(array, facts)
 
     def result(
         self, made: Any, eqn: JaxprEqn, var: Var, kinds: Sequence[Facts]
@@ -204,27 +204,29 @@ class MaskDomain(Domain[Facts]):
     def join(self, first: Facts, second: Facts) -> Facts:
         return first.joined(second)
 
-    def aval(self, kind: Facts, aval: Aval) -> Aval:
+    def aval(self, facts: Facts, aval: Aval) -> Aval:
         shape = getattr(aval, "shape", ())
         return aval.update(shape=self.bounds.shape(shape)) if self.bounds.axes(shape) else aval
 
-    def settled(self, kind: Facts, aval: Aval, role: Role, found: Regions) -> Facts:
+    def settled(self, facts: Facts, aval: Aval, role: Role, found: Regions) -> Facts:
         if role == "row":
-            return replace(kind, shape=kind.shape[1:], fills=kind.fills[1:])
+            return replace(facts, shape=facts.shape[1:], fills=facts.fills[1:])
         agrees = role != "operand" and found.kind != "call"
-        return replace(kind, literal=None) if agrees else kind
+        return replace(facts, literal=None) if agrees else facts
 
-    def stacked(self, kind: Facts, length: Any) -> Facts:
-        return replace(kind, shape=(length, *kind.shape), fills=(None, *kind.fills), literal=None)
+    def stacked(self, facts: Facts, length: Any) -> Facts:
+        return replace(
+            facts, shape=(length, *facts.shape), fills=(None, *facts.fills), literal=None
+        )
 
-    def fits(self, kind: Facts, wanted: Facts | None) -> bool:
+    def fits(self, facts: Facts, wanted: Facts | None) -> bool:
         return True
 
-    def differentiated(self, kind: Facts, aval: Aval) -> Facts:
+    def differentiated(self, facts: Facts, aval: Aval) -> Facts:
         # The derivative rule may leave other padding in the results than the function does.
-        return replace(kind, fills=(None,) * len(kind.fills))
+        return replace(facts, fills=(None,) * len(facts.fills))
 
-    def tangent(self, kind: Facts, aval: Aval) -> Facts:
+    def tangent(self, facts: Facts, aval: Aval) -> Facts:
         return Facts.unknown(getattr(aval, "shape", ()), active=is_float(aval))
 
     def extra_aval(self, name: str) -> Aval:

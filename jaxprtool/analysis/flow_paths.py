@@ -152,7 +152,7 @@ class _PathSearch:
             for body, arg in self._flow.arguments(eqn, var):
                 yield ((self._holder(jaxpr, index, body), calls), body, arg), eqn
             outs = [out for place, out in inside.carried if place in places]
-            if not places.isdisjoint(inside.deciding):
+            if not places.isdisjoint(inside.predicates):
                 outs = list(range(len(eqn.outvars)))
             for out in outs:
                 yield (calls, jaxpr, eqn.outvars[out]), eqn
@@ -168,7 +168,7 @@ class _PathSearch:
         for holder, outer in held:
             found: list[tuple[Jaxpr, Atom]] = []
             for position in positions:
-                found += self._flow.decided(holder) or self._flow.goals(holder, position)
+                found += self._flow.controlled_results(holder) or self._flow.goals(holder, position)
             if argument is not None and is_ref(var):
                 found += self._flow.origins(holder, argument)[:1]
             for where, value in found:

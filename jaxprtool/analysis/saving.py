@@ -147,7 +147,7 @@ class Saving:
         if held is None:
             yield from ((jaxpr, atom) for atom in eqn.invars)
             return
-        yield from ((jaxpr, eqn.invars[i]) for i in held.deciding)
+        yield from ((jaxpr, eqn.invars[i]) for i in held.predicates)
         for number, atom in held.sources()[eqn.outvars.index(var)]:
             yield held.jaxprs[number], atom
 

@@ -331,9 +331,9 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
         for number, (region, body) in enumerate(zip(inside.regions, inside.bodies, strict=True)):
             with _body_frame(builder, inside, number):
                 outs = builder.body(body, [given[i] for i in region.ins])
-                if region.decides:
+                if region.is_predicate:
                     builder.edge(outs[0], builder.port("go on?"))
-                if inside.deciding:
+                if inside.predicates:
                     ends.append(builder.port("result" if len(outs) == 1 else "results"))
                     for i, (origin, var) in enumerate(zip(outs, eqn.outvars, strict=True)):
                         builder.edge(origin, ends[-1], i, var.aval)
@@ -343,13 +343,13 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
                 # A carry passes from the end of an iteration to the start of the next.
                 if back is not None and origin != given[back]:
                     builder.edge(origin, _port(given[back]), 1, back=True)
-        if inside.deciding:
+        if inside.predicates:
             types = tuple(v.aval for v in eqn.outvars)
             chosen = builder.add(Node("equation", eqn.primitive.name, (), types, eqn, "chosen"))
             results = {i: (chosen, i) for i in range(len(eqn.outvars))}
-    if any(region.decides for region in inside.regions):
+    if any(region.is_predicate for region in inside.regions):
         results.update((out, given[i]) for i, out in inside.carried)
-    for i in inside.deciding:
+    for i in inside.predicates:
         builder.edge(given[i], chosen, 0, eqn.invars[i].aval)
     for place, end in enumerate(ends, 1):
         builder.edge((end, 0), chosen, place)
@@ -379,11 +379,11 @@ def _title(inside: Regions) -> str:
 
 def _body_frame(builder: _Builder, inside: Regions, number: int) -> AbstractContextManager[None]:
     """Return the frame of one body, if there are several."""
-    if len(inside.bodies) == 1 and not inside.deciding:
+    if len(inside.bodies) == 1 and not inside.predicates:
         return nullcontext()
     region = inside.regions[number]
-    name = "condition" if region.decides else region.field
-    return builder.frame(f"branch {number}" if inside.deciding else name)
+    name = "condition" if region.is_predicate else region.field
+    return builder.frame(f"branch {number}" if inside.predicates else name)
 
 
 def _ports(builder: _Builder, inside: Regions, given: list[_Origin]) -> None:

@@ -56,7 +56,7 @@ class LoopValues:
 
 def loop_values_of(held: Regions, region: Region) -> LoopValues | None:
     """Return how values pass between the iterations of a loop's body; None for other bodies."""
-    if not held.repeats or region.decides:
+    if not held.repeats or region.is_predicate:
         return None
     places = {operand: i for i, operand in enumerate(region.ins)}
     carried = {i: places[back] for i, back in enumerate(region.back) if back is not None}

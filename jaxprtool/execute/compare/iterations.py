@@ -114,7 +114,7 @@ def first_iteration(
     if not _part(judge, carries):
         if last is None and not uneven:
             return None
-        return _deciding(count, sides, carries) if uneven else _body(count, sides, carries)
+        return _condition(count, sides, carries) if uneven else _body(count, sides, carries)
     known, wrong, carries = 0, count, starts
     while wrong - known > 1:
         middle = (known + wrong) // 2
@@ -134,12 +134,12 @@ def _body(number: int, sides: tuple[_Iterations, _Iterations], carries: Sequence
     return Iteration(slice_number(a.loop, number), (a.loop.body, b.loop.body), given)
 
 
-def _deciding(
+def _condition(
     number: int, sides: tuple[_Iterations, _Iterations], carries: Sequence[Any]
 ) -> Iteration:
     a, b = sides
     assert isinstance(a.loop, While) and isinstance(b.loop, While)
-    given = [*a.operands.deciding, *carries[0]], [*b.operands.deciding, *carries[1]]
+    given = [*a.operands.cond_consts, *carries[0]], [*b.operands.cond_consts, *carries[1]]
     return Iteration(number, (a.loop.cond, b.loop.cond), given)
 
 

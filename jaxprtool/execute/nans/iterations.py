@@ -58,7 +58,7 @@ def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any
             inner = Counting(numbers, known.places)
             after = advanced(loop, given, before, inner.results, row_at, put_at)
             made = inner.counts()
-            values = *given.deciding, *given.consts, *given.xs, *before.carry, *before.ys
+            values = *given.cond_consts, *given.consts, *given.xs, *before.carry, *before.ys
             new = _origins(after.carry, after.ys) & ~_origins(values)
             stops = ((made > 0) & ~known.ignored).any() | (known.watched & new.any())
             # Stacked results need not be restored: the iteration rewrites its rows.

@@ -164,7 +164,7 @@ class OriginSearch(SteppingInterpreter):
         self._remember(moved, getattr(data, "nbytes", 0))
         return Tracked(data, last.step, origins_of(rows), last.name, last.position, moved)
 
-    def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
+    def enter(self, body: ClosedJaxpr, operands: list[Any], predicate: Any = None) -> list[Any]:
         first = len(self._open)
         results = super().enter(body, operands)
         self.close(first, results)
@@ -344,7 +344,7 @@ class OriginSearch(SteppingInterpreter):
     ) -> bool:
         if isinstance(loop, Scan):
             return number < loop.length
-        (more,) = self.enter(loop.cond, [*given.deciding, *carry])
+        (more,) = self.enter(loop.cond, [*given.cond_consts, *carry])
         return bool(more.data)
 
     def _is_by_now_compiled(self, loop: Scan | While, number: int, equations: int) -> bool:

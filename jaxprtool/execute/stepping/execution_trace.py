@@ -57,7 +57,7 @@ class ExecutionTrace(Interpreter):
         self.executions: list[Execution] = []
         #: Arguments and constants.
         self.inputs: list[Any] = list(args)
-        self._deciders: list[TracedValue] = []
+        self._predicates: list[TracedValue] = []
         self._states: dict[int, TracedValue] = {}
         self.results = self.run(closed, [TracedValue(x) for x in args])
 
@@ -77,22 +77,22 @@ class ExecutionTrace(Interpreter):
         return TracedValue(super().stack([row.data for row in rows], var), tuple(makers))
 
     def enter(
-        self, body: ClosedJaxpr, operands: list[Any], decider: TracedValue | None = None
+        self, body: ClosedJaxpr, operands: list[Any], predicate: TracedValue | None = None
     ) -> list[Any]:
-        if decider is None:
+        if predicate is None:
             return self.run(body, operands)
-        self._deciders.append(decider)
+        self._predicates.append(predicate)
         results = self.run(body, operands)
-        self._deciders.pop()
+        self._predicates.pop()
         return results
 
-    def decided(self, values: list[Any], decider: TracedValue) -> list[Any]:
-        return [TracedValue(value.data, (*value.made, *decider.made)) for value in values]
+    def selected(self, values: list[Any], predicate: TracedValue) -> list[Any]:
+        return [TracedValue(value.data, (*value.made, *predicate.made)) for value in values]
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> list[TracedValue]:
         # The current value of a ref comes from the equation that wrote it last.
         states = [self._states[id(x.data)] for x in operands if id(x.data) in self._states]
-        sources = [*operands, *states, *self._deciders]
+        sources = [*operands, *states, *self._predicates]
         needs = list(dict.fromkeys(maker for value in sources for maker in value.made))
         execution = Execution(len(self.executions), eqn, needs)
         self.executions.append(execution)

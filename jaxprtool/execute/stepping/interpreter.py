@@ -91,7 +91,7 @@ class SteppingInterpreter(Interpreter):
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         return self.effects.results(eqn, operands)
 
-    def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
+    def enter(self, body: ClosedJaxpr, operands: list[Any], predicate: Any = None) -> list[Any]:
         self.frames[-1].entered += 1
         return self.run(body, operands)
 

@@ -92,7 +92,7 @@ def _has_more(
     if isinstance(loop, Scan):
         return number < loop.length
     # A value may be a pytree with additional data; a predicate is not.
-    (more,) = jax.tree.leaves(run(loop.cond, [*given.deciding, *carry]))
+    (more,) = jax.tree.leaves(run(loop.cond, [*given.cond_consts, *carry]))
     return more
 
 

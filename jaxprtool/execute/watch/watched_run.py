@@ -252,7 +252,7 @@ class WatchedRun(SteppingInterpreter):
         given, on = LoopOperands.of(loop, operands), self._on
         number, carry, more = 0, given.carry, True
         if isinstance(loop, While):
-            (more,) = self.enter(loop.cond, [*given.deciding, *carry])
+            (more,) = self.enter(loop.cond, [*given.cond_consts, *carry])
         stacked: list[Any] = []
         while more:
             make: Any = CompiledScan if isinstance(loop, Scan) else CompiledWhile

@@ -29,11 +29,11 @@ class Region:
     Attributes:
         field: The field of the view that holds the body.
         groups: The fields of operands that the arguments come from, in order.
-        becomes: The fields that the results become, in order; none if they decide whether a loop
+        becomes: The fields that the results become, in order; none for a predicate whether a loop
             continues.
         ins: For each argument, the position of its operand, or of its initial value.
         outs: For each result, the position of the equation's result that it becomes; None if it
-            decides whether a loop continues.
+            is the predicate of a loop.
         back: For each result, the position of the operand that it replaces in the next iteration;
             None if it is not carried.
         fixed: For each argument, whether it is the operand itself, in every iteration.
@@ -50,8 +50,8 @@ class Region:
     constants: str | None
 
     @property
-    def decides(self) -> bool:
-        """True if the body decides whether a loop continues."""
+    def is_predicate(self) -> bool:
+        """True if the body computes the predicate of a loop: whether it continues."""
         return None in self.outs
 
 
@@ -145,7 +145,7 @@ class Regions:
     @cached_property
     def kind(self) -> str:
         """The kind of control flow: "loop", "branch" or "call"; "" if several bodies all run."""
-        if self.repeats or self.edges.decides is not None:
+        if self.repeats or self.edges.predicate is not None:
             return "loop" if self.repeats else "branch"
         return "call" if len(self.bodies) == 1 else ""
 
@@ -155,9 +155,9 @@ class Regions:
         return bool(self.carried or self.edges.sliced or self.edges.stacked)
 
     @cached_property
-    def deciding(self) -> tuple[int, ...]:
-        """The positions of the operands that decide which body runs."""
-        return () if self.edges.decides is None else tuple(self.operands[self.edges.decides])
+    def predicates(self) -> tuple[int, ...]:
+        """The positions of the operands that select which body runs."""
+        return () if self.edges.predicate is None else tuple(self.operands[self.edges.predicate])
 
     @cached_property
     def jaxprs(self) -> tuple[Jaxpr, ...]:
@@ -210,7 +210,7 @@ class Regions:
             first: Whether new operands come before those of their field, and not after them.
 
         Returns:
-            The new equation, with the effects of the bodies. The operand that decides which body
+            The new equation, with the effects of the bodies. The operand that selects which body
             runs is always kept.
         """
         edges = self.edges
@@ -222,8 +222,8 @@ class Regions:
         ins, atoms = _selected(self.operands, self._values(edges.operands), operands, more, first)
         outs, outvars = _selected(self.results, self._values(edges.results), results, more_results)
         changes = {**atoms, **outvars, **self.view.entries(ins, outs)}
-        if edges.decides is not None:
-            del changes[edges.decides]
+        if edges.predicate is not None:
+            del changes[edges.predicate]
         return self.view.rebuild(**changes, **self._by_field(bodies))
 
     def with_bodies(self, bodies: Sequence[ClosedJaxpr]) -> JaxprEqn:
@@ -272,7 +272,7 @@ class Regions:
         self, region: Region, values: Sequence[T], more: Mapping[str, Sequence[T]]
     ) -> list[T]:
         """Return the results of a body with new ones added: the counterpart of `arguments`."""
-        if region.decides:
+        if region.is_predicate:
             return list(values)
         places = {field: self.results[field] for field in region.becomes}
         own = dict(zip(region.outs, values, strict=True))
@@ -287,7 +287,7 @@ class Regions:
         through: Callable[[int, list[T]], Sequence[T]],
         meet: Callable[[T, T], T],
         widen: Callable[[T, T], T] | None = None,
-        decided: bool = False,
+        control: bool = False,
     ) -> tuple[list[T], list[T]]:
         """Return the facts of the operands that hold in every iteration, and those of the results.
 
@@ -297,27 +297,27 @@ class Regions:
                 results.
             meet: The fact of a value that is one of two. It must not alternate for ever.
             widen: The same for a carried value before and after an iteration; `meet` if None.
-            decided: Whether to meet the fact of a deciding value (a predicate or branch index) with
+            control: Whether to meet the fact of a deciding value (a predicate or branch index) with
                 those of the values that it selects.
         """
         facts, widen = list(facts), widen or meet
         while True:
             before, results = list(facts), dict[int, T]()
-            deciders = [facts[i] for i in self.deciding]
+            predicates = [facts[i] for i in self.predicates]
             for number, region in enumerate(self.regions):
                 outs = through(number, [facts[i] for i in region.ins])
                 for fact, out, back in zip(outs, region.outs, region.back, strict=True):
                     if out is None:
-                        deciders.append(fact)
+                        predicates.append(fact)
                     elif back is not None:
                         facts[back] = widen(facts[back], fact)
                     else:
                         results[out] = meet(results[out], fact) if out in results else fact
-            if decided and deciders:
-                decider = reduce(meet, deciders)
+            if control and predicates:
+                predicate = reduce(meet, predicates)
                 for i, _ in self.carried:
-                    facts[i] = meet(facts[i], decider)
-                results = {i: meet(fact, decider) for i, fact in results.items()}
+                    facts[i] = meet(facts[i], predicate)
+                results = {i: meet(fact, predicate) for i, fact in results.items()}
             if facts == before:
                 results.update((out, facts[i]) for i, out in self.carried)
                 return facts, [results[i] for i in range(len(self.eqn.outvars))]
@@ -326,7 +326,7 @@ class Regions:
         self,
         results: Sequence[bool],
         through: Callable[[int, list[bool]], Sequence[bool]],
-        decided: bool = False,
+        control: bool = False,
     ) -> list[bool]:
         """Return which operands lead to some of the results, in any iteration.
 
@@ -334,11 +334,11 @@ class Regions:
             results: The results in question.
             through: Maps the number of a region and a flag for each of its results to a flag for
                 each argument that leads to one of the flagged results.
-            decided: Whether a value that only decides which body runs leads to all results, or to
+            control: Whether to follow control dependences predicates which body runs leads to all results, or to
                 none.
         """
         facts = [False] * len(self.eqn.invars)
-        for i in self.deciding if decided else ():
+        for i in self.predicates if control else ():
             facts[i] = True
         for i, out in self.carried:
             facts[i] = results[out]
@@ -346,7 +346,7 @@ class Regions:
             before = list(facts)
             for number, region in enumerate(self.regions):
                 asked = [
-                    (back is not None and facts[back]) or (decided if out is None else results[out])
+                    (back is not None and facts[back]) or (control if out is None else results[out])
                     for out, back in zip(region.outs, region.back, strict=True)
                 ]
                 for i, flag in zip(region.ins, through(number, asked), strict=True):

@@ -58,13 +58,13 @@ class Edges:
         operands: The fields of the operands, in the order of the equation.
         results: The fields of the results, in the order of the equation.
         bodies: For each field that holds a body, or a tuple of similar bodies: the fields of its
-            arguments, and the fields that its results become. The results of a body that becomes
-            no field decide whether the loop continues.
+            arguments, and the fields that its results become. The result of a body that becomes
+            no field is the predicate of a loop: whether it continues.
         carried: For each field of operands that an iteration of a loop replaces, the field of the
             results; these have the operands' values if there is no iteration.
         sliced: The fields of operands of which each iteration gets a slice.
         stacked: The fields of results that are stacked from the iterations.
-        decides: The field of the operand that decides which body runs, if there is one.
+        predicate: The field of the operand that selects which body runs, if there is one.
         has_rule: Whether a custom rule, which is not a jaxpr, takes the same operands as the body.
             Then all operands must stay, and values that the body passes through may not be
             forwarded.
@@ -78,7 +78,7 @@ class Edges:
     carried: tuple[tuple[str, str], ...] = ()
     sliced: tuple[str, ...] = ()
     stacked: tuple[str, ...] = ()
-    decides: str | None = None
+    predicate: str | None = None
     has_rule: bool = False
 
 
@@ -253,7 +253,7 @@ class Cond(View):
     edges: ClassVar[Edges | None] = Edges(
         operands=("index", "operands"),
         bodies=(("branches", ("operands",), ("outs",)),),
-        decides="index",
+        predicate="index",
     )
 
     @classmethod

@@ -129,10 +129,10 @@ class DataFlow:
                 found += _arguments(inside, back)
         return list(dict.fromkeys(found))
 
-    def decided(self, holder: Holder) -> list[Value]:
-        """Return the results of a loop whose trip count a body decides; [] if it decides none."""
+    def controlled_results(self, holder: Holder) -> list[Value]:
+        """Return the results of a loop if the body computes its predicate, and else []."""
         _, region = _region(holder)
-        if region is None or not region.decides:
+        if region is None or not region.is_predicate:
             return []
         return [(holder.jaxpr, var) for var in holder.eqn.outvars]
 

@@ -71,7 +71,7 @@ class Makers:
                 body, region = held.jaxprs[number], held.regions[number]
                 within = self._within(body)
                 inner = within.equation(atom)
-                if inner is not None and not (held.deciding and _is_filler(inner, within)):
+                if inner is not None and not (held.predicates and _is_filler(inner, within)):
                     around, defined = (*around, eqn), within
                     eqn, index = inner, inner.outvars.index(atom)
                     break

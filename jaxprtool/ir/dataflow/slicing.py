@@ -185,7 +185,7 @@ class _Forward(_Slicer):
 
         while True:
             before = list(given)
-            _, results = held.forward(given, through, or_, decided=True)
+            _, results = held.forward(given, through, or_, control=True)
             if given == before:
                 break
         reached.update(var for var, flag in zip(eqn.outvars, results, strict=True) if flag)
@@ -247,7 +247,7 @@ class _Backward(_Slicer):
 
         while True:
             before = list(later)
-            operands = held.backward(results, through, decided=True)
+            operands = held.backward(results, through, control=True)
             if held.repeats:  # an iteration may read what the previous one wrote
                 read = [asked and is_ref(v) for v, asked in zip(eqn.invars, operands, strict=True)]
                 later = [a or b for a, b in zip(later, read, strict=True)]

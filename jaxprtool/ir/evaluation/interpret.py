@@ -26,13 +26,13 @@ class LoopOperands(NamedTuple):
     """The operands of a loop by role.
 
     Attributes:
-        deciding: The constants of a while loop's condition.
+        cond_consts: The constants of a while loop's condition.
         consts: The loop-invariant operands of the body.
         carry: The initial carry.
         xs: The operands of a scan that each iteration reads a slice of.
     """
 
-    deciding: list[Any]
+    cond_consts: list[Any]
     consts: list[Any]
     carry: list[Any]
     xs: list[Any]
@@ -45,8 +45,8 @@ class LoopOperands(NamedTuple):
         else:
             first, second, third = map(len, (loop.cond_consts, loop.body_consts, loop.carry))
         values = iter(operands)
-        deciding, consts, carry = (list(islice(values, n)) for n in (first, second, third))
-        return cls(deciding, consts, carry, list(values))
+        cond_consts, consts, carry = (list(islice(values, n)) for n in (first, second, third))
+        return cls(cond_consts, consts, carry, list(values))
 
 
 def slice_number(loop: Scan | While, iteration: Any) -> Any:
@@ -71,7 +71,7 @@ class Interpreter:
         return value
 
     def concrete(self, value: Any) -> Any:
-        """Return the scalar that selects a branch, or decides whether a loop continues."""
+        """Return the scalar that selects a branch, or the predicate of a loop."""
         return value
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -90,12 +90,12 @@ class Interpreter:
             return jnp.stack(rows)
         return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in rows], 0)
 
-    def enter(self, body: ClosedJaxpr, operands: list[Any], decider: Any = None) -> list[Any]:
-        """Return the results of a body. It runs because of the value of `decider`, if given."""
+    def enter(self, body: ClosedJaxpr, operands: list[Any], predicate: Any = None) -> list[Any]:
+        """Return the results of a body. It runs because of the value of `predicate`, if given."""
         return self.run(body, operands)
 
-    def decided(self, values: list[Any], decider: Any) -> list[Any]:
-        """Return the results of a branch or a loop, which `decider` selected."""
+    def selected(self, values: list[Any], predicate: Any) -> list[Any]:
+        """Return the results of a branch or a loop, which `predicate` selected."""
         return values
 
     # --- evaluation -------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Interpreter:
     def branch(self, cond: Cond, operands: list[Any]) -> list[Any]:
         """Return the results of a `cond`."""
         taken = branch_of(cond, self.concrete(operands[0]))
-        return self.decided(self.enter(taken, operands[1:], operands[0]), operands[0])
+        return self.selected(self.enter(taken, operands[1:], operands[0]), operands[0])
 
     def scan(self, scan: Scan, operands: list[Any]) -> list[Any]:
         """Return the results of a scan."""
@@ -152,11 +152,11 @@ class Interpreter:
 
     def while_loop(self, loop: While, operands: list[Any]) -> list[Any]:
         """Return the results of a while loop."""
-        deciding, consts, carry, _ = LoopOperands.of(loop, operands)
+        cond_consts, consts, carry, _ = LoopOperands.of(loop, operands)
         while True:
-            (more,) = self.enter(loop.cond, [*deciding, *carry])
+            (more,) = self.enter(loop.cond, [*cond_consts, *carry])
             if not self.concrete(more):
-                return self.decided(carry, more)
+                return self.selected(carry, more)
             carry = self.enter(loop.body, [*consts, *carry], more)
 
 

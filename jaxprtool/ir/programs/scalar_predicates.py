@@ -42,10 +42,10 @@ def _with_scalar_predicate(eqn: JaxprEqn) -> list[JaxprEqn] | None:
     # message about them is shown only once.
     names = dict(zip(own_carry, carry, strict=True))
     new = substitute(body.outvars, names)
-    deciding, any_element = _traced(eqn, _any_element, cond.outvars)
+    any_eqns, any_element = _traced(eqn, _any_element, cond.outvars)
     choosing, chosen = _traced(eqn, _chosen, [*cond.outvars, *carry, *new])
     rebuilt = loop.rebuild(
-        cond=jaxcompat.replace_jaxpr(cond, outvars=any_element, eqns=[*cond.eqns, *deciding]),
+        cond=jaxcompat.replace_jaxpr(cond, outvars=any_element, eqns=[*cond.eqns, *any_eqns]),
         body=jaxcompat.replace_jaxpr(
             body,
             constvars=[*cond.constvars, *body.constvars],

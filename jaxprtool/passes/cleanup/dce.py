@@ -289,7 +289,7 @@ def dce_regions(
         return _fallback(used_outputs, live_inputs, eqn)
     keeps_all = inside.edges.has_rule  # the user's rule may read operands that the body does not
     used, kept, live = [keeps_all] * len(eqn.invars), list(used_outputs), live_inputs
-    for i in inside.deciding:
+    for i in inside.predicates:
         used[i] = True
     several = inside.carried or len(inside.regions) > 1
     grows = True

@@ -123,7 +123,7 @@ class _Hoisting:
             if region.constants is None:
                 continue
             # A condition is always evaluated once, whether another body runs or not.
-            runs = region.decides or isinstance(trips, int)
+            runs = region.is_predicate or isinstance(trips, int)
             taken = self._take(inside, number, writer.holds_constants, runs)
             if taken is None:
                 continue

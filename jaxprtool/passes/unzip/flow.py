@@ -97,11 +97,11 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
     """Return the splits of the bodies of an equation, as if variables were sown in them."""
     eqn = part.body.eqns[position]
     inside = regions(eqn) if position in part.parts else None
-    if inside is None or not inside.deciding:
+    if inside is None or not inside.predicates:
         return part.parts.get(position, ())
     # Variables of branches are computed whichever is taken: the index does not matter.
     known = [part.times[v] if isinstance(v, Var) else BOTH for v in eqn.invars]
-    with context.under(meet((part.reached, *(known[i] for i in inside.deciding)))):
+    with context.under(meet((part.reached, *(known[i] for i in inside.predicates)))):
         return tuple(
             split(body, [known[i] for i in region.ins], context)
             for body, region in zip(inside.bodies, inside.regions, strict=True)
@@ -236,14 +236,14 @@ class _Walk:
         """Add an equation whose bodies are entered: values pass along its edges.
 
         A carry is early if its initial value and the body's result for it are; it needs both, and
-        so does its last value. All values that a condition decides on need the condition.
+        so does its last value. All values that a predicate selects need the predicate.
         """
         eqn, late = inside.eqn, self.is_late(inside.eqn)
         factors = [self._factor(inside, number, parts) for number in range(len(parts))]
         start = list(map(self.node, eqn.invars))
         carry = self._carries(position, inside, parts, factors)
         ins = [carry.get(i, node) for i, node in enumerate(start)]
-        deciders = [start[i] for i in inside.deciding]
+        predicates = [start[i] for i in inside.predicates]
         before: list[list[int | None]] = [[] for _ in eqn.outvars]
         extras: list[float] = [0] * len(eqn.outvars)
         for i, last in inside.carried:
@@ -257,7 +257,7 @@ class _Walk:
             ends = zip(outs, costs, region.outs, region.back, strict=True)
             for end, extra, out, back in ends:
                 if out is None:
-                    deciders.append(end)
+                    predicates.append(end)
                     continue
                 before[out].append(end)
                 extras[out] = max(extras[out], extra)
@@ -266,19 +266,19 @@ class _Walk:
                 elif back is not None and not known[back].early:
                     self.need([start[back], end])
         if late:
-            self.need(deciders)
+            self.need(predicates)
         for var, extra, needed in zip(eqn.outvars, extras, before, strict=True):
-            self.result(var, extra, [*deciders, *needed])
-            decides = any(region.decides for region in inside.regions)
-            if self.terms.once and self.part.of(var) == EARLY and decides:
+            self.result(var, extra, [*predicates, *needed])
+            has_predicate = any(region.is_predicate for region in inside.regions)
+            if self.terms.once and self.part.of(var) == EARLY and has_predicate:
                 self.need([SOURCE], self.nodes[var])
 
     def _factor(self, inside: Regions, number: int, parts: Sequence[Split]) -> float:
         """Return how often a body runs; infinity if no variable can be extracted from it."""
         eqn, trips = inside.eqn, inside.view.trips
-        if inside.regions[number].decides:
+        if inside.regions[number].is_predicate:
             return math.inf
-        if inside.deciding:
+        if inside.predicates:
             # Init cannot know whether a branch will be taken, and so may not run its effects.
             return math.inf if parts[number].early.effects else 1
         if isinstance(inside.view, While) and self.is_late(eqn) and parts[0].outs[0].ready:

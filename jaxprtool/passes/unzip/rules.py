@@ -92,10 +92,10 @@ class _Parts:
     outs: list[BindingTime]
 
     @property
-    def deciders(self) -> list[BindingTime]:
+    def predicates(self) -> list[BindingTime]:
         """The binding times of the loop conditions."""
         pairs = zip(self.splits, self.inside.regions, strict=True)
-        return [part.outs[0] for part, region in pairs if region.decides]
+        return [part.outs[0] for part, region in pairs if region.is_predicate]
 
     def half(
         self,
@@ -146,26 +146,26 @@ def _parts(
 ) -> _Parts:
     """Split the bodies of an equation, by the binding times that hold in every iteration.
 
-    A value is at most as early and ready as the condition that decides on it. With
+    A value is at most as early and ready as the predicate that selects it. With
     `together=False` the bodies themselves are split without regard to conditions.
     """
     inside = regions(eqn)
     assert inside is not None
     splits: dict[int, Split] = {}
-    decided = [times[i] for i in inside.deciding]
+    predicates = [times[i] for i in inside.predicates]
 
     def through(number: int, facts: list[BindingTime]) -> tuple[BindingTime, ...]:
         body, region = inside.bodies[number], inside.regions[number]
-        if region.decides:
-            decided[:] = split(body, facts, context).outs
-        going = meet(decided)
-        if decided and together and not region.decides:
+        if region.is_predicate:
+            predicates[:] = split(body, facts, context).outs
+        going = meet(predicates)
+        if predicates and together and not region.is_predicate:
             facts = [meet((fact, going)) for fact in facts]
         with context.under(going):
             splits[number] = split(body, facts, context)
         return splits[number].outs
 
-    _, outs = inside.forward(times, through, lambda a, b: meet((a, b)), decided=True)
+    _, outs = inside.forward(times, through, lambda a, b: meet((a, b)), control=True)
     parts = tuple(splits[number] for number in range(len(inside.bodies)))
     ins = list(times)
     for part, region in zip(parts, inside.regions, strict=True):
@@ -249,12 +249,12 @@ def _loop(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outc
     variables = tuple(v.stacked(trips) for part in sowing for v in part.variables)
     values, arguments = _fresh(_avals(variables)), _fresh(_avals(variables))
     init = apply = None
-    if all(_early(parts.deciders)):
+    if all(_early(parts.predicates)):
         bodies = parts.initial(_early(parts.outs))
         init = parts.half(_early, bodies, values=dict.fromkeys(stacks, values))
     if not variables and all(_ready((*times, *parts.outs))):
         apply = eqn
-    elif all(_ready(parts.deciders)):
+    elif all(_ready(parts.predicates)):
         bodies = parts.applied(_ready(parts.outs), rows)
         apply = parts.half(_ready, bodies, dict.fromkeys(rows, arguments))
     return parts.outcome(init, apply, variables, values, arguments)
@@ -284,23 +284,23 @@ def _branch(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Ou
     assert inside is not None
     sows = any(map(context.sows, inside.bodies))
     parts = _parts(eqn, times, context, together=not sows)
-    decided, outs, splits = meet(times[i] for i in inside.deciding), parts.outs, parts.splits
+    predicate, outs, splits = meet(times[i] for i in inside.predicates), parts.outs, parts.splits
     variables = tuple(v for part in splits for v in part.variables)
     for part in splits:
-        if part.early.effects and (part.variables or not decided.early):
+        if part.early.effects and (part.variables or not predicate.early):
             raise UnsupportedError(
                 f"a branch of {named(eqn)} has an effect that belongs to init, "
                 "which cannot know whether the branch will be taken"
             )
     calls, values = _variables_of_branches(parts)
     init: tuple[JaxprEqn, ...] = calls
-    if decided.early:
+    if predicate.early:
         init += (parts.half(_early, parts.initial(_early(outs), variables=False)),)
     arguments = _fresh(_avals(variables))
     apply = None
-    if decided.ready and not variables and all(_ready((*times, *outs))):
+    if predicate.ready and not variables and all(_ready((*times, *outs))):
         apply = eqn
-    elif decided.ready:
+    elif predicate.ready:
         first = inside.regions[0].groups[:1]
         bodies = parts.applied(_ready(outs), first)
         bodies = [_widened(body, i, splits) for i, body in enumerate(bodies)]

@@ -141,7 +141,7 @@ class Harvester(ABC):
         pairs = [self.body(body, path, again) for body in inside.bodies]
         bodies, found = [body for body, _ in pairs], [sites for _, sites in pairs]
         for region, sites in zip(inside.regions, found, strict=True):
-            if sites and region.decides:
+            if sites and region.is_predicate:
                 raise UnsupportedError(
                     f"'{sites[0].name}' is sown in the condition of a while loop: "
                     f"{named(sites[0].eqn)}"

@@ -68,12 +68,12 @@ def run(inside, operands, reverse):
     for trip in reversed(trips) if reverse else trips:
         now = [v[trip] if i in sliced else v for i, v in enumerate(state)]
         numbers = range(len(inside.bodies))
-        if inside.deciding:
-            numbers = [int(np.clip(now[inside.deciding[0]], 0, len(inside.bodies) - 1))]
+        if inside.predicates:
+            numbers = [int(np.clip(now[inside.predicates[0]], 0, len(inside.bodies) - 1))]
         for number in numbers:
             region = inside.regions[number]
             outs = jaxpr_as_fun(inside.bodies[number])(*(now[i] for i in region.ins))
-            if region.decides and not outs[0]:
+            if region.is_predicate and not outs[0]:
                 return results
             for value, out, back in zip(outs, region.outs, region.back, strict=True):
                 if out in stacked:
@@ -160,7 +160,7 @@ def test_new_results_come_out(fun):
 def test_facts_flow_forwards_until_all_rounds_agree():
     inside, _ = of(looped, x, c)
     condition, body = inside.regions
-    assert condition.decides and not body.decides
+    assert condition.is_predicate and not body.is_predicate
     start = {i: n for n, (i, _) in enumerate(inside.carried)}
     facts = [start.get(i) != 0 for i in range(len(inside.eqn.invars))]  # `total` is not known
 
@@ -177,7 +177,7 @@ def test_facts_flow_forwards_until_all_rounds_agree():
     assert [operands[i] for i, _ in inside.carried] == results
     facts = [start.get(i) != 1 for i in range(len(inside.eqn.invars))]  # `count` is not known
     assert inside.forward(facts, through, lambda a, b: a and b)[1] == [True, False, True]
-    assert not any(inside.forward(facts, through, lambda a, b: a and b, decided=True)[1])
+    assert not any(inside.forward(facts, through, lambda a, b: a and b, control=True)[1])
 
 
 def test_facts_flow_backwards_through_all_rounds():

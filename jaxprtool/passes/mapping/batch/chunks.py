@@ -259,9 +259,9 @@ def _repeated_effect(
         held = regions(eqn)
         if held is not None:
             look = partial(inside, held.bodies)
-            facts, outs = held.forward(facts, lambda *at, f=look: f(*at)[0], or_, decided=True)
+            facts, outs = held.forward(facts, lambda *at, f=look: f(*at)[0], or_, control=True)
             # All branches of a mapped index are computed, with mapped operands.
-            chosen = any(facts[i] for i in held.deciding)
+            chosen = any(facts[i] for i in held.predicates)
             for number, region in enumerate(held.regions):
                 found = found or look(number, [chosen or facts[i] for i in region.ins])[1]
         elif not any(facts) and any(map(_leaves_the_program, eqn.effects)):

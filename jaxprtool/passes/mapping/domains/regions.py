@@ -59,7 +59,7 @@ def solve(
     domain: Domain[K] = writing.domain
     context = domain.context(writing.context, found) if context is None else context
     kinds = [*map(writing.kind, found.eqn.invars)] if kinds is None else kinds
-    if not all(domain.uniform(kinds[i]) for i in found.deciding):
+    if not all(domain.uniform(kinds[i]) for i in found.predicates):
         return None
     types = [v.aval for v in found.eqn.invars]
     for body, region in zip(found.bodies, found.regions, strict=True):
@@ -73,7 +73,7 @@ def solve(
 
     def through(number: int, kinds: Sequence[K]) -> Sequence[Any]:
         body, region = found.bodies[number], found.regions[number]
-        if region.decides:
+        if region.is_predicate:
             return (None,)  # rewritten below, once
         known[number] = made = domain.body(body, kinds, None, context)
         becomes: list[Role] = ["result" if back is None else "carry" for back in region.back]
@@ -88,7 +88,7 @@ def solve(
         if made is None or not all(map(domain.fits, made.kinds, wanted)):
             kinds = [operands[i] for i in region.ins]
             made = domain.body(found.bodies[number], kinds, wanted, context)
-        if region.decides and not domain.uniform(made.kinds[0]):
+        if region.is_predicate and not domain.uniform(made.kinds[0]):
             return None
         bodies.append(made)
     return Solution(found, operands, results, bodies)

@@ -123,7 +123,7 @@ def _begins_with(level: _Level, arguments: Sequence[int]) -> list[Atom]:
     held = level.held
     assert held is not None
     region = held.regions[level.number]
-    carried = {back for each in held.regions for back in each.back}
+    carried = {operand for each in held.regions for operand in each.next_iteration}
     places = (region.ins[i] for i in arguments)
     return [held.eqn.invars[place] for place in places if place not in carried]
 

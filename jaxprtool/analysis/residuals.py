@@ -176,11 +176,11 @@ class _Reading:
         self._jaxpr = jaxcompat.open_jaxpr(forward.jaxpr)
         self._arguments = dict(zip(self._jaxpr.invars, forward.arg_names, strict=True))
         self._makers = Makers(self._jaxpr)
-        back = jaxcompat.open_jaxpr(backward.jaxpr)
-        self._flow = DataFlow(back)
+        back_jaxpr = jaxcompat.open_jaxpr(backward.jaxpr)
+        self._flow = DataFlow(back_jaxpr)
         kept = kept_values(forward, backward)
         #: Each residual as a variable of the forward half, and as a variable of the backward half.
-        self.pairs = list(zip(kept, back.invars, strict=False))
+        self.pairs = list(zip(kept, back_jaxpr.invars, strict=False))
         self._maker = {v: self._maker_of(v) for v in kept if type(v) is not Literal}
         found = [maker for maker in self._maker.values() if maker is not None]
         self._recomputation = Recomputation(self._jaxpr, frozenset(self._maker), found)

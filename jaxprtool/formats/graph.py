@@ -337,12 +337,12 @@ def _regions(builder: _Builder, inside: Regions, origins: _Origins) -> list[_Ori
                     ends.append(builder.port("result" if len(outs) == 1 else "results"))
                     for i, (origin, var) in enumerate(zip(outs, eqn.outvars, strict=True)):
                         builder.edge(origin, ends[-1], i, var.aval)
-            for origin, out, back in zip(outs, region.outs, region.back, strict=True):
+            for origin, out, operand in zip(outs, region.outs, region.next_iteration, strict=True):
                 if out is not None:
                     results[out] = origin
                 # A carry passes from the end of an iteration to the start of the next.
-                if back is not None and origin != given[back]:
-                    builder.edge(origin, _port(given[back]), 1, back=True)
+                if operand is not None and origin != given[operand]:
+                    builder.edge(origin, _port(given[operand]), 1, back=True)
         if inside.predicates:
             types = tuple(v.aval for v in eqn.outvars)
             chosen = builder.add(Node("equation", eqn.primitive.name, (), types, eqn, "chosen"))

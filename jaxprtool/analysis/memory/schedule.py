@@ -59,10 +59,12 @@ def loop_values_of(held: Regions, region: Region) -> LoopValues | None:
     if not held.repeats or region.is_predicate:
         return None
     places = {operand: i for i, operand in enumerate(region.ins)}
-    carried = {i: places[back] for i, back in enumerate(region.back) if back is not None}
+    carried = {
+        i: places[operand] for i, operand in enumerate(region.next_iteration) if operand is not None
+    }
     going = {operand for operand, _ in held.carried}
-    ins = enumerate(zip(region.ins, region.fixed, strict=True))
-    sliced = (i for i, (operand, fixed) in ins if not fixed and operand not in going)
+    ins = enumerate(zip(region.ins, region.loop_invariant, strict=True))
+    sliced = (i for i, (operand, is_invariant) in ins if not is_invariant and operand not in going)
     stacked = (i for i in range(len(region.outs)) if i not in carried)
     return LoopValues(tuple(carried.items()), tuple(sliced), tuple(stacked))
 

@@ -208,9 +208,9 @@ class _Room:
     def takes(self, buffer: Buffer) -> bool:
         """Return True if the room is free during the lifetime of a value."""
         start = self.result.start
-        becomes = self.in_place and buffer.end == start and buffer.size == self.result.size
+        reuses_it = self.in_place and buffer.end == start and buffer.size == self.result.size
         return (
-            (buffer.end < start or becomes)
+            (buffer.end < start or reuses_it)
             and buffer.start > self.free_from
             and all(other.end < buffer.start or other.start > buffer.end for other in self.held)
         )

@@ -29,24 +29,24 @@ class Region:
     Attributes:
         field: The field of the view that holds the body.
         groups: The fields of operands that the arguments come from, in order.
-        becomes: The fields that the results become, in order; none for a predicate whether a loop
+        result_fields: The fields that the results become, in order; none for a predicate whether a loop
             continues.
         ins: For each argument, the position of its operand, or of its initial value.
         outs: For each result, the position of the equation's result that it becomes; None if it
             is the predicate of a loop.
-        back: For each result, the position of the operand that it replaces in the next iteration;
-            None if it is not carried.
-        fixed: For each argument, whether it is the operand itself, in every iteration.
+        next_iteration: For each result, the position of the operand that it replaces in the next
+            iteration; None if it is not carried.
+        loop_invariant: For each argument, whether it is the operand itself in every iteration.
         constants: The field of operands for this body alone that new constants can be added to.
     """
 
     field: str
     groups: tuple[str, ...]
-    becomes: tuple[str, ...]
+    result_fields: tuple[str, ...]
     ins: tuple[int, ...]
     outs: tuple[int | None, ...]
-    back: tuple[int | None, ...]
-    fixed: tuple[bool, ...]
+    next_iteration: tuple[int | None, ...]
+    loop_invariant: tuple[bool, ...]
     constants: str | None
 
     @property
@@ -77,14 +77,14 @@ def _shape(
         for name in arguments * count
     )
     regions: list[Region] = []
-    for (field, arguments, becomes), count in zip(edges.bodies, bodies, strict=True):
-        places: tuple[int | None, ...] = tuple(i for name in becomes for i in outs[name])
-        if not becomes:
+    for (field, arguments, result_fields), count in zip(edges.bodies, bodies, strict=True):
+        places: tuple[int | None, ...] = tuple(i for name in result_fields for i in outs[name])
+        if not result_fields:
             places = (None,)
         region = Region(
             field,
             arguments,
-            becomes,
+            result_fields,
             tuple(i for name in arguments for i in ins[name]),
             places,
             tuple(None if i is None else start.get(i) for i in places),
@@ -274,7 +274,7 @@ class Regions:
         """Return the results of a body with new ones added: the counterpart of `arguments`."""
         if region.is_predicate:
             return list(values)
-        places = {field: self.results[field] for field in region.becomes}
+        places = {field: self.results[field] for field in region.result_fields}
         own = dict(zip(region.outs, values, strict=True))
         _, fields = _selected(places, own, None, more)
         return [value for group in fields.values() for value in group]
@@ -306,11 +306,13 @@ class Regions:
             predicates = [facts[i] for i in self.predicates]
             for number, region in enumerate(self.regions):
                 outs = through(number, [facts[i] for i in region.ins])
-                for fact, out, back in zip(outs, region.outs, region.back, strict=True):
+                for fact, out, operand in zip(
+                    outs, region.outs, region.next_iteration, strict=True
+                ):
                     if out is None:
                         predicates.append(fact)
-                    elif back is not None:
-                        facts[back] = widen(facts[back], fact)
+                    elif operand is not None:
+                        facts[operand] = widen(facts[operand], fact)
                     else:
                         results[out] = meet(results[out], fact) if out in results else fact
             if control and predicates:
@@ -346,8 +348,9 @@ class Regions:
             before = list(facts)
             for number, region in enumerate(self.regions):
                 asked = [
-                    (back is not None and facts[back]) or (control if out is None else results[out])
-                    for out, back in zip(region.outs, region.back, strict=True)
+                    (operand is not None and facts[operand])
+                    or (control if out is None else results[out])
+                    for out, operand in zip(region.outs, region.next_iteration, strict=True)
                 ]
                 for i, flag in zip(region.ins, through(number, asked), strict=True):
                     facts[i] |= flag

@@ -114,8 +114,8 @@ class DataFlow:
         operand = region.ins[position]
         found: list[tuple[Jaxpr, Atom]] = [(holder.jaxpr, holder.eqn.invars[operand])]
         for other, carrying in zip(inside.jaxprs, inside.regions, strict=True):
-            back = zip(carrying.back, other.outvars, strict=True)
-            found += [(other, atom) for place, atom in back if place == operand]
+            pairs = zip(carrying.next_iteration, other.outvars, strict=True)
+            found += [(other, atom) for place, atom in pairs if place == operand]
         return found
 
     def goals(self, holder: Holder, position: int) -> list[Value]:
@@ -125,8 +125,8 @@ class DataFlow:
         if inside is not None and region is not None:
             if (out := region.outs[position]) is not None:
                 found.append((holder.jaxpr, holder.eqn.outvars[out]))
-            if (back := region.back[position]) is not None:
-                found += _arguments(inside, back)
+            if (operand := region.next_iteration[position]) is not None:
+                found += _arguments(inside, operand)
         return list(dict.fromkeys(found))
 
     def controlled_results(self, holder: Holder) -> list[Value]:

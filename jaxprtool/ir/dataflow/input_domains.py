@@ -174,9 +174,9 @@ class _Walk:
             before = [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]
             for body, region in zip(inside.bodies, inside.regions, strict=True):
                 wanted: list[Interval | None] = []
-                for out, back in zip(region.outs, region.back, strict=True):
+                for out, carried in zip(region.outs, region.next_iteration, strict=True):
                     atoms = [eqn.outvars[out]] if out is not None else []
-                    atoms += [eqn.invars[back]] if back is not None else []
+                    atoms += [eqn.invars[carried]] if carried is not None else []
                     known = [self._intervals[v] for v in atoms if _has(self._intervals, v)]
                     wanted.append(known[0] if known else None)
                 found = _domains(jaxcompat.open_jaxpr(body), tuple(wanted))

@@ -77,7 +77,7 @@ class Makers:
                     break
                 if not around and len(held.bodies) == 1 and atom in body.invars:
                     operand = region.ins[body.invars.index(atom)]
-                    if operand not in region.back:
+                    if operand not in region.next_iteration:
                         return Maker(eqn, around, eqn.invars[operand])
             else:
                 return Maker(eqn, around, None)

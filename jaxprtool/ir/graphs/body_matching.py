@@ -167,7 +167,7 @@ class _BodyMatching:
         inside = MatchedBody(self._keys, _in_place(self._found.sides, which, inner))
         inside.taken = _in_place(self._found.taken, which, set())
         inside.literals = literals
-        known = (self._found.partner, self._found.back)[which]
+        known = (self._found.partner, self._found.inverse)[which]
         for var, operand in given:
             if (other := known.get(id(operand))) is not None:
                 inside.correspond(*((var, other) if which == 0 else (other, var)))
@@ -180,7 +180,7 @@ class _BodyMatching:
         self._found.taken[which].add(position)
         self._found.opened_calls.append(Opened(which, position, inside))
         self._note_operands(which, dict(given), inside)
-        found = (inside.partner, inside.back)[which]
+        found = (inside.partner, inside.inverse)[which]
         outvars = substitute(opened.outvars, inside.literals)
         for atom, var in zip(outvars, eqn.outvars, strict=True):
             if type(atom) is Literal:

@@ -47,7 +47,7 @@ class MatchedBody:
         paired: The inverse of `pairs`.
         order: The pairs of positions, in the order in which they were found.
         partner: The variable of the second body for each paired variable of the first, by `id`.
-        back: The inverse of `partner`.
+        inverse: The inverse of `partner`.
         taken: For each body, the positions of the equations that have a counterpart, here or in an
             opened call.
         literals: The literals that variables of an opened call represent: its arguments, its
@@ -68,7 +68,7 @@ class MatchedBody:
         self.paired: dict[int, int] = {}
         self.order: list[tuple[int, int]] = []
         self.partner: dict[int, Var] = {}
-        self.back: dict[int, Var] = {}
+        self.inverse: dict[int, Var] = {}
         self.taken: tuple[set[int], set[int]] = set(), set()
         self.literals: dict[Var, Literal] = {}
         self.opened_calls: list[Opened] = []
@@ -90,8 +90,8 @@ class MatchedBody:
 
     def correspond(self, v: Var, w: Var) -> None:
         """Pair two variables, unless one of them already has a counterpart."""
-        if id(v) not in self.partner and id(w) not in self.back:
-            self.partner[id(v)], self.back[id(w)] = w, v
+        if id(v) not in self.partner and id(w) not in self.inverse:
+            self.partner[id(v)], self.inverse[id(w)] = w, v
             self.values.append((v, w))
 
     def rollback(self, which: int) -> None:
@@ -118,7 +118,7 @@ class MatchedBody:
 
     def is_matched(self, which: int, var: Var) -> bool:
         """Return True if a variable of one of the bodies is paired, here or in an opened call."""
-        return id(var) in (self.partner, self.back)[which] or any(
+        return id(var) in (self.partner, self.inverse)[which] or any(
             each.which != which and each.inside.is_matched(which, var) for each in self.opened_calls
         )
 
@@ -138,10 +138,10 @@ class MatchedBody:
         old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
         if len(old.invars) != len(new.invars):
             olds = {self._value(self.partner[id(x)]) for x in old.invars if id(x) in self.partner}
-            news = {self._value(y) for y in new.invars if id(y) in self.back}
+            news = {self._value(y) for y in new.invars if id(y) in self.inverse}
             return bool(olds and news) and olds.isdisjoint(news)
         return any(
-            id(x) in self.partner and id(y) in self.back and not self.corresponds(x, y)
+            id(x) in self.partner and id(y) in self.inverse and not self.corresponds(x, y)
             for x, y in zip(old.invars, new.invars, strict=True)
         )
 
@@ -202,10 +202,10 @@ class MatchedBody:
             return False
         if type(old) is Literal or type(new) is Literal:
             return True
-        if id(old) in self.partner and id(new) in self.back:
+        if id(old) in self.partner and id(new) in self.inverse:
             return True
         a, b = self.sides
-        olds, news = a.nearest_known(old, self.partner), b.nearest_known(new, self.back)
+        olds, news = a.nearest_known(old, self.partner), b.nearest_known(new, self.inverse)
         if not olds or not news:
             return False
         partners = [self.partner[id(var)] for var in olds]
@@ -270,7 +270,7 @@ class MatchedBody:
         if type(atom) is Literal:
             return "literal", self.keys.literal(atom)
         if which == 1:
-            return self._value(atom) if id(atom) in self.back else ("new", id(atom))
+            return self._value(atom) if id(atom) in self.inverse else ("new", id(atom))
         partner = self.partner.get(id(atom))
         return ("old", id(atom)) if partner is None else self._value(partner)
 

@@ -174,11 +174,11 @@ def _results(
     outs = [jaxcompat.open_jaxpr(body).outvars for body in bodies]
     if len(outs[0]) == len(outs[1]) or edges[0] is None or edges[1] is None:
         return _in_place(*outs)
-    becomes = edges[0].outs, edges[1].outs
+    positions = edges[0].outs, edges[1].outs
     partner = dict(matched.result_pairs(*pair))
-    places = {k: j for j, k in enumerate(becomes[1])}
+    places = {k: j for j, k in enumerate(positions[1])}
     return [
         (i, places[partner[k]])
-        for i, k in enumerate(becomes[0])
+        for i, k in enumerate(positions[0])
         if k is not None and partner.get(k) in places
     ]

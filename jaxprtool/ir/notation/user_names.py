@@ -86,7 +86,9 @@ class UserNames(VariableNames):
         inside = regions(eqn)
         region = None if inside is None else inside.region_of(body)
         if region is not None:
-            for var, operand, same in zip(body.invars, region.ins, region.fixed, strict=True):
+            for var, operand, same in zip(
+                body.invars, region.ins, region.loop_invariant, strict=True
+            ):
                 name = self.spaced.get(identity(eqn.invars[operand]), "")[1:]
                 if same and name and name not in scope:
                     self._give([(var, name)], scope)

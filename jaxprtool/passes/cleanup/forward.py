@@ -303,19 +303,21 @@ class _Forwarding:
         loop_regions = [
             n
             for n, region in enumerate(self.inside.regions)
-            if any(b is not None for b in region.back)
+            if any(b is not None for b in region.next_iteration)
         ]
         if len(loop_regions) != 1:
             return list(range(len(carried)))
         (number,) = loop_regions
         region, jaxpr = self.inside.regions[number], self.jaxprs[number]
         arguments = dict(zip(region.ins, jaxpr.invars, strict=True))
-        nexts = dict(zip(region.back, jaxpr.outvars, strict=True))
+        nexts = dict(zip(region.next_iteration, jaxpr.outvars, strict=True))
         # The initial label of a value: its value before the loop or, if computed inside, itself.
         labels: dict[Hashable, Hashable] = {}
         step: dict[Hashable, Hashable] = {}  # the variable with this value in the next iteration
-        for i, var, fixed in zip(region.ins, jaxpr.invars, region.fixed, strict=True):
-            if fixed:
+        for i, var, is_invariant in zip(
+            region.ins, jaxpr.invars, region.loop_invariant, strict=True
+        ):
+            if is_invariant:
                 labels[var] = self._start(eqn.invars[i], var)
         loose = []
         for i, out in carried:

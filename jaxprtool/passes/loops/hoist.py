@@ -131,7 +131,9 @@ class _Hoisting:
             for i, used in zip(region.ins, taken.used, strict=True):
                 stay[i] &= used
             operands = [
-                eqn.invars[i] for i, fixed in zip(region.ins, region.fixed, strict=True) if fixed
+                eqn.invars[i]
+                for i, is_invariant in zip(region.ins, region.loop_invariant, strict=True)
+                if is_invariant
             ]
             more.setdefault(region.constants, []).extend(writer.splice(taken.left, operands, eqn))
         if not more:
@@ -150,7 +152,7 @@ class _Hoisting:
         body, region = inside.bodies[number], inside.regions[number]
 
         def take() -> _Taken | None:
-            constants = keep(body.invars, region.fixed)
+            constants = keep(body.invars, region.loop_invariant)
             if holds_constants:
                 constants = (*constants, *body.constvars)
             leaving = self._leaving(body.eqns, constants, runs)
@@ -228,4 +230,4 @@ def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
     flags = [stay.get(i, True) for i in range(len(inside.eqn.invars))]
     invars = inside.arguments(region, body.invars, {region.constants: made}, flags)
     rest = narrow(body, invars, body.outvars, eqns)
-    return _Taken(narrow(body, keep(body.invars, region.fixed), made, leaving), used, rest)
+    return _Taken(narrow(body, keep(body.invars, region.loop_invariant), made, leaving), used, rest)

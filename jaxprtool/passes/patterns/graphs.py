@@ -215,9 +215,9 @@ def _arguments(eqn: JaxprEqn) -> list[tuple[Var, Atom | None]]:
     if inside is None or isinstance(inside.view, ShardMap):
         return []
     return [
-        (var, eqn.invars[i] if fixed else None)
+        (var, eqn.invars[i] if is_invariant else None)
         for body, region in zip(inside.bodies, inside.regions, strict=True)
-        for var, i, fixed in zip(body.invars, region.ins, region.fixed, strict=True)
+        for var, i, is_invariant in zip(body.invars, region.ins, region.loop_invariant, strict=True)
     ]
 
 

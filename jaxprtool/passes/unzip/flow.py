@@ -254,17 +254,17 @@ class _Walk:
             location = position, number
             outs, costs = self.enter(location, part, operands, nodes, factors[number], axes)
             known = dict(zip(region.ins, part.ins, strict=True))
-            ends = zip(outs, costs, region.outs, region.back, strict=True)
-            for end, extra, out, back in ends:
+            ends = zip(outs, costs, region.outs, region.next_iteration, strict=True)
+            for end, extra, out, operand in ends:
                 if out is None:
                     predicates.append(end)
                     continue
                 before[out].append(end)
                 extras[out] = max(extras[out], extra)
-                if back is not None and (node := carry[back]) is not None:
+                if operand is not None and (node := carry[operand]) is not None:
                     self.need([end], node)
-                elif back is not None and not known[back].early:
-                    self.need([start[back], end])
+                elif operand is not None and not known[operand].early:
+                    self.need([start[operand], end])
         if late:
             self.need(predicates)
         for var, extra, needed in zip(eqn.outvars, extras, before, strict=True):
@@ -293,7 +293,7 @@ class _Walk:
         nodes: dict[int, int | None] = {}
         for number, (region, part) in enumerate(zip(inside.regions, parts, strict=True)):
             for i, var in zip(region.ins, part.body.invars, strict=True):
-                if i not in region.back:
+                if i not in region.next_iteration:
                     continue
                 nodes[i] = None
                 if part.times[var] == EARLY:

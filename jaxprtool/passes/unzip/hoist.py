@@ -49,8 +49,10 @@ def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprE
     """
     number = len(inside.bodies) - 1
     body, region = inside.bodies[number], inside.regions[number]
-    pairs = zip(body.invars, region.ins, region.fixed, strict=True)
-    outside: dict[Var, Atom] = {var: inside.eqn.invars[i] for var, i, fixed in pairs if fixed}
+    pairs = zip(body.invars, region.ins, region.loop_invariant, strict=True)
+    outside: dict[Var, Atom] = {
+        var: inside.eqn.invars[i] for var, i, is_invariant in pairs if is_invariant
+    }
     known = {var for var, atom in outside.items() if isinstance(atom, Var) and atom in early}
     same: list[JaxprEqn] = []
     for eqn in body.eqns:

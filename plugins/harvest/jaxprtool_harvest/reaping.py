@@ -76,7 +76,7 @@ class Reaper(Harvester):
         self, inside: Regions, number: int, bodies: list[Any], sites: Sites, work: Work
     ) -> None:
         outs = fresh(types(sites))
-        field = inside.regions[number].becomes[-1]
+        field = inside.regions[number].result_fields[-1]
         work.eqns.append(inside.rebuild(bodies, more_results={field: outs}))
         _add_all(work, sites, outs)
 
@@ -127,7 +127,7 @@ class Reaper(Harvester):
             for key, site in order.items()
         ]
         outs = fresh(types(found))
-        field = inside.regions[0].becomes[-1]
+        field = inside.regions[0].result_fields[-1]
         work.eqns.append(inside.rebuild(bodies, more_results={field: outs}))
         _add_all(work, found, outs)
 

@@ -75,13 +75,13 @@ def run(inside, operands, reverse):
             outs = jaxpr_as_fun(inside.bodies[number])(*(now[i] for i in region.ins))
             if region.is_predicate and not outs[0]:
                 return results
-            for value, out, back in zip(outs, region.outs, region.back, strict=True):
+            for value, out, operand in zip(outs, region.outs, region.next_iteration, strict=True):
                 if out in stacked:
                     rows[out].append(value)
                 elif out is not None:
                     results[out] = value
-                if back is not None:
-                    state[back] = value
+                if operand is not None:
+                    state[operand] = value
     order = -1 if reverse else 1
     return results | {i: jnp.stack(values[::order]) for i, values in rows.items()}
 
@@ -139,7 +139,7 @@ def test_new_constants_reach_the_body(fun, first):
 def test_new_results_come_out(fun):
     inside, closed = of(fun, x, c)
     (region,), (body,) = inside.regions, inside.bodies
-    field = (*inside.edges.stacked, region.becomes[-1])[0]
+    field = (*inside.edges.stacked, region.result_fields[-1])[0]
     value = body.outvars[-1]
     outvars = inside.outcomes(region, body.outvars, {field: [value]})
     aval = value.aval

@@ -76,8 +76,10 @@ def solve(
         if region.is_predicate:
             return (None,)  # rewritten below, once
         known[number] = made = domain.body(body, kinds, None, context)
-        becomes: list[Role] = ["result" if back is None else "carry" for back in region.back]
-        triples = zip(made.kinds, body.outvars, becomes, strict=True)
+        result_roles: list[Role] = [
+            "result" if operand is None else "carry" for operand in region.next_iteration
+        ]
+        triples = zip(made.kinds, body.outvars, result_roles, strict=True)
         return [domain.settled(kind, v.aval, role, found) for kind, v, role in triples]
 
     operands, results = found.forward(start, through, domain.join, domain.widened)

@@ -143,7 +143,7 @@ class _Forwarding:
         self.names: list[dict[Var, Atom]] = [{} for _ in self.jaxprs]
         self.stay = [True] * len(self.eqn.invars)
         self.wanted = [True] * len(self.eqn.outvars)
-        self.answer: list[Atom] = list(self.eqn.outvars)
+        self.replacements: list[Atom] = list(self.eqn.outvars)
         #: New constants by field, outside and inside.
         self.more: dict[str, list[Atom]] = {}
         self.more_inside: dict[str, list[Var]] = {}
@@ -190,7 +190,7 @@ class _Forwarding:
             )
         ]
         self.writer.add(inside.rebuild(bodies, self.stay, self.wanted, self.more))
-        return self.answer
+        return self.replacements
 
     # --- operands -------------------------------------------------------------------------------
 
@@ -283,11 +283,11 @@ class _Forwarding:
                 continue
             self.stay[i] = False
             if representative is None:
-                self.answer[out] = eqn.invars[i]
+                self.replacements[out] = eqn.invars[i]
                 read = [(n, var) for n, var in self.arguments[i] if var in used[n]]
                 self.make_constant(eqn.invars[i], read)
             else:
-                other, self.answer[out] = (
+                other, self.replacements[out] = (
                     carried[representative][0],
                     eqn.outvars[carried[representative][1]],
                 )
@@ -370,7 +370,7 @@ class _Forwarding:
             if other is out or isinstance(out.aval, jaxcompat.AbstractRef):
                 continue
             if other.aval == out.aval and not self._donates(other, out):
-                self.answer[i], self.wanted[i] = other, False
+                self.replacements[i], self.wanted[i] = other, False
 
     def _name(self, number: int, atom: Atom) -> Atom:
         """Return the new atom of an atom of a body."""

@@ -16,11 +16,11 @@ from jaxprtool.ir.rewriting.rewrite import Memo, map_equations, rewrite
 x = jnp.arange(12.0).reshape(3, 4)
 
 
-def rule_for(primitive, answer):
-    """A visitor whose rule answers for one primitive alone, and keeps everything else."""
+def rule_for(primitive, replacement):
+    """A visitor whose rule replaces one primitive alone, and keeps everything else."""
 
     def visitor(writer):
-        return lambda eqn: answer(writer, eqn) if eqn.primitive.name == primitive else None
+        return lambda eqn: replacement(writer, eqn) if eqn.primitive.name == primitive else None
 
     return visitor
 
@@ -83,12 +83,12 @@ def test_outside_in_a_rule_sees_equations_before_their_bodies_are_rewritten():
     def visitor(writer):
         rule = SIN_IS_COS(writer)
 
-        def answer(eqn):
+        def replacement(eqn):
             if eqn.primitive.name == "jit":
                 seen.extend(names(view(eqn).body))
             return rule(eqn)
 
-        return answer
+        return replacement
 
     jaxpr = jax.make_jaxpr(jax.jit(jnp.sin))(x)
     (call,) = rewrite(jaxpr, visitor, outside_in=True).eqns
@@ -153,10 +153,10 @@ def test_what_a_body_gives_is_cast_to_the_weak_type_of_the_result():
 
 
 def constant_rule(values):
-    def answer(writer, eqn):
+    def replacement(writer, eqn):
         return [writer.constant(next(values), eqn.outvars[0].aval)]
 
-    return rule_for("sin", answer)
+    return rule_for("sin", replacement)
 
 
 def test_scalars_are_literals_and_one_array_is_one_constant():
@@ -191,11 +191,11 @@ def test_can_hold_asks_for_the_arrays_alone():
     scalar = jax.make_jaxpr(lambda a: a + 1)(x)
     array = as_constants(jax.make_jaxpr(lambda a: a + table)(x))
 
-    def answer(writer, eqn):
+    def replacement(writer, eqn):
         asked[writer.holds_constants] = writer.can_hold(scalar), writer.can_hold(array)
 
-    rewrite(jax.make_jaxpr(jax.checkpoint(lambda a: jnp.sin(a)))(x), rule_for("sin", answer))
-    rewrite(jax.make_jaxpr(jnp.sin)(x), rule_for("sin", answer))
+    rewrite(jax.make_jaxpr(jax.checkpoint(lambda a: jnp.sin(a)))(x), rule_for("sin", replacement))
+    rewrite(jax.make_jaxpr(jnp.sin)(x), rule_for("sin", replacement))
     assert asked == {False: (True, False), True: (True, True)}
 
 

@@ -1,8 +1,8 @@
-"""`rewrite` against a model: any mixture of rules that answer, write in vain, or are rejected.
+"""`rewrite` against a model: any mixture of rules that replace, write in vain, or are rejected.
 
 Each step adds an equation to a body, and what the rule does with it, or opens a call or a loop,
-whose body the next steps go to. The model holds the value of each equation as the answers make it,
-and how many equations are to be left.
+whose body the next steps go to. The model holds the value of each equation as the replacements make
+it, and how many equations are to be left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxprtool.ir.rewriting.rewrite import rewrite
 
 ARGUMENTS = np.array([[3, -5], [7, 11]], np.int32)
 TABLE = ARGUMENTS[1] * 2
-ANSWERS = [
+REPLACEMENTS = [
     "keep",
     "operand",
     "negative",
@@ -46,10 +46,10 @@ NUMBERS = st.integers(0, 99)
 
 @dataclass
 class Step:
-    """An equation that adds two earlier values, and what the rule answers for it."""
+    """An equation that adds two earlier values, and what the rule replaces it by."""
 
     operands: tuple[int, int]
-    answer: str
+    replacement: str
 
 
 @dataclass
@@ -114,7 +114,7 @@ def modelled(body: Body, arguments):
                 found = carry
             values += found
             continue
-        match step.answer:
+        match step.replacement:
             case "keep" | "withdrawn" | "rejected":
                 value, written = x + y, 1
             case "operand" | "abandoned":
@@ -133,9 +133,9 @@ def modelled(body: Body, arguments):
     return values[len(arguments) :], count
 
 
-def answering(body: Body, writer):
-    """Return the rule that gives the answers of a body's steps."""
-    answers = iter([step.answer for step in body.steps if isinstance(step, Step)])
+def replacing(body: Body, writer):
+    """Return the rule that returns the replacements of a body's steps."""
+    replacements = iter([step.replacement for step in body.steps if isinstance(step, Step)])
     kinds = iter([step.kind for step in body.steps if isinstance(step, Body)])
     shared = []
     spliced = jax.make_jaxpr(lambda x, y: -x - y)(*ARGUMENTS)
@@ -144,13 +144,13 @@ def answering(body: Body, writer):
     def negative(eqn, atom):
         return writer.emit(lax.neg_p, [atom], {}, eqn)
 
-    def answered(eqn):
+    def replaced(eqn):
         if eqn.primitive is not lax.add_p:
             ((_, inner),) = sub_jaxprs(eqn)
             inlined = next(kinds) == "inlined"
             closed = jaxcompat.close_jaxpr(inner)
             return writer.splice(closed, eqn.invars, eqn) if inlined else None
-        match next(answers):
+        match next(replacements):
             case "operand":
                 return eqn.invars[:1]
             case "negative":
@@ -177,7 +177,7 @@ def answering(body: Body, writer):
                 return writer.splice(spliced, eqn.invars, eqn)
         return None
 
-    return answered
+    return replaced
 
 
 def require_counts(body: Body, jaxpr):
@@ -197,11 +197,11 @@ class Rewriting(RuleBasedStateMachine):
     def start(self):
         self.open = [Body()]
 
-    @rule(first=NUMBERS, second=NUMBERS, answer=st.sampled_from(ANSWERS))
-    def add(self, first, second, answer):
-        if answer == "constant" and len(self.open) > 1:
-            answer = "spliced"  # not every body holds constants
-        self.open[-1].steps.append(Step((first, second), answer))
+    @rule(first=NUMBERS, second=NUMBERS, replacement=st.sampled_from(REPLACEMENTS))
+    def add(self, first, second, replacement):
+        if replacement == "constant" and len(self.open) > 1:
+            replacement = "spliced"  # not every body holds constants
+        self.open[-1].steps.append(Step((first, second), replacement))
 
     @precondition(lambda self: len(self.open) < 3)
     @rule(first=NUMBERS, second=NUMBERS, kind=st.sampled_from(["call", "inlined", "loop"]))
@@ -222,15 +222,15 @@ class Rewriting(RuleBasedStateMachine):
         body = self.open[0]
         bodies = body.bodies()
         closed = jax.make_jaxpr(function(body))(*ARGUMENTS)
-        new = rewrite(closed, lambda writer: answering(next(bodies), writer))
+        new = rewrite(closed, lambda writer: replacing(next(bodies), writer))
         jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(new))
         found = jax.core.eval_jaxpr(new.jaxpr, new.consts, *map(jnp.asarray, ARGUMENTS))
         np.testing.assert_array_equal(
             np.reshape(found, (-1, 2)), np.reshape(modelled(body, ARGUMENTS)[0], (-1, 2))
         )
         require_counts(body, new)
-        answers = [step.answer for step in body.steps if isinstance(step, Step)]
-        assert len(new.consts) == ("constant" in answers)
+        replacements = [step.replacement for step in body.steps if isinstance(step, Step)]
+        assert len(new.consts) == ("constant" in replacements)
 
 
 TestRewriting = Rewriting.TestCase

@@ -169,8 +169,8 @@ class _Screening(Interpreter):
             return _Screened(data)
         like = traits(eqn)
         makes = may_make(eqn) or bool(state & NAN)
-        hands_on = like.keeps_finite or like.broadcasts or like.gives or like.updates
-        if state & INF and hands_on:
+        passes_through = like.keeps_finite or like.broadcasts or like.gives or like.updates
+        if state & INF and passes_through:
             result = _Screened(data, INF)
             if makes:
                 if len(self._flags) > 2 * _INFINITE:

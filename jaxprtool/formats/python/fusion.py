@@ -52,7 +52,7 @@ def lines(jaxpr: Jaxpr) -> list[Line]:
 def _condition(eqn: JaxprEqn, maker: JaxprEqn) -> tuple[tuple[Atom, ...], MultiResult] | None:
     """Return the operands that replace a branch's index, and the expression of the branch."""
     index = eqn.invars[0]
-    if not any(v is index for v in maker.outvars) or _hands_on(eqn):
+    if not any(v is index for v in maker.outvars) or _forwards_operand(eqn):
         return None
     branches = len(eqn.params["branches"])
     if maker.primitive.name == "convert_element_type":
@@ -70,7 +70,7 @@ def _condition(eqn: JaxprEqn, maker: JaxprEqn) -> tuple[tuple[Atom, ...], MultiR
     return None
 
 
-def _hands_on(eqn: JaxprEqn) -> bool:
+def _forwards_operand(eqn: JaxprEqn) -> bool:
     """Return True if a result is the same operand in all branches, which JAX would forward."""
     choice = Cond.of(eqn)
     bodies = list(map(open_jaxpr, choice.branches))

@@ -36,7 +36,7 @@ def hand_in(
     if same and not any(wanted.values()):
         return inside.eqn
     bodies = [
-        _handed(inside, region, *parts, name, wanted[name], memo)
+        _with_constants(inside, region, *parts, name, wanted[name], memo)
         for region, parts, name in zip(inside.regions, opened, fields, strict=True)
     ]
     sharded = isinstance(inside.view, ShardMap)  # inside it the types are those of a shard
@@ -55,7 +55,7 @@ def _constants_field(inside: Regions, region: Region) -> str:
     return region.constants or next(name for name in region.groups if name not in changing)
 
 
-def _handed(
+def _with_constants(
     inside: Regions,
     region: Region,
     body: ClosedJaxpr,

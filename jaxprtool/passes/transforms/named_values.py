@@ -21,10 +21,10 @@ def name_values(program: Program, names: Mapping[Var, str]) -> Program:
             outs = writer.add(eqn)
             new = [v for v in outs if v in names]
             given = [names[v] for v in new]
-            handed = writer.trace(
+            named = writer.trace(
                 lambda *values: list(map(checkpoint_name, values, given)), new, eqn
             )
-            by_old = dict(zip(new, handed, strict=True))
+            by_old = dict(zip(new, named, strict=True))
             return [by_old.get(v, v) for v in outs]
 
         return rule

@@ -28,7 +28,7 @@ def switched(x, n):
     return jnp.sum(lax.cond(n > 0, jnp.sin, jnp.cos, y) * y)
 
 
-def handed_on(x, y, n):
+def forwarded(x, y, n):
     """A branch whose second result is an operand: JAX gives it to no branch, a derivative does."""
     return lax.cond(n > 0, lambda x: x + 1.0, lambda x: x - 1.0, x) * y
 
@@ -112,7 +112,7 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "one index for a branch and its derivative": (jax.grad(switched), (X, N), ""),
     "a constant index": (lambda x: lax.switch(2, [jnp.sin, jnp.cos, jnp.tanh], x), (X,), ""),
     "an index from far away": (switched, (X, N), "batch(in_axes=(0, None), axis_size=2), sink"),
-    "an operand that branches hand on": (handed_on, (X, Y, N), "jvp"),
+    "an operand that branches hand on": (forwarded, (X, Y, N), "jvp"),
     "constants of a gradient's loop": (jax.grad(affine), (X, {"w": X, "b": Y}), ""),
     "constants of loops in loops": (closed_over_late, (X, X, Y, Y), ""),
     "constants of a program": (constants_in_another_order, (X,), ""),

@@ -46,14 +46,14 @@ def same(program, *args):
 # --- calls ------------------------------------------------------------------------------------
 
 
-def hands_on(a, b, k):
+def passes_through(a, b, k):
     y = jnp.sin(a) * k + b
     return a, y, 3, y
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint], ids=["jit", "remat"])
 def test_what_a_call_hands_on_goes_past_it(wrap):
-    after = forward(lambda a: wrap(hands_on)(a, a, 2.0), X)
+    after = forward(lambda a: wrap(passes_through)(a, a, 2.0), X)
     (eqn,) = after.jaxpr.eqns
     call = view(eqn)
     assert (len(call.operands), len(call.outs)) == (1, 1)
@@ -113,7 +113,7 @@ def test_results_and_operands_with_a_sharding_stay():
 
 
 def test_results_of_a_differentiated_remat_stay_behind_its_barrier():
-    program = jaxprtool.trace(lambda a: jax.checkpoint(hands_on)(a, a, 2.0), X)
+    program = jaxprtool.trace(lambda a: jax.checkpoint(passes_through)(a, a, 2.0), X)
     (eqn,) = program.jaxpr.eqns
     eqn = eqn.replace(params={**eqn.params, "differentiated": True})
     after = Forward()(program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[eqn])))
@@ -122,27 +122,28 @@ def test_results_of_a_differentiated_remat_stay_behind_its_barrier():
 
 
 @jax.custom_jvp
-def handed_on(a, b, k):
+def forwarded(a, b, k):
     return a, b * k
 
 
-@handed_on.defjvp
+@forwarded.defjvp
 def _(primals, tangents):
     a, b, k = primals
-    return handed_on(a, b, k), (tangents[0] * 3, tangents[0] + tangents[1] * 5)
+    return forwarded(a, b, k), (tangents[0] * 3, tangents[0] + tangents[1] * 5)
 
 
 @jax.custom_vjp
-def handed_back(a, b, k):
+def backward_forwarded(a, b, k):
     return a, b * k
 
 
-handed_back.defvjp(
-    lambda a, b, k: (handed_back(a, b, k), k), lambda k, ct: (ct[0] * 3 + ct[1], ct[1] * 5, k)
+backward_forwarded.defvjp(
+    lambda a, b, k: (backward_forwarded(a, b, k), k),
+    lambda k, ct: (ct[0] * 3 + ct[1], ct[1] * 5, k),
 )
 
 
-@pytest.mark.parametrize("fun", [handed_on, handed_back])
+@pytest.mark.parametrize("fun", [forwarded, backward_forwarded])
 def test_custom_derivatives_keep_their_border_and_are_rewritten_inside(fun):
     run = lambda a: fun(a, a, 2.0)  # noqa: E731
     after = forward(run, X)

@@ -41,7 +41,7 @@ def read(cache: Any, x: Any, i: Any) -> Any:
     return step(x) + jax.lax.dynamic_slice(cache, (i,), x.shape)
 
 
-def handed_on(cache: Any, x: Any, i: Any) -> Any:
+def forwarded(cache: Any, x: Any, i: Any) -> Any:
     return cache, step(x) * i
 
 
@@ -60,7 +60,7 @@ def momentum(cache: Any, x: Any, i: Any) -> Any:
         (scattered, LARGE, True),
         (recorded_in_a_loop, LARGE, True),
         (jax.jit(recorded), LARGE, True),
-        (handed_on, LARGE, True),
+        (forwarded, LARGE, True),
         (momentum, LARGE, True),
         (momentum, SMALL, False),
         (recorded, SMALL, False),

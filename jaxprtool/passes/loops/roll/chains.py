@@ -1,7 +1,7 @@
 """Find chains of calls of one body, and which of the calls one loop can replace.
 
 This module only analyses. A *chain* is a sequence of calls of the same body, in which each call may
-read results of the previous call: these are *handed* over, from a position among the results to a
+read results of the previous call: these are *forwarded* over, from a position among the results to a
 position among the operands, the same from each call to the next.
 """
 
@@ -30,12 +30,12 @@ class Chain:
 
     Attributes:
         calls: The calls, first to last.
-        handed: For each position of an operand that is a result of the previous call, the position
-            of the result. It is empty if the calls do not depend on one another.
+        forwarded: For each position of an operand that is a result of the previous call, the
+            position of the result. It is empty if the calls do not depend on one another.
     """
 
     calls: Sequence[JaxprEqn]
-    handed: Mapping[int, int]
+    forwarded: Mapping[int, int]
 
     @property
     def body(self) -> ClosedJaxpr:
@@ -49,19 +49,19 @@ class Chain:
         return [
             i
             for i, atom in enumerate(first)
-            if i not in self.handed
+            if i not in self.forwarded
             and all(atom_key(atom) == atom_key(call.invars[i]) for call in self.calls)
         ]
 
     @cached_property
     def carry(self) -> list[int]:
         """The positions of the operands that are results of the previous call."""
-        return sorted(self.handed)
+        return sorted(self.forwarded)
 
     @cached_property
     def xs(self) -> list[int]:
         """The positions of the operands that differ between calls and are not carried."""
-        taken = {*self.consts, *self.handed}
+        taken = {*self.consts, *self.forwarded}
         return [i for i in range(len(self.calls[0].invars)) if i not in taken]
 
     def column(self, position: int) -> list[Atom]:
@@ -70,7 +70,7 @@ class Chain:
 
     def first(self, count: int) -> Chain:
         """Return the chain of the first `count` calls."""
-        return self if count == len(self.calls) else Chain(self.calls[:count], self.handed)
+        return self if count == len(self.calls) else Chain(self.calls[:count], self.forwarded)
 
 
 def calls_by_body(
@@ -116,24 +116,24 @@ def chains(calls: Sequence[JaxprEqn]) -> list[Chain]:
     return [chain for chain in found if len(chain.calls) >= FEWEST]
 
 
-def _alike(calls: Sequence[JaxprEqn], handed: Sequence[Mapping[int, int]]) -> list[Chain]:
+def _alike(calls: Sequence[JaxprEqn], forwarded: Sequence[Mapping[int, int]]) -> list[Chain]:
     """Cut a sequence of calls where the passed results change, or values cannot be stacked."""
     found: list[Chain] = []
     start = 0
     for i, call in enumerate(calls[1:], 1):
-        if handed[i - 1] != handed[start] or not fits(calls[start], call, handed[start]):
-            found.append(Chain(calls[start:i], handed[start]))
+        if forwarded[i - 1] != forwarded[start] or not fits(calls[start], call, forwarded[start]):
+            found.append(Chain(calls[start:i], forwarded[start]))
             start = i
-    if start < len(handed):
-        found.append(Chain(calls[start:], handed[start]))
+    if start < len(forwarded):
+        found.append(Chain(calls[start:], forwarded[start]))
     return found
 
 
-def fits(first: JaxprEqn, other: JaxprEqn, handed: Mapping[int, int]) -> bool:
+def fits(first: JaxprEqn, other: JaxprEqn, forwarded: Mapping[int, int]) -> bool:
     """Return True if the operands in which two calls differ can be stacked."""
     pairs = enumerate(zip(first.invars, other.invars, strict=True))
     return all(
-        i in handed or _is_stackable(a.aval) or atom_key(a) == atom_key(b) for i, (a, b) in pairs
+        i in forwarded or _is_stackable(a.aval) or atom_key(a) == atom_key(b) for i, (a, b) in pairs
     )
 
 
@@ -142,12 +142,12 @@ def _is_stackable(aval: Aval) -> bool:
     return is_array(aval) and not is_float0(aval)
 
 
-def _can_be_carried(body: jaxcompat.Jaxpr, handed: Mapping[int, int]) -> bool:
+def _can_be_carried(body: jaxcompat.Jaxpr, forwarded: Mapping[int, int]) -> bool:
     """Return True if results have the types of the operands they become, up to weak types."""
     return all(
         _is_stackable(body.invars[i].aval)
         and body.invars[i].aval.strip_weak_type() == body.outvars[out].aval.strip_weak_type()
-        for i, out in handed.items()
+        for i, out in forwarded.items()
     )
 
 
@@ -184,15 +184,15 @@ def place(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) -> P
     called = behind = False  # is a pinned call in the loop; is a pinned equation after it
     for eqn, keeps_order in zip(window, pinned, strict=True):
         i = number.get(id(eqn))
-        handed = chain.handed if i else {}
+        forwarded = chain.forwarded if i else {}
         reads = any(
-            type(v) is not Literal and v in dependent and position not in handed
+            type(v) is not Literal and v in dependent and position not in forwarded
             for position, v in enumerate(eqn.invars)
         )
         if i is not None and not reads and not (keeps_order and behind):
             found.calls.append(eqn)
             called |= keeps_order
-        elif i is not None and chain.handed:
+        elif i is not None and chain.forwarded:
             break
         elif reads or (keeps_order and (behind or called)):
             found.after.append(eqn)

@@ -104,7 +104,7 @@ class Rolling:
         """Replace a chain by loops, each as long as possible."""
         start = 0
         while len(chain.calls) - start >= FEWEST:
-            rest = Chain(chain.calls[start:], chain.handed)
+            rest = Chain(chain.calls[start:], chain.forwarded)
             found = self._place(rest)
             if len(found.calls) >= FEWEST:
                 rest = rest.first(len(found.calls))
@@ -171,7 +171,7 @@ class Rolling:
             chain.body,
             invars=[chain.body.invars[i] for i in (*chain.consts, *chain.carry, *chain.xs)],
             outvars=[
-                *(chain.body.outvars[chain.handed[i]] for i in chain.carry),
+                *(chain.body.outvars[chain.forwarded[i]] for i in chain.carry),
                 *(result.value for result in stacked),
             ],
         )
@@ -191,14 +191,14 @@ class Rolling:
         """Return the variables that hold the final carries, each once."""
         outs: list[Var] = []
         for i in chain.carry:
-            var = chain.calls[-1].outvars[chain.handed[i]]
+            var = chain.calls[-1].outvars[chain.forwarded[i]]
             outs.append(var if self._reads[var] and var not in outs else DropVar(var.aval))
         return outs
 
     def _stacked_results(self, chain: Chain) -> Iterator[_Result]:
         """Yield the results that a loop in place of a chain must stack."""
-        body, positions = chain.body, {out: i for i, out in chain.handed.items()}
-        counts = Counter(chain.handed.values())
+        body, positions = chain.body, {out: i for i, out in chain.forwarded.items()}
+        counts = Counter(chain.forwarded.values())
         for out, value in enumerate(body.outvars):
             made = [call.outvars[out] for call in chain.calls]
             inside = [counts[out]] * (len(made) - 1) + [0]

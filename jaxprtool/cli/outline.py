@@ -155,13 +155,15 @@ def _run(
     reports = []
     with compiled_afresh():
         for which, program in programs.items():
-            tell = partial(_tell, on_progress, which)
+            report_progress = partial(_report_progress, on_progress, which)
             arguments = prepared.filled.arguments
             reports.append(
-                run.run(with_contents(program), arguments, prepared.device, on_progress=tell)
+                run.run(
+                    with_contents(program), arguments, prepared.device, on_progress=report_progress
+                )
             )
     return reports
 
 
-def _tell(on_progress: OnProgress, which: str, doing: str) -> None:
+def _report_progress(on_progress: OnProgress, which: str, doing: str) -> None:
     on_progress(f"{doing} {which}")

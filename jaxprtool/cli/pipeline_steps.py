@@ -32,12 +32,12 @@ def run(
     `on_progress` is called with each pass and its number: `fold 3/12`. `reproducer` writes the
     program on which a pass fails.
     """
-    teller = _Teller(pipeline, on_progress, observer or Observer())
+    progress_observer = _ProgressObserver(pipeline, on_progress, observer or Observer())
     try:
-        return _each(pipeline.run(program, teller, check=check))
+        return _each(pipeline.run(program, progress_observer, check=check))
     except Exception as error:
-        if reproducer is not None and teller.running is not None:
-            step, before = teller.running
+        if reproducer is not None and progress_observer.running is not None:
+            step, before = progress_observer.running
             reproducer.failed(before, step, error)
         raise
 
@@ -46,7 +46,7 @@ def _each(result: Program | Programs) -> list[tuple[str, Program]]:
     return list(result.items()) if isinstance(result, Programs) else [(result.name, result)]
 
 
-class _Teller(Observer):
+class _ProgressObserver(Observer):
     """Reports progress before each pass, and forwards to another observer."""
 
     def __init__(self, pipeline: Pipeline, on_progress: OnProgress, inner: Observer):
@@ -153,8 +153,8 @@ def write_notes(noted: Iterable[tuple[Pass, Program, Program | Programs]]) -> No
             if isinstance(note, str):
                 output.note(f"{type(each).name}: {note}")
             elif memory := outlined_memory(note.program):
-                tell = output.warning if memory.is_much else output.note
-                tell(f"{type(each).name}: temporary memory is {memory_line(memory)}")
+                print_line = output.warning if memory.is_much else output.note
+                print_line(f"{type(each).name}: temporary memory is {memory_line(memory)}")
 
 
 def _dump(when: str, program: Program) -> None:

@@ -46,7 +46,7 @@ def shown() -> Iterator[OnProgress]:
             streams.enter_context(_watched(name, line))
         line.start()
         try:
-            yield line.tell
+            yield line.describe
         finally:
             line.close()
 
@@ -67,7 +67,7 @@ class _StatusLine:
     def start(self) -> None:
         self._thread.start()
 
-    def tell(self, doing: str) -> None:
+    def describe(self, doing: str) -> None:
         """Set the description of the current work."""
         with self.lock:
             self._doing, self._since = doing, time.monotonic()

@@ -125,7 +125,7 @@ def reduce(
         output.write_json(found)
     elif out is None:
         output.write_pages([(found.program.name, found.program)])
-    _tell(found)
+    _print_summary(found)
     if found.interrupted:
         raise typer.Exit(130)
 
@@ -179,7 +179,7 @@ def _write(found: Reduction, check: Check, out: str) -> None:
         file.write(text.encode())
 
 
-def _tell(found: Reduction) -> None:
+def _print_summary(found: Reduction) -> None:
     """Describe the result on stderr."""
     counts = f"{found.equations_before} equations to {found.equations_after}"
     output.note(f"reduced {counts} in {found.tries} tries and {found.seconds:.0f} s")

@@ -135,12 +135,12 @@ def _here(
         raise ArgumentsError("the predicate was true of the program, and not a second time")
     best, interrupted = [state], False
 
-    def found(state: State, doing: str) -> None:
+    def on_improvement(state: State, doing: str) -> None:
         best[0] = state
         on_progress(_line(doing, count_of(state.program), judge.tries))
 
     try:
-        best[0] = Search(judge, found).run(state)
+        best[0] = Search(judge, on_improvement).run(state)
     except KeyboardInterrupt:
         interrupted = True
     return _reduction(best[0].program, dict(best[0].values), program, judge.tries, interrupted)

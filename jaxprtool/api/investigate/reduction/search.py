@@ -67,11 +67,11 @@ class Search:
 
     Args:
         judge: The oracle.
-        found: Called with the smallest state so far and the name of the step, for progress.
+        on_progress: Called with the smallest state so far and the name of the step, for progress.
     """
 
-    def __init__(self, judge: Oracle, found: Callable[[State, str], object]):
-        self._judge, self._found = judge, found
+    def __init__(self, judge: Oracle, on_progress: Callable[[State, str], object]):
+        self._judge, self._on_progress = judge, on_progress
         self._values: tuple[Program | None, dict[Var, Any]] = (None, {})
         self.state: State
 
@@ -160,12 +160,12 @@ class Search:
                     yield new
 
         made: list[State] = []
-        self._found(self.state, step.name)
+        self._on_progress(self.state, step.name)
         found = self._judge.first(states())
         if found is None:
             return None
         self.state = found
-        self._found(found, step.name)
+        self._on_progress(found, step.name)
         return numbers[id(found)]
 
     def _candidate(self, step: ReductionStep, chosen: Sequence[Any]) -> State | None:
@@ -204,7 +204,7 @@ class Search:
             states = [State(old.program, {**old.values, name: v}) for v in choices]
             if found := self._judge.first(iter(states)):
                 self.state = found
-                self._found(found, "plainer values")
+                self._on_progress(found, "plainer values")
 
     def _fill(self) -> None:
         """Set values that the check would draw at random to zeros or ones, for the script."""

@@ -29,8 +29,7 @@ class Region:
     Attributes:
         field: The field of the view that holds the body.
         groups: The fields of operands that the arguments come from, in order.
-        result_fields: The fields that the results become, in order; none for a predicate whether a loop
-            continues.
+        result_fields: The fields that the results become, in order; none for a predicate.
         ins: For each argument, the position of its operand, or of its initial value.
         outs: For each result, the position of the equation's result that it becomes; None if it
             is the predicate of a loop.
@@ -336,8 +335,7 @@ class Regions:
             results: The results in question.
             through: Maps the number of a region and a flag for each of its results to a flag for
                 each argument that leads to one of the flagged results.
-            control: Whether to follow control dependences predicates which body runs leads to all results, or to
-                none.
+            control: Whether to follow control dependences: predicates then lead to all results.
         """
         facts = [False] * len(self.eqn.invars)
         for i in self.predicates if control else ():

@@ -39,8 +39,8 @@ from jaxprtool.passes.mapping.ragged.values import Batched, Shared, Value
 #: The number of blocks of iterations, and the minimum number of iterations in a block.
 _BLOCKS, _SHORTEST = 16, 4
 
-#: The maximum number of elements of carries and per-example operands to store for each row, relative
-#: to its own.
+#: The maximum number of elements of carries and per-example operands to store for each row,
+#: relative to its own.
 _MAX_EXTRA = 8
 
 

@@ -4,10 +4,10 @@
     def _(ragging, eqn, x):
         return ragging.bind(eqn, x)
 
-A rule applies an equation to all lanes, with JAX's functions. Its operands are `Shared`, `Batched` or
-`Packed` values (see `values`). A result with a ragged axis is returned packed along the same axis,
-any other result by lanes, `[B, ...]`. If the rule returns None, the operands are padded, and the
-masking rule of the primitive is applied to each example.
+A rule applies an equation to all examples, with JAX's functions. Its operands are `Shared`,
+`Batched` or `Packed` values (see `values`). A result with a ragged axis is returned packed along
+the same axis, any other result by examples, `[B, ...]`. If the rule returns None, the operands are
+padded, and the masking rule of the primitive is applied to each example.
 
 Spare rows may not influence a result. A rule whose results have spare rows must make them equal to
 the first row, with `RaggedContext.spared`.

@@ -30,8 +30,8 @@ from jaxprtool.ir.graphs.differences import (
     has_other_operand_types,
     type_difference,
 )
-from jaxprtool.ir.programs.border import Border, border, covering
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import ProgramSignature, covering, program_signature
 from jaxprtool.ir.rewriting.callbacks import has_stubs, with_stubs
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
@@ -141,7 +141,7 @@ class Diff:
     Attributes:
         before: The size of the first program.
         after: The size of the second program.
-        borders: The names and types of the arguments and results of both programs.
+        signatures: The names and types of the arguments and results of both programs.
         border: The arguments, results and axes that differ.
         hunks: The equations that differ.
         retyped: Equations that differ only in types, because their operands do.
@@ -150,7 +150,7 @@ class Diff:
 
     before: Size
     after: Size
-    borders: tuple[Border, Border]
+    signatures: tuple[ProgramSignature, ProgramSignature]
     border: tuple[BorderChange, ...]
     hunks: tuple[Hunk, ...]
     retyped: tuple[Line, ...]
@@ -218,7 +218,7 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
     # A program that was read from a file may have stubs where the other has its callbacks.
     if has_stubs(_held(p)) != has_stubs(_held(q)):
         p, q = map(_with_stubs, (p, q))
-    about = border(p), border(q)
+    about = program_signature(p), program_signature(q)
     arguments, results = _corresponding(p, q, about)
     try:
         bodies = counterparts(_held(p), _held(q), arguments, results)
@@ -249,16 +249,18 @@ def _with_stubs(program: Program | AnyJaxpr) -> Program | AnyJaxpr:
     return with_stubs(program)
 
 
-def _size(program: Program | AnyJaxpr, about: Border) -> Size:
+def _size(program: Program | AnyJaxpr, about: ProgramSignature) -> Size:
     return Size(about.name, count_equations(program), cost(program).total.work)
 
 
-# --- the border -----------------------------------------------------------------------------------
+# --- arguments and results ------------------------------------------------------------------------
 
 _Pairs: TypeAlias = list[tuple[int, int]]
 
 
-def _corresponding(p: object, q: object, about: tuple[Border, Border]) -> tuple[_Pairs, _Pairs]:
+def _corresponding(
+    p: object, q: object, about: tuple[ProgramSignature, ProgramSignature]
+) -> tuple[_Pairs, _Pairs]:
     """Return the positions of the arguments, and of the results, that correspond."""
     same_ins = same_outs = False
     if isinstance(p, Program) and isinstance(q, Program):
@@ -283,7 +285,7 @@ def _by_name(old: Sequence[str], new: Sequence[str], in_place: bool) -> _Pairs:
 def _border_changes(
     p: object,
     q: object,
-    about: tuple[Border, Border],
+    about: tuple[ProgramSignature, ProgramSignature],
     body: MatchedBody,
     arguments: _Pairs,
     results: _Pairs,
@@ -321,7 +323,7 @@ def _border_changes(
 class _Found:
     """Collects the hunks of bodies."""
 
-    def __init__(self, about: tuple[Border, Border]) -> None:
+    def __init__(self, about: tuple[ProgramSignature, ProgramSignature]) -> None:
         self.hunks: list[Hunk] = []
         self.retyped: list[Line] = []
         self._frames = [frames_now(each.roots) for each in about]

@@ -14,8 +14,8 @@ from jaxprtool.ir.core.equations import bodies, is_ref, type_of
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.dataflow.dataflow import DataFlow, Holder, Value
 from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
-from jaxprtool.ir.programs.border import Border, border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import ProgramSignature, program_signature
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -74,7 +74,7 @@ def flow_path(program: Program | AnyJaxpr, start: str, end: str) -> Path:
         PointError: If the program has no such point, or several.
         UnsupportedError: If there are too many chains of calls between the two.
     """
-    about = border(program)
+    about = program_signature(program)
     first, last = point(program, start), point(program, end)
     search = _PathSearch(about, first.start, last.start)
     return Path(about.name, first.name, last.name, search.steps())
@@ -90,7 +90,7 @@ _State: TypeAlias = tuple[_Calls, Jaxpr, Var]
 class _PathSearch:
     """A breadth-first search among the equations that `start` reaches and `end` depends on."""
 
-    def __init__(self, about: Border, start: Start, end: Start):
+    def __init__(self, about: ProgramSignature, start: Start, end: Start):
         top = about.jaxpr
         self._flow = DataFlow(top)
         self._frames = frames_now(about.roots)

@@ -19,8 +19,8 @@ from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import Scan
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
-from jaxprtool.ir.programs.border import border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.rewriting.custom_rules import vjp_rule
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
@@ -65,7 +65,7 @@ class GradientFlow:
 
 def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> GradientFlow:
     """Follow the tangents of several flat arguments, given by position, at the same time."""
-    about = border(program)
+    about = program_signature(program)
     top = about.jaxpr
     first = about.arguments[positions[0]]
     moving = {v for v in (top.invars[i] for i in positions) if is_inexact(v)}

@@ -1,4 +1,4 @@
-"""Summarise a program: its border in the user's names, its bodies and its source lines.
+"""Summarise a program: its signature in the user's names, its bodies and its source lines.
 
 Equations are counted as in `stats`: where they run, with the body of a jit at each call.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from jaxprtool.analysis.stats import Stats, count_equations, stats
 from jaxprtool.ir.core.equations import holders, inner_jaxprs, outer_first
-from jaxprtool.ir.programs.border import ValueGroup, border, grouped
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import ValueGroup, grouped, program_signature
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -55,7 +55,7 @@ class Overview:
 
 def overview(program: Program | AnyJaxpr) -> Overview:
     """Return the summary of a program."""
-    counted, about = stats(program), border(program)
+    counted, about = stats(program), program_signature(program)
     runs = _runs(about.jaxpr)
     return Overview(
         counted,

@@ -28,8 +28,8 @@ from jaxprtool.ir.dataflow.slicing import Start
 from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.user_names import UserNames
-from jaxprtool.ir.programs.border import border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
@@ -85,7 +85,7 @@ class _Points:
     """The points of a program."""
 
     def __init__(self, program: Program | AnyJaxpr):
-        self._about = border(program)
+        self._about = program_signature(program)
         self._top = self._about.jaxpr
         self._frames = frames_now(self._about.roots)
 

@@ -19,8 +19,8 @@ from jaxprtool.analysis.points import Kind, Point, point
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.dataflow.slicing import Run, backward_slice, everything, forward_slice
-from jaxprtool.ir.programs.border import Border, border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import ProgramSignature, program_signature
 from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 
@@ -123,7 +123,7 @@ def why(
     Raises:
         PointError: If the program has no such point, or several.
     """
-    about, found = border(program), point(program, what)
+    about, found = program_signature(program), point(program, what)
     if forward is None and back is None:
         forward, back = found.kind != "result", found.kind != "argument"
     slices = _Slices(about)
@@ -140,7 +140,7 @@ def why(
     )
 
 
-def _gradient(program: Program | AnyJaxpr, about: Border, found: Point) -> GradientFlow:
+def _gradient(program: Program | AnyJaxpr, about: ProgramSignature, found: Point) -> GradientFlow:
     names = {each.name: i for i, each in enumerate(about.arguments)}
     return gradient_flow(program, [names[name] for name in found.ends])
 
@@ -152,7 +152,7 @@ _Counts: TypeAlias = dict[Line | None, Counter[str]]
 class _Slices:
     """The slices of a program."""
 
-    def __init__(self, about: Border):
+    def __init__(self, about: ProgramSignature):
         self._about = about
         self._frames = frames_now(about.roots)
         self._counted = EquationsByLine(LineReader(self._frames, self._frames.choice == "all"))

@@ -15,8 +15,8 @@ from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.dataflow.slicing import everything
-from jaxprtool.ir.programs.border import border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 
@@ -121,7 +121,7 @@ class Source:
 @without_collector()
 def source_lines(program: Program | AnyJaxpr) -> Source:
     """Return the cost of each line of the user's source."""
-    about = border(program)
+    about = program_signature(program)
     frames = frames_now(about.roots)
     costs = cost_by_side(program)
     counts = EquationsByLine(LineReader(frames)).of(everything(about.jaxpr))
@@ -145,7 +145,7 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
 
 def called_package(program: Program | AnyJaxpr) -> str:
     """Return the package that most equations are first called from; "" if no lines are known."""
-    about, counts = border(program), Counter[str]()
+    about, counts = program_signature(program), Counter[str]()
     frames = frames_now(about.roots)
     for eqn in equations(about.jaxpr):
         if found := frames.of(eqn):

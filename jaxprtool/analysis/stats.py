@@ -1,4 +1,4 @@
-"""The size of a program: its equations by primitive and depth, its constants, its border.
+"""The size of a program: its equations by primitive and depth, its constants, its signature.
 
 Equations are counted as written, where they run: the body of a jit counts at each call, also
 when several calls share it, and the body of a loop counts once. The counts of each jaxpr are
@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 from jaxprtool.ir.basics.caches import JaxprCache
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.equations import inner_jaxprs, size_of, type_of
-from jaxprtool.ir.programs.border import NamedValue, border, top_jaxpr
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import NamedValue, program_signature, top_jaxpr
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
 
 
@@ -71,7 +71,7 @@ class Stats:
 
 def stats(program: Program | ClosedJaxpr) -> Stats:
     """Return the stats of a `Program` or a closed jaxpr."""
-    about = border(program)
+    about = program_signature(program)
     counts: dict[Jaxpr, Counter[tuple[int, str]]] = {}
     _count(about.jaxpr, counts)
     depths = 1 + max((depth for depth, _ in counts[about.jaxpr]), default=-1)

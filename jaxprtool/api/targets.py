@@ -22,8 +22,8 @@ from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.execute.running.fill import refitted
 from jaxprtool.files import is_device, opened_plain
 from jaxprtool.ir.core.equations import has_64_bit_types
-from jaxprtool.ir.programs.border import border, grouped
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import grouped, program_signature
 from jaxprtool.ir.programs.ref_contents import with_contents
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, symbolic_sizes
@@ -226,7 +226,7 @@ class Traced:
         except (ArgumentsError, StructureError) as error:
             takes = [
                 f"{each.name}: {each.type}" if each.type else each.name
-                for each in grouped(border(program).arguments)
+                for each in grouped(program_signature(program).arguments)
             ]
             error.hint = error.hint or f"after the passes it takes {', '.join(takes)}"
             raise

@@ -7,7 +7,16 @@ from functools import cached_property
 
 from jaxprtool.browse.outline import Kind, Node
 from jaxprtool.browse.states import State
-from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, NamedValue, bodies, border, is_flat
+from jaxprtool.extend import (
+    Atom,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    NamedValue,
+    bodies,
+    is_flat,
+    program_signature,
+)
 from jaxprtool.extend.analysis import DataFlow, Start, backward_slice
 from jaxprtool.extend.listing import (
     BinderToken,
@@ -42,7 +51,7 @@ class Document:
 
     def __init__(self, state: State, frames: FrameChoice | None = None, names: bool = True):
         self.state = state
-        self.about = border(state.program)
+        self.about = program_signature(state.program)
         self.top = self.about.jaxpr
         self.flow = DataFlow(self.top)
         self.frames = frames_now(self.about.roots)

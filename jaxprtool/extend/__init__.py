@@ -57,7 +57,7 @@ from jaxprtool.ir.core.structured import (
 )
 from jaxprtool.ir.core.traits import Traits, add_traits, primitives_with, traits
 from jaxprtool.ir.core.weak_types import as_weak_as, is_weak, strongly_typed
-from jaxprtool.ir.programs.border import NamedValue, border, top_jaxpr
+from jaxprtool.ir.programs.program_signature import NamedValue, program_signature, top_jaxpr
 from jaxprtool.ir.programs.ref_contents import contents, is_ref
 from jaxprtool.ir.rewriting.custom_rules import (
     JVPRule,
@@ -145,7 +145,6 @@ __all__ = [
     "add_traits",
     "as_weak_as",
     "bodies",
-    "border",
     "call",
     "close_jaxpr",
     "contents",
@@ -176,6 +175,7 @@ __all__ = [
     "operand_effects",
     "partition",
     "primitives_with",
+    "program_signature",
     "regions",
     "replace_jaxpr",
     "rewrite",

@@ -1,6 +1,6 @@
 """Display of programs on a screen: the tokens of equations, counts, and styles.
 
-A `Reader` names the variables of a `border` as listings do, and returns the tokens of an equation's
+A `Reader` names the variables of a `program_signature` as listings do, and returns the tokens of an equation's
 parts; `ShowOptions` has the options. `with_roles` pairs each token with its role, and `STYLES` has
 Rich's style of each role. `printable` escapes control characters. `Selection` counts equations.
 """

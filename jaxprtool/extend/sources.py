@@ -1,6 +1,6 @@
 """Source locations of equations: the frames of the user's files and of libraries, and their lines.
 
-`frames_now(border(program).roots)` returns the `Frames`, which find the `Place` of an equation and
+`frames_now(program_signature(program).roots)` returns the `Frames`, which find the `Place` of an equation and
 the text of a frame; `Sources` has the lines of source files.
 """
 

@@ -14,8 +14,8 @@ from jaxprtool.formats.folding import MOST_BOXES, folded, values_text
 from jaxprtool.formats.graph import Edge, Frame, Graph, Node, graph_of
 from jaxprtool.formats.slice_graph import sliced
 from jaxprtool.ir.basics.quantities import plural
-from jaxprtool.ir.programs.border import border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
 
 _INK, _QUIET, _LINE = "#2b3440", "#6b7686", "#9aa5b4"
 #: Fill and line colour of each kind of node.
@@ -51,7 +51,7 @@ def dot(
         among: The equations to draw, by `id`; None for all.
         ends: With `among`, the arguments and results to draw, by name.
     """
-    graph = graph_of(border(program), MOST_EQUATIONS if full else _MOST_FOLDED)
+    graph = graph_of(program_signature(program), MOST_EQUATIONS if full else _MOST_FOLDED)
     if among is not None:
         graph = sliced(graph, among, ends)
     shown, title = graph, graph.title

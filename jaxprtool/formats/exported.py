@@ -20,8 +20,8 @@ from jaxprtool.ir.basics.paths import paths
 from jaxprtool.ir.core.equations import equations, named
 from jaxprtool.ir.core.structured import view
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.programs.state import has_objects
 from jaxprtool.ir.programs.trees import filled
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jaxprtool.formats.graph import Edge, Frame, Graph, Node, is_border
 from jaxprtool.ir.basics.quantities import in_bytes, plural
 from jaxprtool.ir.core.equations import size_of, type_of
-from jaxprtool.ir.programs.border import path_parts
+from jaxprtool.ir.programs.program_signature import path_parts
 from jaxprtool.jaxcompat import Aval
 
 #: The maximum number of boxes of a picture; frames of a larger one are folded.

@@ -22,7 +22,7 @@ from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.structured import ShardMap, holds_jaxpr
 from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
-from jaxprtool.ir.programs.border import Border, NamedValue
+from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature
 from jaxprtool.ir.source.scopes import Part, Scope, ScopeReader
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.primitives import sow_p
@@ -148,7 +148,7 @@ _HIDDEN = frozenset(
 _LONGEST_PARAMETER, _MOST_PARAMETERS = 36, 4
 
 
-def graph_of(about: Border, most_equations: int) -> Graph:
+def graph_of(about: ProgramSignature, most_equations: int) -> Graph:
     """Return the graph of a program.
 
     Args:
@@ -172,7 +172,7 @@ def graph_of(about: Border, most_equations: int) -> Graph:
 class _Builder:
     """Builds a graph in one pass over the equations."""
 
-    def __init__(self, about: Border, share: bool):
+    def __init__(self, about: ProgramSignature, share: bool):
         self.graph = Graph(about.name, Frame(about.name))
         self._share, self._drawn = share, set[Jaxpr]()
         self._frame = self.graph.root

@@ -25,9 +25,9 @@ from jaxprtool.errors import (
 )
 from jaxprtool.ir.core.equations import equations, named, size_of, type_of
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.meshes import concrete_mesh
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 
 #: Platforms that JAX can lower for, whether or not this machine has them.

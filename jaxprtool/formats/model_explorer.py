@@ -20,8 +20,8 @@ from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.user_names import UserNames
-from jaxprtool.ir.programs.border import Border, border, path_parts
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import ProgramSignature, path_parts, program_signature
 from jaxprtool.ir.source.frames import BEHIND, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, name_stack
 
@@ -45,7 +45,7 @@ _SEPARATOR, _STAND_IN = "/", ": "
 
 def model_explorer(program: Program) -> str:
     """Return a program as the text of a Model Explorer file."""
-    about = border(program)
+    about = program_signature(program)
     ids: dict[Jaxpr, str] = {}
     documents = []
     todo = [(about, MOST_EQUATIONS)]
@@ -53,7 +53,7 @@ def model_explorer(program: Program) -> str:
         graph = graph_of(one, most)
         for body in (body for held in graph.shared.values() for body in held):
             if body not in ids:
-                inside = border(body)
+                inside = program_signature(body)
                 ids[body] = f"{inside.name} ({len(ids) + 1})"
                 todo.append((inside, 0))
         name = ids.get(one.jaxpr, one.name)
@@ -64,7 +64,7 @@ def model_explorer(program: Program) -> str:
 class _Document:
     """The document of one graph."""
 
-    def __init__(self, about: Border, graph: Graph, ids: Mapping[Jaxpr, str]):
+    def __init__(self, about: ProgramSignature, graph: Graph, ids: Mapping[Jaxpr, str]):
         self._graph, self._subgraphs = graph, ids
         self._notation, self._frames = Notation(), frames_now(about.roots)
         arguments = [value.name for value in about.arguments]

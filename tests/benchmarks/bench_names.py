@@ -27,7 +27,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.border import Border, border
+from jaxprtool.ir.programs.program_signature import ProgramSignature, program_signature
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.render.terminal.rendering import ShowOptions
 from jaxprtool.render.terminal.rows import Reader
@@ -50,7 +50,7 @@ def module_of_lines(size: int) -> str:
     return "\n".join(["def fun(v0):", *lines, f"    return v{size}", ""])
 
 
-def traced(source: str, folder: str) -> Border:
+def traced(source: str, folder: str) -> ProgramSignature:
     """The program of `fun` in a module of this source."""
     path = Path(folder, f"module{len(source)}.py")
     path.write_text(source)
@@ -58,24 +58,26 @@ def traced(source: str, folder: str) -> Border:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return border(jax.make_jaxpr(module.fun)(1.0))
+    return program_signature(jax.make_jaxpr(module.fun)(1.0))
 
 
-def letters(about: Border) -> object:
+def letters(about: ProgramSignature) -> object:
     return Reader(about)
 
 
-def names(about: Border) -> object:
+def names(about: ProgramSignature) -> object:
     linecache.clearcache()
     return Reader(about, ShowOptions(names=True))
 
 
-def places(about: Border) -> object:
+def places(about: ProgramSignature) -> object:
     frames = frames_now()
     return [frames.texts(eqn) for eqn in equations(about.jaxpr)]
 
 
-def median(function: Callable[[Border], Any], about: Border, rounds: int) -> float:
+def median(
+    function: Callable[[ProgramSignature], Any], about: ProgramSignature, rounds: int
+) -> float:
     """The median CPU time of a function, in seconds."""
     taken = []
     for _ in range(rounds):

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import flow_path, why
 from jaxprtool.analysis.source_lines import source_lines
-from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program_signature import program_signature
 from tests.benchmarks.bench_cost import median
 from tests.benchmarks.models import synthetic
 
@@ -32,7 +32,7 @@ def main() -> None:
     table = Table("equations", "s, why an argument", "why a result", "a path", "source")
     for size in map(int, options.sizes.split(",")):
         jaxpr = synthetic(size)
-        about = border(jaxpr)
+        about = program_signature(jaxpr)
         first, last = about.arguments[0].name, about.outputs[-1].name
         first, last = f"argument:{first}", f"result:{last}"
         ways = (

@@ -88,7 +88,8 @@ def test_every_equation_is_a_row_of_a_page_that_is_well_formed(name):
     program = traced(name)
     read = Reading(page_of(program))
     wanted = Counter(
-        e.primitive.name for e in equations(jaxprtool.ir.programs.border.top_jaxpr(program))
+        e.primitive.name
+        for e in equations(jaxprtool.ir.programs.program_signature.top_jaxpr(program))
     )
     rows = [
         attributes

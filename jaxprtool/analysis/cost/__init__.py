@@ -34,8 +34,8 @@ from jaxprtool.analysis.cost.work import Work
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
-from jaxprtool.ir.programs.border import Border, border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import ProgramSignature, program_signature
 from jaxprtool.ir.shapes.symbols import symbols_of, value_of
 from jaxprtool.ir.source.frames import BEHIND, Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
@@ -136,7 +136,7 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
     Returns:
         The cost. If sizes are symbolic, its numbers are polynomials in them.
     """
-    about = border(program)
+    about = program_signature(program)
     typical = dict.fromkeys(symbols_of(about.jaxpr), TYPICAL_SIZE)
     bodies, order = Bodies(typical), _order(typical)
     jaxpr = about.jaxpr
@@ -188,7 +188,7 @@ class CostBySide:
 @without_collector()
 def cost_by_side(program: Program | AnyJaxpr) -> CostBySide:
     """Estimate the cost of a program by line, with forward and backward passes apart."""
-    about = border(program)
+    about = program_signature(program)
     jaxpr = about.jaxpr
     bodies = Bodies(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
     sums = Sums(bodies, BySide(frames_now(about.roots)))[jaxpr]
@@ -214,7 +214,7 @@ def _order(typical: Mapping[str, int]) -> Callable[[Group], Any]:
     return key
 
 
-def _groups(by: By, about: Border, bodies: Bodies) -> list[Group]:
+def _groups(by: By, about: ProgramSignature, bodies: Bodies) -> list[Group]:
     jaxpr = about.jaxpr
     if by == "line":
         frames = frames_now(about.roots)

@@ -12,8 +12,8 @@ from jaxprtool.analysis.cost.tallies import Sums
 from jaxprtool.analysis.cost.trip_counts import runs_of
 from jaxprtool.analysis.cost.work import Work, total
 from jaxprtool.ir.core.equations import outer_first
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.shapes.symbols import symbols_of
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
 

@@ -10,8 +10,8 @@ from jaxprtool.analysis.cost.tallies import Sums
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.basics.collector import without_collector
-from jaxprtool.ir.programs.border import border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.shapes.symbols import symbols_of
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
@@ -45,7 +45,7 @@ def cost_by_stack(program: Program | AnyJaxpr) -> list[StackCost]:
     Raises:
         ArgumentsError: If a size is symbolic.
     """
-    about = border(program)
+    about = program_signature(program)
     if symbols_of(about.jaxpr):
         raise ArgumentsError(
             "a profile needs sizes that are numbers",

@@ -25,8 +25,8 @@ from jaxprtool.analysis.memory.walk import Bodies, BodyMemory
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
-from jaxprtool.ir.programs.border import Border, NamedValue, border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature, program_signature
 from jaxprtool.ir.shapes.symbols import symbols_of
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
@@ -84,7 +84,7 @@ def memory(program: Program | AnyJaxpr) -> Memory:
     Raises:
         UnsupportedError: If a size is symbolic.
     """
-    about = border(program)
+    about = program_signature(program)
     frames = frames_now(about.roots)
     given = _donated(program, about)
     try:
@@ -118,7 +118,7 @@ def _size(values: Sequence[NamedValue]) -> int:
     return sum(value.bytes or 0 for value in values)
 
 
-def _donated(program: Program | AnyJaxpr, about: Border) -> dict[int, int]:
+def _donated(program: Program | AnyJaxpr, about: ProgramSignature) -> dict[int, int]:
     """Return the position of the donated argument in whose memory each result is written.
 
     JAX pairs results and donated arguments of the same type, in order.
@@ -140,7 +140,7 @@ def _donated(program: Program | AnyJaxpr, about: Border) -> dict[int, int]:
 
 
 def _alive(
-    about: Border, body: BodyMemory, frames: Frames, donated: Mapping[int, int]
+    about: ProgramSignature, body: BodyMemory, frames: Frames, donated: Mapping[int, int]
 ) -> Iterator[LiveValue]:
     """Yield the values that are live at the peak."""
     for each in about.arguments:

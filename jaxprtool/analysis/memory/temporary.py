@@ -8,8 +8,8 @@ from __future__ import annotations
 from jaxprtool.analysis.kernels import MOST_OPENED, UnknownSize
 from jaxprtool.analysis.memory.walk import Bodies
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.programs.repetition import TemporaryMemory
 
 

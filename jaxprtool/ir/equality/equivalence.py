@@ -45,7 +45,7 @@ def difference(p: object, q: object) -> str | None:
     """Return the first difference between two Programs, or two jaxprs; None if there is none."""
     try:
         if isinstance(p, Program) and isinstance(q, Program):
-            _same_border(p, q)
+            _same_signature(p, q)
             p, q = p.jaxpr, q.jaxpr
         with rules_followed():
             _Comparison().jaxprs(p, q)
@@ -95,7 +95,7 @@ class _Different(Exception):
         self.where: list[str] = []
 
 
-def _same_border(p: Program, q: Program) -> None:
+def _same_signature(p: Program, q: Program) -> None:
     for what in ("in_tree", "out_tree"):
         trees = getattr(p, what), getattr(q, what)
         _at(what, _check, same_tree(*trees), *trees)

@@ -13,8 +13,8 @@ import jax
 from jax.sharding import AxisType
 
 from jaxprtool.ir.core.equations import equations, named
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 
 

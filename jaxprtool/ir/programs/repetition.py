@@ -20,8 +20,8 @@ from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.equations import bodies, equations
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.source.frames import Frames, Root, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame

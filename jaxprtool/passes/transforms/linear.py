@@ -29,8 +29,8 @@ from jaxprtool.ir.basics.paths import paths
 from jaxprtool.ir.core.equations import bodies, equations, free_variables, named, type_of
 from jaxprtool.ir.core.structured import Call, keep, view
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program, Programs
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.programs.trees import filled, structure
 from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn, Literal, Var

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.core.equations import equations, type_of
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program, type_check
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.passes.unzip.programs import Unzipped

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, TypedDict
 
 from jaxprtool.ir.basics.documents import Number, document
-from jaxprtool.ir.programs.border import NamedValue
+from jaxprtool.ir.programs.program_signature import NamedValue
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats

@@ -23,8 +23,8 @@ from markupsafe import Markup
 
 from jaxprtool.ir.basics.quantities import in_bytes, plural
 from jaxprtool.ir.graphs.changes import Changes, changes
-from jaxprtool.ir.programs.border import border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.source.frames import Root
 from jaxprtool.render.page.report import Report, views
 from jaxprtool.render.page.sources import Sources
@@ -147,7 +147,7 @@ def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) 
     for name, program in programs.items():
         found = describe(program)
         at = hashlib.sha256(f"{name} {found}".encode()).hexdigest()[:8] + "-"
-        about = border(program)
+        about = program_signature(program)
         rows = listing(about, options, sources, at, titles=True, most=_MOST_IN_CELL)
         shown.append(_Shown(at, _text(name), facts(found), (), rows))
     css = Markup(_static("listing.css"))
@@ -190,7 +190,9 @@ def _tabs(
         for k, (name, program) in enumerate(state.programs.items()):
             inside, size = f"{at}g{k}-" if k else at, describe(program)
             works = costs(program)
-            rows = listing(border(program), options, sources, inside, marks=marks, works=works)
+            rows = listing(
+                program_signature(program), options, sources, inside, marks=marks, works=works
+            )
             shown.append(_Shown(inside, _text(name), facts(size), size.primitives, rows))
         html = template.render(
             programs=shown,

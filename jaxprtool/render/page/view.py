@@ -20,7 +20,12 @@ from markupsafe import Markup
 from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.notation.selection import Selection
-from jaxprtool.ir.programs.border import Border, NamedValue, ValueGroup, grouped
+from jaxprtool.ir.programs.program_signature import (
+    NamedValue,
+    ProgramSignature,
+    ValueGroup,
+    grouped,
+)
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render.page.heat import Heat, Heats, sum_of
 from jaxprtool.render.page.sources import Place, Sources
@@ -161,7 +166,7 @@ class Listing(NamedTuple):
 
 
 def listing(
-    about: Border,
+    about: ProgramSignature,
     options: ShowOptions,
     sources: Sources,
     at: str,

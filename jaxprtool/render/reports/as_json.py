@@ -10,8 +10,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.documents import as_json
 from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.notation.signatures import value_text
-from jaxprtool.ir.programs.border import Border, NamedValue, border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature, program_signature
 from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.documents import programs as documents
@@ -27,7 +27,7 @@ def program_document(
     program: Program | AnyJaxpr, options: ShowOptions = _WITH_PLACES
 ) -> documents.Program:
     """Return the document of a program."""
-    about = border(program)
+    about = program_signature(program)
     maker = _Documents(about, options)
     jaxpr = about.jaxpr
     top = maker.equations(jaxpr, 0)
@@ -45,7 +45,7 @@ def program_document(
 
 
 class _Documents:
-    def __init__(self, about: Border, options: ShowOptions):
+    def __init__(self, about: ProgramSignature, options: ShowOptions):
         self.reader = Reader(about, ShowOptions(weak=options.weak))
         self.options = options
         self.selection = options.selection()

@@ -212,7 +212,7 @@ class _Texts:
 
     def __init__(self, found: Diff):
         options = ShowOptions(names=True, terse=True)
-        self._readers = tuple(Reader(about, options) for about in found.borders)
+        self._readers = tuple(Reader(about, options) for about in found.signatures)
         self._count = Selection().count
         self._name_alike(found)
 

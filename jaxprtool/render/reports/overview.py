@@ -18,8 +18,13 @@ from jaxprtool.ir.notation.tokens import (
     SharedName,
     Type,
 )
-from jaxprtool.ir.programs.border import ValueGroup, border, grouped, size_of_values
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import (
+    ValueGroup,
+    grouped,
+    program_signature,
+    size_of_values,
+)
 from jaxprtool.ir.source.frames import Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.terminal.grid import GAP, columns
@@ -51,7 +56,11 @@ def overview_page(program: Program | AnyJaxpr, found: Overview, width: int, heig
     """
     heading = [Heading(found.stats.name), ": ", "; ".join(map(_unbroken, facts(found.stats)))]
     tokens = [*columns([[heading]], width), "\n\n", *columns(_primitives(found), width)]
-    tokens += "\n", *columns(_facts(found, width, frames_now(border(program).roots)), width), "\n\n"
+    tokens += (
+        "\n",
+        *columns(_facts(found, width, frames_now(program_signature(program).roots)), width),
+        "\n\n",
+    )
     used = "".join(tokens).count("\n")
     listed = _listing(program, found, width, max(height - used, _LEAST))
     return Listing(printable([*tokens, *listed]))
@@ -63,7 +72,7 @@ def _unbroken(text: str) -> str:
 
 def summary(program: Program, equations: int) -> str:
     """Return one line about a program: its name, its signature, its size."""
-    about = border(program)
+    about = program_signature(program)
     arguments = [f"{each.name}: {_size(each)}" for each in grouped(about.arguments)]
     results = [_size(each) for each in grouped(about.outputs)]
     signature = f"{about.name}({_some(arguments)}) -> {_some(results) or '()'}"
@@ -74,8 +83,8 @@ def facts(counted: Stats) -> list[str]:
     """Return the size of a program: numbers of equations, arguments and results."""
     depth = len(counted.by_depth) - 1
     parts = [plural(counted.equations, "equation") + (f", nested {depth} deep" if depth else "")]
-    border = ("argument", counted.arguments), ("result", counted.outputs)
-    for what, values in (*border, ("constant", counted.constants)):
+    signature = ("argument", counted.arguments), ("result", counted.outputs)
+    for what, values in (*signature, ("constant", counted.constants)):
         parts += [size_of_values(what, values)] if values else []
     return parts
 
@@ -145,7 +154,7 @@ def _listing(
     program: Program | AnyJaxpr, found: Overview, width: int, height: int
 ) -> Sequence[str]:
     """Return the listing folded to fit, and how to see the rest."""
-    about = border(program)
+    about = program_signature(program)
     options = ShowOptions(depth=_depth(found, height), names=True, terse=True)
     notation = options.notation(about)
     many = len(about.arguments) > MOST_IN_A_ROW

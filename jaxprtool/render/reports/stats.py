@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import plural
-from jaxprtool.ir.programs.border import NamedValue, size_of_values
+from jaxprtool.ir.programs.program_signature import NamedValue, size_of_values
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, text

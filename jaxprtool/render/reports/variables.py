@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxprtool.ir.core.equations import size_of, type_of
-from jaxprtool.ir.programs.border import NamedValue
+from jaxprtool.ir.programs.program_signature import NamedValue
 from jaxprtool.ir.source.frames import BEHIND, short_paths
 from jaxprtool.render.documents.programs import Variable
 from jaxprtool.render.reports.stats import values_table

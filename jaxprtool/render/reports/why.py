@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.ir.basics.quantities import listed, plural
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLine, Type
-from jaxprtool.ir.programs.border import covering
+from jaxprtool.ir.programs.program_signature import covering
 from jaxprtool.ir.source.frames import BEHIND, short_paths
 from jaxprtool.render.terminal.grid import GAP
 from jaxprtool.render.terminal.lines import Cell, cut, joined, printable, wrapped

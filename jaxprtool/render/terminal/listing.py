@@ -16,8 +16,12 @@ from rich.segment import Segment
 from jaxprtool.ir.basics.quantities import in_bytes
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Heading, Type, with_roles
-from jaxprtool.ir.programs.border import Border, border, size_of_values
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import (
+    ProgramSignature,
+    program_signature,
+    size_of_values,
+)
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render.terminal.comments import SourceComments
 from jaxprtool.render.terminal.grid import columns
@@ -64,7 +68,7 @@ def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Lis
 
     With `fold`, many arguments are folded to their size, and the largest of them listed below.
     """
-    about, selection = border(program), options.selection()
+    about, selection = program_signature(program), options.selection()
     comments = SourceComments(options, about.roots)
     comment = comments.comment if options.source or options.scopes else None
     notation = options.notation(about)
@@ -85,7 +89,7 @@ def listing(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Lis
     return Listing([*tokens, *_largest(about, layout, options.width)] if many else tokens)
 
 
-def _largest(about: Border, layout: Layout, width: int) -> list[str]:
+def _largest(about: ProgramSignature, layout: Layout, width: int) -> list[str]:
     """Return the tokens of a table of the largest arguments with names and sizes."""
     pairs = zip(about.arguments, about.jaxpr.invars, strict=True)
     ranked = sorted(pairs, key=lambda pair: pair[0].bytes or 0, reverse=True)

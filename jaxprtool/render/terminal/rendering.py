@@ -13,7 +13,7 @@ from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.notation.terse import TerseNotation
 from jaxprtool.ir.notation.user_names import UserNames
-from jaxprtool.ir.programs.border import Border
+from jaxprtool.ir.programs.program_signature import ProgramSignature
 from jaxprtool.ir.source.frame_choice import FrameChoice
 
 
@@ -58,7 +58,7 @@ class ShowOptions:
         """Return the selection of equations to show."""
         return Selection(self.depth, self.only, self.among, self.others)
 
-    def notation(self, about: Border) -> Notation:
+    def notation(self, about: ProgramSignature) -> Notation:
         """Return the notation for the equations of a program."""
         notation = TerseNotation() if self.terse else Notation()
         notation.weak = self.weak

@@ -20,7 +20,7 @@ from jaxprtool.ir.notation.tokens import (
     SharedName,
     Type,
 )
-from jaxprtool.ir.programs.border import Border
+from jaxprtool.ir.programs.program_signature import ProgramSignature
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.terminal.rendering import DEFAULTS, ShowOptions
 
@@ -41,7 +41,9 @@ class Reader:
         named: Whether variables have names, which take time to compute for a large program.
     """
 
-    def __init__(self, about: Border, options: ShowOptions = DEFAULTS, named: bool = True):
+    def __init__(
+        self, about: ProgramSignature, options: ShowOptions = DEFAULTS, named: bool = True
+    ):
         self._notation = options.notation(about)
         self.shared: dict[Jaxpr, str] = {}
         self._names: VariableNames | _Unnamed = _Unnamed()

@@ -9,8 +9,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.notation.selection import Selection, equations
 from jaxprtool.ir.notation.tokens import Comment, ParameterToken, PrimitiveName, SharedName
-from jaxprtool.ir.programs.border import border
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.render.terminal.comments import SourceComments
 from jaxprtool.render.terminal.grid import Cell, fits, grid
@@ -32,7 +32,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
     several), and equation 0 in the body. The rows of a shared body are at its first use. Parameters
     that do not fit their column are below their equations.
     """
-    about = border(program)
+    about = program_signature(program)
     reader, comments = Reader(about, options), SourceComments(options, about.roots)
     selection = options.selection()
     headings = ["#", "outputs", "primitive", "inputs", "parameters"]

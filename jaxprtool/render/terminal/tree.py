@@ -12,8 +12,12 @@ from typing import TypeVar
 from jaxprtool.ir.core.equations import bodies
 from jaxprtool.ir.notation.selection import equations
 from jaxprtool.ir.notation.tokens import Comment, ParameterToken, SharedName, Type
-from jaxprtool.ir.programs.border import Border, border, size_of_values
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import (
+    ProgramSignature,
+    program_signature,
+    size_of_values,
+)
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn
 from jaxprtool.render.terminal.comments import SourceComments
 from jaxprtool.render.terminal.lines import cut, printable
@@ -26,7 +30,7 @@ T = TypeVar("T")
 
 def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
     """Return the tree of a program; long lines are cut at the width."""
-    about = border(program)
+    about = program_signature(program)
     maker = _Lines(about, options)
     tokens = cut([SharedName(about.name), " ", *maker.first(about)], options.width)
     for line in maker.equations(about.jaxpr, 0, ""):
@@ -37,7 +41,7 @@ def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listin
 class _Lines:
     """The lines of a program's tree, each in tokens."""
 
-    def __init__(self, about: Border, options: ShowOptions):
+    def __init__(self, about: ProgramSignature, options: ShowOptions):
         self._reader = Reader(about, options)
         self._comments = SourceComments(options, about.roots)
         self._types = options.types
@@ -68,7 +72,7 @@ class _Lines:
                     yield [inner, ParameterToken(path), " ", *self.signature(body)]
                     yield from self.equations(body, depth + 1, deeper)
 
-    def first(self, about: Border) -> list[str]:
+    def first(self, about: ProgramSignature) -> list[str]:
         """Return the signature of the program; many values are summarized by size."""
         types = self.signature(about.jaxpr)
         if self._types and max(len(about.arguments), len(about.outputs)) > MOST_IN_A_ROW:

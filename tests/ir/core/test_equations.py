@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 
 
 def test_a_body_that_an_equation_holds_twice_is_looked_at_once():

@@ -6,7 +6,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.ir.core.equations import bodies, equations
-from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.render.terminal.listing import listing
 from jaxprtool.render.terminal.rendering import ShowOptions
 from jaxprtool.render.terminal.rows import Reader
@@ -106,7 +106,7 @@ def test_bodies_have_scopes_of_their_own():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_variables_of_a_body_have_distinct_names(name):
-    about = border(PROGRAMS[name]())
+    about = program_signature(PROGRAMS[name]())
     reader = Reader(about, ShowOptions(names=True))
     for jaxpr in {about.jaxpr, *(body for e in equations(about.jaxpr) for _, body in bodies(e))}:
         bound = [*jaxpr.constvars, *jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]

@@ -11,7 +11,7 @@ from jaxprtool.errors import ArgumentsError, ProgramFileError
 from jaxprtool.execute.running.fill import random_argument
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
-from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.shapes.bounds import LengthsBound
 from jaxprtool.loading.argspec import read_args
 from jaxprtool.render.reports.as_json import program_document
@@ -119,7 +119,7 @@ def test_random_lengths_add_up_to_the_rows(program):
 def test_the_least_length_is_shown_kept_checked_and_held_by_random_ones():
     (x,), _ = read_args("f32[n>=2,3]")
     program = jaxprtool.trace(centred, x).apply(PASS)
-    described = border(program).arguments[1].described
+    described = program_signature(program).arguments[1].described
     assert described == "i32[3] of N rows, each from 2 to 4"
     assert program_document(program)["arguments"][1]["at_least"] == 2
     again = parse(text(program), "centred.jaxpr").apply("specialize(N=7)")
@@ -160,7 +160,7 @@ def test_a_file_says_where_a_bound_is_none(program, bound, message):
 
 
 def test_lengths_are_shown_with_what_they_add_up_to(program):
-    described = [value.described for value in border(program).arguments]
+    described = [value.described for value in program_signature(program).arguments]
     assert described == ["f32[N,3]", "i32[3] of N rows, each at most 4"]
     document = program_document(program)["arguments"][1]
     assert (document["rows"], document["at_most"]) == ("N", 4)

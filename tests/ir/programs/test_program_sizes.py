@@ -10,7 +10,7 @@ from jaxprtool.errors import ArgumentsError, StructureError
 from jaxprtool.execute.running.fill import random_argument
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.formats.jaxpr.write import text
-from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.shapes.bounds import SizeBound
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.render.reports.as_json import program_document
@@ -108,14 +108,17 @@ def test_random_sizes_are_within_their_bounds():
 
 
 def test_a_size_is_shown_with_its_bound(program):
-    assert [value.described for value in border(program).arguments] == ["f32[8]", "i32[] at most 8"]
+    assert [value.described for value in program_signature(program).arguments] == [
+        "f32[8]",
+        "i32[] at most 8",
+    ]
     assert [each.get("at_most") for each in program_document(program)["arguments"]] == [None, 8]
     assert "`n` is a size from 0 to 8." in jaxprtool.to_python(program)
 
 
 def test_the_least_size_is_shown_kept_and_held_by_random_ones(program):
     program = program.replace(bounds=(("n", SizeBound(8, at_least=7)),))
-    assert border(program).arguments[1].described == "i32[] from 7 to 8"
+    assert program_signature(program).arguments[1].described == "i32[] from 7 to 8"
     assert program_document(program)["arguments"][1]["at_least"] == 7
     assert parse(text(program), "total.jaxpr").bounds == program.bounds
     assert {int(random_argument(program, 1, seed)) for seed in range(20)} == {7, 8}

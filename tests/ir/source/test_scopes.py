@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from jaxprtool import trace
-from jaxprtool.ir.programs.border import top_jaxpr
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.source.scopes import Scope, ScopeReader
 from jaxprtool.jaxcompat.source_locations import source_infos
 from tests.programs import random_programs, sample_programs

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 from jaxprtool import jaxcompat, nest, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.core.equations import equations
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.unzip import UnzipError
 from jaxprtool.passes.unzip.auto import sow_cut

@@ -16,7 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.naming import Naming
 from jaxprtool.ir.notation.selection import Selection
-from jaxprtool.ir.programs.border import border
+from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.rewriting.array_literals import as_constants
 from jaxprtool.jaxcompat import jaxpr_as_fun
 from jaxprtool.render.terminal.listing import listing
@@ -40,7 +40,7 @@ def same_as_jax(closed, width, types=True):
 
 def same_names(closed):
     """Compare the names that are given without writing a listing with those in it."""
-    about = border(closed)
+    about = program_signature(closed)
     for options in (ShowOptions(), ShowOptions(names=True, terse=True)):
         notation = options.notation(about)
         layout = Layout(about.jaxpr, 60, True, Selection(), None, notation)
@@ -189,7 +189,7 @@ def test_only_that_fits_nothing_counts_everything():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_first_lines_can_be_written_without_the_rest(name):
-    jaxpr = border(PROGRAMS[name]()).jaxpr
+    jaxpr = program_signature(PROGRAMS[name]()).jaxpr
     for width, selection in itertools.product((50, 200), (Selection(), Selection(1))):
         for comment in (None, lambda eqn: ("# comment",)):
             layouts = (Layout(jaxpr, width, True, selection, comment) for _ in range(9))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from jaxprtool.ir.core.equations import all_jaxprs, size_of
 from jaxprtool.ir.core.structured import Scan
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.jaxcompat import Jaxpr, Literal, Var
 
 

@@ -17,8 +17,8 @@ from jax.experimental import io_callback
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.core.equations import equations, named
-from jaxprtool.ir.programs.border import top_jaxpr
 from jaxprtool.ir.programs.program import type_check
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.passes.mapping.batch import Batch, BatchError, BatchTypeError, BatchUnsupported
 from tests.programs import random_programs
 from tests.programs.mapped import flat, mappings, ours, same_programs

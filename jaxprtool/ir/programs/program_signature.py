@@ -1,4 +1,4 @@
-"""The border of a program: its name, and the names and types of its arguments and results.
+"""The signature of a program: its name, and the names and types of its arguments and results.
 
 A `Program` has these names; for a bare jaxpr they are those in JAX's debug info.
 """
@@ -110,7 +110,7 @@ class ValueGroup:
 
 
 @dataclass(frozen=True)
-class Border:
+class ProgramSignature:
     """A program's name, its open jaxpr, and its arguments, results and constants in order.
 
     `roots` are the folders of the user's files, as a `Program` has them.
@@ -124,8 +124,8 @@ class Border:
     roots: tuple[Root, ...] = ()
 
 
-def border(program: Program | AnyJaxpr) -> Border:
-    """Return the border of a `Program`, or of a jaxpr, closed or open."""
+def program_signature(program: Program | AnyJaxpr) -> ProgramSignature:
+    """Return the signature of a `Program`, or of a jaxpr, closed or open."""
     jaxpr = top_jaxpr(program)
     debug = jaxpr.debug_info
     if isinstance(program, Program):
@@ -135,7 +135,7 @@ def border(program: Program | AnyJaxpr) -> Border:
         name = debug.func_name
         inputs, results = debug.arg_names, debug.result_paths or ()
         bounds = {}
-    return Border(
+    return ProgramSignature(
         name,
         jaxpr,
         _named(inputs, "argument", jaxpr.invars, bounds),

@@ -87,7 +87,7 @@ def _visitor(memo: Memo, writer: Writer) -> RewriteRule:
 
 
 @dataclass(frozen=True)
-class _Border:
+class _Constraints:
     """The constraints on operands and results besides their values.
 
     Attributes:
@@ -104,8 +104,8 @@ class _Border:
     out: bool = True
 
     @classmethod
-    def of(cls, inside: Regions) -> _Border:
-        """Return the border of an equation."""
+    def of(cls, inside: Regions) -> _Constraints:
+        """Return the constraints of an equation."""
         structured = inside.view
         if isinstance(structured, ShardMap):
             return cls(structured.in_specs, structured.out_specs, into=False, out=False)
@@ -137,7 +137,7 @@ class _Forwarding:
     def __init__(self, writer: Writer, inside: Regions, memo: Memo):
         self.writer, self.inside, self._memo = writer, inside, memo
         self.eqn = inside.eqn
-        self.border = _Border.of(inside)
+        self.constraints = _Constraints.of(inside)
         self.jaxprs = inside.jaxprs
         #: The new atoms of variables, in each region.
         self.names: list[dict[Var, Atom]] = [{} for _ in self.jaxprs]
@@ -164,7 +164,7 @@ class _Forwarding:
         for field, places in inside.operands.items():
             for i in places:
                 if self.arguments[i] and i not in self.carried and i not in self.sliced:
-                    self.give(i, field, self.border.into)
+                    self.give(i, field, self.constraints.into)
         if self.carried:
             self.carry()
         for field in inside.edges.sliced:
@@ -196,7 +196,7 @@ class _Forwarding:
 
     def give(self, i: int, field: str, scalars: bool) -> None:
         """Keep an operand unless it is a scalar or a duplicate."""
-        group = self.border.operands[i]
+        group = self.constraints.operands[i]
         if group is not _STAYS:
             self.stay[i] = self._is_new(
                 self.eqn.invars[i], self.arguments[i], field, scalars, group
@@ -360,12 +360,12 @@ class _Forwarding:
         first: dict[Hashable, Atom] = {}
         # An unused result cannot replace one that is used.
         for i in sorted(range(len(outs)), key=lambda i: isinstance(outs[i], DropVar)):
-            if i in last or self.border.results[i] is _STAYS:
+            if i in last or self.constraints.results[i] is _STAYS:
                 continue
-            out, other = outs[i], self._outside(i, sources[i]) if self.border.out else None
+            out, other = outs[i], self._outside(i, sources[i]) if self.constraints.out else None
             if other is None:
                 same = tuple(atom_key(self._name(number, atom)) for number, atom in sources[i])
-                group = self.border.results[i], i in self.stacked
+                group = self.constraints.results[i], i in self.stacked
                 other = first.setdefault((same, group), out)
             if other is out or isinstance(out.aval, jaxcompat.AbstractRef):
                 continue
@@ -402,7 +402,7 @@ class _Forwarding:
         i = self.operand_of[number].get(atom)
         if i is None or i in self.carried or (i in self.sliced) != stacked:
             return None
-        return None if self.border.operands[i] is _STAYS else self.eqn.invars[i]
+        return None if self.constraints.operands[i] is _STAYS else self.eqn.invars[i]
 
     def _donates(self, *atoms: Atom) -> bool:
         """Return True if a call in this body donates one of these, so that it needs one name."""

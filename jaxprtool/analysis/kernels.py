@@ -90,7 +90,7 @@ class Kernels:
         #: The bytes of each value.
         self.sizes: list[int] = []
         #: The node that computes each value; -1 for arguments and constants.
-        self.maker: list[int] = []
+        self.defined_by: list[int] = []
         self._counts: list[int] = []
         #: The bytes and the number of elements of each aval, by its identity.
         self._measures: dict[int, tuple[int, int]] = {}
@@ -104,7 +104,7 @@ class Kernels:
         self.given = [None if type(v) is Literal else env.get(v) for v in jaxpr.outvars]
         #: The values of results that nodes compute, without duplicates.
         self.results = [
-            v for v in dict.fromkeys(self.given) if v is not None and self.maker[v] >= 0
+            v for v in dict.fromkeys(self.given) if v is not None and self.defined_by[v] >= 0
         ]
         #: Whether each value is written, and whether it is inlined. It may be both, or neither.
         self.written = [True] * len(self.sizes)
@@ -146,13 +146,13 @@ class Kernels:
             return jaxcompat.mark_of(eqn) == "plain"
         return self._opens == "all"
 
-    def _value(self, aval: Aval, maker: int) -> int:
+    def _value(self, aval: Aval, defined_by: int) -> int:
         known = self._measures.get(identity(aval))
         if known is None:
             known = self._measures[identity(aval)] = self._measured(aval)
         size, count = known
         self.sizes.append(size)
-        self.maker.append(maker)
+        self.defined_by.append(defined_by)
         self._counts.append(count)
         return len(self.sizes) - 1
 
@@ -217,7 +217,7 @@ class Kernels:
         reads: list[int] = []
         broadcast: list[tuple[int, int]] = []
         for value in reduction.reads:
-            node = self.nodes[self.maker[value]] if self.maker[value] >= 0 else None
+            node = self.nodes[self.defined_by[value]] if self.defined_by[value] >= 0 else None
             if node is None or not node.fusible or readers[value] > 1:
                 reads.append(value)
                 continue
@@ -236,8 +236,8 @@ class Kernels:
         return len(whole) <= 1
 
     def _fills(self, value: int) -> bool:
-        maker = self.maker[value]
-        return maker >= 0 and traits(self.nodes[maker].eqn).fills
+        defined_by = self.defined_by[value]
+        return defined_by >= 0 and traits(self.nodes[defined_by].eqn).fills
 
 
 class UnknownSize(Exception):

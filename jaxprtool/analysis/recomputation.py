@@ -19,7 +19,7 @@ from jaxprtool.analysis.cost.trip_counts import runs_of
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.dataflow.def_use import DefUse
-from jaxprtool.ir.dataflow.makers import Maker
+from jaxprtool.ir.dataflow.defining_equations import DefiningEquation
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 #: The position of a jaxpr in a program: the `id` of each equation around it, and the number of its
@@ -36,30 +36,32 @@ class Recomputation:
         asked: The equations that `operations` will be called with.
     """
 
-    def __init__(self, jaxpr: Jaxpr, kept: Collection[Atom], asked: Iterable[Maker]) -> None:
+    def __init__(
+        self, jaxpr: Jaxpr, kept: Collection[Atom], asked: Iterable[DefiningEquation]
+    ) -> None:
         self._top = _Level(None, jaxpr, 0, frozenset(kept))
         self._held: dict[int, tuple[Regions, dict[int, int]]] = {}
         self._levels: dict[_Key, _Level] = {(): self._top}
         self._operations = Operations()
-        #: By jaxpr: the requested makers, and the equations whose bodies have such makers.
-        self._makers = defaultdict[_Key, set[int]](set)
+        #: By jaxpr: the requested equations, and those whose bodies have such equations.
+        self._definitions = defaultdict[_Key, set[int]](set)
         self._holders = defaultdict[_Key, set[int]](set)
-        for maker in asked:
-            *outer, key = self._keys((*maker.around, maker.eqn))
-            self._makers[key].add(id(maker.eqn))
-            for around, holder in zip(outer, maker.around, strict=True):
+        for definition in asked:
+            *outer, key = self._keys((*definition.around, definition.eqn))
+            self._definitions[key].add(id(definition.eqn))
+            for around, holder in zip(outer, definition.around, strict=True):
                 self._holders[around].add(id(holder))
 
-    def operations(self, maker: Maker) -> Any:
+    def operations(self, definition: DefiningEquation) -> Any:
         """Return the FLOPs and transcendentals that recompute the results of an equation."""
-        path = (*maker.around, maker.eqn)
+        path = (*definition.around, definition.eqn)
         keys = self._keys(path)
-        levels = [self._top, *map(self._level, maker.around, keys[1:])]
+        levels = [self._top, *map(self._level, definition.around, keys[1:])]
         runs = [1]
         for level in levels[1:]:
             runs.append(runs[-1] * (runs_of(level.held) or 1))
         slices = list(map(self._slices_of, keys, levels))
-        found = slices[-1].of_results(maker.eqn)
+        found = slices[-1].of_results(definition.eqn)
         total = found.work * runs[-1]
         for depth in range(len(path) - 2, -1, -1):
             operands = _begins_with(levels[depth + 1], found.arguments)
@@ -74,7 +76,7 @@ class Recomputation:
 
     @cached_method
     def _slices_of(self, key: _Key, level: _Level) -> _Slices:
-        asked = self._makers[key], self._holders[key]
+        asked = self._definitions[key], self._holders[key]
         return _Slices(level.jaxpr, level.kept, *asked, self._operations)
 
     def _level(self, eqn: JaxprEqn, key: _Key) -> _Level:
@@ -146,7 +148,7 @@ class _Slices:
     Args:
         jaxpr: The jaxpr.
         kept: The variables that are kept; slices end there.
-        makers: The `id`s of the equations that `of_results` will be called with.
+        definitions: The `id`s of the equations that `of_results` will be called with.
         holders: The `id`s of the equations whose operands `of_operands` will be called with.
         operations: The costs of equations.
     """
@@ -155,13 +157,13 @@ class _Slices:
         self,
         jaxpr: Jaxpr,
         kept: frozenset[Atom],
-        makers: Collection[int],
+        definitions: Collection[int],
         holders: Collection[int],
         operations: Operations,
     ) -> None:
         self._count = first = len(jaxpr.invars)
         self._weights = list(_weights(jaxpr, first, operations))
-        self._makers: dict[int, _Slice] = {}
+        self._definitions: dict[int, _Slice] = {}
         self._values = {v: 1 << i for i, v in enumerate(jaxpr.invars) if v not in kept}
         # Drop a slice after its last reader: together they would take quadratic memory.
         last = {v: uses[-1][0] for v, uses in DefUse(jaxpr.eqns).uses.items()}
@@ -174,15 +176,15 @@ class _Slices:
                     whole |= self._values[v]
                     if last[v] == i and v not in always:
                         del self._values[v]
-            if id(eqn) in makers:
-                self._makers[id(eqn)] = self._slice(whole)
+            if id(eqn) in definitions:
+                self._definitions[id(eqn)] = self._slice(whole)
             for v in eqn.outvars:
                 if v in last and v not in kept:
                     self._values[v] = whole
 
     def of_results(self, eqn: JaxprEqn) -> _Slice:
         """Return the slice of an equation's results."""
-        return self._makers[id(eqn)]
+        return self._definitions[id(eqn)]
 
     def of_operands(self, operands: Iterable[Atom]) -> _Slice:
         """Return the slice of some operands of an equation with a body."""

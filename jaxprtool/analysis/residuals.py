@@ -18,7 +18,7 @@ from jaxprtool.ir.basics.documents import Number
 from jaxprtool.ir.core.equations import size_of, type_of
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.dataflow import DataFlow
-from jaxprtool.ir.dataflow.makers import Maker, Makers
+from jaxprtool.ir.dataflow.defining_equations import DefiningEquation, DefiningEquations
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.ir.source.frames import frames_now
@@ -175,39 +175,41 @@ class _Reading:
         self._frames = frames_now(forward.roots)
         self._jaxpr = jaxcompat.open_jaxpr(forward.jaxpr)
         self._arguments = dict(zip(self._jaxpr.invars, forward.arg_names, strict=True))
-        self._makers = Makers(self._jaxpr)
+        self._defining_equations = DefiningEquations(self._jaxpr)
         back_jaxpr = jaxcompat.open_jaxpr(backward.jaxpr)
         self._flow = DataFlow(back_jaxpr)
         kept = kept_values(forward, backward)
         #: Each residual as a variable of the forward half, and as a variable of the backward half.
         self.pairs = list(zip(kept, back_jaxpr.invars, strict=False))
-        self._maker = {v: self._maker_of(v) for v in kept if type(v) is not Literal}
-        found = [maker for maker in self._maker.values() if maker is not None]
-        self._recomputation = Recomputation(self._jaxpr, frozenset(self._maker), found)
+        self._definitions = {v: self._definition_of(v) for v in kept if type(v) is not Literal}
+        found = [definition for definition in self._definitions.values() if definition is not None]
+        self._recomputation = Recomputation(self._jaxpr, frozenset(self._definitions), found)
 
     def residual(self, value: Atom, taken: Var) -> Residual:
         """Return the description of a residual."""
-        maker = None if type(value) is Literal else self._maker[value]
+        definition = None if type(value) is Literal else self._definitions[value]
         argument = "" if type(value) is Literal else self._arguments.get(value, "")
-        eqn = None if maker is None else maker.eqn
+        eqn = None if definition is None else definition.eqn
         return Residual(
             type_of(value.aval),
             size_of(value.aval),
             "" if eqn is None else str(eqn.primitive.name),
             argument,
-            "" if maker is None else self._frames.line_of((*maker.around, maker.eqn)),
+            ""
+            if definition is None
+            else self._frames.line_of((*definition.around, definition.eqn)),
             str(eqn.params["name"]) if eqn is not None and eqn.primitive.name == "name" else "",
             tuple(self._readers(taken)),
-            0 if maker is None else self._recomputation.operations(maker),
+            0 if definition is None else self._recomputation.operations(definition),
             () if eqn is None else tuple(self._dropping(eqn)),
         )
 
-    def _maker_of(self, value: Var) -> Maker | None:
-        while value in self._makers:
-            maker = self._makers.of(value)
-            if not isinstance(maker.operand, Var):
-                return maker
-            value = maker.operand
+    def _definition_of(self, value: Var) -> DefiningEquation | None:
+        while value in self._defining_equations:
+            definition = self._defining_equations.of(value)
+            if not isinstance(definition.operand, Var):
+                return definition
+            value = definition.operand
         return None
 
     def _readers(self, taken: Var) -> Iterator[Reader]:

@@ -106,7 +106,7 @@ class Saving:
         """
         if type(atom) is Literal:
             return None
-        position = self._flow.binder(jaxpr, atom)
+        position = self._flow.definition(jaxpr, atom)
         eqn = None if position is None else jaxpr.eqns[position]
         plain = eqn is not None and regions(eqn) is None
         key = id(eqn) if plain else atom
@@ -119,7 +119,7 @@ class Saving:
 
     def _expand(self, number: int, jaxpr: Jaxpr, var: Any) -> None:
         """Add the edges from a node to the values that it reads."""
-        position = self._flow.binder(jaxpr, var)
+        position = self._flow.definition(jaxpr, var)
         if position is None:
             self._expand_argument(number, jaxpr, var)
             return

@@ -78,7 +78,7 @@ class Navigator:
 
     def _binders(self, container: Node, jaxpr: Jaxpr, var: Var) -> Iterator[tuple[str, Node]]:
         """Yield the rows that bind a variable, with a description of each."""
-        index = self._flow.binder(jaxpr, var)
+        index = self._flow.definition(jaxpr, var)
         if index is not None:
             yield "", self._outline.leaf(container, index)
             return
@@ -101,7 +101,7 @@ class Navigator:
             if where is call.jaxpr:
                 yield from ((note, node) for _, node in self._binders(call.container, where, atom))
             elif (inside := self._outline.inside(call, where)) is not None:
-                back = self._flow.binder(where, atom)
+                back = self._flow.definition(where, atom)
                 yield note, call if back is None else self._outline.leaf(inside, back)
 
     def _made_inside(self, node: Node) -> Iterator[Way]:
@@ -110,7 +110,7 @@ class Navigator:
         for number, (_, body) in enumerate(bodies(eqn)):
             held = self._outline.inside(node, body)
             for position, atom in enumerate(body.outvars):
-                index = None if type(atom) is Literal else self._flow.binder(body, atom)
+                index = None if type(atom) is Literal else self._flow.definition(body, atom)
                 if held is None or index is None:
                     continue
                 for where, var in self._flow.goals(

@@ -112,7 +112,7 @@ def _alike(first: Aval, second: Aval) -> bool:
 def _origin(program: Program, atom: Atom) -> str:
     """Return a description of the origin of a result's type."""
     top = top_jaxpr(program)
-    eqn, source = _maker(top, atom)
+    eqn, source = _definition(top, atom)
     if eqn is not None:
         return f"{named(eqn)} makes it so"
     if isinstance(source, Var) and source in top.invars:
@@ -120,7 +120,7 @@ def _origin(program: Program, atom: Atom) -> str:
     return "it is a constant"
 
 
-def _maker(jaxpr: Jaxpr, atom: Atom) -> tuple[JaxprEqn | None, Atom]:
+def _definition(jaxpr: Jaxpr, atom: Atom) -> tuple[JaxprEqn | None, Atom]:
     """Return the equation that created a value of an atom's type, or else the initial atom."""
     defined = DefUse(jaxpr.eqns)
     while isinstance(atom, Var) and (eqn := defined.equation(atom)) is not None:
@@ -151,9 +151,9 @@ def _inside(eqn: JaxprEqn, result: Var) -> JaxprEqn | Atom | None:
         atom = body.outvars[position]
         if not _alike(atom.aval, result.aval) or isinstance(atom, Literal):
             continue
-        maker, source = _maker(body, atom)
-        if maker is not None:
-            return maker
+        definition, source = _definition(body, atom)
+        if definition is not None:
+            return definition
         if source in body.invars and len(body.invars) == len(eqn.invars):
             return eqn.invars[body.invars.index(source)]
     return None

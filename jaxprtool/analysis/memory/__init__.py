@@ -158,7 +158,7 @@ def _alive(
             continue
         value = kernels.given[position]
         size = (result.bytes or 0) - held.pop(value, 0)
-        if value is None or kernels.maker[value] < 0:
+        if value is None or kernels.defined_by[value] < 0:
             yield LiveValue("result", result.type, size, result.name)
         elif size:
             is_made = not now or made[value] <= now[0].time

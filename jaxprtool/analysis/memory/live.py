@@ -16,7 +16,7 @@ from jaxprtool.ir.basics.paths import common_path, without_numbers
 from jaxprtool.ir.core.equations import size_of, type_of
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.dataflow.def_use import DefUse
-from jaxprtool.ir.dataflow.makers import Makers
+from jaxprtool.ir.dataflow.defining_equations import DefiningEquations
 from jaxprtool.ir.source.frames import Frames
 from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -152,7 +152,7 @@ class LiveValues:
     def __init__(self, frames: Frames, names: Sequence[str]) -> None:
         self._frames = frames
         self._names = names
-        self._makers: dict[Jaxpr, Makers] = {}
+        self._defining_equations: dict[Jaxpr, DefiningEquations] = {}
         self._variables: dict[Jaxpr, DefUse] = {}
 
     def of(self, levels: Sequence[Level]) -> Iterator[LiveValue]:
@@ -180,22 +180,22 @@ class LiveValues:
         }
 
     def made(self, kernels: Kernels, value: int, around: Sequence[JaxprEqn] = ()) -> Made:
-        """Return the maker of a value of a body.
+        """Return the equation that computes a value of a body.
 
         Args:
             kernels: The kernels of the body.
             value: The number of the value.
             around: The equations around the body, the outermost first.
         """
-        node = kernels.nodes[kernels.maker[value]]
+        node = kernels.nodes[kernels.defined_by[value]]
         var = node.eqn.outvars[node.makes.index(value)]
         jaxpr = _home(kernels, node)
-        if jaxpr not in self._makers:
-            self._makers[jaxpr] = Makers(jaxpr)
-        maker = self._makers[jaxpr].of(var)
-        eqns = (*around, *node.calls, *maker.around, maker.eqn)
+        if jaxpr not in self._defining_equations:
+            self._defining_equations[jaxpr] = DefiningEquations(jaxpr)
+        definition = self._defining_equations[jaxpr].of(var)
+        eqns = (*around, *node.calls, *definition.around, definition.eqn)
         line = self._frames.line_of(eqns)
-        return Made(maker.eqn.primitive.name, line, self._frames.stack(eqns))
+        return Made(definition.eqn.primitive.name, line, self._frames.stack(eqns))
 
     def _value(
         self, buffer: Buffer, level: Level, outer: Sequence[Level], around: Sequence[JaxprEqn]
@@ -203,7 +203,7 @@ class LiveValues:
         kernels = level.kernels
         reader, place = self._reader(buffer, kernels, around)
         aval = _aval(kernels, buffer.value)
-        is_made = kernels.maker[buffer.value] >= 0
+        is_made = kernels.defined_by[buffer.value] >= 0
         if is_made:
             name, made = "", self.made(kernels, buffer.value, around)
         else:
@@ -245,8 +245,8 @@ class LiveValues:
         return None, None
 
     def _origin(self, value: int, level: Level, outer: Sequence[Level]) -> tuple[str, Made]:
-        """Return the name, or else the maker, of the outer value that an argument comes from."""
-        while outer and level.kernels.maker[value] < 0:
+        """Return the name, or else the equation, of the outer value that an argument comes from."""
+        while outer and level.kernels.defined_by[value] < 0:
             *outer, around = outer
             held = around.node.held
             assert held is not None
@@ -255,7 +255,7 @@ class LiveValues:
             if operand is None:
                 return "", Made()
             value, level = operand, around
-        if level.kernels.maker[value] < 0:
+        if level.kernels.defined_by[value] < 0:
             return self._names[value], Made()
         return "", self.made(level.kernels, value, _around(outer))
 
@@ -272,9 +272,9 @@ def _around(levels: Sequence[Level]) -> tuple[JaxprEqn, ...]:
 
 
 def _aval(kernels: Kernels, value: int) -> Aval:
-    if kernels.maker[value] < 0:
+    if kernels.defined_by[value] < 0:
         return (*kernels.jaxpr.constvars, *kernels.jaxpr.invars)[value].aval
-    node = kernels.nodes[kernels.maker[value]]
+    node = kernels.nodes[kernels.defined_by[value]]
     return node.eqn.outvars[node.makes.index(value)].aval
 
 

@@ -109,7 +109,7 @@ class Schedule:
 
         It may if it is elementwise, or an update of the operand.
         """
-        return writes_in_place(self.kernels.nodes[self.kernels.maker[buffer.value]])
+        return writes_in_place(self.kernels.nodes[self.kernels.defined_by[buffer.value]])
 
     def _levels(self) -> dict[int, int]:
         kernels, levels = self.kernels, dict[int, int]()
@@ -198,7 +198,7 @@ class Schedule:
             if buffer is None:
                 continue
             buffer.end, buffer.last = self.last_read[buffer.value], self._last_node[buffer.value]
-            if not kernels.nodes[kernels.maker[buffer.value]].fusible or buffer.end >= 0:
+            if not kernels.nodes[kernels.defined_by[buffer.value]].fusible or buffer.end >= 0:
                 buffer.end = max(buffer.start, buffer.end)
                 self.temporaries.append(buffer)
         for value in self._read_from_memory(map(self._argument, loop_values.sliced)):

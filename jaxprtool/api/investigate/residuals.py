@@ -17,7 +17,7 @@ from jaxprtool.analysis.residuals import Residuals, total_size
 from jaxprtool.api.investigate.budget import checkpoint_names, proposal
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.quantities import bytes_of
-from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import Literal
 from jaxprtool.passes.framework.retrace import reported
@@ -90,5 +90,7 @@ def policies_of(program: Program) -> dict[str, Any]:
     names = checkpoint_names(program)
     if names:
         listed = ", ".join(map(repr, names))
-        found[f"save_only_these_names({listed})"] = MAKERS["save_only_these_names"](*names)
+        found[f"save_only_these_names({listed})"] = POLICY_FACTORIES["save_only_these_names"](
+            *names
+        )
     return found

@@ -152,9 +152,9 @@ class _Reading:
         """Return the name of a value of the reference: an argument, or the equation's."""
         path, body = self._found.path, self._found.sides[0].jaxpr
         while not isinstance(atom, Literal):
-            maker = next((eqn for eqn in body.eqns if atom in eqn.outvars), None)
-            if maker is not None:
-                return self._frames.named([*(each.eqn for each in path), maker])
+            definition = next((eqn for eqn in body.eqns if atom in eqn.outvars), None)
+            if definition is not None:
+                return self._frames.named([*(each.eqn for each in path), definition])
             if atom not in body.invars:
                 return "a constant"
             place = body.invars.index(atom)

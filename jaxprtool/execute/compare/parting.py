@@ -253,7 +253,7 @@ class _Level:
         pairs = [(v, self._partners[v]) for v in eqn.outvars if v in self._partners]
         self._know(pairs)
         wrong = [pair for pair in pairs if self._differ(pair)]
-        other = self._b.makers.get((wrong or pairs)[0][1])
+        other = self._b.definitions.get((wrong or pairs)[0][1])
         return self._found(path, (eqn, other), wrong or pairs)
 
     def _narrowed(self, low: int, high: int) -> tuple[int, int]:
@@ -296,7 +296,7 @@ class _Level:
         if not wrong:
             return Found((self._a, self._b), path, (None, None), [], [], ((), ()))
         old, new = wrong[0]
-        eqns = self._a.makers.get(old), self._b.makers.get(new)  # type: ignore[arg-type]
+        eqns = self._a.definitions.get(old), self._b.definitions.get(new)  # type: ignore[arg-type]
         return self._found(path, eqns, wrong)
 
     def _found(

@@ -89,7 +89,7 @@ class BodyRun:
         self._given: dict[Var, Any] = dict(zip(jaxpr.constvars, body.consts, strict=True))
         self._given.update(zip(jaxpr.invars, arguments, strict=True))
         self._known = dict(self._given)
-        self.makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        self.definitions = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
     def know(self, wanted: Iterable[Atom]) -> None:
         """Compute values as one piece from the known ones."""

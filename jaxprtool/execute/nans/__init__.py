@@ -162,7 +162,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
     return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
 
 
-def nan_maker(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | None:
+def nan_cone(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | None:
     """Return a jaxpr of the equation that produces the first NaN that reaches a result.
 
     If it has infinite operands, the jaxpr includes the equations that produced these, back to

@@ -70,9 +70,9 @@ class _Cone:
 
     def _atom(self, var: Atom, value: Tracked) -> Atom:
         if id(value) not in self._atoms:
-            maker = value.step
-            if maker is not None and self._begun < _MOST and _is_made_by(value, maker):
-                (self._atoms[id(value)],) = self.add(maker, maker.operands)
+            step = value.step
+            if step is not None and self._begun < _MOST and _is_made_by(value, step):
+                (self._atoms[id(value)],) = self.add(step, step.operands)
             else:
                 self._atoms[id(value)] = new = Var(var.aval)
                 self.arguments[new] = value.data

@@ -118,9 +118,9 @@ class CheckedShards:
 def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
     """Return the equation of an atom, or its argument position, looking through calls."""
     while type(atom) is not Literal:
-        binder = flow.binder(jaxpr, atom)
-        if binder is not None:
-            return jaxpr.eqns[binder]
+        position = flow.definition(jaxpr, atom)
+        if position is not None:
+            return jaxpr.eqns[position]
         position = flow.argument(jaxpr, atom)
         if position is None or jaxpr is flow.top:
             return position

@@ -73,8 +73,8 @@ class ExecutionTrace(Interpreter):
         return TracedValue(row_of(value.data, i), value.made)
 
     def stack(self, rows: Sequence[TracedValue], var: Var) -> TracedValue:
-        makers = dict.fromkeys(maker for row in rows for maker in row.made)
-        return TracedValue(super().stack([row.data for row in rows], var), tuple(makers))
+        executions = dict.fromkeys(execution for row in rows for execution in row.made)
+        return TracedValue(super().stack([row.data for row in rows], var), tuple(executions))
 
     def enter(
         self, body: ClosedJaxpr, operands: list[Any], predicate: TracedValue | None = None
@@ -93,7 +93,7 @@ class ExecutionTrace(Interpreter):
         # The current value of a ref comes from the equation that wrote it last.
         states = [self._states[id(x.data)] for x in operands if id(x.data) in self._states]
         sources = [*operands, *states, *self._predicates]
-        needs = list(dict.fromkeys(maker for value in sources for maker in value.made))
+        needs = list(dict.fromkeys(execution for value in sources for execution in value.made))
         execution = Execution(len(self.executions), eqn, needs)
         self.executions.append(execution)
         values = [x.data for x in operands]
@@ -181,7 +181,7 @@ def first_difference(
 
 
 def _first(trace: ExecutionTrace, index: ValueIndex, wrong: Sequence[int]) -> Execution | None:
-    todo = [maker for i in wrong for maker in trace.results[i].made]
+    todo = [execution for i in wrong for execution in trace.results[i].made]
     seen: set[Execution] = set()
     blamed: list[Execution] = []
     while todo:

@@ -36,16 +36,16 @@ from jaxprtool.formats.jaxpr.values import (
     Encode,
     Unwritable,
     add_class,
+    add_constructor,
     add_enum,
     add_late_record,
-    add_maker,
     add_name,
     add_record,
     add_singleton,
     call,
 )
 from jaxprtool.ir.basics.dtypes import array_dtypes
-from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.programs.static_leaf import LITERALS, StandIn, StaticLeaf, description
 from jaxprtool.ir.programs.trees import Opaque
 from jaxprtool.ir.rewriting.callbacks import Stub, callback_name
@@ -114,7 +114,7 @@ for _name, _value in array_dtypes().items():
         add_name(_name, _value)
         add_name(f"np.{_name}", _value.type)
         add_name(f"jnp.{_name}", getattr(jnp, f"{_name}_" if _name == "bool" else _name))
-        add_maker(f"np.{_name}", partial(as_scalar, _value))
+        add_constructor(f"np.{_name}", partial(as_scalar, _value))
 add_name("float0", jax.dtypes.float0)
 
 
@@ -359,7 +359,7 @@ def _object(text: str) -> StaticLeaf:
 add_class(StaticLeaf, _held, Static=_static, Object=_object)
 
 # In JAX releases with a separate class for closed jaxprs, a parameter may contain an open one.
-add_maker("open", jaxcompat.open_jaxpr)
+add_constructor("open", jaxcompat.open_jaxpr)
 add_singleton("leaf", _LEAF)
 add_class(PyTreeDef, _tree, tree=jax.tree.structure)
 
@@ -387,7 +387,7 @@ def _family(policy: Policy) -> CodeType | type:
     return policy.__code__ if isinstance(policy, FunctionType) else type(policy)
 
 
-_SAMPLES = {name: _sample(make) for name, make in MAKERS.items()}
+_SAMPLES = {name: _sample(make) for name, make in POLICY_FACTORIES.items()}
 _FAMILIES = {_family(sample): name for name, sample in _SAMPLES.items()}
 
 
@@ -410,7 +410,7 @@ def _policy(policy: Policy, encode: Encode) -> str:
     if not name:
         raise Unwritable(f"a Python function ({getattr(policy, '__qualname__', policy)})")
     found = _arguments(policy)
-    kinds = [p.kind for p in inspect.signature(MAKERS[name]).parameters.values()]
+    kinds = [p.kind for p in inspect.signature(POLICY_FACTORIES[name]).parameters.values()]
     if kinds == [inspect.Parameter.VAR_POSITIONAL]:
         items = [encode(item) for names in found.values() for item in names]
         return call(f"checkpoint_policies.{name}", *items)
@@ -420,6 +420,6 @@ def _policy(policy: Policy, encode: Encode) -> str:
 for _name, _value in POLICIES.items():
     add_name(f"checkpoint_policies.{_name}", _value)
     add_class(type(_value), _policy)
-for _name, _maker in MAKERS.items():
-    add_maker(f"checkpoint_policies.{_name}", _maker)
+for _name, _factory in POLICY_FACTORIES.items():
+    add_constructor(f"checkpoint_policies.{_name}", _factory)
     add_class(type(_SAMPLES[_name]), _policy)

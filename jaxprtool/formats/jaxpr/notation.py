@@ -204,7 +204,12 @@ def as_word(name: str) -> str:
     """Return a valid name similar to this one for a jaxpr that is written separately."""
     word = re.sub(r"\W", "_", name.strip("<>"), flags=re.ASCII) or "_"
     word = f"_{word}" if word[0].isdecimal() else word
-    while keyword.iskeyword(word) or word in values.NAMES or word in values.MAKERS or word == "_":
+    while (
+        keyword.iskeyword(word)
+        or word in values.NAMES
+        or word in values.CONSTRUCTORS
+        or word == "_"
+    ):
         word += "_"
     return word
 

@@ -54,7 +54,7 @@ _LATE: dict[tuple[str, str], Encoder] = {}
 
 #: The functions behind `Name(...)`, called with decoded arguments. Since a file may be edited by
 #: anyone, they must raise an exception for invalid arguments and have no side effects.
-MAKERS: dict[str, Callable[..., Any]] = {}
+CONSTRUCTORS: dict[str, Callable[..., Any]] = {}
 
 #: The values of names and dotted names.
 NAMES: dict[str, Any] = {}
@@ -63,13 +63,13 @@ NAMES: dict[str, Any] = {}
 # --- adding to the table ------------------------------------------------------------------------
 
 
-def add_class(cls: type, encode: Encoder, **makers: Callable[..., Any]) -> None:
-    """Write values of `cls` by `encode(value, encode_inner)`, as calls of `makers`.
+def add_class(cls: type, encode: Encoder, **constructors: Callable[..., Any]) -> None:
+    """Write values of `cls` by `encode(value, encode_inner)`, as calls of `constructors`.
 
     `encode` raises `Unwritable` for a value that it cannot write.
     """
     ENCODERS[cls] = encode
-    MAKERS.update(makers)
+    CONSTRUCTORS.update(constructors)
 
 
 def add_name(name: str, value: Any) -> None:
@@ -77,9 +77,9 @@ def add_name(name: str, value: Any) -> None:
     NAMES[name] = value
 
 
-def add_maker(name: str, make: Callable[..., Any]) -> None:
+def add_constructor(name: str, make: Callable[..., Any]) -> None:
     """Read `name(...)` as the result of `make` on the arguments."""
-    MAKERS[name] = make
+    CONSTRUCTORS[name] = make
 
 
 def add_singleton(name: str, value: Any) -> None:
@@ -123,7 +123,7 @@ def add_late_record(module: str, name: str) -> None:
         return getattr(import_module(module), name)(**fields)
 
     _LATE[module, name] = encode_record
-    MAKERS[name] = made
+    CONSTRUCTORS[name] = made
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class _Reader(WhitelistReader):
 
     def visit_Call(self, node: ast.Call) -> Any:
         name = self._dotted(node.func)
-        make = self._names.get(name) or MAKERS.get(name)
+        make = self._names.get(name) or CONSTRUCTORS.get(name)
         if not callable(make):
             raise self.fail(node, f"there is no '{name}(...)'")
         args = [self.visit(arg) for arg in node.args]

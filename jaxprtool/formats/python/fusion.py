@@ -49,22 +49,22 @@ def lines(jaxpr: Jaxpr) -> list[Line]:
     return found
 
 
-def _condition(eqn: JaxprEqn, maker: JaxprEqn) -> tuple[tuple[Atom, ...], MultiResult] | None:
+def _condition(eqn: JaxprEqn, definition: JaxprEqn) -> tuple[tuple[Atom, ...], MultiResult] | None:
     """Return the operands that replace a branch's index, and the expression of the branch."""
     index = eqn.invars[0]
-    if not any(v is index for v in maker.outvars) or _forwards_operand(eqn):
+    if not any(v is index for v in definition.outvars) or _forwards_operand(eqn):
         return None
     branches = len(eqn.params["branches"])
-    if maker.primitive.name == "convert_element_type":
-        predicate = maker.invars[0]
+    if definition.primitive.name == "convert_element_type":
+        predicate = definition.invars[0]
         is_index = index.aval.dtype == np.int32 and not index.aval.shape
         if branches == 2 and predicate.aval.dtype == np.bool_ and is_index:
             return (predicate,), on_predicate(eqn)
-    elif maker.primitive.name == "platform_index":
-        if maker.params["platforms"] == eqn.params.get("branches_platforms"):
+    elif definition.primitive.name == "platform_index":
+        if definition.params["platforms"] == eqn.params.get("branches_platforms"):
             return (), on_platform(eqn)
-    elif maker.primitive.name == "clamp":
-        low, number, high = maker.invars
+    elif definition.primitive.name == "clamp":
+        low, number, high = definition.invars
         if _is_literal(low, 0) and _is_literal(high, branches - 1) and branches > 1:
             return (number,), on_number(eqn)
     return None

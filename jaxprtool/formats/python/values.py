@@ -181,12 +181,12 @@ def _prng(impl: Any) -> Expression:
     raise TypeError(f"the PRNG implementation {impl.name} has no public name")
 
 
-def array(value: Any, maker: str = "np") -> Expression:
+def array(value: Any, namespace: str = "np") -> Expression:
     """Return a small array: `np.array([1.0, 2.0], np.float32)`."""
     value = np.asarray(value)
     if not value.size:
-        return call(f"{maker}.zeros", value.shape, dtype_name(value.dtype))
-    if maker == "jnp":
+        return call(f"{namespace}.zeros", value.shape, dtype_name(value.dtype))
+    if namespace == "jnp":
         return call("jnp.array", nested(value), dtype_name(value.dtype))
     module = "np" if value.dtype.type.__module__ == "numpy" else "jnp"
     dtype = Name("np.bool_" if value.dtype == np.bool_ else f"{module}.{value.dtype.name}")

@@ -65,7 +65,7 @@ class DataFlow:
     def __init__(self, top: Jaxpr):
         self.top = top
 
-    def binder(self, jaxpr: Jaxpr, var: Var) -> int | None:
+    def definition(self, jaxpr: Jaxpr, var: Var) -> int | None:
         """Return the position of the equation that binds a variable; None if it is an argument."""
         return self._body(jaxpr).position(var)
 

@@ -308,7 +308,7 @@ class _BodyMatching:
 
 
 class _Spread:
-    """Spread the matching from pairs to the makers of their operands and readers of their results.
+    """Spread the matching from pairs to the equations that define and read their values.
 
     `run` resumes at the pairs that were found since it last ran.
     """
@@ -459,8 +459,8 @@ def _around(
             for atom in side.eqns[i].invars:
                 if type(atom) is Literal:
                     continue
-                maker = up.get(definitions[atom][0]) if atom in definitions else None
-                operands.append(labels.get(id(atom)) if maker is None else -1 - maker)
+                definition = up.get(definitions[atom][0]) if atom in definitions else None
+                operands.append(labels.get(id(atom)) if definition is None else -1 - definition)
             higher[i] = hash((up[i], *operands))
             reads = [
                 tuple(sorted((known.get(r, down.get(r)), at) for r, at in uses.get(var, ())))

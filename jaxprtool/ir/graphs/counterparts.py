@@ -4,7 +4,8 @@ Two programs are matched as graphs, body by body:
 
 1. Equations are paired that compute the same from the same values, or from whose results the same
    is computed (value numbering, forwards and backwards).
-2. The matching spreads from pairs to the makers of their operands and the readers of their results.
+2. The matching spreads from pairs to the definitions of their operands and the readers of their
+   results.
 3. The equations left are paired by their neighbourhood, and then by their operands alone.
 
 These steps are taken for equations that are the same, then for those that differ in a dtype or a

@@ -17,7 +17,7 @@ _MAKER_NAMES = (
 )
 
 #: The functions that return a policy, by name.
-MAKERS: dict[str, Callable[..., Any]] = {
+POLICY_FACTORIES: dict[str, Callable[..., Any]] = {
     name: getattr(jax.checkpoint_policies, name) for name in _MAKER_NAMES
 }
 
@@ -25,5 +25,5 @@ MAKERS: dict[str, Callable[..., Any]] = {
 POLICIES: dict[str, Callable[..., Any]] = {
     name: policy
     for name, policy in vars(jax.checkpoint_policies).items()
-    if not (name in MAKERS or name.startswith("_") or isinstance(policy, type))
+    if not (name in POLICY_FACTORIES or name.startswith("_") or isinstance(policy, type))
 }

@@ -24,15 +24,15 @@ class Lifetimes:
     """The values of a body's equations, as numbers, with their definitions and uses.
 
     `makes[i]` and `reads[i]` are the values of equation `i`, without duplicates, and `working[i]`
-    the bytes that it needs while it runs, including its results. `sizes`, `maker` and `readers`
-    have an entry per value; the results of the body, `kept`, are alive to the end.
+    the bytes that it needs while it runs, including its results. `sizes`, `defined_by` and
+    `readers` have an entry per value; the results of the body, `kept`, are alive to the end.
     """
 
     makes: list[list[int]]
     reads: list[list[int]]
     working: list[int]
     sizes: list[int]
-    maker: list[int]
+    defined_by: list[int]
     readers: list[list[int]]
     kept: frozenset[int]
 
@@ -90,7 +90,7 @@ class Liveness:
                 number[var] = len(found.sizes)
                 makes.append(number[var])
                 found.sizes.append(size)
-                found.maker.append(i)
+                found.defined_by.append(i)
                 found.readers.append([])
             working = self._working(eqn, total)
             if working is None:

@@ -164,7 +164,7 @@ class _Scheduler:
 
     def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> DependencyGraph:
         pinned = keep_order(eqns, self._sows)
-        needs = [{life.maker[value] for value in reads} for reads in life.reads]
+        needs = [{life.defined_by[value] for value in reads} for reads in life.reads]
         in_order = pairwise(i for i, flag in enumerate(pinned) if flag)
         for i, j in (*in_order, *_donations(eqns), *_last_readers(eqns, self._has_rule)):
             needs[j].add(i)

@@ -18,7 +18,7 @@ import jax
 
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError, did_you_mean
 from jaxprtool.ir.notation import expressions
-from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import filled
@@ -317,12 +317,12 @@ def _policy(source: expressions.Source, node: ast.expr) -> Policy:
     called = isinstance(node, ast.Call)
     name_node = node.func if isinstance(node, ast.Call) else node
     name = source.segment(name_node).removeprefix("jax.").removeprefix("checkpoint_policies.")
-    known = {**POLICIES, **MAKERS}
+    known = {**POLICIES, **POLICY_FACTORIES}
     if name not in known:
         hint = did_you_mean(name, known) or f"there are: {', '.join(sorted(known))}"
         raise source.fail(node, f"JAX has no checkpoint policy '{name}'", hint)
     policy = known[name]
-    if called is not (name in MAKERS):
+    if called is not (name in POLICY_FACTORIES):
         raise source.fail(node, f"the policy {name} takes {'no ' if called else ''}arguments")
     if not isinstance(node, ast.Call):
         return policy

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxprtool.ir.basics.paths import unique
-from jaxprtool.ir.dataflow.makers import Makers
+from jaxprtool.ir.dataflow.defining_equations import DefiningEquations
 from jaxprtool.ir.source.frames import own_frame, short_paths
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Var
 
@@ -21,7 +21,7 @@ def residual_names(
     needed to distinguish files.
     """
     known = dict(zip(jaxpr.invars, arg_names, strict=True))
-    computed = Makers(jaxpr)
+    computed = DefiningEquations(jaxpr)
     origins = [_origin(value, computed, known) for value in values]
     places = short_paths([each.place for each in origins])
     names = [f"{place} {each.name}".strip() for place, each in zip(places, origins, strict=True)]
@@ -35,7 +35,7 @@ class _Origin(NamedTuple):
     place: str = ""
 
 
-def _origin(value: Var, computed: Makers, known: Mapping[Var, str]) -> _Origin:
+def _origin(value: Var, computed: DefiningEquations, known: Mapping[Var, str]) -> _Origin:
     places = [""]
     while value not in known:
         eqn, around, operand = computed.of(value)

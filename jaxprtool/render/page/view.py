@@ -190,12 +190,12 @@ def listing(
     text = Text(Reader(about, options), at, titles)
     jaxpr = about.jaxpr
     heats = Heats(jaxpr, works)
-    maker = _Maker(text, options, sources, marks, most, heats)
-    items = maker.items(jaxpr, "")
+    builder = _Builder(text, options, sources, marks, most, heats)
+    items = builder.items(jaxpr, "")
     if options.depth is None:
         _open_what_fits(items)
     return Listing(
-        maker.lines,
+        builder.lines,
         _values(about.arguments, [text.bound([var], False) for var in jaxpr.invars]),
         _values(about.constants, [text.bound([var], False) for var in jaxpr.constvars]),
         _values(about.outputs, [text.read([atom]) for atom in jaxpr.outvars]),
@@ -213,7 +213,7 @@ def _values(named: Sequence[NamedValue], texts: Iterable[Markup]) -> list[Values
     return found
 
 
-class _Maker:
+class _Builder:
     """Builds the rows of a program."""
 
     def __init__(

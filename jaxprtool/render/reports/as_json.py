@@ -28,19 +28,19 @@ def program_document(
 ) -> documents.Program:
     """Return the document of a program."""
     about = program_signature(program)
-    maker = _Documents(about, options)
+    builder = _Documents(about, options)
     jaxpr = about.jaxpr
-    top = maker.equations(jaxpr, 0)
+    top = builder.equations(jaxpr, 0)
     return {
         "format": "jaxprtool.program",
         "version": 1,
         "name": about.name,
-        "arguments": maker.named(about.arguments, jaxpr.invars),
-        "constants": maker.named(about.constants, jaxpr.constvars),
-        "outputs": maker.named(about.outputs, jaxpr.outvars),
+        "arguments": builder.named(about.arguments, jaxpr.invars),
+        "constants": builder.named(about.constants, jaxpr.constvars),
+        "outputs": builder.named(about.outputs, jaxpr.outvars),
         "effects": sorted(map(str, jaxpr.effects)),
         "equations": top,
-        "shared": maker.shared(),
+        "shared": builder.shared(),
     }
 
 

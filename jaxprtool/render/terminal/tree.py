@@ -31,9 +31,9 @@ T = TypeVar("T")
 def tree(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listing:
     """Return the tree of a program; long lines are cut at the width."""
     about = program_signature(program)
-    maker = _Lines(about, options)
-    tokens = cut([SharedName(about.name), " ", *maker.first(about)], options.width)
-    for line in maker.equations(about.jaxpr, 0, ""):
+    builder = _Lines(about, options)
+    tokens = cut([SharedName(about.name), " ", *builder.first(about)], options.width)
+    for line in builder.equations(about.jaxpr, 0, ""):
         tokens += "\n", *cut(line, options.width)
     return Listing(printable(tokens))
 

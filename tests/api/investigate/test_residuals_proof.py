@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from jaxprtool.analysis.residuals import total_bytes
 from jaxprtool.api.investigate.residuals import bytes_by_policy
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.programs.checkpoint_policies import MAKERS, POLICIES
+from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
 from tests.programs import harness_programs, random_programs, sample_programs
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
-NAMED = MAKERS["save_only_these_names"]("hidden", "loss", "attention")
+NAMED = POLICY_FACTORIES["save_only_these_names"]("hidden", "loss", "attention")
 NAMES = ("everything_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable")
 CHOSEN = {**{name: POLICIES[name] for name in NAMES}, "names": NAMED}
 

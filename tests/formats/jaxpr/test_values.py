@@ -222,7 +222,7 @@ def test_plugins_add_their_own():
         colour: Colour
         width: float = 1.0
 
-    before = dict(values.ENCODERS), dict(values.MAKERS), dict(values.NAMES)
+    before = dict(values.ENCODERS), dict(values.CONSTRUCTORS), dict(values.NAMES)
     try:
         values.add_enum(Colour)
         values.add_record(Brush)
@@ -230,6 +230,8 @@ def test_plugins_add_their_own():
         assert text == "[Brush(colour=Colour.RED, width=1.0)]"
         assert read(text) == [Brush(Colour.RED)]
     finally:
-        for table, old in zip((values.ENCODERS, values.MAKERS, values.NAMES), before, strict=True):
+        for table, old in zip(
+            (values.ENCODERS, values.CONSTRUCTORS, values.NAMES), before, strict=True
+        ):
             table.clear()
             table.update(old)

@@ -9,9 +9,9 @@ def test_an_argument_of_a_body_is_the_operand_of_the_call():
     body, var = value(flow.top, "tan")
     (holder,) = flow.holders[body]
     assert holder.eqn.primitive.name == "jit"
-    (operand,) = body.eqns[flow.binder(body, var)].invars
+    (operand,) = body.eqns[flow.definition(body, var)].invars
     ((outer, atom),) = flow.origins(holder, flow.argument(body, operand))
-    assert outer.eqns[flow.binder(outer, atom)].primitive.name == "exp"
+    assert outer.eqns[flow.definition(outer, atom)].primitive.name == "exp"
     ((outer, result),) = flow.goals(holder, flow.results(body, var)[0])
     assert [outer.eqns[i].primitive.name for i in flow.readers(outer, result)] == ["log"]
 
@@ -20,6 +20,6 @@ def test_a_carried_argument_is_the_first_value_or_the_last_rounds():
     flow = DataFlow(top_of(looped))
     body, var = value(flow.top, "mul")
     (holder,) = flow.holders[body]
-    carried = body.eqns[flow.binder(body, var)].invars[0]
+    carried = body.eqns[flow.definition(body, var)].invars[0]
     first, again = flow.origins(holder, flow.argument(body, carried))
     assert first[0] is flow.top and again == (body, var)

@@ -17,16 +17,18 @@ from tests.programs import harness_programs, random_programs
 def shuffled(program, seed):
     """A program with its equations in another order; those with effects stay in theirs."""
     body = jaxcompat.open_jaxpr(program.jaxpr)
-    rng, makers = random.Random(seed), {}
+    rng, definitions = random.Random(seed), {}
     needs = []
     last = None
     for i, eqn in enumerate(body.eqns):
-        read = {makers[v] for v in eqn.invars if not isinstance(v, Literal) and v in makers}
+        read = {
+            definitions[v] for v in eqn.invars if not isinstance(v, Literal) and v in definitions
+        }
         if eqn.effects:
             read |= set() if last is None else {last}
             last = i
         needs.append(read)
-        makers.update((v, i) for v in eqn.outvars)
+        definitions.update((v, i) for v in eqn.outvars)
     order, left = [], set(range(len(needs)))
     while left:
         ready = sorted(i for i in left if not needs[i] & left)

@@ -32,7 +32,7 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
-from jaxprtool.execute.nans import find_nan, nan_maker
+from jaxprtool.execute.nans import find_nan, nan_cone
 from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.arrays import difference, values_agree
 from jaxprtool.execute.running.fill import random_argument
@@ -215,7 +215,7 @@ class Nan(Check):
 
     def guess(self, program: Program, values: Values) -> Guess | None:
         keep_kernels()
-        made = nan_maker(program, tuple(self.arguments(program, values)))
+        made = nan_cone(program, tuple(self.arguments(program, values)))
         if made is None:
             return None
         names = [f"v{i}" for i in range(len(made[1]))]

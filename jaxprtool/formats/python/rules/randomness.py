@@ -11,13 +11,13 @@ from jaxprtool.formats.python.values import dtype_name
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 
-_MAKERS = {"random_seed": "jax.random.key", "random_wrap": "jax.random.wrap_key_data"}
+_KEY_FUNCTIONS = {"random_seed": "jax.random.key", "random_wrap": "jax.random.wrap_key_data"}
 
 
-@rule(python_rules, *_MAKERS)
+@rule(python_rules, *_KEY_FUNCTIONS)
 def _key(eqn: JaxprEqn, data: Slot) -> Iterator[Proposal]:
-    yield call(_MAKERS[eqn.primitive.name], data)
-    yield call(_MAKERS[eqn.primitive.name], data, impl=eqn.params["impl"].name)
+    yield call(_KEY_FUNCTIONS[eqn.primitive.name], data)
+    yield call(_KEY_FUNCTIONS[eqn.primitive.name], data, impl=eqn.params["impl"].name)
 
 
 @rule(python_rules, "random_bits")

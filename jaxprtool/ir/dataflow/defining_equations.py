@@ -13,7 +13,7 @@ from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 
-class Maker(NamedTuple):
+class DefiningEquation(NamedTuple):
     """The equation that computes a value.
 
     Attributes:
@@ -27,7 +27,7 @@ class Maker(NamedTuple):
     operand: Atom | None
 
 
-class Makers:
+class DefiningEquations:
     """Finds the equations that compute the values of a jaxpr; visits each body once.
 
     Args:
@@ -42,7 +42,7 @@ class Makers:
         """Return True if an equation of the jaxpr binds a value."""
         return value in self._top.definitions
 
-    def of(self, value: Var) -> Maker:
+    def of(self, value: Var) -> DefiningEquation:
         """Return the equation that computes a variable that an equation of the jaxpr binds.
 
         A result of a call, a loop or a branch is followed to the equation inside that computes
@@ -57,15 +57,15 @@ class Makers:
         while True:
             if _is_added(eqn):
                 operand = eqn.invars[index]
-                maker = defined.equation(operand)
-                if maker is not None:
-                    eqn, index = maker, maker.outvars.index(operand)
+                definition = defined.equation(operand)
+                if definition is not None:
+                    eqn, index = definition, definition.outvars.index(operand)
                     continue
                 if not around:
-                    return Maker(eqn, around, operand)
+                    return DefiningEquation(eqn, around, operand)
             called = self._called(eqn)
             if called is None:
-                return Maker(eqn, around, None)
+                return DefiningEquation(eqn, around, None)
             held, sources = called
             for number, atom in sources[index]:
                 body, region = held.jaxprs[number], held.regions[number]
@@ -78,9 +78,9 @@ class Makers:
                 if not around and len(held.bodies) == 1 and atom in body.invars:
                     operand = region.ins[body.invars.index(atom)]
                     if operand not in region.next_iteration:
-                        return Maker(eqn, around, eqn.invars[operand])
+                        return DefiningEquation(eqn, around, eqn.invars[operand])
             else:
-                return Maker(eqn, around, None)
+                return DefiningEquation(eqn, around, None)
 
     @cached_method
     def _within(self, body: Jaxpr) -> DefUse:

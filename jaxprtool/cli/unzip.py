@@ -20,7 +20,7 @@ from jaxprtool.errors import ArgumentsError, OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.running.halves import HalvesReport
+    from jaxprtool.execute.running.init_apply import InitApplyReport
     from jaxprtool.ir.programs.program import Program
     from jaxprtool.ir.source.frames import Frames
     from jaxprtool.passes.unzip.programs import VariableLeaf
@@ -116,7 +116,7 @@ def unzip(
     _check_output(run, backend, no_cache, save, out)
     function.start(not no_cache if run else None)
     from jaxprtool.cli import pipeline_steps
-    from jaxprtool.execute.running.halves import run_halves
+    from jaxprtool.execute.running.init_apply import run_init_apply
     from jaxprtool.ir.programs.program import Programs
     from jaxprtool.passes.unzip.request import Request
 
@@ -129,13 +129,13 @@ def unzip(
         function.on_progress(f"splitting {program.name}")
         parts = Request(key_args, tag, auto, known).split(program, traced.position)
         split_time = traced.seconds + time.perf_counter() - start
-        halves = Programs({"init": parts.init, "apply": parts.apply})
-        programs = pipeline_steps.run(steps, halves, function.on_progress)
+        unzipped = Programs({"init": parts.init, "apply": parts.apply})
+        programs = pipeline_steps.run(steps, unzipped, function.on_progress)
         variables, ran = parts.leaves(), None
         if run:
             with printed_by_functions(json):
                 values = list(traced.values.values())
-                ran = run_halves(
+                ran = run_init_apply(
                     program, dict(programs), values, seed, backend, function.on_progress
                 )
         if out is not None:
@@ -196,7 +196,7 @@ def _check_output(
 # --- messages ---------------------------------------------------------------------------------
 
 
-def _write_run(ran: HalvesReport, split_time: float) -> None:
+def _write_run(ran: InitApplyReport, split_time: float) -> None:
     from jaxprtool.render.reports import runs
 
     output.write("")
@@ -210,7 +210,7 @@ def _write_run(ran: HalvesReport, split_time: float) -> None:
 def _document(
     variables: list[VariableLeaf],
     programs: list[tuple[str, Program]],
-    ran: HalvesReport | None,
+    ran: InitApplyReport | None,
     split_time: float,
     frames: Frames,
 ) -> UnzipDocument:

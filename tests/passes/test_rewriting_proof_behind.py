@@ -23,7 +23,7 @@ from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.primitives import VARIABLE
 from tests.programs import Case, harness_programs
-from tests.programs.halves import prove_unzip
+from tests.programs.init_apply import prove_unzip
 from tests.programs.interpreter import evaluate
 from tests.programs.mapped import flat, mappings, ours, same_programs, theirs
 from tests.programs.random_programs import RandomProgram, wasteful_programs

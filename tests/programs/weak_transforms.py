@@ -283,11 +283,11 @@ def prove_unzip(case: Case, rng: random.Random, key_args: Callable[..., Any]) ->
         keys, early = key_args(program, rng)
         program = sown(program, early, rng)
         try:
-            halves = Unzip(key_args=tuple(keys))(program)
+            unzipped = Unzip(key_args=tuple(keys))(program)
         except UnsupportedError:
             return Counter({"refused": 1})
-        init, apply = halves["init"], halves["apply"]
-        for half in halves.values():
+        init, apply = unzipped["init"], unzipped["apply"]
+        for half in unzipped.values():
             _check_declared(half, half.name)
         count = len(init.out_avals)
         pairs = (init.out_avals, apply.in_avals[:count]), (program.out_avals, apply.out_avals)

@@ -1,7 +1,7 @@
 """Proposals of values that `jax.checkpoint` should save within a budget of bytes.
 
 The names to save are chosen by a model (`analysis.saving`) and verified: the program is
-differentiated under `jax.checkpoint` with them. If it keeps other values than predicted, the model
+gradient under `jax.checkpoint` with them. If it keeps other values than predicted, the model
 is updated and the choice repeated.
 """
 
@@ -30,29 +30,29 @@ from jaxprtool.passes.transforms.named_values import name_values
 _TRIES = 5
 
 
-def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
+def proposal(program: Program, gradient: Programs, budget: int) -> Proposal:
     """Return the values to save so that the gradient of a program stays within a budget.
 
     Args:
         program: The program.
-        halves: The result of the pass `vjp` on it.
+        gradient: The result of the pass `vjp` on it, forward and backward.
         budget: The number of bytes that may be kept.
 
     Raises:
         ArgumentsError: If no choice stays within the budget, with the minimum possible; if sizes
             are symbolic.
     """
-    kept, flops = total_bytes(halves["backward"]), _flops(halves)
+    kept, flops = total_bytes(gradient["backward"]), _flops(gradient)
     if kept is None:
         hint = 'write them in --args, or -p "specialize(n=512)"'
         raise ArgumentsError("a budget needs sizes that are numbers", hint)
     if kept <= budget:
         return Proposal(budget, "", (), kept, flops, flops)
     candidates, places = _with_names(program)
-    named_halves = Vjp()(candidates)
-    jaxpr = jaxcompat.open_jaxpr(named_halves["forward"].jaxpr)
+    labelled = Vjp()(candidates)
+    jaxpr = jaxcompat.open_jaxpr(labelled["forward"].jaxpr)
     given = checkpoint_names(program)
-    model = Saving(jaxpr, kept_values(named_halves["forward"], named_halves["backward"]), given)
+    model = Saving(jaxpr, kept_values(labelled["forward"], labelled["backward"]), given)
     proven = _choose(candidates, model, budget)
     largest = sorted(proven.names, key=lambda name: -model.bytes[name])
     new = [label for label in largest if label not in given]
@@ -67,9 +67,9 @@ def proposal(program: Program, halves: Programs, budget: int) -> Proposal:
     return Proposal(budget, policy, tuple(values), proven.bytes, proven.flops, flops)
 
 
-def _flops(halves: Programs) -> Any:
-    """Return the FLOPs of both halves of a gradient."""
-    return sum(cost(half).total.work.flops for _, half in halves.items())
+def _flops(gradient: Programs) -> Any:
+    """Return the FLOPs of a gradient: of its forward and backward programs."""
+    return sum(cost(program).total.work.flops for _, program in gradient.items())
 
 
 # --- values that can be saved -----------------------------------------------------------------
@@ -140,8 +140,8 @@ def _choose(program: Program, model: Saving, budget: int) -> _Proven:
 
 def _prove(program: Program, names: Sequence[str]) -> _Proven:
     """Return the measurements of a program's gradient under `jax.checkpoint` with names saved."""
-    halves = Vjp()(Checkpoint(_policy(names))(program))
-    return _Proven(tuple(names), total_bytes(halves["backward"]) or 0, _flops(halves))
+    gradient = Vjp()(Checkpoint(_policy(names))(program))
+    return _Proven(tuple(names), total_bytes(gradient["backward"]) or 0, _flops(gradient))
 
 
 def _policy(names: Sequence[str]) -> str:

@@ -48,11 +48,11 @@ def residuals(program: Program, budget: int | str | None = None) -> Residuals:
     limit = bytes_of(budget) if isinstance(budget, str) else budget
     policies = policies_of(program)
     with without_collector():
-        halves = Vjp()(program)
-        forward, backward = halves["forward"], halves["backward"]
+        differentiated = Vjp()(program)
+        forward, backward = differentiated["forward"], differentiated["backward"]
         found = analysis.residuals(forward, backward, policies)
         kept = bytes_by_policy(program, policies)
-    proposed = None if limit is None else proposal(program, halves, limit)
+    proposed = None if limit is None else proposal(program, differentiated, limit)
     return Residuals(program.name, analysis.total_bytes(backward), found, kept, proposed)
 
 

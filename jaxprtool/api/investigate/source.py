@@ -50,12 +50,12 @@ def _with_residuals(found: Source, program: Program, residuals: bool | None) -> 
     is_loss = gives_one_float(program) and any(map(_is_float, program.in_avals))
     if residuals or (residuals is None and is_loss and not found.has_backward):
         try:
-            halves = Vjp()(program)
+            differentiated = Vjp()(program)
         except JaxprToolError as fault:
             if residuals:
                 raise
             return replace(found, why_not_kept=fault.message)
-        kept = found_residuals(halves["forward"], halves["backward"], {})
+        kept = found_residuals(differentiated["forward"], differentiated["backward"], {})
         found = with_residuals(found, kept)
     return found
 

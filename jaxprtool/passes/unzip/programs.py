@@ -63,10 +63,10 @@ def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:
         root += "_"
     paths = jax.tree.leaves_with_path(tree)
     names = tuple(root + jax.tree_util.keystr(path) for path, _ in paths)
-    half = part.init([False] * len(part.outs))
+    jaxpr = part.init([False] * len(part.outs))
     order, in_tree = jax.tree.flatten(arguments.early)
-    early = dict(zip(sorted(order), half.invars, strict=True))
-    init = _half(
+    early = dict(zip(sorted(order), jaxpr.invars, strict=True))
+    init = _pruned(
         program.replace(
             name=f"{program.name}_init",
             in_tree=in_tree,
@@ -74,21 +74,21 @@ def unzipped(program: Program, tag: str, arguments: Arguments) -> Unzipped:
             arg_names=tuple(program.arg_names[i] for i in order),
             out_names=names,
         ),
-        half,
+        jaxpr,
         [early[i] for i in order],
-        [half.outvars[i] for i in leaves],
+        [jaxpr.outvars[i] for i in leaves],
     )
-    half = part.apply([True] * len(part.outs))
+    jaxpr = part.apply([True] * len(part.outs))
     others, kwargs = arguments.late
-    apply = _half(
+    apply = _pruned(
         program.replace(
             name=f"{program.name}_apply",
             in_tree=structure(((tree, *others), kwargs)),
             arg_names=(*names, *(program.arg_names[i] for i in jax.tree.leaves(arguments.late))),
         ),
-        half,
-        [*(half.invars[i] for i in leaves), *half.invars[len(leaves) :]],
-        half.outvars,
+        jaxpr,
+        [*(jaxpr.invars[i] for i in leaves), *jaxpr.invars[len(leaves) :]],
+        jaxpr.outvars,
     )
     return Unzipped(init, apply, tuple(part.variables))
 
@@ -101,7 +101,7 @@ def _split(program: Program, early: Sequence[bool], tag: str) -> Split:
     return part
 
 
-def _half(
+def _pruned(
     program: Program, body: ClosedJaxpr, invars: Sequence[Var], outvars: Sequence[Atom]
 ) -> Program:
     """Return a program with a new body and without dead code; its names and trees are set."""

@@ -59,8 +59,8 @@ class Request:
             parts = Unzip(key_args=keys, auto=True).unzipped(program)
         else:
             parts = self._split_at_sown(program, self._keys(program, position))
-        for half in (parts.init, parts.apply):
-            type_check(half, program)
+        for part in (parts.init, parts.apply):
+            type_check(part, program)
         return parts
 
     def _split_at_sown(self, program: Program, keys: tuple[int, ...]) -> Unzipped:

@@ -40,7 +40,7 @@ from jaxprtool.passes.unzip.split import Split, equation_of, reordered, split
 from jaxprtool.passes.unzip.variables import Variable
 from jaxprtool.primitives import scope_of
 
-#: Flags of the values that one of the halves can have.
+#: Flags or the values that init or the halves can have.
 Marks = Callable[[Sequence[BindingTime]], list[bool]]
 
 _NONE: Mapping[str, Sequence[Var]] = {}
@@ -97,14 +97,14 @@ class _Parts:
         pairs = zip(self.splits, self.inside.regions, strict=True)
         return [part.outs[0] for part, region in pairs if region.is_predicate]
 
-    def half(
+    def rebuild(
         self,
         marks: Marks,
         bodies: Sequence[ClosedJaxpr],
         arguments: Mapping[str, Sequence[Var]] = _NONE,
         values: Mapping[str, Sequence[Var]] = _NONE,
     ) -> JaxprEqn:
-        """Return the equation of one half, with variables as the first operands or last results."""
+        """Return the equation of init or apply, variables as first operands or last results."""
         outs = marks(self.outs)
         return self.inside.rebuild(bodies, marks(self.ins), outs, arguments, values, first=True)
 
@@ -196,11 +196,11 @@ def _call(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outc
         init = eqn
         if variables or part.ready.effects or not all(_early((*times, *outs))):
             bodies = parts.initial(_early(outs))
-            init = parts.half(_early, bodies, values={edges.results[-1]: values})
+            init = parts.rebuild(_early, bodies, values={edges.results[-1]: values})
     if variables or any(_ready(outs)) or part.ready.effects:
         apply = eqn
         if variables or not all(_ready((*times, *outs))):
-            apply = parts.half(_ready, parts.applied(_ready(outs), first), {first[0]: arguments})
+            apply = parts.rebuild(_ready, parts.applied(_ready(outs), first), {first[0]: arguments})
     if variables and (scope is None or not (part.passes_on or context.sows_otherwise(part.body))):
         # A `nest` in which values are still sown stays one, under its own name.
         init, apply = _named(init, scope, "init"), _named(apply, scope, "apply")
@@ -211,11 +211,11 @@ def _some(eqn: JaxprEqn | None) -> tuple[JaxprEqn, ...]:
     return () if eqn is None else (eqn,)
 
 
-def _named(eqn: JaxprEqn, scope: str | None, half: str) -> JaxprEqn:
-    """Return one half of a call with its name."""
+def _named(eqn: JaxprEqn, scope: str | None, suffix: str) -> JaxprEqn:
+    """Return the call of init or apply with its name."""
     if "name" not in eqn.params:
         return eqn
-    return eqn.replace(params={**eqn.params, "name": f"{scope or eqn.params['name']}_{half}"})
+    return eqn.replace(params={**eqn.params, "name": f"{scope or eqn.params['name']}_{suffix}"})
 
 
 def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Variable, ...]:
@@ -251,12 +251,12 @@ def _loop(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outc
     init = apply = None
     if all(_early(parts.predicates)):
         bodies = parts.initial(_early(parts.outs))
-        init = parts.half(_early, bodies, values=dict.fromkeys(stacks, values))
+        init = parts.rebuild(_early, bodies, values=dict.fromkeys(stacks, values))
     if not variables and all(_ready((*times, *parts.outs))):
         apply = eqn
     elif all(_ready(parts.predicates)):
         bodies = parts.applied(_ready(parts.outs), rows)
-        apply = parts.half(_ready, bodies, dict.fromkeys(rows, arguments))
+        apply = parts.rebuild(_ready, bodies, dict.fromkeys(rows, arguments))
     return parts.outcome(init, apply, variables, values, arguments)
 
 
@@ -295,7 +295,7 @@ def _branch(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Ou
     calls, values = _variables_of_branches(parts)
     init: tuple[JaxprEqn, ...] = calls
     if predicate.early:
-        init += (parts.half(_early, parts.initial(_early(outs), variables=False)),)
+        init += (parts.rebuild(_early, parts.initial(_early(outs), variables=False)),)
     arguments = _fresh(_avals(variables))
     apply = None
     if predicate.ready and not variables and all(_ready((*times, *outs))):
@@ -304,7 +304,7 @@ def _branch(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Ou
         first = inside.regions[0].groups[:1]
         bodies = parts.applied(_ready(outs), first)
         bodies = [_widened(body, i, splits) for i, body in enumerate(bodies)]
-        apply = parts.half(_ready, bodies, {first[0]: arguments})
+        apply = parts.rebuild(_ready, bodies, {first[0]: arguments})
     return Outcome(tuple(outs), init, _some(apply), variables, values, arguments, splits)
 
 
@@ -345,17 +345,18 @@ def _shard_map(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) ->
     axes = [_axes(shards, aval) for aval in _avals(part.variables)]
     specs = tuple(PartitionSpec(each) if each else PartitionSpec() for each in axes)
     body = _with_shard_axes(part.init(_early(outs)), "outvars", axes)
-    half = ShardMap.of(parts.half(_early, [body], values={"outs": _fresh(_avals(part.variables))}))
-    kept = len(half.outs) - len(specs)
-    init = half.rebuild(out_specs=half.out_specs[:kept] + specs)
+    own = {"outs": _fresh(_avals(part.variables))}
+    sharded = ShardMap.of(parts.rebuild(_early, [body], values=own))
+    kept = len(sharded.outs) - len(specs)
+    init = sharded.rebuild(out_specs=sharded.out_specs[:kept] + specs)
     types, _ = jaxcompat.inferred_types(init.primitive, init.params, init.invars)
     values, arguments = _fresh(types[kept:]), _fresh(types[kept:])
-    init = init.replace(outvars=[*half.outs[:kept], *values])
+    init = init.replace(outvars=[*sharded.outs[:kept], *values])
     apply = eqn
     if part.variables or not all(_ready((*times, *outs))):
         body = _with_shard_axes(part.apply(_ready(outs)), "invars", axes)
-        half = ShardMap.of(parts.half(_ready, [body], {"operands": arguments}))
-        apply = half.rebuild(in_specs=specs + half.in_specs[len(specs) :])
+        sharded = ShardMap.of(parts.rebuild(_ready, [body], {"operands": arguments}))
+        apply = sharded.rebuild(in_specs=specs + sharded.in_specs[len(specs) :])
     avals = iter(types[kept:])
     variables = tuple(
         replace(v, avals=tuple(itertools.islice(avals, len(v.avals)))) for v in part.variables

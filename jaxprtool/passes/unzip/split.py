@@ -38,8 +38,8 @@ from jaxprtool.primitives import SCOPE_PREFIX
 
 
 @dataclass(eq=False)
-class Half:
-    """One half of a body: its equations, and the atoms that replace values no longer sown."""
+class _Equations:
+    """The equations of init or of apply, and the atoms that replace values no longer sown."""
 
     eqns: list[JaxprEqn] = field(default_factory=list)
     names: dict[Var, Atom] = field(default_factory=dict)
@@ -54,19 +54,20 @@ class Half:
 
     @cached_property
     def effects(self) -> set[Effect]:
-        """The effects that happen in this half and must stay."""
+        """The effects of these equations that must stay."""
         return {e for eqn in self.eqns if has_lasting_effect(eqn) for e in eqn.effects}
 
 
 class Split:
-    """A closed jaxpr and its two halves.
+    """A closed jaxpr split into init and apply.
 
     `ins`, `outs` and `times` are the binding times of its arguments, of its results, and of every
     variable bound in the body itself. For each leaf of each variable, `values` has its value in
     init, and `arguments` the corresponding variable in apply. `parts` are the splits of the bodies
     inside, by the position of the equation that holds them. `stuck` are equations with an effect
-    that neither half can have. `passes_on` is True if a value sown under the tag is not a variable
-    and stays sown. `reached` is the binding time of the conditions that decide whether it is run.
+    that neither init nor apply can have. `passes_on` is True if a value sown under the tag is not a
+    variable and stays sown. `reached` is the binding time of the conditions that decide whether it
+    is run.
     """
 
     def __init__(self, body: ClosedJaxpr, ins: tuple[BindingTime, ...], reached: BindingTime):
@@ -79,7 +80,7 @@ class Split:
         self.arguments: list[Var] = []
         self.stuck: list[JaxprEqn] = []
         self.passes_on = False
-        self.early, self.ready = Half(), Half()
+        self.early, self.ready = _Equations(), _Equations()
         self._first: dict[tuple[str, ...], tuple[Variable, Sequence[Var]]] = {}
         self._ordered: set[Effect] = set()
         self._built: dict[Hashable, ClosedJaxpr] = {}
@@ -93,7 +94,7 @@ class Split:
         """Return the binding time of an operand or a result."""
         return BOTH if type(atom) is Literal else self.times[atom]
 
-    # --- the halves as jaxprs -----------------------------------------------------------------
+    # --- init and apply as jaxprs ----------------------------------------------------------------
 
     def init(self, outs: Sequence[bool], variables: bool = True) -> ClosedJaxpr:
         """Return the closed jaxpr from the early arguments to the marked results and variables.
@@ -121,18 +122,18 @@ class Split:
             self._built[request] = self._jaxpr("apply", invars, outvars, self.ready.eqns)
         return self._built[request]
 
-    def _results(self, half: Half, outs: Sequence[bool]) -> list[Atom]:
-        return half.lookup(keep(self.body.outvars, outs))
+    def _results(self, equations: _Equations, outs: Sequence[bool]) -> list[Atom]:
+        return equations.lookup(keep(self.body.outvars, outs))
 
     def _jaxpr(
-        self, half: str, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+        self, suffix: str, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
     ) -> ClosedJaxpr:
         jaxpr = jaxcompat.replace_jaxpr(self.body, invars=invars, outvars=outvars, eqns=eqns)
         if not self.variables:
             return jaxpr
         debug = jaxpr.debug_info
         name = debug.func_name.removeprefix(SCOPE_PREFIX)
-        debug = debug._replace(func_src_info=f"{name}_{half}")
+        debug = debug._replace(func_src_info=f"{name}_{suffix}")
         return jaxcompat.replace_jaxpr(jaxpr, debug_info=debug)
 
     # --- the equations of the body, in order ---------------------------------------------------
@@ -176,9 +177,9 @@ class Split:
         self._check_order(eqn, outcome)
         self.times.update(zip(eqn.outvars, outcome.times, strict=True))
         self._add_variables(outcome)
-        for half, eqns in ((self.early, outcome.init), (self.ready, outcome.apply)):
+        for equations, eqns in ((self.early, outcome.init), (self.ready, outcome.apply)):
             for each in eqns:
-                half.add(each)
+                equations.add(each)
         if outcome.parts:
             self.parts[position] = outcome.parts
             stuck = any(part.stuck for part in outcome.parts)
@@ -244,8 +245,8 @@ def split(body: ClosedJaxpr, ins: Sequence[BindingTime], context: Context) -> Sp
     """Split a closed jaxpr by the binding times of its arguments; see `Split`.
 
     Raises UnzipError for a variable without a name, and UnsupportedError, which names the
-    equation, for a variable that cannot be extracted, and for ordered effects that the two
-    halves would reorder.
+    equation, for a variable that cannot be extracted, and for ordered effects that init
+    and apply would reorder.
     """
     # Which of the values sown in mode "clobber" is the last depends on where a body is called.
     if context.replaced and context.sows(body):
@@ -313,7 +314,7 @@ def _check_same(before: Variable, variable: Variable) -> None:
 
 
 def reordered(parts: Iterable[Split]) -> bool:
-    """Return True if running a loop's halves separately would reorder ordered effects."""
+    """Return True if running a loop of init and one of apply would reorder ordered effects."""
     early: set[Effect] = set()
     ready: set[Effect] = set()
     for part in parts:

@@ -27,7 +27,7 @@ from jaxprtool.passes.unzip.keys import at_positions
 from jaxprtool.passes.unzip.programs import unzipped
 from jaxprtool.primitives import sow_p
 from tests.programs import random_programs, same, sample_programs
-from tests.programs.halves import prove_unzip
+from tests.programs.init_apply import prove_unzip
 from tests.programs.random_programs import RandomProgram
 from tests.programs.recorder import record
 from tests.programs.samples import sample_files

@@ -16,7 +16,7 @@ from jaxprtool import jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.passes.unzip import UnzipError, unzip_rules
-from tests.programs.halves import unzips
+from tests.programs.init_apply import unzips
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, 3)

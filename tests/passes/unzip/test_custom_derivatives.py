@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxprtool import sow, unzip, variable
 from jaxprtool.errors import UnsupportedError, UserFunctionError
-from tests.programs.halves import unzips
+from tests.programs.init_apply import unzips
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1.0, 1.0, 3)

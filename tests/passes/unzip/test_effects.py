@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 from jaxprtool import unzip, variable
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.passes.unzip import UnzipError
-from tests.programs.halves import primitives, unzips
+from tests.programs.init_apply import primitives, unzips
 from tests.programs.recorder import record, recording
 
 KEY = jax.random.key(0)

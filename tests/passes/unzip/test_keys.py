@@ -90,8 +90,8 @@ def test_keys_are_found_by_type_anywhere(fun, args, kwargs, init_names, other_na
             (args, kwargs),
         )
     program = jaxprtool.trace(fun, *args, **kwargs)
-    halves = Unzip(auto=True)(program)
-    init, apply = halves["init"], halves["apply"]
+    unzipped = Unzip(auto=True)(program)
+    init, apply = unzipped["init"], unzipped["apply"]
     assert init.arg_names == init_names and apply.arg_names[-len(other_names) :] == other_names
     flat = dict(zip(program.arg_names, jax.tree.leaves((args, kwargs)), strict=True))
     given = jax.tree.unflatten(init.in_tree, [flat[name] for name in init.arg_names])

@@ -1,7 +1,7 @@
 """unzip on JAX's own test programs and on random programs, with values sown at every depth.
 
 Keys are some of the arguments, whatever their types. Each result is held against the reference of
-`tests.programs.variables` by `tests.programs.halves`: variables and results to the last bit,
+`tests.programs.variables` by `tests.programs.init_apply`: variables and results to the last bit,
 callbacks, gradients. Where unzip refuses a program, the reference must know why.
 """
 
@@ -26,7 +26,7 @@ from jaxprtool.primitives import VARIABLE
 from tests.programs import Case, harness_programs, random_programs
 from tests.programs.dead_code import DEAD_CODE, with_dead_code
 from tests.programs.gradients import has_refs
-from tests.programs.halves import prove_unzip
+from tests.programs.init_apply import prove_unzip
 from tests.programs.random_programs import RandomProgram
 from tests.programs.rewriting import prove_all
 from tests.programs.sowing import CUSTOM_RULES, in_custom_rule, sown

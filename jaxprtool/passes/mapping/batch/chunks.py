@@ -71,8 +71,8 @@ def chunked_body(
     # An argument that is a result need not be cut and concatenated again.
     made = [v for v in _variables(body.outvars) if v not in body.invars]
     wanted = jaxcompat.replace_jaxpr(body, outvars=made)
-    halves = _split(wanted, [dim is not None for dim in dims], Memo())
-    varying = halves.second
+    split_body = _split(wanted, [dim is not None for dim in dims], Memo())
+    varying = split_body.second
     _check_no_ref_enters([*varying.constvars, *varying.invars], varying.eqns)
     dim_of = dict(zip(body.invars, dims, strict=True))
     _check_effects(varying, [dim_of.get(v) is not None for v in varying.invars], chunk)
@@ -81,8 +81,8 @@ def chunked_body(
 
     def whole(*args: jax.Array) -> list[jax.Array]:
         env: dict[Atom, Batched] = dict(zip(body.invars, zip(args, dims, strict=True), strict=True))
-        once = jaxpr_as_fun(halves.first)(*(x for x, dim in env.values() if dim is None))
-        env.update((v, (x, None)) for v, x in zip(halves.first.outvars, once, strict=True))
+        once = jaxpr_as_fun(split_body.first)(*(x for x, dim in env.values() if dim is None))
+        env.update((v, (x, None)) for v, x in zip(split_body.first.outvars, once, strict=True))
         if varying.eqns:
             asked = [out_of[v] or 0 for v in varying.outvars]
             results = _in_chunks(varying, [env[v] for v in varying.invars], asked, axis, chunk)
@@ -279,7 +279,7 @@ def _leaves_the_program(effect: Effect) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Halves:
+class _SplitBody:
     """A body in two: the part that is the same in all batch elements, and the rest.
 
     `first` takes the unmapped arguments. It returns the results marked in `same`, then the values
@@ -292,7 +292,7 @@ class _Halves:
     taken: list[bool]
 
 
-def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
+def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _SplitBody:
     """Split a body, and those of the jits in it, by which of its arguments are mapped."""
     once: list[JaxprEqn] = []
     mapped_eqns: list[JaxprEqn] = []
@@ -317,7 +317,7 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
     _check_no_ref_enters(passed, mapped_eqns)
     taken = [v in read for v in body.invars]
     results = [*keep(body.outvars, same), *passed]
-    return _Halves(
+    return _SplitBody(
         narrow(body, keep(body.invars, _not(mapped)), results, once),
         narrow(body, [*passed, *keep(body.invars, taken)], differing, mapped_eqns),
         same,
@@ -328,8 +328,8 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _Halves:
 def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn], JaxprEqn]:
     """Return the call of the part of a jit to compute once, if any, and the call of the rest."""
     mapped = tuple(type(v) is not Literal and v in inside for v in call.operands)
-    halves = memo(partial(_split, call.body, mapped, memo), call.body, mapped)
-    first, same = halves.first, halves.same
+    split_body = memo(partial(_split, call.body, mapped, memo), call.body, mapped)
+    first, same = split_body.first, split_body.same
     # A call that only computes constants for the other saves nothing.
     given = {
         v for v, x in zip(call.body.invars, call.operands, strict=True) if type(x) is not Literal
@@ -345,7 +345,7 @@ def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn
     return (
         [called.rebuild([first], _not(mapped), same, more_results={"outs": passed})],
         called.rebuild(
-            [halves.second], halves.taken, _not(same), more={"operands": passed}, first=True
+            [split_body.second], split_body.taken, _not(same), more={"operands": passed}, first=True
         ),
     )
 

@@ -63,8 +63,8 @@ def prove_unzip(
     Raises AssertionError for what is wrong with them, CheckError if one is not well typed, and
     what `Unzip` raises.
     """
-    halves = Unzip(tag=tag, key_args=key_args)(program)
-    init, apply = halves["init"], halves["apply"]
+    unzipped = Unzip(tag=tag, key_args=key_args)(program)
+    init, apply = unzipped["init"], unzipped["apply"]
     type_check(init)
     type_check(apply)
     case = _Case(program, init, apply, key_args, tag, args)

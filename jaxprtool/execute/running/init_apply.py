@@ -16,7 +16,7 @@ from jaxprtool.ir.programs.trees import leaf_paths
 
 
 @dataclass(frozen=True)
-class HalvesReport:
+class InitApplyReport:
     """The runs of init and apply.
 
     Attributes:
@@ -32,33 +32,33 @@ class HalvesReport:
     filled: Filled
 
 
-def run_halves(
+def run_init_apply(
     whole: Program,
-    halves: Mapping[str, Program],
+    parts: Mapping[str, Program],
     arguments: Sequence[object],
     seed: int,
     platform: str | None,
     on_progress: Callable[[str], object] = lambda doing: None,
-) -> HalvesReport:
+) -> InitApplyReport:
     """Run init, and apply on its results, with the arguments that `run` would use.
 
     Args:
         whole: The program before the split.
-        halves: `init` and `apply`.
+        parts: `init` and `apply`.
         arguments: The flat arguments of the whole: arrays, or types to be filled.
         seed: The seed of random values.
         platform: The platform to run on; None for JAX's default.
         on_progress: Called with progress messages: "compiling init".
 
     Raises:
-        PipelineError: If `halves` are not init and apply.
+        PipelineError: If `parts` are not init and apply.
         OutputError: If two variables have the same path.
         ArgumentsError: As in `fill`.
     """
-    if halves.keys() != {"init", "apply"}:
-        names = ", ".join(halves)
+    if parts.keys() != {"init", "apply"}:
+        names = ", ".join(parts)
         raise PipelineError(f"--run takes init and apply, and the passes gave {names}")
-    whole, init, apply = map(with_contents, (whole, halves["init"], halves["apply"]))
+    whole, init, apply = map(with_contents, (whole, parts["init"], parts["apply"]))
     filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
     values = dict(zip(whole.arg_names, filled.arguments, strict=True))
     device = choose_device(init, platform, None)
@@ -71,4 +71,4 @@ def run_halves(
     values |= {out.name: out.value for out in made.outputs}
     device = choose_device(apply, platform, None)
     given = run(apply, fill(apply, values).arguments, device, on_progress=on_progress)
-    return HalvesReport(made, given, variables, filled)
+    return InitApplyReport(made, given, variables, filled)

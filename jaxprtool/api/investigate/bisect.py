@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxprtool.api.investigate.variants import Planned
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.compare.bisection import Parting, parting
+from jaxprtool.execute.compare.bisection import Divergence, find_divergence
 from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.variants import (
     OnProgress,
@@ -62,21 +62,21 @@ class Bisection:
         self._tolerance, self._on_progress = tolerance, on_progress
         self._program = reference.variant.program
 
-    def of(self, other: Planned, results: Sequence[Any]) -> Parting:
+    def of(self, other: Planned, results: Sequence[Any]) -> Divergence:
         """Return where a variant with known results diverges."""
         first = self._reference
         if other.target != first.target:
-            return self._parting(first.variant, other.variant, (self._results, results))
+            return self._divergence(first.variant, other.variant, (self._results, results))
         chain = self._chain(other)
         moved = chain[0].variant
         same_run = _how(first) == _how(other)
         if not same_run and (len(chain) == 1 or not self._agrees(moved)):
             known = (self._results, results) if len(chain) == 1 else None
-            found = self._parting(first.variant, moved, known)
+            found = self._divergence(first.variant, moved, known)
             return replace(found, variant=other.variant.name)
         return self._by_passes(chain, other)
 
-    def _by_passes(self, chain: Sequence[_Link], other: Planned) -> Parting:
+    def _by_passes(self, chain: Sequence[_Link], other: Planned) -> Divergence:
         low, high = 0, len(chain) - 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -85,9 +85,9 @@ class Bisection:
                 low = middle
             else:
                 high = middle
-        found = self._parting(chain[low].variant, chain[high].variant)
+        found = self._divergence(chain[low].variant, chain[high].variant)
         if not found.found and low > 0:
-            from_first = self._parting(chain[0].variant, chain[high].variant)
+            from_first = self._divergence(chain[0].variant, chain[high].variant)
             found = from_first if from_first.found else found
         return replace(
             found,
@@ -146,12 +146,12 @@ class Bisection:
         runner = Runner(variant, self._on_progress)
         return compared(variant, self._results, lambda: runner(values), self._tolerance).within
 
-    def _parting(
+    def _divergence(
         self,
         first: Variant,
         second: Variant,
         results: Any = None,
-    ) -> Parting:
+    ) -> Divergence:
         """Return the equation at which two variants diverge."""
         given = tuple(
             arguments_of(each, self._program, self._arguments) for each in (first, second)
@@ -159,9 +159,11 @@ class Bisection:
         places = [positions_of(each.program, self._program) for each in (first, second)]
         positions = [(places[0].index(p), j) for j, p in enumerate(places[1]) if p in places[0]]
 
-        def searched(variants: tuple[Variant, Variant]) -> Parting:
+        def searched(variants: tuple[Variant, Variant]) -> Divergence:
             values = given[0], given[1]
-            return parting(variants, values, results, self._tolerance, self._on_progress, positions)
+            return find_divergence(
+                variants, values, results, self._tolerance, self._on_progress, positions
+            )
 
         found = searched((first, second))
         if first.program.jaxpr is second.program.jaxpr or not found.at_call:

@@ -19,7 +19,7 @@ from jaxprtool.api.investigate.isolated import IsolatedRunner
 from jaxprtool.api.investigate.variants import Axes, Planned, planned
 from jaxprtool.api.targets import Given
 from jaxprtool.errors import ArgumentsError, JaxprToolError
-from jaxprtool.execute.compare.bisection import Parting
+from jaxprtool.execute.compare.bisection import Divergence
 from jaxprtool.execute.compare.comparison import Comparison, SmallestArgument
 from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.trials import described, scaled, shrunk
@@ -193,7 +193,7 @@ class _Variants:
         except JaxprToolError as error:
             return replace(found, error=error.message)
         variants = tuple(self._compared(each, results, arguments) for each in self._others)
-        partings: tuple[Parting, ...] = ()
+        partings: tuple[Divergence, ...] = ()
         if bisect and self._checks.bisect:
             search = Bisection(
                 self._reference, arguments, results, self._tolerance, self._on_progress

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxprtool.execute.compare.divergence import DivergenceSearch, Found, Pair
 from jaxprtool.execute.compare.judging import Comparator
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
-from jaxprtool.execute.compare.parting import Found, Pair, PartingSearch
 from jaxprtool.execute.compare.pieces import Executor
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.ir.basics.documents import document
@@ -22,7 +22,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 
 @document(without=("reference", "code", "at_call"), names={"step": "pass"})
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """The first equation at which a variant diverges from the reference.
 
     Attributes:
@@ -72,14 +72,14 @@ class Parting:
     at_call: bool = False
 
 
-def parting(
+def find_divergence(
     variants: tuple[Variant, Variant],
     arguments: tuple[Sequence[Any], Sequence[Any]],
     results: tuple[Sequence[Any], Sequence[Any]] | None,
     tolerance: Tolerance,
     on_progress: Callable[[str], object] = lambda doing: None,
     positions: Sequence[tuple[int, int]] | None = None,
-) -> Parting:
+) -> Divergence:
     """Return the first equation at which a variant diverges from the reference.
 
     Args:
@@ -97,11 +97,11 @@ def parting(
     given = machines[0].arguments, machines[1].arguments
     names = variants[0].name, variants[1].name
     for strict in (False, True):
-        search = PartingSearch(Comparator(tolerance, strict), machines, on_progress)
+        search = DivergenceSearch(Comparator(tolerance, strict), machines, on_progress)
         found = search.find(bodies, given, results, positions=positions)
         if found is not None:
-            return _Reading(variants[0], found, tolerance).parting(*names, strict)
-    return Parting(*names, why="every result is within tolerance")
+            return _Reading(variants[0], found, tolerance).divergence(*names, strict)
+    return Divergence(*names, why="every result is within tolerance")
 
 
 def _with_scalar_predicates(variant: Variant) -> Variant:
@@ -115,16 +115,16 @@ class _Reading:
         self._program, self._found, self._tolerance = variant.program, found, tolerance
         self._frames = frames_now(variant.program.roots)
 
-    def parting(self, reference: str, variant: str, strict: bool) -> Parting:
+    def divergence(self, reference: str, variant: str, strict: bool) -> Divergence:
         found = self._found
         old, new = found.eqns
         path = tuple(each.eqn for each in found.path)
         shown = old or new
         if not found.results:
-            return Parting(reference, variant, why=_FUSED, path=self._frames.path_of(path))
+            return Divergence(reference, variant, why=_FUSED, path=self._frames.path_of(path))
         around = (*path, *((shown,) if shown is not None else ()))
         same = new is None or (old is not None and old.primitive.name == new.primitive.name)
-        return Parting(
+        return Divergence(
             reference,
             variant,
             found=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxprtool.execute.compare.bisection import Parting
+from jaxprtool.execute.compare.bisection import Divergence
 from jaxprtool.execute.compare.variants import Compared
 from jaxprtool.ir.basics.documents import document
 
@@ -46,7 +46,7 @@ class Comparison:
     random: tuple[str, ...]
     variants: tuple[Compared, ...]
     error: str = ""
-    partings: tuple[Parting, ...] = ()
+    partings: tuple[Divergence, ...] = ()
     arguments: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     smallest: tuple[SmallestArgument, ...] = ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxprtool.render.page import environment
-from jaxprtool.render.reports import parting
+from jaxprtool.render.reports import divergence
 from jaxprtool.render.reports.compare import heading, verdict
 from jaxprtool.render.reports.measures import COLUMNS, cells, types
 
@@ -26,8 +26,8 @@ def comparison_page(found: Comparison) -> str:
             cells=cells,
             types=types,
             unmarked=lambda results: [("", each) for each in results],
-            where=parting.heading,
-            known=parting.known,
-            given=parting.rows,
+            where=divergence.heading,
+            known=divergence.known,
+            given=divergence.rows,
         )
     )

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.render.reports.divergence import divergence
 from jaxprtool.render.reports.measures import cells, errors_table, types
-from jaxprtool.render.reports.parting import parting
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 
@@ -35,7 +35,7 @@ def comparison(found: Comparison, width: int) -> Rendering:
     for each in found.variants:
         parts += [Text(), _variant(each, width)]
     for where in found.partings:
-        parts += [Text(), parting(where)]
+        parts += [Text(), divergence(where)]
     return Rendering(Group(*parts), width)
 
 

@@ -93,7 +93,7 @@ class Matches:
         return self._bodies[a, b].counterpart
 
 
-class PartingSearch:
+class DivergenceSearch:
     """A search for where two variants diverge.
 
     Args:

@@ -15,14 +15,14 @@ from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.tables import facts_table, line_text
 
 if TYPE_CHECKING:
-    from jaxprtool.execute.compare.bisection import Parting
+    from jaxprtool.execute.compare.bisection import Divergence
     from jaxprtool.execute.compare.measures import Measure
 
 #: The maximum number of equations named.
 _FEW = 4
 
 
-def parting(found: Parting) -> RenderableType:
+def divergence(found: Divergence) -> RenderableType:
     """Return the details of where a variant diverges from the reference."""
     parts: list[RenderableType] = [Text(heading(found), style=theme.HEADING)]
     if not found.found:
@@ -36,7 +36,7 @@ def parting(found: Parting) -> RenderableType:
     return Group(*parts)
 
 
-def heading(found: Parting) -> str:
+def heading(found: Divergence) -> str:
     """Return where a variant diverges, on one line."""
     what = f"{found.variant} parts from {found.reference}"
     if found.step:
@@ -44,7 +44,7 @@ def heading(found: Parting) -> str:
     return f"{what} at {found.primitive or 'a result'}" if found.found else what
 
 
-def known(found: Parting) -> Iterator[tuple[str, str]]:
+def known(found: Divergence) -> Iterator[tuple[str, str]]:
     """Yield the labelled details of the equation."""
     if found.path:
         yield "in", ", ".join(found.path)
@@ -64,13 +64,13 @@ def known(found: Parting) -> Iterator[tuple[str, str]]:
         yield "note", "found by the tolerance of each element: a rounding error, or little more"
 
 
-def rows(found: Parting) -> Iterator[tuple[str, Measure]]:
+def rows(found: Divergence) -> Iterator[tuple[str, Measure]]:
     """Yield the operands and results of the equation, each with its role."""
     yield from (("given", each) for each in found.operands)
     yield from (("gives", each) for each in found.results)
 
 
-def errors(found: Parting) -> Table:
+def errors(found: Divergence) -> Table:
     """Return a table of the errors of the equation's operands and results."""
     table = errors_table("", "value")
     for which, each in rows(found):

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.execute.compare.bisection import parting
+from jaxprtool.execute.compare.bisection import find_divergence
 from jaxprtool.execute.compare.judging import Comparator
 from jaxprtool.execute.compare.measures import Tolerance
 from jaxprtool.execute.compare.variants import Variant
@@ -21,7 +21,7 @@ def parted(right, wrong, *args, op_by_op=False, **tolerance):
     first = Variant("right", jaxprtool.trace(right, *args))
     second = Variant("wrong", jaxprtool.trace(wrong, *args), op_by_op=op_by_op)
     flat = jax.tree.leaves(args)
-    return parting((first, second), (flat, flat), None, Tolerance(**tolerance))
+    return find_divergence((first, second), (flat, flat), None, Tolerance(**tolerance))
 
 
 def chain(factor):
@@ -38,7 +38,7 @@ def chain(factor):
 def test_the_first_of_many_equations_is_found_with_the_literal_that_is_another():
     found = parted(chain(1.5), chain(1.6), X)
     assert (found.found, found.strict, found.primitive) == (True, False, "mul")
-    assert found.source.startswith("tests/execute/test_parting.py:")
+    assert found.source.startswith("tests/execute/test_divergence.py:")
     given, literal = found.operands
     assert given.equal and given.name.startswith("sin at ")
     assert literal.name == "a literal" and literal.absolute == pytest.approx(0.1)

@@ -36,7 +36,7 @@ from jaxprtool.execute.nans import find_nan, nan_cone
 from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.arrays import difference, values_agree
 from jaxprtool.execute.running.fill import random_argument
-from jaxprtool.execute.sandbox.tries import Tried
+from jaxprtool.execute.sandbox.forks import ForkOutcome
 from jaxprtool.formats.jaxpr.write import text, write
 from jaxprtool.ir.core.equations import is_flat
 from jaxprtool.ir.core.structured import Cond, Scan, While, view
@@ -98,9 +98,9 @@ class Check:
         """Run in a process of its own: return a small program for which the check may hold."""
         return None
 
-    def seen(self, tried: Tried) -> Any:
+    def seen(self, outcome: ForkOutcome) -> Any:
         """Return the fault found by a try, or None if the check does not hold."""
-        return tried.value
+        return outcome.value
 
     def same(self, seen: Any, first: Any) -> bool:
         """Return True if the fault of a candidate is that of the original program."""
@@ -154,8 +154,8 @@ class Crash(Check):
         arguments = self.arguments(program, values)
         jax.block_until_ready(compiled(program, arguments)(*arguments))
 
-    def seen(self, tried: Tried) -> Any:
-        return None if tried.timed_out else tried.signal or None
+    def seen(self, outcome: ForkOutcome) -> Any:
+        return None if outcome.timed_out else outcome.signal or None
 
     def same(self, seen: Any, first: Any) -> bool:
         return bool(seen == first)
@@ -185,8 +185,8 @@ class Timeout(Check):
         lowered.compile()
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def seen(self, tried: Tried) -> Any:
-        return f"not compiled after {self.given[0]} s" if tried.signal == "SIGALRM" else None
+    def seen(self, outcome: ForkOutcome) -> Any:
+        return f"not compiled after {self.given[0]} s" if outcome.signal == "SIGALRM" else None
 
 
 class Nan(Check):

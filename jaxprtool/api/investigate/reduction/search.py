@@ -22,7 +22,7 @@ from jaxprtool.api.investigate.reduction.checks import (
     packed,
 )
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.sandbox.tries import Limits, Tried, in_order, tried
+from jaxprtool.execute.sandbox.forks import ForkOutcome, Limits, call_each_in_fork, call_in_fork
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.ir.basics.dtypes import is_extended
 from jaxprtool.ir.equality.structural_key import Unkeyable, structure
@@ -258,7 +258,7 @@ class ForkingJudge:
         Raises:
             ArgumentsError: If the check does not hold for it both times.
         """
-        one = self._tried(state)
+        one = self._call_in_fork(state)
         self._first = self._check.seen(one)
         if self._first is None:
             said = str(one) or self._check.otherwise
@@ -268,7 +268,7 @@ class ForkingJudge:
             )
         if seconds is None:
             self._limits = Limits(max(10.0, 3 * one.seconds), self._limits.memory)
-        other = self._tried(state)
+        other = self._call_in_fork(state)
         if not self._holds(other):
             said = str(other)
             raise ArgumentsError(
@@ -286,17 +286,17 @@ class ForkingJudge:
         function = function or type(self._check).evidence
         return Call(function, self._check, state.program, state.values, self._plugins)
 
-    def _tried(self, state: State) -> Tried:
+    def _call_in_fork(self, state: State) -> ForkOutcome:
         self.tries += 1
-        return tried(self._call(state), self._limits)
+        return call_in_fork(self._call(state), self._limits)
 
-    def _holds(self, outcome: Tried) -> bool:
+    def _holds(self, outcome: ForkOutcome) -> bool:
         seen = self._check.seen(outcome)
         return seen is not None and self._check.same(seen, self._first)
 
     def holds(self, state: State) -> bool:
         """Return True if the check holds for a program."""
-        return self._holds(self._tried(state))
+        return self._holds(self._call_in_fork(state))
 
     def first(self, states: Iterator[State]) -> State | None:
         drawn: list[State] = []
@@ -307,7 +307,7 @@ class ForkingJudge:
                     drawn.append(state)
                     yield self._call(state)
 
-        running = in_order(functions(), self._jobs, self._limits)
+        running = call_each_in_fork(functions(), self._jobs, self._limits)
         try:
             for number, outcome in running:
                 self.tries += 1
@@ -319,7 +319,7 @@ class ForkingJudge:
         return None
 
     def guess(self, state: State) -> State | None:
-        outcome = tried(self._call(state, type(self._check).guess), self._slow)
+        outcome = call_in_fork(self._call(state, type(self._check).guess), self._slow)
         if outcome.value is None:
             return None
         program, values = outcome.value
@@ -328,7 +328,7 @@ class ForkingJudge:
     def values_of(self, state: State) -> dict[Var, Any]:
         if not self._check.reads_values:
             return {}
-        outcome = tried(self._call(state, _values_of_variables), self._slow)
+        outcome = call_in_fork(self._call(state, _values_of_variables), self._slow)
         return dict(zip(_variables(state.program), outcome.value or (), strict=False))
 
 

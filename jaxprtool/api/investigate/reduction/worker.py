@@ -55,7 +55,7 @@ def main(folder: str) -> None:
     from jaxprtool.api.investigate.reduction import checks
     from jaxprtool.api.investigate.reduction.search import ForkingJudge, Search, State
     from jaxprtool.errors import JaxprToolError
-    from jaxprtool.execute.sandbox.tries import Limits
+    from jaxprtool.execute.sandbox.forks import Limits
     from jaxprtool.files import file_written_whole
     from jaxprtool.formats.jaxpr.read import read
     from jaxprtool.formats.jaxpr.write import write

@@ -5,7 +5,7 @@ lacks the threads of a JAX backend, and would wait for them forever. So a proces
 should not compute anything with JAX. If it has started a backend anyway, for instance to name the
 devices of a mesh, the fork executes a new Python:
 
-    python -m jaxprtool.execute.sandbox.tries DESCRIPTOR < FUNCTION
+    python -m jaxprtool.execute.sandbox.forks DESCRIPTOR < FUNCTION
 
 This calls a pickled function, and writes the pickled result to a file descriptor.
 """
@@ -32,13 +32,13 @@ from jaxprtool.processes import stderr_tail
 
 T = TypeVar("T")
 
-#: The bytes of a try's output that are kept: the last ones.
+#: The bytes of the output of a fork that are kept: the last ones.
 _READ = 1 << 16
 
 
 @dataclass(frozen=True)
-class Tried:
-    """The outcome of a try.
+class ForkOutcome:
+    """The outcome of a call in a fork.
 
     Attributes:
         value: The value that the function returned; None if it did not return.
@@ -67,7 +67,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a try.
+    """The limits of a call in a fork.
 
     Attributes:
         seconds: The time that it may run.
@@ -78,7 +78,7 @@ class Limits:
     memory: int | None = None
 
 
-class _Try:
+class _Fork:
     """A forked process that calls a function."""
 
     def __init__(self, function: Callable[[], Any], limits: Limits):
@@ -92,23 +92,23 @@ class _Try:
             os.close(reading)
             _call(function, writing, self._output, limits.memory)
         os.close(writing)
-        self.answer = os.fdopen(reading, "rb")
+        self.result = os.fdopen(reading, "rb")
         self.deadline = self.started + limits.seconds
         self._data = b""
 
     def read(self) -> bool:
-        """Read the available part of the answer, and return True at its end."""
-        some = os.read(self.answer.fileno(), 1 << 20)
+        """Read the available part of the result, and return True at its end."""
+        some = os.read(self.result.fileno(), 1 << 20)
         self._data += some
         return not some
 
-    def ended(self, timed_out: bool = False) -> Tried:
+    def ended(self, timed_out: bool = False) -> ForkOutcome:
         """Wait for the process and return its outcome. It is killed first if it has timed out."""
         if timed_out:
             self.kill()
         _, status = os.waitpid(self.pid, 0)
         self._kill_group()
-        self.answer.close()
+        self.result.close()
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         value, error = pickle.loads(self._data) if self._data and not number else (None, "")
         size = self._output.seek(0, os.SEEK_END)
@@ -116,7 +116,7 @@ class _Try:
         output = self._output.read().decode(errors="replace")
         self._output.close()
         name = signal.Signals(number).name if number else ""
-        return Tried(value, name, error, output, timed_out, time.monotonic() - self.started)
+        return ForkOutcome(value, name, error, output, timed_out, time.monotonic() - self.started)
 
     def kill(self) -> None:
         """Kill the process and its group."""
@@ -129,7 +129,7 @@ class _Try:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def _call(function: Callable[[], Any], answer: int, output: IO[bytes], memory: int | None) -> None:
+def _call(function: Callable[[], Any], result: int, output: IO[bytes], memory: int | None) -> None:
     """Set the limits of this forked process, call a function, and end the process."""
     try:
         os.setpgid(0, 0)
@@ -139,19 +139,19 @@ def _call(function: Callable[[], Any], answer: int, output: IO[bytes], memory: i
         for number in (1, 2):
             os.dup2(output.fileno(), number)
         if jaxcompat.has_backends():
-            _answer(lambda: _call_in_new_python(function, answer), answer)
-        _answer(function, answer)
+            _send_result(lambda: _call_in_new_python(function, result), result)
+        _send_result(function, result)
     finally:
         os._exit(1)
 
 
-def _answer(function: Callable[[], Any], answer: int) -> None:
+def _send_result(function: Callable[[], Any], result: int) -> None:
     """Call a function, write the value or exception to a descriptor, and end the process."""
     try:
         value = function(), ""
     except Exception as error:
         value = None, described(error)
-    with os.fdopen(answer, "wb") as file:
+    with os.fdopen(result, "wb") as file:
         pickle.dump(value, file)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -159,25 +159,25 @@ def _answer(function: Callable[[], Any], answer: int) -> None:
     os._exit(0)
 
 
-def _call_in_new_python(function: Callable[[], Any], answer: int) -> None:
+def _call_in_new_python(function: Callable[[], Any], result: int) -> None:
     """Replace this process by a new Python that calls the function."""
     with tempfile.TemporaryFile() as file:
         pickle.dump(function, file)
         file.seek(0)
         os.dup2(file.fileno(), 0)
-    os.set_inheritable(answer, True)
-    os.execv(sys.executable, [sys.executable, "-m", __name__, str(answer)])
+    os.set_inheritable(result, True)
+    os.execv(sys.executable, [sys.executable, "-m", __name__, str(result)])
 
 
-def tried(function: Callable[[], Any], limits: Limits) -> Tried:
+def call_in_fork(function: Callable[[], Any], limits: Limits) -> ForkOutcome:
     """Call a function in a process of its own, and return the outcome."""
-    ((_, outcome),) = in_order([function], 1, limits)
+    ((_, outcome),) = call_each_in_fork([function], 1, limits)
     return outcome
 
 
-def in_order(
+def call_each_in_fork(
     functions: Iterable[Callable[[], Any]], jobs: int, limits: Limits
-) -> Iterator[tuple[int, Tried]]:
+) -> Iterator[tuple[int, ForkOutcome]]:
     """Call functions, each in a process of its own, and yield the outcomes in their order.
 
     Closing the iterator kills the processes that still run.
@@ -190,16 +190,16 @@ def in_order(
     Yields:
         The number of a function, from 0, and its outcome.
     """
-    left, running = enumerate(functions), dict[int, _Try]()
-    done: dict[int, Tried] = {}
+    left, running = enumerate(functions), dict[int, _Fork]()
+    done: dict[int, ForkOutcome] = {}
     wanted = 0
     try:
         with selectors.DefaultSelector() as selector:
             while True:
                 while len(running) + len(done) < jobs and (drawn := next(left, None)):
                     number, function = drawn
-                    running[number] = _Try(function, limits)
-                    selector.register(running[number].answer, selectors.EVENT_READ, number)
+                    running[number] = _Fork(function, limits)
+                    selector.register(running[number].result, selectors.EVENT_READ, number)
                 if not running and not done:
                     return
                 while wanted in done:
@@ -214,9 +214,9 @@ def in_order(
 
 
 def _next_ended(
-    running: dict[int, _Try], selector: selectors.BaseSelector
-) -> Iterator[tuple[int, Tried]]:
-    """Wait for output or a deadline, and yield the tries that have ended."""
+    running: dict[int, _Fork], selector: selectors.BaseSelector
+) -> Iterator[tuple[int, ForkOutcome]]:
+    """Wait for output or a deadline, and yield the forks that have ended."""
     first = min(each.deadline for each in running.values())
     for key, _ in selector.select(max(0.0, first - time.monotonic())):
         if running[key.data].read():
@@ -224,9 +224,9 @@ def _next_ended(
             yield key.data, running.pop(key.data).ended()
     now = time.monotonic()
     for number in [n for n, each in running.items() if each.deadline <= now]:
-        selector.unregister(running[number].answer)
+        selector.unregister(running[number].result)
         yield number, running.pop(number).ended(timed_out=True)
 
 
 if __name__ == "__main__":
-    _answer(lambda: pickle.load(sys.stdin.buffer)(), int(sys.argv[1]))
+    _send_result(lambda: pickle.load(sys.stdin.buffer)(), int(sys.argv[1]))

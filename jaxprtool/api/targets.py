@@ -178,19 +178,19 @@ def _shown(target: str) -> str:
 
 
 @dataclass(frozen=True)
-class Given:
+class RunInputs:
     """A program and the arguments to run it on.
 
     Attributes:
         program: The program, at the sizes of its arguments.
         values: The arguments by name: arrays, scalars or `ShapeDtypeStruct`s.
-        aside: The names of given arguments that do not fit after the passes.
+        dropped: The names of given arguments that do not fit after the passes.
         sizes: The sizes of its symbols, if the arguments are for the program before the passes.
     """
 
     program: Program
     values: dict[str, Any]
-    aside: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     sizes: Sizes = field(default_factory=dict)
 
 
@@ -212,7 +212,7 @@ class Traced:
     seconds: float
     after: Arguments | None = None
 
-    def given_to(self, program: Program) -> Given:
+    def given_to(self, program: Program) -> RunInputs:
         """Return the arguments to run a program that passes derived from this one.
 
         Refs are replaced by their values. Raises ArgumentsError for arguments that do not fit this
@@ -220,7 +220,7 @@ class Traced:
         """
         program = with_contents(program)
         if self.after is None:
-            return Given(program, *refitted(program, self.values))
+            return RunInputs(program, *refitted(program, self.values))
         try:
             values = fitted(program, *self.after)
         except (ArgumentsError, StructureError) as error:
@@ -232,10 +232,10 @@ class Traced:
             raise
         by_name = dict(zip(program.arg_names, values, strict=True))
         if not program.symbols:
-            return Given(program, by_name)
+            return RunInputs(program, by_name)
         shapes = [getattr(value, "shape", ()) for value in values]
         sizes = found_sizes(program.name, program.arguments, shapes)
-        return Given(program.specialized(sizes), by_name, (), sizes)
+        return RunInputs(program.specialized(sizes), by_name, (), sizes)
 
 
 def traced(entry: Entry | ProgramEntry, axes: Sequence[tuple[Hashable, int]] = ()) -> Traced:

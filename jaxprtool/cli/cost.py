@@ -13,7 +13,7 @@ from jaxprtool.errors import OutputError
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
-    from jaxprtool.api.targets import Given
+    from jaxprtool.api.targets import RunInputs
     from jaxprtool.ir.programs.program import Program
 
 _COUNTED = Panel("What is counted")
@@ -131,7 +131,7 @@ def _profile(program: Program) -> bytes:
     return profile(program.name, sample_types, found)
 
 
-def _seconds(given: Given, on_progress: OnProgress) -> float:
+def _seconds(given: RunInputs, on_progress: OnProgress) -> float:
     """Return the run time of a program on the device of `run`."""
     from jaxprtool.execute.running import run
 

@@ -18,7 +18,7 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 
 if TYPE_CHECKING:
     from jaxprtool.api.investigate.verification import Verified, Verifier
-    from jaxprtool.api.targets import Given
+    from jaxprtool.api.targets import RunInputs
     from jaxprtool.passes.framework.pipeline import Pipeline
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.render.documents.programs import PassRun
@@ -130,7 +130,7 @@ def opt(
         raise OutputError("--strict goes with --verify, without which nothing runs", "add --verify")
     function.start(not no_cache if verify else None)
     from jaxprtool.api.investigate.verification import Verifier
-    from jaxprtool.api.targets import Given
+    from jaxprtool.api.targets import RunInputs
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.passes.patterns import NamedRewrites
 
@@ -145,7 +145,7 @@ def opt(
         print_changed,
     )
     traced = function.trace(steps, runs=verify, types=types, symbolic=True)
-    given = Given(traced.program, traced.values)
+    given = RunInputs(traced.program, traced.values)
     verifier = Verifier(watcher, output.note) if verify else None
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     try:
@@ -220,7 +220,7 @@ def _say_verified(verified: Verified, strict: bool) -> None:
         raise typer.Exit(1)
 
 
-def _verify(verifier: Verifier, given: Given, on_progress: OnProgress) -> Verified:
+def _verify(verifier: Verifier, given: RunInputs, on_progress: OnProgress) -> Verified:
     with contextlib.redirect_stdout(sys.stderr):  # output of callbacks is not a result
         return verifier.verify(given.values, given.sizes, on_progress)
 

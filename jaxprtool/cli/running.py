@@ -14,7 +14,7 @@ from jaxprtool.files import file_written_whole
 if TYPE_CHECKING:
     import jax
 
-    from jaxprtool.api.targets import Given
+    from jaxprtool.api.targets import RunInputs
     from jaxprtool.cli.session import Function
     from jaxprtool.execute.running.fill import Filled
     from jaxprtool.ir.programs.program import Program
@@ -28,21 +28,23 @@ class Ready:
     filled: Filled
     device: jax.Device | None
     seed: int
-    aside: Sequence[str]
+    dropped: Sequence[str]
 
     def note_random(self) -> None:
         """Print which arguments have random values, and which given ones do not fit."""
-        note_random(self.filled, self.seed, self.aside)
+        note_random(self.filled, self.seed, self.dropped)
 
 
-def ready(given: Given, seed: int, backend: str | None = None, device: int | None = None) -> Ready:
+def ready(
+    given: RunInputs, seed: int, backend: str | None = None, device: int | None = None
+) -> Ready:
     """Return a program with its device, and random values for arguments given by type."""
     from jaxprtool.execute.running.fill import fill
     from jaxprtool.execute.running.run import choose_device
 
     filled = fill(given.program, given.values, seed)
     chosen = choose_device(given.program, backend, device)
-    return Ready(given.program, filled, chosen, seed, given.aside)
+    return Ready(given.program, filled, chosen, seed, given.dropped)
 
 
 def require_device(function: Function, backend: str | None, index: int | None = None) -> None:
@@ -77,11 +79,11 @@ def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
     write_npz(file, {name: plain(array) for name, array in arrays.items()})
 
 
-def note_random(filled: Filled, seed: int, aside: Sequence[str] = ()) -> None:
+def note_random(filled: Filled, seed: int, dropped: Sequence[str] = ()) -> None:
     """Print which arguments have random values, and which of them replace given ones."""
     if filled.random:
         names, within = output.some(filled.random), filled.said_within()
         output.note(f"{names} filled with random values (--seed {seed}){within}")
-    if aside:
-        given, do = ("values", "do") if len(aside) > 1 else ("value", "does")
-        output.note(f"the {given} given for {output.some(aside)} {do} not fit after the passes")
+    if dropped:
+        given, do = ("values", "do") if len(dropped) > 1 else ("value", "does")
+        output.note(f"the {given} given for {output.some(dropped)} {do} not fit after the passes")

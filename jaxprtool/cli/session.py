@@ -29,7 +29,7 @@ from jaxprtool.cli.start import start_jax, use_cache
 from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxprtool.api.targets import Given, ProgramEntry, Traced
+    from jaxprtool.api.targets import ProgramEntry, RunInputs, Traced
     from jaxprtool.cli.reproducer import Reproducer
     from jaxprtool.ir.programs.program import Program
     from jaxprtool.loading.load import Entry
@@ -284,7 +284,7 @@ class RunSession(Session):
     def traced(self, runs: bool = True) -> Traced:
         return self.trace(self.pipeline, runs=runs, types=self.types, symbolic=True)
 
-    def given(self, wanted: str) -> Given:
+    def given(self, wanted: str) -> RunInputs:
         """Return the single program after the passes, and its arguments.
 
         `wanted` is the start of the error message for several programs.

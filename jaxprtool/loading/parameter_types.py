@@ -37,7 +37,7 @@ from jaxprtool.loading.trace import (
 )
 
 #: Types as a user gives them.
-Given = str | Mapping[str, Any] | Sequence[Any] | None
+TypesOption = str | Mapping[str, Any] | Sequence[Any] | None
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ParameterTypes:
     are_given: bool = False
 
     @classmethod
-    def read(cls, fun: Callable, given: Given) -> ParameterTypes:
+    def read(cls, fun: Callable, given: TypesOption) -> ParameterTypes:
         """Return the types given for a function, or else its own.
 
         Its own are annotations, or the types with symbols in its example arguments.

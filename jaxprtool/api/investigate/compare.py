@@ -17,7 +17,7 @@ from typing import Any
 from jaxprtool.api.investigate.bisect import Bisection
 from jaxprtool.api.investigate.isolated import IsolatedRunner
 from jaxprtool.api.investigate.variants import Axes, Planned, planned
-from jaxprtool.api.targets import Given
+from jaxprtool.api.targets import RunInputs
 from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.compare.bisection import Divergence
 from jaxprtool.execute.compare.comparison import Comparison, SmallestArgument
@@ -93,8 +93,8 @@ def compare(
         require_count(traced[0], values)
         given = dict(zip(traced[0].arg_names, values, strict=True))
 
-    def inputs(program: Program) -> Given:
-        return Given(program, *refitted(program, given))
+    def inputs(program: Program) -> RunInputs:
+        return RunInputs(program, *refitted(program, given))
 
     plan = planned([(each.name, each) for each in traced], axes)
     return comparison(plan, inputs, Tolerance(rtol, atol), Checks(seed, trials, bisect, isolate))
@@ -124,7 +124,7 @@ class Checks:
 
 def comparison(
     plan: Sequence[Planned],
-    inputs: Callable[[Program], Given],
+    inputs: Callable[[Program], RunInputs],
     tolerance: Tolerance,
     checks: Checks,
     on_progress: OnProgress = lambda doing: None,
@@ -174,7 +174,7 @@ class _Variants:
         for each in self._others:
             arguments_of(each.variant, self._reference.variant.program, arguments)
 
-    def finite_inputs(self, given: Given) -> Filled:
+    def finite_inputs(self, given: RunInputs) -> Filled:
         """Return inputs for which the reference's results are finite where possible."""
         run = self._runners[self._reference.variant.name]
         try:

@@ -115,15 +115,15 @@ def refitted(program: Program, given: Mapping[str, Any]) -> tuple[dict[str, Any]
     not given, and the value of one batch element does not suit all. Also returns the names of the
     replaced values.
     """
-    values, aside = {name: contents(value) for name, value in given.items()}, []
+    values, dropped = {name: contents(value) for name, value in given.items()}, []
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
         value = values.get(name)
         if isinstance(value, jax.ShapeDtypeStruct):
             continue
         if name not in values or np.shape(values[name]) != aval.shape:
-            aside += [name] if name in values else []
+            dropped += [name] if name in values else []
             values[name] = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    return values, tuple(aside)
+    return values, tuple(dropped)
 
 
 def _domain(program: Program, position: int) -> Domain | None:

@@ -85,8 +85,8 @@ class Vjp(WithAux):
         tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
         example = filled(tree, range(count))
         avals = [aval.to_ct_aval() for aval in program.out_avals[:count]]
-        given = _Given((example,), avals, paths("cotangents", example))
-        return _halves(program, self.name, jax.vjp, self.has_aux, given)
+        given = _BackwardArguments((example,), avals, paths("cotangents", example))
+        return _forward_and_backward(program, self.name, jax.vjp, self.has_aux, given)
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ class Linearize(WithAux):
         count = tree.num_leaves
         avals = [aval.to_tangent_aval() for aval in program.in_avals[:count]]
         names = [f"d_{name}" for name in program.arg_names[:count]]
-        given = _Given((filled(tree, range(count)),), avals, names)
+        given = _BackwardArguments((filled(tree, range(count)),), avals, names)
 
         def linearize(fun: Function, *primals: object, has_aux: bool) -> tuple[object, ...]:
             out, pushed, *aux = jax.linearize(fun, *primals, has_aux=has_aux)
             spread = jax.tree_util.Partial(_spread, pushed)
             return out, spread, *aux
 
-        return _halves(program, self.name, linearize, self.has_aux, given)
+        return _forward_and_backward(program, self.name, linearize, self.has_aux, given)
 
 
 def _spread(function: Function, args: Sequence[object]) -> object:
@@ -316,7 +316,7 @@ def _first_loss(
 
 
 @dataclass(frozen=True)
-class _Given:
+class _BackwardArguments:
     """The arguments of `backward` after the residuals: an example, their types and names."""
 
     example: tuple[object, ...]
@@ -324,8 +324,8 @@ class _Given:
     names: Sequence[str]
 
 
-def _halves(
-    program: Program, transform: str, split: Function, has_aux: bool, given: _Given
+def _forward_and_backward(
+    program: Program, transform: str, split: Function, has_aux: bool, given: _BackwardArguments
 ) -> Programs:
     """Return forward and backward.
 
@@ -387,7 +387,7 @@ def _forward(name: str, whole: Program, residuals: Mapping[str, Var], count: int
 
 
 def _backward(
-    late: Program, kept: Sequence[bool], residuals: Mapping[str, Var], given: _Given
+    late: Program, kept: Sequence[bool], residuals: Mapping[str, Var], given: _BackwardArguments
 ) -> Program:
     """Return the linear half, which only takes the residuals that it reads."""
     flags = [*kept, *(True for _ in given.avals)]

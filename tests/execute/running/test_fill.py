@@ -87,8 +87,8 @@ def test_values_that_no_longer_fit_after_a_pass_are_refused():
 
 def test_what_a_pass_has_added_has_its_type_alone_and_float0_one_value():
     types = S((3,), jnp.float32), S((2,), jax.dtypes.float0)
-    values, aside = refitted(program(lambda x, y: (x, y), *types), {})
-    assert values == {"a0": types[0], "a1": types[1]} and aside == ()
+    values, dropped = refitted(program(lambda x, y: (x, y), *types), {})
+    assert values == {"a0": types[0], "a1": types[1]} and dropped == ()
     filled = fill(program(lambda x, y: (x, y), *types), values)
     assert filled.random == ("a0",) and filled.arguments[1].dtype == jax.dtypes.float0
 
@@ -96,7 +96,7 @@ def test_what_a_pass_has_added_has_its_type_alone_and_float0_one_value():
 def test_values_that_no_longer_fit_after_a_pass_give_way_to_their_types():
     batched = program(lambda w, x, y: x + y + w, np.ones(3), np.ones((8, 3)), np.ones((8, 3)))
     w, x, y = np.ones(3, np.float32), np.ones(3, np.float32), S((3,), jnp.float32)
-    values, aside = refitted(batched, {"a0": w, "a1": x, "a2": y})
-    assert values["a0"] is w and values["a2"] is y and aside == ("a1",)
+    values, dropped = refitted(batched, {"a0": w, "a1": x, "a2": y})
+    assert values["a0"] is w and values["a2"] is y and dropped == ("a1",)
     filled = fill(batched, values)
     assert filled.random == ("a1", "a2") and filled.arguments[1].shape == (8, 3)

@@ -2,11 +2,17 @@
 
 `rule(axis, primitive, operands, dims, params)` of "batch" computes on operands, some of which have
 a batch dimension. It returns the results and their batch dimensions, or None to use JAX's rule.
-`rule(writing, eqn)` of "batch_bodies", for equations that hold jaxprs, is a rule of the domain of
+`rule(builder, eqn)` of "batch_bodies", for equations that hold jaxprs, is a rule of the domain of
 mapped programs; see `extend.domains`.
 """
 
-from jaxprtool.passes.mapping.batch import Axis, BatchDomain, BatchWriting, batch_body, jaxs_rule
+from jaxprtool.passes.mapping.batch import (
+    Axis,
+    BatchBodyBuilder,
+    BatchDomain,
+    batch_body,
+    jaxs_rule,
+)
 from jaxprtool.passes.mapping.batch.axis import Dim
 
-__all__ = ["Axis", "BatchDomain", "BatchWriting", "Dim", "batch_body", "jaxs_rule"]
+__all__ = ["Axis", "BatchBodyBuilder", "BatchDomain", "Dim", "batch_body", "jaxs_rule"]

@@ -3,11 +3,11 @@
 `rule(masking, eqn, *operands)` of "mask" applies an equation to `Padded` operands, and returns its
 padded results: arrays, or `Filled` if the contents of their padding are known. `MaskContext.apply`
 keeps padding out of derivatives. A primitive with the trait `elementwise` needs no rule.
-`rule(writing, eqn)` of "mask_bodies", for equations that hold jaxprs, is a rule of the domain of
+`rule(builder, eqn)` of "mask_bodies", for equations that hold jaxprs, is a rule of the domain of
 masked programs; see `extend.domains`. A loop or branch that has a view needs no rule.
 """
 
-from jaxprtool.passes.mapping.mask import Filled, MaskContext, MaskDomain, MaskWriting, Padded
+from jaxprtool.passes.mapping.mask import Filled, MaskBodyBuilder, MaskContext, MaskDomain, Padded
 from jaxprtool.passes.mapping.mask.values import Facts
 
-__all__ = ["Facts", "Filled", "MaskContext", "MaskDomain", "MaskWriting", "Padded"]
+__all__ = ["Facts", "Filled", "MaskBodyBuilder", "MaskContext", "MaskDomain", "Padded"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.extend import Call, Literal, RuleTable, close_jaxpr, rule, traits
-from jaxprtool.extend.domains import Domain, Writing, by_edges, custom_derivative
+from jaxprtool.extend.domains import BodyBuilder, Domain, by_edges, custom_derivative
 
 INF = math.inf
 
@@ -129,7 +129,7 @@ rule(structured, *Call.primitives, "cond", "scan", "while")(by_edges)
 rule(structured, "custom_jvp_call", "custom_vjp_call")(custom_derivative)
 
 
-class IntervalWriting(Writing):
+class IntervalBodyBuilder(BodyBuilder):
     """One body while it is written."""
 
     def body(self, body, kinds, wanted):
@@ -171,7 +171,7 @@ def _outcome(primitive, kinds):
 class IntervalDomain(Domain):
     """Bounds of values."""
 
-    writing = IntervalWriting
+    builder_class = IntervalBodyBuilder
     rules = rules
     structured_rules = structured
 

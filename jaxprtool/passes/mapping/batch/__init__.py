@@ -41,7 +41,7 @@ from jaxprtool.passes.mapping.batch.axes import (
     result_dims,
 )
 from jaxprtool.passes.mapping.batch.axis import Axis
-from jaxprtool.passes.mapping.batch.body import BatchDomain, BatchWriting, batch_body
+from jaxprtool.passes.mapping.batch.body import BatchBodyBuilder, BatchDomain, batch_body
 from jaxprtool.passes.mapping.batch.chunks import chunked_body
 from jaxprtool.passes.mapping.batch.table import (
     BatchUnsupported,
@@ -53,11 +53,11 @@ from jaxprtool.passes.mapping.batch.table import (
 __all__ = [
     "Axis",
     "Batch",
+    "BatchBodyBuilder",
     "BatchDomain",
     "BatchError",
     "BatchTypeError",
     "BatchUnsupported",
-    "BatchWriting",
     "batch_body",
     "batch_rules",
     "jaxs_rule",

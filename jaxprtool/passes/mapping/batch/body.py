@@ -30,7 +30,7 @@ from jaxprtool.jaxcompat import (
 from jaxprtool.passes.mapping.batch.axis import Axis, Dim
 from jaxprtool.passes.mapping.batch.table import batch_rules, failed, refusal, structured_rules
 from jaxprtool.passes.mapping.batch.templates import template_of, trace_match
-from jaxprtool.passes.mapping.domains import Domain, Rewritten, Role, Writing
+from jaxprtool.passes.mapping.domains import BodyBuilder, Domain, Rewritten, Role
 from jaxprtool.passes.mapping.domains.templates import Template
 
 #: Batched bodies by their original body: a body that many equations share is batched once for each
@@ -81,8 +81,8 @@ def _mapped_at(outs: Sequence[Dim], dims: Sequence[Dim]) -> int:
 
 
 @dataclass(eq=False)
-class BatchWriting(Writing[Dim]):
-    """The state of writing one batched body. Its context is True in the outermost body.
+class BatchBodyBuilder(BodyBuilder[Dim]):
+    """Builds one batched body. Its context is True in the outermost body.
 
     `numbered` has, for each variable of the old jaxpr that is mapped or renamed, the new atom and
     the id of its type and batch dimension (`Domain.aval_id`).
@@ -231,7 +231,7 @@ class BatchDomain(Domain[Dim]):
     and the batch dimension of each operand.
     """
 
-    writing = BatchWriting
+    builder_class = BatchBodyBuilder
     rules = batch_rules
     structured_rules = structured_rules
 
@@ -289,7 +289,7 @@ class BatchDomain(Domain[Dim]):
         known = _batched.of(body)
         request = tuple(bdims), self.axis, wanted, bool(context), jaxcompat.tracing_context()
         if request not in known:
-            known[request] = BatchWriting(self, context).body(body, bdims, wanted)
+            known[request] = BatchBodyBuilder(self, context).body(body, bdims, wanted)
         return known[request]
 
     def traced(self, *args: Any) -> Template:

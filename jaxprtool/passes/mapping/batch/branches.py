@@ -23,7 +23,7 @@ from jaxprtool.ir.basics.rules import rule
 from jaxprtool.ir.core.structured import Cond
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn, Params, Primitive, jaxpr_as_fun
 from jaxprtool.passes.mapping.batch.axis import Axis, Dim
-from jaxprtool.passes.mapping.batch.body import BatchWriting, batch_body
+from jaxprtool.passes.mapping.batch.body import BatchBodyBuilder, batch_body
 from jaxprtool.passes.mapping.batch.table import (
     Operands,
     batch_rules,
@@ -35,11 +35,11 @@ from jaxprtool.passes.mapping.domains import by_edges
 
 
 @rule(structured_rules, "cond")
-def _cond(writing: BatchWriting, eqn: JaxprEqn) -> bool:
+def _cond(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
     effects = set().union(*(branch.effects for branch in Cond.of(eqn).branches))
     if reason := jaxcompat.forbidden_in_branches(effects):
         raise refusal(eqn, reason)
-    return by_edges(writing, eqn)
+    return by_edges(builder, eqn)
 
 
 # --- a mapped index -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import CALLS, Call
 from jaxprtool.jaxcompat import Atom, JaxprEqn
 from jaxprtool.passes.mapping.batch.axis import Axis, Dim
-from jaxprtool.passes.mapping.batch.body import BatchWriting
+from jaxprtool.passes.mapping.batch.body import BatchBodyBuilder
 from jaxprtool.passes.mapping.batch.table import refusal, structured_rules
 from jaxprtool.passes.mapping.domains import by_edges, solve, write
 
@@ -22,13 +22,13 @@ rule(structured_rules, *CALLS)(by_edges)
 
 
 @rule(structured_rules, "jit")
-def _jit(writing: BatchWriting, eqn: JaxprEqn) -> bool:
-    found, axis = regions(eqn), writing.domain.axis
-    solution = None if found is None else solve(writing, found)
+def _jit(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
+    found, axis = regions(eqn), builder.domain.axis
+    solution = None if found is None else solve(builder, found)
     assert found is not None and solution is not None
     call, ins, outs = Call.of(eqn), solution.operands, solution.results
     write(
-        writing,
+        builder,
         solution,
         operand_params=_laid_out(call.operand_params, "in", call.operands, ins, eqn, axis),
         out_params=_laid_out(call.out_params, "out", call.outs, outs, eqn, axis),

@@ -20,7 +20,7 @@ from jaxprtool.passes.mapping.batch.table import (
     jaxs_rule,
     structured_rules,
 )
-from jaxprtool.passes.mapping.domains import Writing
+from jaxprtool.passes.mapping.domains import BodyBuilder
 
 #: A result, and its batch dimension.
 Batched = tuple[jax.Array, Dim]
@@ -79,12 +79,12 @@ def _bitcast_convert_type(
 
 # A function that returns a ref cannot be traced: JAX's rule makes no template.
 @rule(structured_rules, "new_ref")
-def _new_ref(writing: Writing[Dim], eqn: JaxprEqn) -> bool:
+def _new_ref(builder: BodyBuilder[Dim], eqn: JaxprEqn) -> bool:
     """Allocate the ref with a batch dimension, since any batch element may write to it."""
-    dims = [writing.kind(atom) or 0 for atom in eqn.invars]
-    operands = [*map(writing.held, eqn.invars, dims)]
-    outs = writing.outs(eqn.outvars, dims)
-    writing.add(eqn.replace(invars=operands, outvars=outs), eqn, dims)
+    dims = [builder.kind(atom) or 0 for atom in eqn.invars]
+    operands = [*map(builder.held, eqn.invars, dims)]
+    outs = builder.outs(eqn.outvars, dims)
+    builder.add(eqn.replace(invars=operands, outvars=outs), eqn, dims)
     return True
 
 

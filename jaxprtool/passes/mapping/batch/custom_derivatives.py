@@ -21,14 +21,14 @@ from jaxprtool.ir.core.structured import CustomJVP, CustomVJP
 from jaxprtool.ir.rewriting.custom_rules import rule_key
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.mapping.batch.axis import Axis, Dim
-from jaxprtool.passes.mapping.batch.body import BatchWriting, batch_body
+from jaxprtool.passes.mapping.batch.body import BatchBodyBuilder, batch_body
 from jaxprtool.passes.mapping.batch.table import structured_rules
 from jaxprtool.passes.mapping.domains import lifted
 
 
 @rule(structured_rules, *CustomJVP.primitives, *CustomVJP.primitives)
-def _custom_derivative(writing: BatchWriting, eqn: JaxprEqn) -> bool:
-    axis, dims = writing.domain.axis, [*map(writing.kind, eqn.invars)]
+def _custom_derivative(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
+    axis, dims = builder.domain.axis, [*map(builder.kind, eqn.invars)]
     jvp = eqn.primitive.name in CustomJVP.primitives
     call = (CustomJVP if jvp else CustomVJP).of(eqn)
     own_dims = tuple(dims[eqn.params["num_consts"] :])
@@ -48,9 +48,9 @@ def _custom_derivative(writing: BatchWriting, eqn: JaxprEqn) -> bool:
     body, consts = lifted(body)
     if consts:
         rules |= jaxcompat.more_consts(eqn.params, len(consts))
-    operands = [*map(writing.constant, consts), *map(writing.held, eqn.invars, dims)]
-    new = call.rebuild(operands=operands, outs=writing.outs(eqn.outvars, out_dims), body=body)
-    writing.add(new.replace(params={**new.params, **rules}), eqn, out_dims)
+    operands = [*map(builder.constant, consts), *map(builder.held, eqn.invars, dims)]
+    new = call.rebuild(operands=operands, outs=builder.outs(eqn.outvars, out_dims), body=body)
+    builder.add(new.replace(params={**new.params, **rules}), eqn, out_dims)
     return True
 
 

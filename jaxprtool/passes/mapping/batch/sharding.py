@@ -18,25 +18,25 @@ from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import ShardMap
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.batch.axis import Axis, Dim
-from jaxprtool.passes.mapping.batch.body import BatchWriting, domain_of
+from jaxprtool.passes.mapping.batch.body import BatchBodyBuilder, domain_of
 from jaxprtool.passes.mapping.batch.table import structured_rules
 from jaxprtool.passes.mapping.domains import Solution, write
 
 
 @rule(structured_rules, "shard_map")
-def _shard_map(writing: BatchWriting, eqn: JaxprEqn) -> bool:
-    found, axis = regions(eqn), writing.domain.axis
+def _shard_map(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
+    found, axis = regions(eqn), builder.domain.axis
     assert found is not None
     call, inner = ShardMap.of(eqn), axis
     if (spread := axis.spmd_name) is not None:
         inner = replace(axis, size=axis.size // math.prod(call.mesh.shape[n] for n in spread))
-    dims = [*map(writing.kind, eqn.invars)]
+    dims = [*map(builder.kind, eqn.invars)]
     in_specs = _specs(call.in_specs, dims, axis, "in_specs")
     with jaxcompat.manual_mesh(**eqn.params):
         made = domain_of(inner).body(call.body, dims)
     out_specs = _specs(call.out_specs, made.kinds, axis, "out_specs")
     solution = Solution(found, dims, [*made.kinds], [made])
-    write(writing, solution, in_specs=in_specs, out_specs=out_specs)
+    write(builder, solution, in_specs=in_specs, out_specs=out_specs)
     return True
 
 

@@ -18,8 +18,8 @@ from jaxprtool.passes.mapping.domains.templates import Template, has_float, inst
 
 
 @dataclass(eq=False)
-class Writing(Generic[K]):
-    """The state of writing one new body.
+class BodyBuilder(Generic[K]):
+    """Builds one new body.
 
     Attributes:
         domain: The domain of the program.

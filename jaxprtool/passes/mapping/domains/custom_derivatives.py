@@ -21,15 +21,15 @@ from jaxprtool.jaxcompat import JaxprEqn, JVPRule, Var, VJPRule
 from jaxprtool.passes.mapping.domains.domain import Domain, K
 
 if TYPE_CHECKING:
-    from jaxprtool.passes.mapping.domains.body import Writing
+    from jaxprtool.passes.mapping.domains.body import BodyBuilder
 
 
-def custom_derivative(writing: Writing[K], eqn: JaxprEqn) -> bool:
+def custom_derivative(builder: BodyBuilder[K], eqn: JaxprEqn) -> bool:
     """Write a `custom_jvp` or `custom_vjp` call."""
-    domain, p, found = writing.domain, eqn.params, regions(eqn)
+    domain, p, found = builder.domain, eqn.params, regions(eqn)
     assert found is not None
-    context, consts, names = domain.context(writing.context, found), p["num_consts"], domain.extras
-    kinds = [*map(writing.kind, eqn.invars)]
+    context, consts, names = domain.context(builder.context, found), p["num_consts"], domain.extras
+    kinds = [*map(builder.kind, eqn.invars)]
     (body,) = found.bodies
     plain = domain.body(body, kinds, None, context).kinds
     outs = [domain.differentiated(k, v.aval) for k, v in zip(plain, eqn.outvars, strict=True)]
@@ -46,10 +46,10 @@ def custom_derivative(writing: Writing[K], eqn: JaxprEqn) -> bool:
         made = domain.derivatives.setdefault(key, cache(rules.vjp))
         functions = tuple(p[k].debug_info.func_name for k in ("fwd_jaxpr_thunk", "bwd"))
         params = vjp_params(jaxpr, functions, made, consts, p["symbolic_zeros"])
-    held = [*map(writing.held, eqn.invars, kinds)]
-    invars = [*held[:consts], *map(writing.extra, names), *held[consts:]]
-    outvars = writing.outs(eqn.outvars, outs)
-    writing.add(eqn.replace(invars=invars, outvars=outvars, params={**p, **params}), eqn, outs)
+    held = [*map(builder.held, eqn.invars, kinds)]
+    invars = [*held[:consts], *map(builder.extra, names), *held[consts:]]
+    outvars = builder.outs(eqn.outvars, outs)
+    builder.add(eqn.replace(invars=invars, outvars=outvars, params={**p, **params}), eqn, outs)
     return True
 
 

@@ -17,7 +17,7 @@ from jaxprtool.passes.cleanup.dce import dce_body
 from jaxprtool.passes.mapping.domains.templates import Template, signature, template_of_jaxpr
 
 if TYPE_CHECKING:
-    from jaxprtool.passes.mapping.domains.body import Writing
+    from jaxprtool.passes.mapping.domains.body import BodyBuilder
 
 K = TypeVar("K", bound=Hashable)
 
@@ -28,7 +28,7 @@ _new_id = count()
 #: carry, the row of an operand that one iteration takes, or a result of a body.
 Role: TypeAlias = Literal["operand", "carry", "row", "result"]
 
-#: `rule(writing, eqn) -> bool`. It writes an equation that holds jaxprs and returns True, or writes
+#: `rule(builder, eqn) -> bool`. It writes an equation that holds jaxprs and returns True, or writes
 #: nothing and returns False.
 StructuredRule: TypeAlias = Callable[[Any, JaxprEqn], bool]
 
@@ -65,7 +65,7 @@ class Domain(Generic[K]):
     whose defaults do not apply.
 
     Attributes:
-        writing: The class that rewrites one body.
+        builder_class: The class that rewrites one body.
         rules: The table of rules of the domain, by primitive.
         structured_rules: The table of rules for equations that hold jaxprs.
         facts: The names of facts about sizes, in the order in which they are computed from each
@@ -79,7 +79,7 @@ class Domain(Generic[K]):
         derivatives: The rewritten derivative rules of custom calls.
     """
 
-    writing: ClassVar[type[Writing[Any]]]
+    builder_class: ClassVar[type[BodyBuilder[Any]]]
     rules: ClassVar[RuleTable[Any]] = RuleTable()
     structured_rules: ClassVar[RuleTable[StructuredRule]] = RuleTable()
     facts: ClassVar[tuple[str, ...]] = ()
@@ -157,7 +157,7 @@ class Domain(Generic[K]):
         raise NotImplementedError
 
     def fact_aval(self, fact: Any) -> Aval:
-        """Return the type of a fact; see `Writing.fact`."""
+        """Return the type of a fact; see `BodyBuilder.fact`."""
         raise NotImplementedError
 
     def sizes_of(self, eqn: JaxprEqn) -> Sequence[Any]:
@@ -201,7 +201,7 @@ class Domain(Generic[K]):
         key = id(jaxcompat.open_jaxpr(body)), tuple(kinds), wanted, context
         if key not in self._bodies:
             # Keep the old body alive, so that no other body gets its id.
-            self._bodies[key] = body, self.writing(self, context).body(body, kinds, wanted)
+            self._bodies[key] = body, self.builder_class(self, context).body(body, kinds, wanted)
         return self._bodies[key][1]
 
     def matched(

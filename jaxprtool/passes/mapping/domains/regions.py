@@ -16,7 +16,7 @@ from jaxprtool.jaxcompat import Atom, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.mapping.domains.domain import Domain, K, Rewritten, Role
 
 if TYPE_CHECKING:
-    from jaxprtool.passes.mapping.domains.body import Writing
+    from jaxprtool.passes.mapping.domains.body import BodyBuilder
 
 #: Bodies that take their constants as arguments, by their original body.
 _lifted = JaxprCache()
@@ -35,30 +35,30 @@ class Solution(Generic[K]):
     bodies: list[Rewritten[K]]
 
 
-def by_edges(writing: Writing[K], eqn: JaxprEqn) -> bool:
+def by_edges(builder: BodyBuilder[K], eqn: JaxprEqn) -> bool:
     """Write a loop, branch or call; return False if a predicate or index is not uniform."""
     found = regions(eqn)
     assert found is not None
-    solution = solve(writing, found)
+    solution = solve(builder, found)
     if solution is not None:
-        write(writing, solution)
+        write(builder, solution)
     return solution is not None
 
 
 def solve(
-    writing: Writing[K], found: Regions, kinds: Sequence[K] | None = None, context: Any = None
+    builder: BodyBuilder[K], found: Regions, kinds: Sequence[K] | None = None, context: Any = None
 ) -> Solution[K] | None:
     """Return the kinds that hold in every iteration, or None if a predicate is not uniform.
 
     Args:
-        writing: The body that the equation is in. It is not written to.
+        builder: The body that the equation is in. It is not written to.
         found: The regions of the equation.
-        kinds: The kinds of the operands, if they are not those in `writing`.
+        kinds: The kinds of the operands, if they are not those in `builder`.
         context: The context of the bodies; if None, the one that the domain returns.
     """
-    domain: Domain[K] = writing.domain
-    context = domain.context(writing.context, found) if context is None else context
-    kinds = [*map(writing.kind, found.eqn.invars)] if kinds is None else kinds
+    domain: Domain[K] = builder.domain
+    context = domain.context(builder.context, found) if context is None else context
+    kinds = [*map(builder.kind, found.eqn.invars)] if kinds is None else kinds
     if not all(domain.uniform(kinds[i]) for i in found.predicates):
         return None
     types = [v.aval for v in found.eqn.invars]
@@ -111,7 +111,7 @@ def _places(fields: Sequence[str], ranges: Mapping[str, range]) -> set[int]:
 
 
 def write(
-    writing: Writing[K],
+    builder: BodyBuilder[K],
     solution: Solution[K],
     by_iteration: Mapping[Any, Atom] | None = None,
     **changes: Any,
@@ -119,13 +119,13 @@ def write(
     """Write the equation of a solution.
 
     Args:
-        writing: The body that is written.
+        builder: The body that is written.
         solution: The kinds and the bodies.
         by_iteration: Extra arguments of the bodies that differ between iterations, by name: the
-            stacked operands. The others are taken from `writing`.
+            stacked operands. The others are taken from `builder`.
         changes: Fields of the view to change, such as the length of a scan.
     """
-    found, domain = solution.found, writing.domain
+    found, domain = solution.found, builder.domain
     eqn, trips = found.eqn, found.view.trips
 
     def whole(kinds: Sequence[K], rows: set[int]) -> list[K]:
@@ -135,16 +135,16 @@ def write(
     outs = whole(solution.results, _places(found.edges.stacked, found.results))
     bodies = solution.bodies
     if found.kind == "call" and not traits(eqn).holds_constants:
-        bodies = [_with_constants_as_extras(writing, body) for body in bodies]
+        bodies = [_with_constants_as_extras(builder, body) for body in bodies]
     extras: dict[str, dict[Any, Atom]] = {}
     for made, region in zip(bodies, found.regions, strict=True):
         for name in made.extras:
             row = None if by_iteration is None else by_iteration.get(name)
             place = _place(found, region, row is not None)
-            atom = name if isinstance(name, Var) else writing.extra(name) if row is None else row
+            atom = name if isinstance(name, Var) else builder.extra(name) if row is None else row
             extras.setdefault(place, {})[name] = atom
-    values = {"invars": [*map(writing.held, eqn.invars, ins)]}
-    values["outvars"] = writing.outs(eqn.outvars, outs)
+    values = {"invars": [*map(builder.held, eqn.invars, ins)]}
+    values["outvars"] = builder.outs(eqn.outvars, outs)
     # The quick way: nothing is added, and no effect names an operand that has been replaced.
     if not (extras or changes or eqn.effects):
         rebuilt = found.with_bodies([made.jaxpr for made in bodies]).replace(**values)
@@ -156,7 +156,7 @@ def write(
             more={field: [*each.values()] for field, each in extras.items()},
             first=True,
         )
-    writing.add(rebuilt, eqn, outs)
+    builder.add(rebuilt, eqn, outs)
 
 
 def _place(found: Regions, region: Region, sliced: bool) -> str:
@@ -190,10 +190,10 @@ def _with_extras(
     return jaxcompat.replace_jaxpr(made.jaxpr, invars=invars)
 
 
-def _with_constants_as_extras(writing: Writing[K], made: Rewritten[K]) -> Rewritten[K]:
+def _with_constants_as_extras(builder: BodyBuilder[K], made: Rewritten[K]) -> Rewritten[K]:
     """Return a body whose constants are extra arguments, named by their variables."""
     body, consts = lifted(made.jaxpr)
-    return replace(made, jaxpr=body, extras=(*map(writing.constant, consts), *made.extras))
+    return replace(made, jaxpr=body, extras=(*map(builder.constant, consts), *made.extras))
 
 
 def lifted(body: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:

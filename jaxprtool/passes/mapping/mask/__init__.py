@@ -43,8 +43,8 @@ from jaxprtool.passes.mapping.mask import (  # noqa: F401  # their rules
     windows,
 )
 from jaxprtool.passes.mapping.mask.body import (
+    MaskBodyBuilder,
     MaskDomain,
-    MaskWriting,
     Outermost,
     Place,
     structured_mask_rules,
@@ -57,9 +57,9 @@ __all__ = [
     "Bounds",
     "Filled",
     "Mask",
+    "MaskBodyBuilder",
     "MaskContext",
     "MaskDomain",
-    "MaskWriting",
     "Padded",
     "mask_rules",
     "masked",

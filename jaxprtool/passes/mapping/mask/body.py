@@ -30,10 +30,10 @@ from jaxprtool.ir.core.structured import CALLS, CustomJVP, CustomVJP
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.mapping.domains import (
+    BodyBuilder,
     Domain,
     Rewritten,
     Role,
-    Writing,
     by_edges,
     custom_derivative,
 )
@@ -68,8 +68,8 @@ class Place(NamedTuple):
     in_scan: bool = False
 
 
-class MaskWriting(Writing[Facts]):
-    """The state of writing one masked body."""
+class MaskBodyBuilder(BodyBuilder[Facts]):
+    """Builds one masked body."""
 
     # True while the operands of an equation are to be guarded.
     _guarding = False
@@ -151,7 +151,7 @@ class MaskWriting(Writing[Facts]):
 
 
 @dataclass(eq=False)
-class Outermost(MaskWriting):
+class Outermost(MaskBodyBuilder):
     """The body of the whole program.
 
     Attributes:
@@ -181,7 +181,7 @@ class MaskDomain(Domain[Facts]):
         bounds: The masked symbols and their bounds.
     """
 
-    writing = MaskWriting
+    builder_class = MaskBodyBuilder
     rules = mask_rules
     structured_rules = structured_mask_rules
     facts = FACTS

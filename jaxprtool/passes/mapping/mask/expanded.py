@@ -7,25 +7,25 @@ from dataclasses import replace
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.jaxcompat import Atom, JaxprEqn
-from jaxprtool.passes.mapping.mask.body import MaskWriting, structured_mask_rules
+from jaxprtool.passes.mapping.mask.body import MaskBodyBuilder, structured_mask_rules
 from jaxprtool.passes.mapping.mask.table import refusal
 from jaxprtool.passes.mapping.mask.values import Facts
 
 
 @rule(structured_mask_rules, "call_hi_primitive")
-def _high(writing: MaskWriting, eqn: JaxprEqn) -> bool:
+def _high(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     older = lower_hijax(eqn)
-    if not writing.structured(older):
+    if not builder.structured(older):
         raise refusal(eqn, "there is no masking rule for what it computes")
     return True
 
 
 @rule(structured_mask_rules, "custom_linear_solve")
-def _linear_solve(writing: MaskWriting, eqn: JaxprEqn) -> bool:
+def _linear_solve(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     """Mask each of its functions for vectors of unknown padding, as derivatives pass them."""
     lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
-    facts = [*map(writing.kind, eqn.invars)]
-    operands = [*map(writing.held, eqn.invars, facts)]
+    facts = [*map(builder.kind, eqn.invars)]
+    operands = [*map(builder.held, eqn.invars, facts)]
     start = sum(lengths)
     vectors = [Facts.unknown(each.shape, active=True) for each in facts[start:]]
     ins: list[Atom] = []
@@ -34,8 +34,8 @@ def _linear_solve(writing: MaskWriting, eqn: JaxprEqn) -> bool:
         symbols: list[Atom] = []
         if jaxpr is not None:
             known = [*facts[at : at + length], *vectors]
-            masked = writing.domain.masked(jaxpr, known, in_scan=writing.context.in_scan)
-            symbols = [writing.extra(name) for name in masked.extras]
+            masked = builder.domain.masked(jaxpr, known, in_scan=builder.context.in_scan)
+            symbols = [builder.extra(name) for name in masked.extras]
             jaxpr = masked.jaxpr
         new_jaxprs.append(jaxpr)
         new_lengths.append(length + len(symbols))
@@ -49,7 +49,7 @@ def _linear_solve(writing: MaskWriting, eqn: JaxprEqn) -> bool:
     active = any(each.active for each in facts)
     varies = any(each.varies for each in facts)
     known = [Facts.unknown(var.aval.shape, active=active) for var in eqn.outvars]
-    outs = writing.outs(eqn.outvars, known)
+    outs = builder.outs(eqn.outvars, known)
     new = eqn.replace(invars=[*ins, *operands[start:]], outvars=outs, params=params)
-    writing.add(new, eqn, [replace(each, varies=varies) for each in known])
+    builder.add(new, eqn, [replace(each, varies=varies) for each in known])
     return True

@@ -18,7 +18,12 @@ from jaxprtool.ir.core.weak_types import as_weak_as
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.cleanup.cse import cse_body
 from jaxprtool.passes.mapping.domains import Rewritten, by_edges, solve, write
-from jaxprtool.passes.mapping.mask.body import ITERATION, MaskWriting, Place, structured_mask_rules
+from jaxprtool.passes.mapping.mask.body import (
+    ITERATION,
+    MaskBodyBuilder,
+    Place,
+    structured_mask_rules,
+)
 from jaxprtool.passes.mapping.mask.guards import guarded, select_if
 from jaxprtool.passes.mapping.mask.table import refusal
 from jaxprtool.passes.mapping.mask.values import Facts, is_float
@@ -28,19 +33,19 @@ has_while = Contains(lambda eqn: eqn.primitive.name in While.primitives)
 
 
 @rule(structured_mask_rules, "scan")
-def _scan(writing: MaskWriting, eqn: JaxprEqn) -> bool:
-    domain, found = writing.domain, regions(eqn)
+def _scan(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
+    domain, found = builder.domain, regions(eqn)
     assert found is not None
     scan = Scan.of(eqn)
     if not domain.bounds.is_masked(scan.length):
-        return by_edges(writing, eqn)
+        return by_edges(builder, eqn)
     if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.invars) or eqn.effects:
         raise refusal(eqn, "its rounds have effects, and how many there are is masked")
     guards = not has_while(scan.body)
     consts, carried = len(scan.consts), len(scan.carry)
-    facts = [*map(writing.kind, eqn.invars)]
+    facts = [*map(builder.kind, eqn.invars)]
     varying = [replace(each, varies=each.varies or guards) for each in facts[consts:]]
-    solution = solve(writing, found, [*facts[:consts], *varying], Place(guards, in_scan=True))
+    solution = solve(builder, found, [*facts[:consts], *varying], Place(guards, in_scan=True))
     assert solution is not None
     (masked,) = solution.bodies
     names = (*(name for name in masked.extras if name != ITERATION), ITERATION)
@@ -56,8 +61,8 @@ def _scan(writing: MaskWriting, eqn: JaxprEqn) -> bool:
         results=[replace(each, varies=outer) for each in solution.results],
         bodies=[Rewritten[Facts](body, names, masked.kinds)],
     )
-    flags = {ITERATION: writing.valid(scan.length)}
-    write(writing, solution, flags, length=domain.bounds.padded(scan.length))
+    flags = {ITERATION: builder.valid(scan.length)}
+    write(builder, solution, flags, length=domain.bounds.padded(scan.length))
     return True
 
 

@@ -31,7 +31,7 @@ from jaxprtool.ir.core.structured import CALLS, CustomJVP, CustomVJP
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.core.weak_types import as_weak_as, strongly_typed
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxprtool.passes.mapping.domains import Domain, Role, Writing, by_edges, custom_derivative
+from jaxprtool.passes.mapping.domains import BodyBuilder, Domain, Role, by_edges, custom_derivative
 from jaxprtool.passes.mapping.domains.domain import StructuredRule
 from jaxprtool.passes.mapping.mask.body import MaskDomain
 from jaxprtool.passes.mapping.mask.table import mask_rules
@@ -83,16 +83,16 @@ BY_EXAMPLE = "by example"
 
 
 @rule(structured_ragged_rules, "scan")
-def _scan(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
+def _scan(builder: RaggedBodyBuilder, eqn: JaxprEqn) -> bool:
     """Write a scan over the rows of an example by its packed rule (`scans`)."""
-    if writing.domain.sizes.axes([eqn.params["length"]]):
-        return writing.packed_rule(eqn)
-    return by_edges(writing, eqn)
+    if builder.domain.sizes.axes([eqn.params["length"]]):
+        return builder.packed_rule(eqn)
+    return by_edges(builder, eqn)
 
 
 @dataclass(eq=False)
-class RaggedWriting(Writing[Kind]):
-    """The state of writing one new body.
+class RaggedBodyBuilder(BodyBuilder[Kind]):
+    """Builds one new body.
 
     Attributes:
         forms: For each variable of the old body, the atoms of the new body that hold it, by kind.
@@ -230,7 +230,7 @@ class RaggedDomain(Domain[Kind]):
         sizes: The sizes of the program, and the layout of its values.
     """
 
-    writing = RaggedWriting
+    builder_class = RaggedBodyBuilder
     rules = ragged_rules
     structured_rules = structured_ragged_rules
     facts = FACTS

@@ -19,7 +19,6 @@ from jaxprtool.passes.mapping.mask.values import Facts, fill, is_number
 from jaxprtool.passes.mapping.ragged.body import (
     BY_EXAMPLE,
     RaggedDomain,
-    RaggedWriting,
     structured_ragged_rules,
 )
 from jaxprtool.passes.mapping.ragged.values import (
@@ -48,15 +47,15 @@ class ByExample(NamedTuple):
 
 
 @rule(structured_ragged_rules, BY_EXAMPLE)
-def _by_example(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
+def _by_example(builder: RaggedBodyBuilder, eqn: JaxprEqn) -> bool:
     """Write an equation for each padded example, by its masking rule."""
-    domain = writing.domain
-    kinds = [_operand_kind(writing, atom) for atom in eqn.invars]
+    domain = builder.domain
+    kinds = [_operand_kind(builder, atom) for atom in eqn.invars]
     facts = [
         kind.facts if isinstance(kind, Stacked) else Facts.of(atom, active=True)
         for atom, kind in zip(eqn.invars, kinds, strict=True)
     ]
-    operands = [writing.held(atom, kind) for atom, kind in zip(eqn.invars, kinds, strict=True)]
+    operands = [builder.held(atom, kind) for atom, kind in zip(eqn.invars, kinds, strict=True)]
     outs = tuple(v.aval for v in eqn.outvars)
     types = tuple(zip((a.aval for a in operands), kinds, facts, strict=True))
     key: Hashable = ByExample, signature(eqn, (), domain.with_floats), types, outs
@@ -66,10 +65,10 @@ def _by_example(writing: RaggedWriting, eqn: JaxprEqn) -> bool:
         key, made = id(eqn), None
     if made is None:
         domain.by_example[key] = made = _masked_and_batched(domain, eqn, kinds, facts)
-    lengths: list[Atom] = [writing.extra(name) for name in made.symbols]
-    results = writing.instantiate(made.template, [*lengths, *operands], eqn.source_info)
+    lengths: list[Atom] = [builder.extra(name) for name in made.symbols]
+    results = builder.instantiate(made.template, [*lengths, *operands], eqn.source_info)
     for var, kind, atom in zip(eqn.outvars, made.kinds, results, strict=True):
-        writing.bind(var, kind, atom)
+        builder.bind(var, kind, atom)
     return True
 
 
@@ -120,12 +119,12 @@ def _axes(sizes: Sizes, atom: Atom) -> tuple[int, ...]:
     return sizes.axes(getattr(atom.aval, "shape", ()))
 
 
-def _operand_kind(writing: RaggedWriting, atom: Atom) -> Kind:
+def _operand_kind(builder: RaggedBodyBuilder, atom: Atom) -> Kind:
     """Return the layout of an operand of an equation that is computed example by example."""
-    kind = writing.kind(atom)
+    kind = builder.kind(atom)
     if not isinstance(kind, Packed | Pairs):
         return kind
-    stacked = [each for each in writing.forms[atom] if isinstance(each, Stacked)]
+    stacked = [each for each in builder.forms[atom] if isinstance(each, Stacked)]
     return stacked[0] if stacked else Stacked(_zero_padded(atom, kind))
 
 

@@ -10,7 +10,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Var
-from jaxprtool.passes.mapping.ragged.body import RaggedDomain, RaggedWriting
+from jaxprtool.passes.mapping.ragged.body import RaggedBodyBuilder, RaggedDomain
 from jaxprtool.passes.mapping.ragged.table import RaggedContext, select
 from jaxprtool.passes.mapping.ragged.values import Kind, Packed, Pairs, Sizes, Stacked
 
@@ -68,7 +68,7 @@ def _result_kind(
     return kind
 
 
-class _Outermost(RaggedWriting):
+class _Outermost(RaggedBodyBuilder):
     """The outermost body, which defines the spare rows of arguments and results.
 
     The spare rows of an argument may hold anything: they are made equal to the first row before use

@@ -165,7 +165,7 @@ def test_the_time_of_nested_scans_is_not_exponential_in_their_depth():
 
     from jaxprtool.passes.mapping.batch import body as engine
 
-    run = engine.BatchWriting.body
+    run = engine.BatchBodyBuilder.body
 
     def counting(self, *args):
         calls.append(1)
@@ -174,11 +174,11 @@ def test_the_time_of_nested_scans_is_not_exponential_in_their_depth():
     counts = []
     for depth in (2, 4, 8):
         calls.clear()
-        engine.BatchWriting.body = counting
+        engine.BatchBodyBuilder.body = counting
         try:
             batched(nested(depth), W, W, in_axes=(1, 2))
         finally:
-            engine.BatchWriting.body = run
+            engine.BatchBodyBuilder.body = run
         counts.append(len(calls))
     assert counts[2] < 3 * counts[1], counts
 

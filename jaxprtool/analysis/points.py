@@ -115,7 +115,7 @@ class _Points:
             return None
         values = [(self._top, self._top.invars[i]) for i in chosen]
         ends = tuple(names[i] for i in chosen)
-        return Point("argument", _written(what), ends, Start(values))
+        return Point("argument", _single_quoted(what), ends, Start(values))
 
     def _result(self, what: str) -> Point | None:
         names = [each.name for each in self._about.outputs]
@@ -124,7 +124,7 @@ class _Points:
                 atoms = [self._top.outvars[i] for i in chosen]
                 values = [(self._top, v) for v in atoms if not isinstance(v, LiteralValue)]
                 ends = tuple(names[i] for i in chosen)
-                return Point("result", _written(path), ends, Start(values))
+                return Point("result", _single_quoted(path), ends, Start(values))
         return None
 
     # --- lines ------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class _Points:
         arguments = [each.name for each in self._about.arguments]
         outputs = [each.name for each in self._about.outputs]
         known = dict.fromkeys(chain(_prefixes(arguments), _prefixes(outputs)))
-        hint = did_you_mean(_written(what), known) or self._border_hint(arguments, outputs)
+        hint = did_you_mean(_single_quoted(what), known) or self._border_hint(arguments, outputs)
         kinds = tuple(kinds)
         said = f"no {kinds[0]}" if len(kinds) == 1 else "no argument, result, line or variable"
         return PointError(f"{name} has {said} '{what}'", hint)
@@ -263,14 +263,14 @@ class _Points:
         return PointError(f"no equation of {program} comes from {what}", f"near it: {nearest}")
 
 
-def _written(path: str) -> str:
+def _single_quoted(path: str) -> str:
     """Return a path with single quotes, as Python writes it."""
     return path.replace('"', "'")
 
 
 def _below(names: list[str], what: str) -> list[int]:
     """Return the position of the name, or else of all names below it."""
-    what = _written(what)
+    what = _single_quoted(what)
     if what in names:
         return [names.index(what)]
     return [i for i, name in enumerate(names) if name.startswith((f"{what}[", f"{what}."))]

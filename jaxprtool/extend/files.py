@@ -5,7 +5,7 @@ packages. `readable_params`, the table "equivalence", has functions that return 
 equation as comparable data.
 """
 
-from jaxprtool.formats.jaxpr.params import BadParameter, Form, Params, restored, written
+from jaxprtool.formats.jaxpr.params import BadParameter, Form, Params, decode_params, encode_params
 from jaxprtool.formats.jaxpr.values import (
     ENCODERS,
     Encode,
@@ -32,7 +32,7 @@ __all__ = [
     "add_enum",
     "add_name",
     "add_record",
+    "decode_params",
+    "encode_params",
     "readable_params",
-    "restored",
-    "written",
 ]

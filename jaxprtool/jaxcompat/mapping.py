@@ -493,10 +493,10 @@ def evaluated(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     if type(trace) is not pe.DynamicJaxprTrace or (jaxpr.is_high and trace.requires_low):
         outs = jax.core.eval_jaxpr(jaxpr, closed.consts, *operands)
         return [jnp.asarray(x) if isinstance(x, _LITERALS) else x for x in outs]
-    return _written(trace, closed, operands)
+    return _inlined(trace, closed, operands)
 
 
-def _written(trace: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+def _inlined(trace: Any, closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Write a jaxpr's equations into the one being traced, as if they were evaluated.
 
     The equations are typed already, and no transformation is between them and the jaxpr. The frame

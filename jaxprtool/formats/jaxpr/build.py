@@ -242,9 +242,9 @@ class Builder:
         ]
         name, types = tree.operation.primitive, [atom.aval for atom in operands]
         with self._faults_in(tree):
-            primitive, parameters = params.restored(name, read.given, types, declared)
+            primitive, parameters = params.decode_params(name, read.given, types, declared)
             known = [aval for aval in declared if aval is not None]
-            context = params.context(read.settings, types, known, self.types.mesh)
+            context = params.decode_context(read.settings, types, known, self.types.mesh)
             eqn = JaxprEqn(operands, [], primitive, parameters, set(), None, context)
             check_bodies(eqn)
             with context.manager:

@@ -127,12 +127,12 @@ class FileNotation(Notation):
             if not _PRIMITIVE.fullmatch(name):
                 raise Unwritable("a name that is no word")
             mesh = params.implied_mesh(operands, results, self.usual_mesh)
-            settings = params.context_written(eqn.ctx, mesh)
-            shown = {**{f"@{k}": v for k, v in settings.items()}, **params.written(eqn)}
+            settings = params.encode_context(eqn.ctx, mesh)
+            shown = {**{f"@{k}": v for k, v in settings.items()}, **params.encode_params(eqn)}
             pairs: list[tuple[ParameterToken, Value]] = []
             for parameter, value in shown.items():
                 token = ParameterToken(self._noted(f"{parameter}="))
-                pairs.append((token, self._written(name, parameter, value)))
+                pairs.append((token, self._encoded(name, parameter, value)))
         except Unwritable as error:
             raise unsupported(eqn, error, parameter) from error
         # Without results and brackets, this would be read as an operand of the previous equation.
@@ -143,7 +143,7 @@ class FileNotation(Notation):
 
     # --- values -----------------------------------------------------------------------------------
 
-    def _written(self, primitive: str, parameter: str, value: Any) -> Value:
+    def _encoded(self, primitive: str, parameter: str, value: Any) -> Value:
         """Return a parameter's value as text, or as jaxprs with text around them."""
         if isinstance(value, params.NamedRule):
             return _RulePieces((f"{self._text(value.name, True)} ", self.hold(value.jaxpr)))

@@ -1,7 +1,7 @@
 """Conversion between an equation's parameters and those in a `.jaxpr` file.
 
-`written` returns the parameters to write; `restored` converts the parameters in a file to those of
-the running JAX. In the file,
+`encode_params` returns the parameters to write; `decode_params` converts the parameters in a file
+to those of the running JAX. In the file,
 
 - a parameter that JAX's listing hides is written only if it is not the default;
 - a parameter unknown to this JAX release is ignored if it has its default value;
@@ -115,7 +115,7 @@ def primitive_name(eqn: JaxprEqn) -> str:
     return "closed_call" if name == "eval_jaxpr" else name
 
 
-def written(eqn: JaxprEqn) -> Params:
+def encode_params(eqn: JaxprEqn) -> Params:
     """Return the parameters of `eqn` to write, in the order of writing.
 
     A value is one that `values.encode` accepts, an open or closed jaxpr, or a `NamedRule`. Raises
@@ -128,14 +128,14 @@ def written(eqn: JaxprEqn) -> Params:
     return {k: v for k, v in params.items() if k not in defaults or not _same(v, defaults[k])}
 
 
-def restored(
+def decode_params(
     primitive: str, given: Params, operands: Avals, results: Avals
 ) -> tuple[Primitive, Params]:
     """Return this JAX's primitive and its parameters from the name and parameters in a file.
 
     `operands` and `results` are the types of the equation's operands and results; the type of a
-    result without one in the file is None. `given` has no equation contexts: see `context`. Jaxprs
-    are closed. Raises BadParameter.
+    result without one in the file is None. `given` has no equation contexts: see
+    `decode_context`. Jaxprs are closed. Raises BadParameter.
     """
     load_rules_of(primitive)
     if primitive.startswith(_SPARSE):
@@ -192,7 +192,7 @@ def implied_mesh(operands: Avals, results: Avals, usual: AbstractMesh) -> Abstra
     return usual
 
 
-def context_written(context: object, mesh: AbstractMesh) -> Params:
+def encode_context(context: object, mesh: AbstractMesh) -> Params:
     """Return the settings of an equation's context to write; `mesh` is the implied one."""
     settings = jaxcompat.context_settings(context)
     named = {name: settings[full] for name, full in _SETTINGS.items() if full in settings}
@@ -200,7 +200,7 @@ def context_written(context: object, mesh: AbstractMesh) -> Params:
     return {name: value for name, value in named.items() if value != defaults[name]}
 
 
-def context(given: Params, operands: Avals, results: Avals, usual_mesh: AbstractMesh) -> Any:
+def decode_context(given: Params, operands: Avals, results: Avals, usual_mesh: AbstractMesh) -> Any:
     """Return the context of an equation from the settings in a file. Raises BadParameter."""
     unknown = given.keys() - _SETTINGS.keys()
     if unknown:

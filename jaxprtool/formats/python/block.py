@@ -20,8 +20,8 @@ from jaxprtool.formats.python.expressions import (
     Name,
     PythonFunction,
     call,
+    pieces_of,
     slots,
-    written,
 )
 from jaxprtool.formats.python.fusion import Line, lines
 from jaxprtool.formats.python.layout import (
@@ -160,7 +160,7 @@ class Block:
         while wanted[count:] != [v for v in met if v not in wanted[:count]]:
             count += 1
         if count == 1:
-            self.assign(wanted[0], written(call("lax.stage", Name(self._texts[wanted[0]])), self))
+            self.assign(wanted[0], pieces_of(call("lax.stage", Name(self._texts[wanted[0]])), self))
         elif count:
             self.mention("lax")
             texts: list[list[Piece]] = [[self._texts[v]] for v in wanted[:count]]
@@ -246,15 +246,15 @@ class Block:
             first = len(waiting) - len(wanted)
             if wanted == list(range(first, len(waiting))):
                 taken = {w.var: w for w in self._pending[first:]}
-                whole = self._written(template, atoms, taken)
+                whole = self._fill(template, atoms, taken)
                 room = min(_LONGEST, WIDTH - _MARGIN - len(INDENT) * self._depth)
                 if whole.parts <= _MOST_PARTS and len(whole.text) <= room:
                     del self._pending[first:]
                     return whole
             self._flush(min(wanted) + 1)
-        return self._written(template, atoms, {})
+        return self._fill(template, atoms, {})
 
-    def _written(
+    def _fill(
         self, template: TextTemplate, atoms: Sequence[Atom], taken: dict[Var, Pending]
     ) -> Pending:
         texts, parts = {}, 1
@@ -274,8 +274,8 @@ class Block:
     def _flush(self, count: int | None = None) -> None:
         """Write the first `count` pending results as lines, or all of them."""
         count = len(self._pending) if count is None else count
-        written, self._pending = self._pending[:count], self._pending[count:]
-        for w in written:
+        flushed, self._pending = self._pending[:count], self._pending[count:]
+        for w in flushed:
             assert w.var is not None
             self._comment(w.origin)
             self.assign(w.var, w.pieces)
@@ -305,7 +305,7 @@ class Block:
         return self.name(var, hints.get(structure)), type_of(var.aval)
 
     def _return(self, results: object) -> None:
-        pieces = written(results, self)
+        pieces = pieces_of(results, self)
         if isinstance(results, tuple) and results:
             pieces = [replace(pieces[0], bare=True)]  # type: ignore[type-var]
         template = TextTemplate(pieces, ATOM, None)
@@ -376,7 +376,7 @@ class Block:
                 self._flush()
             return self._texts[atom]
         # As an array it is a constant of the loop instead of a literal in its body.
-        pieces = written(call("jnp.asarray", literal(atom).typed), self)
+        pieces = pieces_of(call("jnp.asarray", literal(atom).typed), self)
         name = self._names.fresh()
         comment = f"  # {type_of(atom.aval)}"
         self.lines += statement(f"{name} = ", pieces, comment, self._depth)
@@ -418,7 +418,7 @@ def define(
             inside = names.inside(())
             lines += [*gap(depth), *define(module, rule, rule_name, {}, inside, depth)]
             items.append([rule_name])
-        items += [[f"{k}=", *written(v, module)] for k, v in kwargs.items()]
+        items += [[f"{k}=", *pieces_of(v, module)] for k, v in kwargs.items()]
         lines += gap(depth)
         defined: list[Piece] = [f"{name}.{method}", Bracket("(", items, ")", call=True)]
         lines += statement("", defined, "", depth)

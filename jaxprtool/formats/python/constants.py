@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.python.expressions import Expression, Name, Scope, call, written
+from jaxprtool.formats.python.expressions import Expression, Name, Scope, call, pieces_of
 from jaxprtool.formats.python.helpers import FROM_HEX
 from jaxprtool.formats.python.layout import INDENT, WIDTH, statement
 from jaxprtool.formats.python.values import array, dtype_name
@@ -34,7 +34,7 @@ def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> l
     if isinstance(value, jax.Ref):  # with its current value
         made = call("jax.new_ref", Name(name))
         lines = definition_of(name, value[...], scope, store)
-        return lines + statement(f"{name} = ", written(made, scope), "", 0)
+        return lines + statement(f"{name} = ", pieces_of(made, scope), "", 0)
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return _keys(name, value, scope, store)
     if is_foreign(value.dtype):
@@ -52,7 +52,7 @@ def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> l
             sharding=None,
         )
         lines = definition_of(name, strong, scope, store)
-        return lines + statement(f"{name} = ", written(bind, scope), "", 0)
+        return lines + statement(f"{name} = ", pieces_of(bind, scope), "", 0)
     data = np.asarray(value)
     if data.dtype == jax.dtypes.float0:
         expression: Expression = call("np.zeros", data.shape, data.dtype)
@@ -62,7 +62,7 @@ def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> l
         expression = call("jnp.asarray", store(data))
     else:
         return _bytes(name, data, scope)
-    return statement(f"{name} = ", written(expression, scope), "", 0)
+    return statement(f"{name} = ", pieces_of(expression, scope), "", 0)
 
 
 def _keys(name: str, value: Any, scope: Scope, store: Store | None) -> list[str]:
@@ -80,7 +80,7 @@ def _bytes(name: str, data: np.ndarray, scope: Scope) -> list[str]:
     text = data.tobytes().hex()
     width = WIDTH - 2 * len(INDENT)
     rows = [f"{INDENT}{text[i : i + width]}" for i in range(0, len(text), width)]
-    dtype = "".join(map(str, written(dtype_name(data.dtype), scope)))
+    dtype = "".join(map(str, pieces_of(dtype_name(data.dtype), scope)))
     shape = [f"{INDENT}{size}," for size in data.shape]
     return [
         f"{name} = {from_hex}(",

@@ -27,7 +27,7 @@ from jaxprtool.formats.python.arguments import (
     signature,
 )
 from jaxprtool.formats.python.block import Block, define
-from jaxprtool.formats.python.expressions import ROOTS, plain, written
+from jaxprtool.formats.python.expressions import ROOTS, pieces_of, plain
 from jaxprtool.formats.python.jit import jit_decorator
 from jaxprtool.formats.python.layout import INDENT, definition, statement
 from jaxprtool.formats.python.module import Module
@@ -166,7 +166,7 @@ def _main(module: Module, name: str, called: CallSignature) -> tuple[list[str], 
     lines = [*definition(name, called.parameters, types, 0), *block.lines]
     if program.jit is not None:
         decorator = jit_decorator(program, program.jit, results)
-        lines = [*statement("@", written(decorator, module), "", 0), *lines]
+        lines = [*statement("@", pieces_of(decorator, module), "", 0), *lines]
     wide = _NEEDS_X64 if x64_enabled() else None
     axes = ", ".join(f"{axis} of size {size}" for axis, size in program.axis_env)
     bound = f"It must be called where these named axes are bound: {axes}." if axes else None

@@ -124,12 +124,12 @@ class CallExpression(Expression):
 
     def pieces(self, scope: Scope) -> list[Piece]:
         function = _within(self.function, ATOM, scope)
-        items = [written(a, scope) for a in self.args]
+        items = [pieces_of(a, scope) for a in self.args]
         named = {k: v for k, v in self.kwargs.items() if k.isidentifier() and not iskeyword(k)}
-        items += [[f"{k}=", *written(v, scope)] for k, v in named.items()]
+        items += [[f"{k}=", *pieces_of(v, scope)] for k, v in named.items()]
         # Names may be arbitrary strings, as in XLA's metadata.
         others = {k: v for k, v in self.kwargs.items() if k not in named}
-        items += [["**", *written(others, scope)]] if others else []
+        items += [["**", *pieces_of(others, scope)]] if others else []
         return [*function, Bracket("(", items, ")", call=True)]
 
 
@@ -142,14 +142,14 @@ class Subscript(Expression):
 
     def pieces(self, scope: Scope) -> list[Piece]:
         items: list[list[Piece]] = [
-            _slice(k, scope) if isinstance(k, slice) else written(k, scope) for k in self.key
+            _slice(k, scope) if isinstance(k, slice) else pieces_of(k, scope) for k in self.key
         ]
         return [*_within(self.of, ATOM, scope), Bracket("[", items, "]", call=True)]
 
 
 def _slice(key: slice, scope: Scope) -> list[Piece]:
     start, stop, step = (
-        [] if n is None else written(n, scope) for n in (key.start, key.stop, key.step)
+        [] if n is None else pieces_of(n, scope) for n in (key.start, key.stop, key.step)
     )
     return [*start, ":", *stop, *([":", *step] if step else [])]
 
@@ -174,7 +174,7 @@ class Assignment(Expression):
     what: object
 
     def pieces(self, scope: Scope) -> list[Piece]:
-        return [*self.to.pieces(scope), " = ", *written(self.what, scope)]
+        return [*self.to.pieces(scope), " = ", *pieces_of(self.what, scope)]
 
 
 #: The grouping of flat values: an index, None for no value, or a tuple of these.
@@ -364,7 +364,7 @@ def as_expression(value: Any) -> Any:
     return value
 
 
-def written(value: Any, scope: Scope) -> list[Piece]:
+def pieces_of(value: Any, scope: Scope) -> list[Piece]:
     """Return the text of an argument: an expression, a value, or a container of these.
 
     Raises:
@@ -373,15 +373,15 @@ def written(value: Any, scope: Scope) -> list[Piece]:
     if isinstance(value, Expression):
         return value.pieces(scope)
     if type(value) in (tuple, list):
-        items = [written(v, scope) for v in value]
+        items = [pieces_of(v, scope) for v in value]
         if type(value) is list:
             return [Bracket("[", items, "]")]
         return [Bracket("(", items, ")", single_comma=len(items) == 1)]
     if type(value) is dict:
-        items = [[*written(k, scope), ": ", *written(v, scope)] for k, v in value.items()]
+        items = [[*pieces_of(k, scope), ": ", *pieces_of(v, scope)] for k, v in value.items()]
         return [Bracket("{", items, "}")]
     made = _constructed(value)
-    return [plain(value)] if made is value else written(made, scope)
+    return [plain(value)] if made is value else pieces_of(made, scope)
 
 
 def plain(value: Any) -> str:
@@ -401,6 +401,6 @@ def _within(value: object, level: int, scope: Scope) -> list[Piece]:
     """Return the text of `value`, in parentheses if its precedence is below `level`."""
     if isinstance(value, Slot):
         return [Hole(value.index, level)]
-    pieces = written(value, scope)
+    pieces = pieces_of(value, scope)
     own = value.level if isinstance(value, Expression) else ATOM
     return ["(", *pieces, ")"] if own < level else pieces

@@ -25,7 +25,7 @@ from jaxprtool.formats.python.expressions import (
     Subscript,
     call,
     method,
-    written,
+    pieces_of,
 )
 from jaxprtool.formats.python.helpers import HELPERS, NAMED
 from jaxprtool.formats.python.layout import flat, statement
@@ -130,7 +130,7 @@ class Module:
     def module_value(self, value: ModuleValue) -> str:
         name = self._module_values.get(value.key)
         if name is None:
-            pieces = written(value.of, self)
+            pieces = pieces_of(value.of, self)
             name = self._module_values[value.key] = self.claim(value.name)
             self.definitions += statement(f"{name} = ", pieces, "", 0)
         return name
@@ -144,7 +144,7 @@ class Module:
 
     def renaming(self, name: str) -> str:
         """Return the decorator that sets a function's name to a taken or invalid identifier."""
-        return f"@{self.helper(NAMED)}({flat(written(name, self))})"
+        return f"@{self.helper(NAMED)}({flat(pieces_of(name, self))})"
 
     # --- functions ----------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class Module:
         """Return the text of a literal and its precedence."""
         known = self._literals.get((id(atom), typed))
         if known is None:
-            text = flat(written(literal(atom).of(typed), self))
+            text = flat(pieces_of(literal(atom).of(typed), self))
             known = text, SIGN if text.startswith("-") else ATOM, atom
             self._literals[id(atom), typed] = known
         return known[:2]

@@ -30,7 +30,7 @@ from jaxprtool.formats.python.expressions import (
     Scope,
     Slot,
     as_expression,
-    written,
+    pieces_of,
 )
 from jaxprtool.formats.python.layout import Hole, Piece, filled, flat, holes_of
 from jaxprtool.formats.python.rules.table import proposals, unsupported
@@ -224,7 +224,7 @@ class _RoundTrip:
         return structures if same else []
 
     def _literal(self, atom: Literal, typed: bool) -> str:
-        return f"({flat(written(literal(atom).of(typed), self))})"
+        return f"({flat(pieces_of(literal(atom).of(typed), self))})"
 
     def _named(self, value: object) -> str:
         name = f"_value_{len(self._namespace)}"

@@ -25,7 +25,7 @@ from jaxprtool.formats.python.expressions import (
     PythonFunction,
     Scope,
     call,
-    written,
+    pieces_of,
 )
 from jaxprtool.formats.python.layout import Piece, statement
 from jaxprtool.ir.core.equations import equations, type_of
@@ -214,7 +214,7 @@ def bindings(
 
 
 def _binding(name: str, solution: Solution, scope: Scope) -> list[str]:
-    lines = statement(f"{name} = ", written(solution.value, scope), "", 1)
+    lines = statement(f"{name} = ", pieces_of(solution.value, scope), "", 1)
     if not solution.exact:
         whole = Infix("==", solution.size, dimension(solution.equation))
         lines += statement("assert ", whole.pieces(scope), "", 1)

@@ -156,7 +156,7 @@ class _Forward(_Slicer):
             runs: tuple[Run, ...] | None
             if held is None or first:
                 runs = self._everything.within(eqn)
-                reached.update(eqn.outvars, _written(eqn))
+                reached.update(eqn.outvars, _written_refs(eqn))
             else:
                 runs = self._through(eqn, held, reached)
             if runs is not None:
@@ -219,7 +219,7 @@ class _Backward(_Slicer):
             if not (
                 first
                 or not needed.isdisjoint(eqn.outvars)
-                or (eqn.effects and not needed.isdisjoint(_written(eqn)))
+                or (eqn.effects and not needed.isdisjoint(_written_refs(eqn)))
                 or (held is not None and self._begins_within(eqn))
             ):
                 continue
@@ -258,7 +258,7 @@ class _Backward(_Slicer):
         return tuple(runs[i] for i in range(len(opened)))
 
 
-def _written(eqn: JaxprEqn) -> Iterable[Var]:
+def _written_refs(eqn: JaxprEqn) -> Iterable[Var]:
     """Yield the refs that an equation writes to."""
     refs = (jaxcompat.ref_of(e) for e in eqn.effects if not jaxcompat.is_removable_effect(e))
     return [ref for ref in refs if ref is not None]

@@ -110,7 +110,7 @@ def map_equations(jaxpr: AnyJaxpr, rule: EquationRule) -> AnyJaxpr:
     """
 
     def visitor(writer: Writer) -> RewriteRule:
-        def written(eqn: JaxprEqn) -> Sequence[Atom] | None:
+        def visit(eqn: JaxprEqn) -> Sequence[Atom] | None:
             new = rule(eqn)
             if new is None:
                 return None
@@ -118,7 +118,7 @@ def map_equations(jaxpr: AnyJaxpr, rule: EquationRule) -> AnyJaxpr:
                 writer.add(each)
             return eqn.outvars
 
-        return written
+        return visit
 
     return rewrite(jaxpr, visitor)
 
@@ -338,10 +338,10 @@ class Writer:
             new = eqn.replace(invars=ins, outvars=outs, source_info=source, **changes)
             atoms: Sequence[Atom] | None = None
             if rule is not None:
-                written, held = len(self.eqns), len(self.constvars)
+                num_eqns, num_consts = len(self.eqns), len(self.constvars)
                 atoms = rule(new)
                 if atoms is None:
-                    self.rollback(written, held)
+                    self.rollback(num_eqns, num_consts)
                     new = self._inside(new) if self._outside_in else new
             names.update(zip(eqn.outvars, self.add(new) if atoms is None else atoms, strict=True))
         return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
@@ -376,29 +376,29 @@ class Writer:
             for var, const in zip(closed.constvars, closed.consts, strict=True)
         )
 
-    def rollback(self, written: int, held: int) -> None:
-        """Remove all but the first `written` equations and the first `held` constants."""
-        del self.eqns[written:]
-        if len(self.constvars) == held:
+    def rollback(self, num_eqns: int, num_consts: int) -> None:
+        """Remove all but the first `num_eqns` equations and the first `num_consts` constants."""
+        del self.eqns[num_eqns:]
+        if len(self.constvars) == num_consts:
             return
-        for var in self.constvars[held:]:
+        for var in self.constvars[num_consts:]:
             del self.constant_values[var]
-        del self.constvars[held:], self.consts[held:]
+        del self.constvars[num_consts:], self.consts[num_consts:]
         self._constant_of = None
 
-    def may_replace(self, var: Var, atom: Atom, written: int | None = None) -> bool:
+    def may_replace(self, var: Var, atom: Atom, num_eqns: int | None = None) -> bool:
         """Return True if an atom would be accepted in the place of a result.
 
         Args:
             var: The result.
             atom: The atom to replace it by.
-            written: The number of equations written before the rule, if some are the rule's own.
+            num_eqns: The number of equations written before the rule, if some are the rule's own.
         """
         if var.aval != atom.aval and type(var) is not DropVar:
             return False
         if not self.donated or var is atom:
             return True
-        return self._may_rename(var, atom, len(self.eqns) if written is None else written)
+        return self._may_rename(var, atom, len(self.eqns) if num_eqns is None else num_eqns)
 
     # --- the walk ------------------------------------------------------------------------------
 
@@ -421,13 +421,13 @@ class Writer:
                         eqn = eqn.replace(effects=effects)
             if before is not None and eqn.params:
                 eqn = before(eqn)
-            written, held = len(eqns), len(constvars)
+            num_eqns, num_consts = len(eqns), len(constvars)
             atoms = rule(eqn)
-            if atoms is not None and self._accept(eqn, atoms, written):
+            if atoms is not None and self._accept(eqn, atoms, num_eqns):
                 changed = True
                 continue
-            if len(eqns) > written or len(constvars) > held:
-                self.rollback(written, held)
+            if len(eqns) > num_eqns or len(constvars) > num_consts:
+                self.rollback(num_eqns, num_consts)
             if after is not None and eqn.params:
                 eqn = after(eqn)
             eqns.append(eqn)
@@ -447,10 +447,10 @@ class Writer:
             debug_info=jaxpr.debug_info,
         )
 
-    def _accept(self, eqn: JaxprEqn, atoms: Sequence[Atom], written: int) -> bool:
+    def _accept(self, eqn: JaxprEqn, atoms: Sequence[Atom], num_eqns: int) -> bool:
         """Replace results by atoms, and return True; return False if one is rejected.
 
-        The equations after the first `written` ones are the rule's. Results of a body are cast to
+        The equations after the first `num_eqns` ones are the rule's. Results of a body are cast to
         the weak types of the equation's results: JAX allows a loop, branch or call to have others.
         """
         outvars = eqn.outvars
@@ -458,7 +458,7 @@ class Writer:
             pairs = zip(atoms, outvars, strict=True)
             atoms = [self._as_weak(atom, var.aval, eqn) for atom, var in pairs]
         for var, atom in zip(outvars, atoms, strict=True):
-            if not self.may_replace(var, atom, written):
+            if not self.may_replace(var, atom, num_eqns):
                 return False
         for var, atom in zip(outvars, atoms, strict=True):
             if var is not atom:
@@ -487,9 +487,9 @@ class Writer:
         )
         return self.add(cast)[0]
 
-    def _may_rename(self, var: Var, atom: Atom, written: int) -> bool:
+    def _may_rename(self, var: Var, atom: Atom, num_eqns: int) -> bool:
         """Return True if no donated array gets a second name, that is, if the atom is new."""
         if type(atom) is not Literal and atom in self.donated:
             return False
-        new = (v for eqn in self.eqns[written:] for v in eqn.outvars)
+        new = (v for eqn in self.eqns[num_eqns:] for v in eqn.outvars)
         return var not in self.donated or any(v is atom for v in new)

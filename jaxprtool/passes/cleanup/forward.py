@@ -81,7 +81,7 @@ class Forward(Pass):
 def _visitor(memo: Memo, writer: Writer) -> RewriteRule:
     def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
         inside = regions(eqn)
-        return None if inside is None else _Forwarding(writer, inside, memo).written()
+        return None if inside is None else _Forwarding(writer, inside, memo).rewrite()
 
     return rule
 
@@ -158,7 +158,7 @@ class _Forwarding:
             for region, jaxpr in zip(inside.regions, self.jaxprs, strict=True)
         ]
 
-    def written(self) -> Sequence[Atom] | None:
+    def rewrite(self) -> Sequence[Atom] | None:
         """Return the atoms that replace the results; None if nothing changes."""
         inside = self.inside
         for field, places in inside.operands.items():

@@ -22,9 +22,9 @@ from jaxprtool.extend.files import (
     add_class,
     add_name,
     add_record,
+    decode_params,
+    encode_params,
     readable_params,
-    restored,
-    written,
 )
 from jaxprtool_equinox import modules
 
@@ -114,11 +114,11 @@ def _write_mapped(eqn: JaxprEqn) -> Params:
     if p["__axis_name"] is not NO_AXIS_NAME:
         shown["axis_name"] = p["__axis_name"]
     shown["batch_axes"] = tuple(p["__batch_axes"])
-    return {**shown, "params": written(mapped(eqn))}
+    return {**shown, "params": encode_params(mapped(eqn))}
 
 
 def _read_mapped(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
-    primitive, params = restored(given["prim"], given["params"], operands, results)
+    primitive, params = decode_params(given["prim"], given["params"], operands, results)
     return {
         "prim": primitive,
         "__axis_size": given["axis_size"],

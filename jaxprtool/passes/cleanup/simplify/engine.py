@@ -176,16 +176,16 @@ def _apply(
             return None
     if row.once and not all(map(_is_plain, match.eqns)):
         return None
-    written, held = len(writer.eqns), len(writer.constvars)
+    num_eqns, num_consts = len(writer.eqns), len(writer.constvars)
     outcome = row.outcome(match, fast)
     if isinstance(outcome, JaxprEqn):
         plain = _is_plain(eqn) and _is_plain(outcome)
         accepted = plain and _keeps_type(row, outcome, types(outcome))
     else:
-        accepted = outcome is not None and writer.may_replace(eqn.outvars[0], outcome, written)
+        accepted = outcome is not None and writer.may_replace(eqn.outvars[0], outcome, num_eqns)
     if accepted:
         return outcome
-    writer.rollback(written, held)
+    writer.rollback(num_eqns, num_consts)
     return None
 
 

@@ -124,7 +124,7 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
                 break
     if not bodies.shared:
         return program
-    return program.replace(jaxpr=bodies.written(mark))
+    return program.replace(jaxpr=bodies.build(mark))
 
 
 def _may_repeat(bodies: Bodies, costs: Costs) -> bool:

@@ -131,9 +131,9 @@ class Bodies:
             elif item.params and holds_jaxpr(item.params.values()) and _open(item):
                 yield from (self.found[jaxpr] for _, jaxpr in bodies(item))
 
-    def written(self, mark: Mark) -> AnyJaxpr:
+    def build(self, mark: Mark) -> AnyJaxpr:
         """Return the program with its calls written, and marked."""
-        return _Written(self, mark).closed(self.jaxpr)
+        return _Builder(self, mark).closed(self.jaxpr)
 
 
 def first_equation(items: Sequence[Item]) -> JaxprEqn:
@@ -190,7 +190,7 @@ def _open_jaxprs(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     return (body for eqn, held in holders(jaxpr) if _open(eqn) for _, body in held)
 
 
-class _Written:
+class _Builder:
     """The rebuilt jaxprs of bodies with their calls, each made once."""
 
     def __init__(self, bodies: Bodies, mark: Mark):

@@ -89,7 +89,7 @@ def _new_ref(builder: BodyBuilder[Dim], eqn: JaxprEqn) -> bool:
 
 
 @rule(batch_rules, "swap", "addupdate")
-def _written(
+def _write_whole(
     axis: Axis, primitive: Primitive, operands: Operands, dims: Sequence[Dim], params: Params
 ) -> tuple[list[jax.Array], list[Dim]]:
     """Move a value written to a whole ref to the ref's batch dimension, as JAX's rule requires."""

@@ -85,11 +85,11 @@ class TemporaryMemory:
     def is_much(self) -> bool:
         """True if outlining costs so much more memory that a warning is due."""
         more = self.outlined - self.as_traced
-        return more > MUCH_MORE * self.as_traced and more > MUCH
+        return more > WARNED_FRACTION * self.as_traced and more > WARNED_BYTES
 
 
 #: A warning is due if outlining adds more than this fraction of the memory, and this many bytes.
-MUCH_MORE, MUCH = 0.5, 2**20
+WARNED_FRACTION, WARNED_BYTES = 0.5, 2**20
 
 #: The maximum number of bodies that the line names.
 _MOST_NAMED = 3

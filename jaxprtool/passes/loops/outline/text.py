@@ -37,10 +37,10 @@ Positions = NDArray[np.int64]
 NEVER_DEAD = np.iinfo(np.int64).max
 
 #: The weight of an equation that only moves elements: it costs a compiler next to nothing.
-LITTLE = 0.25
+MOVE_WEIGHT = 0.25
 
 #: The weight of a reduction: XLA fuses it with everything around it, in superlinear time.
-MUCH = 12.0
+REDUCTION_WEIGHT = 12.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +194,8 @@ def _weight(eqn: JaxprEqn) -> float:
     """Return the weight of an equation without bodies."""
     like = traits(eqn)
     if like.reduces:
-        return MUCH
-    return LITTLE if like.moves else 1.0
+        return REDUCTION_WEIGHT
+    return MOVE_WEIGHT if like.moves else 1.0
 
 
 def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxprtool.execute.compare.body_runs import Executor
+from jaxprtool.execute.compare.comparator import Comparator
 from jaxprtool.execute.compare.divergence import DivergenceSearch, Found, Pair
-from jaxprtool.execute.compare.judging import Comparator
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
-from jaxprtool.execute.compare.pieces import Executor
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.regions import regions
@@ -92,12 +92,12 @@ def find_divergence(
     """
     first, second = (_with_scalar_predicates(each) for each in variants)
     variants = first, second
-    machines: Any = tuple(Executor(*each) for each in zip(variants, arguments, strict=True))
+    executors: Any = tuple(Executor(*each) for each in zip(variants, arguments, strict=True))
     bodies: Any = tuple(each.program.jaxpr for each in variants)
-    given = machines[0].arguments, machines[1].arguments
+    given = executors[0].arguments, executors[1].arguments
     names = variants[0].name, variants[1].name
     for strict in (False, True):
-        search = DivergenceSearch(Comparator(tolerance, strict), machines, on_progress)
+        search = DivergenceSearch(Comparator(tolerance, strict), executors, on_progress)
         found = search.find(bodies, given, results, positions=positions)
         if found is not None:
             return _Reading(variants[0], found, tolerance).divergence(*names, strict)
@@ -145,12 +145,12 @@ class _Reading:
         )
 
     def _measured(self, pair: Pair) -> Measure:
-        (a, b), (old, new) = self._found.sides, pair
+        (a, b), (old, new) = self._found.runs, pair
         return measured(self._name(old), a.value(old), b.value(new), self._tolerance)
 
     def _name(self, atom: Atom) -> str:
         """Return the name of a value of the reference: an argument, or the equation's."""
-        path, body = self._found.path, self._found.sides[0].jaxpr
+        path, body = self._found.path, self._found.runs[0].jaxpr
         while not isinstance(atom, Literal):
             definition = next((eqn for eqn in body.eqns if atom in eqn.outvars), None)
             if definition is not None:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
+from jaxprtool.execute.compare.body_runs import BodyRun, Executor, needed
+from jaxprtool.execute.compare.comparator import Comparator, comparable
 from jaxprtool.execute.compare.iterations import first_iteration
-from jaxprtool.execute.compare.judging import Comparator, comparable
-from jaxprtool.execute.compare.pieces import BodyRun, Executor, needed
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.structured import Cond, Scan, ShardMap, While, view
 from jaxprtool.ir.evaluation.interpret import branch_of
@@ -56,7 +56,7 @@ class Found:
     """A point where two variants diverge.
 
     Attributes:
-        sides: The bodies in which they diverge.
+        runs: The bodies in which they diverge.
         path: The equations around them in the reference.
         eqns: The diverging equation of each; None if it has no such equation.
         results: Their differing results.
@@ -64,7 +64,7 @@ class Found:
         between: Equations of each, without a counterpart, between these operands and the results.
     """
 
-    sides: tuple[BodyRun, BodyRun]
+    runs: tuple[BodyRun, BodyRun]
     path: Path
     eqns: tuple[JaxprEqn | None, JaxprEqn | None]
     results: Sequence[Pair]
@@ -97,18 +97,18 @@ class DivergenceSearch:
     """A search for where two variants diverge.
 
     Args:
-        judge: Determines which values differ.
-        machines: The machine of each.
+        comparator: Determines which values differ.
+        executors: The executor of each.
         on_progress: Called with progress messages.
     """
 
     def __init__(
         self,
-        judge: Comparator,
-        machines: tuple[Executor, Executor],
+        comparator: Comparator,
+        executors: tuple[Executor, Executor],
         on_progress: Callable[[str], object],
     ):
-        self._judge, self._machines, self._on_progress = judge, machines, on_progress
+        self._comparator, self._executors, self._on_progress = comparator, executors, on_progress
         self._matches = Matches()
 
     def find(
@@ -131,17 +131,17 @@ class DivergenceSearch:
         Returns:
             None if all results agree.
         """
-        a, b = (BodyRun(*each) for each in zip(self._machines, bodies, arguments, strict=True))
+        a, b = (BodyRun(*each) for each in zip(self._executors, bodies, arguments, strict=True))
         outs = list(zip(a.jaxpr.outvars, b.jaxpr.outvars, strict=True))
         if results is None:
             results = a.values(a.jaxpr.outvars), b.values(b.jaxpr.outvars)
         values = zip(outs, *results, strict=True)
-        wrong = [pair for pair, x, y in values if self._judge.differ(x, y)]
+        wrong = [pair for pair, x, y in values if self._comparator.differ(x, y)]
         if not wrong:
             return None
-        partner = self._matches.of(a.jaxpr, b.jaxpr, positions)
+        counterpart = self._matches.of(a.jaxpr, b.jaxpr, positions)
         return self._inward(
-            _Level(self._judge, a, b, partner, wrong).found(path, self._on_progress)
+            _Level(self._comparator, a, b, counterpart, wrong).found(path, self._on_progress)
         )
 
     def _inward(self, found: Found) -> Found:
@@ -158,7 +158,7 @@ class DivergenceSearch:
             return None
         if (len(old.invars), len(old.outvars)) != (len(new.invars), len(new.outvars)):
             return None
-        x, y = found.sides
+        x, y = found.runs
         operands = x.values(old.invars), y.values(new.invars)
         number = None
         match a.view, b.view:
@@ -168,7 +168,7 @@ class DivergenceSearch:
                 self._on_progress(f"looking for the round of {old.primitive.name}")
                 results = x.values(old.outvars), y.values(new.outvars)
                 loops = loop, other
-                part = first_iteration(self._judge, self._machines, loops, operands, results)
+                part = first_iteration(self._comparator, self._executors, loops, operands, results)
                 if part is None:
                     return None
                 bodies, given, number = part.bodies, part.arguments, part.number
@@ -205,23 +205,23 @@ class _Level:
     """Two bodies, some of whose results differ.
 
     Args:
-        judge: Determines which values differ.
+        comparator: Determines which values differ.
         a: The reference's body.
         b: The variant's body.
-        partner: The map from a variable of `a` to its counterpart in `b`.
+        counterpart: The map from a variable of `a` to its counterpart in `b`.
         wrong: The results that differ.
     """
 
     def __init__(
         self,
-        judge: Comparator,
+        comparator: Comparator,
         a: BodyRun,
         b: BodyRun,
-        partner: Callable[[Var], Var | None],
+        counterpart: Callable[[Var], Var | None],
         wrong: Sequence[Pair],
     ):
-        self._judge, self._a, self._b, self._wrong = judge, a, b, wrong
-        self._partners: dict[Var, Var] = {}
+        self._comparator, self._a, self._b, self._wrong = comparator, a, b, wrong
+        self._counterparts: dict[Var, Var] = {}
         outs = {old for old, _ in wrong if not isinstance(old, Literal)}
         self._eqns = needed(a.jaxpr, outs, ())
         for var in [
@@ -229,16 +229,18 @@ class _Level:
             *a.jaxpr.constvars,
             *(v for e in self._eqns for v in e.outvars),
         ]:
-            other = partner(var)
+            other = counterpart(var)
             if other is not None and comparable(var) and var.aval.shape == other.aval.shape:
-                self._partners[var] = other
+                self._counterparts[var] = other
         self._defined = {v: i for i, eqn in enumerate(self._eqns) for v in eqn.outvars}
         self._last = {v: i for i, eqn in enumerate(self._eqns) for v in _variables(eqn.invars)}
         self._last |= dict.fromkeys(outs, len(self._eqns))
         self._has_refs = any(isinstance(v.aval, AbstractRef) for v in self._defined)
-        self._roots = dict(_roots(self._eqns, self._partners))
+        self._roots = dict(_roots(self._eqns, self._counterparts))
         self._points = [
-            i for i, eqn in enumerate(self._eqns) if any(v in self._partners for v in eqn.outvars)
+            i
+            for i, eqn in enumerate(self._eqns)
+            if any(v in self._counterparts for v in eqn.outvars)
         ]
 
     def found(self, path: Path, on_progress: Callable[[str], object]) -> Found:
@@ -250,8 +252,8 @@ class _Level:
         if high == len(self._points):
             return self._at_results(path)
         eqn = self._eqns[self._points[high]]
-        pairs = [(v, self._partners[v]) for v in eqn.outvars if v in self._partners]
-        self._know(pairs)
+        pairs = [(v, self._counterparts[v]) for v in eqn.outvars if v in self._counterparts]
+        self._compute(pairs)
         wrong = [pair for pair in pairs if self._differ(pair)]
         other = self._b.definitions.get((wrong or pairs)[0][1])
         return self._found(path, (eqn, other), wrong or pairs)
@@ -262,7 +264,7 @@ class _Level:
         count = min(CUTS, inside)
         cuts = sorted({low + 1 + (i + 1) * inside // count - 1 for i in range(count)})
         fronts = {cut: self._front(cut) for cut in cuts}
-        self._know([pair for front in fronts.values() for pair in front])
+        self._compute([pair for front in fronts.values() for pair in front])
         agree = [cut for cut in cuts if not any(map(self._differ, fronts[cut]))]
         if self._has_refs:  # refs are not compared: the first difference is more reliable
             high = next((cut for cut in cuts if cut not in agree), high)
@@ -272,8 +274,8 @@ class _Level:
         high = min((cut for cut in cuts if cut > low), default=high)
         if high - low > 1:
             kept = self._front(low) if low >= 0 else []
-            self._a.forget(old for old, _ in kept)
-            self._b.forget(new for _, new in kept)
+            self._a.evict(old for old, _ in kept)
+            self._b.evict(new for _, new in kept)
         return low, high
 
     def _front(self, point: int) -> list[Pair]:
@@ -281,17 +283,17 @@ class _Level:
         place = self._points[point]
         alive = (v for v, i in self._defined.items() if i <= place < self._last.get(v, -1))
         roots = dict.fromkeys(root for v in alive for root in self._roots[v])
-        return [(v, self._partners[v]) for v in roots]
+        return [(v, self._counterparts[v]) for v in roots]
 
-    def _know(self, pairs: Sequence[Pair]) -> None:
-        self._a.know(old for old, _ in pairs)
-        self._b.know(new for _, new in pairs)
+    def _compute(self, pairs: Sequence[Pair]) -> None:
+        self._a.compute(old for old, _ in pairs)
+        self._b.compute(new for _, new in pairs)
 
     def _differ(self, pair: Pair) -> bool:
-        return self._judge.differ(self._a.value(pair[0]), self._b.value(pair[1]))
+        return self._comparator.differ(self._a.value(pair[0]), self._b.value(pair[1]))
 
     def _at_results(self, path: Path) -> Found:
-        self._know(self._wrong)
+        self._compute(self._wrong)
         wrong = [pair for pair in self._wrong if self._differ(pair)]
         if not wrong:
             return Found((self._a, self._b), path, (None, None), [], [], ((), ()))
@@ -302,17 +304,17 @@ class _Level:
     def _found(
         self, path: Path, eqns: tuple[JaxprEqn | None, JaxprEqn | None], wrong: Sequence[Pair]
     ) -> Found:
-        known = set(self._partners) - {old for old, _ in wrong}
-        others = {new: old for old, new in self._partners.items() if old in known}
+        known = set(self._counterparts) - {old for old, _ in wrong}
+        others = {new: old for old, new in self._counterparts.items() if old in known}
         removed = _between(self._a, [old for old, _ in wrong], known)
         added = _between(self._b, [new for _, new in wrong], others.keys())
         operands = {v: None for eqn in removed for v in _variables(eqn.invars) if v in known}
         operands |= {
             others[v]: None for eqn in added for v in _variables(eqn.invars) if v in others
         }
-        pairs: list[Pair] = [(v, self._partners[v]) for v in operands]
+        pairs: list[Pair] = [(v, self._counterparts[v]) for v in operands]
         pairs += _literals(*eqns)
-        self._know(pairs)
+        self._compute(pairs)
         between = tuple(
             [eqn for eqn in found if eqn is not own]
             for found, own in zip((removed, added), eqns, strict=True)
@@ -333,18 +335,18 @@ def _literals(old: JaxprEqn | None, new: JaxprEqn | None) -> Iterator[Pair]:
 
 
 def _roots(
-    eqns: Sequence[JaxprEqn], partners: dict[Var, Var]
+    eqns: Sequence[JaxprEqn], matched: dict[Var, Var]
 ) -> Iterator[tuple[Var, frozenset[Var]]]:
-    """Yield each variable with its nearest ancestors (or itself) that have a partner."""
+    """Yield each variable with its nearest ancestors (or itself) that have a counterpart."""
     found: dict[Var, frozenset[Var]] = {}
     for eqn in eqns:
         given = (found.get(v, frozenset()) for v in _variables(eqn.invars))
         others = frozenset().union(*given)
         for var in eqn.outvars:
-            found[var] = frozenset([var]) if var in partners else others
+            found[var] = frozenset([var]) if var in matched else others
     yield from found.items()
 
 
-def _between(side: BodyRun, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
+def _between(run: BodyRun, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
     """Return the equations that compute values from those with a counterpart."""
-    return needed(side.jaxpr, list(_variables(wanted)), known)
+    return needed(run.jaxpr, list(_variables(wanted)), known)

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxprtool.execute.compare.judging import Comparator
-from jaxprtool.execute.compare.pieces import Executor
+from jaxprtool.execute.compare.body_runs import Executor
+from jaxprtool.execute.compare.comparator import Comparator
 from jaxprtool.execute.stepping.iterations import Progress, advanced, started
 from jaxprtool.ir.basics.dtypes import as_array
 from jaxprtool.ir.core.structured import Scan, While
@@ -44,13 +44,13 @@ class _Iterations:
     """The iterations of a variant's loop.
 
     Args:
-        machine: Runs the iterations.
+        executor: Runs the iterations.
         loop: The loop.
         operands: Its operands.
     """
 
-    def __init__(self, machine: Executor, loop: Scan | While, operands: Sequence[Any]):
-        self._machine, self.loop = machine, loop
+    def __init__(self, executor: Executor, loop: Scan | While, operands: Sequence[Any]):
+        self._executor, self.loop = executor, loop
         self.operands = LoopOperands.of(loop, map(as_array, operands))
         self._compiled = jax.jit(self._until)
 
@@ -59,8 +59,8 @@ class _Iterations:
 
         Returns the total number of iterations run, and the carry after them.
         """
-        run = self._one_by_one if self._machine.op_by_op else self._compiled
-        with self._machine.running():
+        run = self._one_by_one if self._executor.op_by_op else self._compiled
+        with self._executor.running():
             end = run(self.operands, np.int32(number), list(carry), np.int32(stop))
         return int(end.number), list(end.carry)
 
@@ -72,21 +72,21 @@ class _Iterations:
         )
 
     def _one_by_one(self, given: LoopOperands, number: Any, carry: Any, stop: Any) -> Progress:
-        progress = started(self.loop, given, number, carry, self._machine.run)
+        progress = started(self.loop, given, number, carry, self._executor.run)
         while progress.more and progress.number < stop:
-            progress = advanced(self.loop, given, progress, self._machine.run, row_of)
+            progress = advanced(self.loop, given, progress, self._executor.run, row_of)
         return progress
 
     def given(self, number: int, carry: Sequence[Any]) -> list[Any]:
         """Return the arguments of the body in an iteration."""
-        with self._machine.running():
+        with self._executor.running():
             rows = [row_of(x, slice_number(self.loop, number)) for x in self.operands.xs]
         return [*self.operands.consts, *carry, *rows]
 
 
 def first_iteration(
-    judge: Comparator,
-    machines: tuple[Executor, Executor],
+    comparator: Comparator,
+    executors: tuple[Executor, Executor],
     loops: tuple[Scan | While, Scan | While],
     operands: tuple[Sequence[Any], Sequence[Any]],
     results: tuple[Sequence[Any], Sequence[Any]],
@@ -94,61 +94,61 @@ def first_iteration(
     """Return the first iteration in which two loops diverge, or None.
 
     Args:
-        judge: Determines which values differ.
-        machines: The machine of each.
+        comparator: Determines which values differ.
+        executors: The executor of each.
         loops: The two loops.
         operands: The operands of each.
         results: The results of each.
     """
-    last = _first_row(judge, loops[0], results)
-    a = _Iterations(machines[0], loops[0], operands[0])
-    b = _Iterations(machines[1], loops[1], operands[1])
-    sides, starts = (a, b), [a.operands.carry, b.operands.carry]
+    last = _first_row(comparator, loops[0], results)
+    a = _Iterations(executors[0], loops[0], operands[0])
+    b = _Iterations(executors[1], loops[1], operands[1])
+    runs, starts = (a, b), [a.operands.carry, b.operands.carry]
     stop = _ALL if last is None else last
-    ends = [each.run(0, start, stop) for each, start in zip(sides, starts, strict=True)]
+    ends = [each.run(0, start, stop) for each, start in zip(runs, starts, strict=True)]
     count = min(number for number, _ in ends)
     uneven = ends[0][0] != ends[1][0]
     if uneven:
-        ends = [each.run(0, start, count) for each, start in zip(sides, starts, strict=True)]
+        ends = [each.run(0, start, count) for each, start in zip(runs, starts, strict=True)]
     carries = [carry for _, carry in ends]
-    if not _part(judge, carries):
+    if not _diverge(comparator, carries):
         if last is None and not uneven:
             return None
-        return _condition(count, sides, carries) if uneven else _body(count, sides, carries)
+        return _condition(count, runs, carries) if uneven else _body(count, runs, carries)
     known, wrong, carries = 0, count, starts
     while wrong - known > 1:
         middle = (known + wrong) // 2
-        tried = [
-            each.run(known, carry, middle)[1] for each, carry in zip(sides, carries, strict=True)
+        middles = [
+            each.run(known, carry, middle)[1] for each, carry in zip(runs, carries, strict=True)
         ]
-        if _part(judge, tried):
+        if _diverge(comparator, middles):
             wrong = middle
         else:
-            known, carries = middle, tried
-    return _body(known, sides, carries)
+            known, carries = middle, middles
+    return _body(known, runs, carries)
 
 
-def _body(number: int, sides: tuple[_Iterations, _Iterations], carries: Sequence[Any]) -> Iteration:
-    a, b = sides
+def _body(number: int, runs: tuple[_Iterations, _Iterations], carries: Sequence[Any]) -> Iteration:
+    a, b = runs
     given = a.given(number, carries[0]), b.given(number, carries[1])
     return Iteration(slice_number(a.loop, number), (a.loop.body, b.loop.body), given)
 
 
 def _condition(
-    number: int, sides: tuple[_Iterations, _Iterations], carries: Sequence[Any]
+    number: int, runs: tuple[_Iterations, _Iterations], carries: Sequence[Any]
 ) -> Iteration:
-    a, b = sides
+    a, b = runs
     assert isinstance(a.loop, While) and isinstance(b.loop, While)
     given = [*a.operands.cond_consts, *carries[0]], [*b.operands.cond_consts, *carries[1]]
     return Iteration(number, (a.loop.cond, b.loop.cond), given)
 
 
-def _part(judge: Comparator, carries: Sequence[Sequence[Any]]) -> bool:
-    return any(judge.differ(*pair) for pair in zip(*carries, strict=True))
+def _diverge(comparator: Comparator, carries: Sequence[Sequence[Any]]) -> bool:
+    return any(comparator.differ(*pair) for pair in zip(*carries, strict=True))
 
 
 def _first_row(
-    judge: Comparator, loop: Scan | While, results: tuple[Sequence[Any], Sequence[Any]]
+    comparator: Comparator, loop: Scan | While, results: tuple[Sequence[Any], Sequence[Any]]
 ) -> int | None:
     """Return the number of the first iteration with a differing row in a stacked result."""
     if not isinstance(loop, Scan):
@@ -156,7 +156,7 @@ def _first_row(
     count = len(loop.carry)
     found = []
     for pair in zip(*(each[count:] for each in results), strict=True):
-        wrong = judge.wrong(*pair)
+        wrong = comparator.wrong(*pair)
         rows = np.flatnonzero(wrong.any(axis=tuple(range(1, wrong.ndim))))
         if len(rows):
             found.append(loop.length - 1 - int(rows[-1]) if loop.reverse else int(rows[0]))

@@ -77,44 +77,44 @@ class BodyRun:
     """A body that a variant runs, and its known values.
 
     Args:
-        machine: Runs the body.
+        executor: Runs the body.
         body: The body.
         arguments: Its arguments.
     """
 
-    def __init__(self, machine: Executor, body: ClosedJaxpr, arguments: Sequence[Any]):
-        self.machine, self.body = machine, body
+    def __init__(self, executor: Executor, body: ClosedJaxpr, arguments: Sequence[Any]):
+        self.executor, self.body = executor, body
         jaxpr = jaxcompat.open_jaxpr(body)
         self.jaxpr: Jaxpr = jaxpr
         self._given: dict[Var, Any] = dict(zip(jaxpr.constvars, body.consts, strict=True))
         self._given.update(zip(jaxpr.invars, arguments, strict=True))
-        self._known = dict(self._given)
+        self._values = dict(self._given)
         self.definitions = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
-    def know(self, wanted: Iterable[Atom]) -> None:
+    def compute(self, wanted: Iterable[Atom]) -> None:
         """Compute values as one piece from the known ones."""
         missing = [v for v in dict.fromkeys(map(_hashable, wanted)) if v is not None]
-        missing = [v for v in missing if v not in self._known]
+        missing = [v for v in missing if v not in self._values]
         if missing:
-            eqns = needed(self.jaxpr, missing, self._known)
+            eqns = needed(self.jaxpr, missing, self._values)
             free = list(free_variables(eqns, missing))
             piece = jaxcompat.new_jaxpr((), (), free, missing, eqns, _DEBUG)
-            values = self.machine.run(piece, [self._known[v] for v in free])
-            self._known.update(zip(missing, values, strict=True))
+            values = self.executor.run(piece, [self._values[v] for v in free])
+            self._values.update(zip(missing, values, strict=True))
 
     def value(self, atom: Atom) -> Any:
         """Return a known value."""
-        return as_array(atom.val) if isinstance(atom, Literal) else self._known[atom]
+        return as_array(atom.val) if isinstance(atom, Literal) else self._values[atom]
 
     def values(self, atoms: Sequence[Atom]) -> list[Any]:
         """Return values, after computing the unknown ones."""
-        self.know(atoms)
+        self.compute(atoms)
         return list(map(self.value, atoms))
 
-    def forget(self, but: Iterable[Var]) -> None:
-        """Forget all values but the body's arguments and some others."""
-        kept = {v: self._known[v] for v in but if v in self._known}
-        self._known = {**self._given, **kept}
+    def evict(self, keep: Iterable[Var]) -> None:
+        """Drop all values but the arguments of the body and `keep`."""
+        kept = {v: self._values[v] for v in keep if v in self._values}
+        self._values = {**self._given, **kept}
 
 
 def _hashable(atom: Atom) -> Var | None:

@@ -13,7 +13,7 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool.api.investigate.reduction import checks
-from jaxprtool.api.investigate.reduction.search import CallingJudge, Search, State
+from jaxprtool.api.investigate.reduction.search import CallingOracle, Search, State
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.jaxpr.read import parse
 from jaxprtool.ir.core.equations import equations
@@ -132,7 +132,7 @@ def test_ctrl_c_gives_the_smallest_so_far():
 
 
 def test_values_that_a_check_makes_up_become_zeros_or_else_ones():
-    class WithoutZeros(CallingJudge):
+    class WithoutZeros(CallingOracle):
         makes_values = True
 
         def first(self, states):

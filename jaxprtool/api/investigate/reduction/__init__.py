@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jaxprtool.api.investigate.reduction import checks, worker
-from jaxprtool.api.investigate.reduction.search import CallingJudge, Search, State
+from jaxprtool.api.investigate.reduction.search import CallingOracle, Search, State
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.formats.jaxpr.write import write
@@ -128,22 +128,22 @@ def _here(
     on_progress: _OnProgress,
 ) -> Reduction:
     """Reduce with a Python function as the predicate, called in this process."""
-    judge, state = CallingJudge(predicate), State(program, values)
-    if not judge.holds(state):
+    oracle, state = CallingOracle(predicate), State(program, values)
+    if not oracle.holds(state):
         raise ArgumentsError("the predicate is not true of the program as it was given")
-    if not judge.holds(state):
+    if not oracle.holds(state):
         raise ArgumentsError("the predicate was true of the program, and not a second time")
     best, interrupted = [state], False
 
     def on_improvement(state: State, doing: str) -> None:
         best[0] = state
-        on_progress(_line(doing, count_of(state.program), judge.tries))
+        on_progress(_line(doing, count_of(state.program), oracle.tries))
 
     try:
-        best[0] = Search(judge, on_improvement).run(state)
+        best[0] = Search(oracle, on_improvement).run(state)
     except KeyboardInterrupt:
         interrupted = True
-    return _reduction(best[0].program, dict(best[0].values), program, judge.tries, interrupted)
+    return _reduction(best[0].program, dict(best[0].values), program, oracle.tries, interrupted)
 
 
 def _reduction(

@@ -66,12 +66,12 @@ class Search:
     """The reduction of one program.
 
     Args:
-        judge: The oracle.
+        oracle: The oracle.
         on_progress: Called with the smallest state so far and the name of the step, for progress.
     """
 
-    def __init__(self, judge: Oracle, on_progress: Callable[[State, str], object]):
-        self._judge, self._on_progress = judge, on_progress
+    def __init__(self, oracle: Oracle, on_progress: Callable[[State, str], object]):
+        self._oracle, self._on_progress = oracle, on_progress
         self._values: tuple[Program | None, dict[Var, Any]] = (None, {})
         self.state: State
 
@@ -83,10 +83,10 @@ class Search:
         """
         self.state = state
         flat = State(flattened(state.program), state.values)
-        if self._judge.first(iter((flat,))) is None:
+        if self._oracle.first(iter((flat,))) is None:
             return state
-        guess = self._judge.guess(flat)
-        self.state = self._judge.first(iter((guess,))) or flat if guess else flat
+        guess = self._oracle.guess(flat)
+        self.state = self._oracle.first(iter((guess,))) or flat if guess else flat
         granularities = iter(_FINEST)
         finest: int | None = next(granularities)
         while True:
@@ -161,7 +161,7 @@ class Search:
 
         made: list[State] = []
         self._on_progress(self.state, step.name)
-        found = self._judge.first(states())
+        found = self._oracle.first(states())
         if found is None:
             return None
         self.state = found
@@ -188,7 +188,7 @@ class Search:
         if candidate.origin is not None:
             if self._values[0] is not candidate.origin:
                 origin = State(candidate.origin, known)
-                self._values = candidate.origin, self._judge.values_of(origin)
+                self._values = candidate.origin, self._oracle.values_of(origin)
             cut = self._values[1]
             values |= {name: cut[v] for name, v in candidate.cut.items() if v in cut}
         return State(candidate.program, values)
@@ -202,7 +202,7 @@ class Search:
             old = self.state
             choices = [v for v in _plainer(value) if v.tobytes() != value.tobytes()]
             states = [State(old.program, {**old.values, name: v}) for v in choices]
-            if found := self._judge.first(iter(states)):
+            if found := self._oracle.first(iter(states)):
                 self.state = found
                 self._on_progress(found, "plainer values")
 
@@ -211,13 +211,13 @@ class Search:
         values = self.state.values
         avals = dict(zip(self.state.program.arg_names, self.state.program.in_avals, strict=True))
         unknown = {n: a for n, a in avals.items() if n not in values and not is_extended(a.dtype)}
-        if not self._judge.makes_values or not unknown:
+        if not self._oracle.makes_values or not unknown:
             return
         plain = (
             {n: np.full(a.shape, number, a.dtype) for n, a in unknown.items()} for number in (0, 1)
         )
         states = [State(self.state.program, {**values, **new}) for new in plain]
-        self.state = self._judge.first(iter(states)) or self.state
+        self.state = self._oracle.first(iter(states)) or self.state
 
 
 def _plainer(value: np.ndarray) -> Iterator[np.ndarray]:
@@ -230,10 +230,10 @@ def _plainer(value: np.ndarray) -> Iterator[np.ndarray]:
         yield np.round(value.astype(np.float64), 1).astype(value.dtype)
 
 
-# --- judges ---------------------------------------------------------------------------------------
+# --- oracles --------------------------------------------------------------------------------------
 
 
-class ForkingJudge:
+class ForkingOracle:
     """Runs a check on each program in a forked process.
 
     Args:
@@ -355,7 +355,7 @@ def _key(state: State) -> Hashable:
         return object()
 
 
-class CallingJudge:
+class CallingOracle:
     """Calls a predicate in this process, for one program after another."""
 
     makes_values = False

@@ -53,7 +53,7 @@ def main(folder: str) -> None:
 
     jax.config.update("jax_enable_x64", request.x64)
     from jaxprtool.api.investigate.reduction import checks
-    from jaxprtool.api.investigate.reduction.search import ForkingJudge, Search, State
+    from jaxprtool.api.investigate.reduction.search import ForkingOracle, Search, State
     from jaxprtool.errors import JaxprToolError
     from jaxprtool.execute.sandbox.forks import Limits
     from jaxprtool.files import file_written_whole
@@ -73,20 +73,20 @@ def main(folder: str) -> None:
             with file_written_whole(os.path.join(folder, VALUES)) as file:
                 pickle.dump(dict(state.values), file)
             write(state.program, os.path.join(folder, BEST), callbacks="stub")
-        _say(doing=doing, equations=count_of(state.program), tries=judge.tries)
+        _say(doing=doing, equations=count_of(state.program), tries=oracle.tries)
 
     try:
         for plugin in request.plugins:
             load_plugin(plugin)
         check = checks.parse(request.check, request.seed)
         limits = Limits(request.seconds or 600.0, request.memory)
-        judge = ForkingJudge(check, request.jobs, limits, request.plugins)
+        oracle = ForkingOracle(check, request.jobs, limits, request.plugins)
         _say(doing="trying the program as it is", equations=count_of(program), tries=0)
-        seen = judge.first_look(best[0], request.seconds)
+        seen = oracle.first_look(best[0], request.seconds)
         _say(seen=seen if isinstance(seen, str) else "")
-        state = Search(judge, on_progress).run(best[0])
+        state = Search(oracle, on_progress).run(best[0])
         on_progress(state, "trying the result again")
-        _say(ended=True, holds=judge.holds(state), tries=judge.tries)
+        _say(ended=True, holds=oracle.holds(state), tries=oracle.tries)
     except JaxprToolError as error:
         _say(fault=error.message, hint=error.hint)
 

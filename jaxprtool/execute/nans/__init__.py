@@ -20,11 +20,11 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.execute.nans.cone import cone_of
+from jaxprtool.execute.nans.provenance import count_of, element, first_place, place_after
 from jaxprtool.execute.nans.screening import screened
 from jaxprtool.execute.nans.search import OriginSearch
 from jaxprtool.execute.nans.states import INF, NAN
 from jaxprtool.execute.nans.tracked import Evaluation, Origin, Tracked
-from jaxprtool.execute.nans.ways import count_of, element, first_place, place_after
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.execute.running.summary import plain, statistics
 from jaxprtool.ir.basics.documents import document
@@ -244,7 +244,7 @@ class _Reading:
             position=place,
             devices=origin.devices or tuple(_devices(value, origin.state)),
             operands=tuple(self._operands(origin, place)),
-            way=tuple(self._operand(*each) for each in origin.way),
+            way=tuple(self._operand(*each) for each in origin.provenance),
             reaches=tuple(names[i] for i in origin.reached),
             dropped="" if origin.reached else self._named(origin.dropped),
             leads_to=tuple(self._named(each.step) for each in origin.led_to.values()),

@@ -27,6 +27,7 @@ import numpy as np
 
 from jaxprtool.execute.nans.followed import Followed
 from jaxprtool.execute.nans.iterations import Known, body_equations, compiled_iterations
+from jaxprtool.execute.nans.provenance import provenance
 from jaxprtool.execute.nans.shards import CheckedShards
 from jaxprtool.execute.nans.states import (
     FINITE,
@@ -48,7 +49,6 @@ from jaxprtool.execute.nans.tracked import (
     tainted,
     union,
 )
-from jaxprtool.execute.nans.ways import provenance
 from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
 from jaxprtool.execute.stepping.iterations import Progress, bodies_of
 from jaxprtool.ir.core.structured import Scan, ShardMap, While, view
@@ -56,7 +56,7 @@ from jaxprtool.ir.equality.structural_key import Unkeyable, structure
 from jaxprtool.ir.evaluation.interpret import LoopOperands, row_of, slice_number
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
-#: The limit in bytes of dead values that are kept to show the way to an origin.
+#: The limit in bytes of dead values that are kept to show the provenance of an origin.
 _REMEMBERED = 1 << 28
 
 #: The maximum number of separate origins of one equation that are not dropped.
@@ -257,8 +257,8 @@ class OriginSearch(SteppingInterpreter):
             known[-1].times += 1
             return known[-1]
         # Compute it now, before the operands are dropped.
-        way = provenance(step, results) if results else ()
-        origin = Origin(state, step, "", results, tuple(operands), way, number=self._number)
+        values = provenance(step, results) if results else ()
+        origin = Origin(state, step, "", results, tuple(operands), values, number=self._number)
         self._number += 1
         known.append(origin)
         self._open.append(origin)

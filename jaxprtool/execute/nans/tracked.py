@@ -58,7 +58,7 @@ class Origin:
         name: The argument that contains it, or "".
         results: The results of the equation, or the argument.
         operands: The operands of the equation.
-        way: The values from which it was computed, the nearest first.
+        provenance: The values from which it was computed, the nearest first.
         number: Its consecutive number.
         times: The number of executions of the equation that produced one.
         reached: The positions of the results that it reaches.
@@ -73,7 +73,7 @@ class Origin:
     name: str
     results: Sequence[Tracked]
     operands: Sequence[Tracked] = ()
-    way: Sequence[OnWay] = ()
+    provenance: Sequence[ProvenanceValue] = ()
     number: int = 0
     times: int = 1
     reached: list[int] = field(default_factory=list)
@@ -136,8 +136,8 @@ class Written(Tracked):
         return bool(state_of(self.data) & NAN)
 
 
-class OnWay(NamedTuple):
-    """A value on the path to an origin.
+class ProvenanceValue(NamedTuple):
+    """A value that the path to an origin.
 
     Attributes:
         value: The value.

@@ -1,4 +1,4 @@
-"""The path to a NaN or an infinity, from its equation back to an argument."""
+"""The path of a NaN or an infinity, from its equation back of an argument."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import numpy as np
 
 from jaxprtool.execute.nans.reading import Index, Read, read_by
 from jaxprtool.execute.nans.states import NAN, has_state, is_moving
-from jaxprtool.execute.nans.tracked import Evaluation, OnWay, Tracked, Written
+from jaxprtool.execute.nans.tracked import Evaluation, ProvenanceValue, Tracked, Written
 from jaxprtool.execute.running.summary import plain
 from jaxprtool.ir.core.traits import traits
 
 #: The maximum number of values of a path, and the most moved values that are skipped.
-_LONGEST, _FURTHEST = 12, 100
+_MOST_VALUES, _MOST_STEPS = 12, 100
 
 
-def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[OnWay]:
+def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[ProvenanceValue]:
     """Return the values that led to the results of a step, from its operands to an argument.
 
     The path follows one element at a time, from the first non-finite one to an element from which
     it was computed. Elements that depend on an argument are preferred to constants; among these,
     the most suspicious one is taken. Values that were only moved are left out.
     """
-    found: list[OnWay] = []
+    found: list[ProvenanceValue] = []
     value = next(x for x in results if x.state)
     place: Index | None = first_place(value)
     reads = read_by(value, place) or [Read(x, None) for x in step.operands]
     is_known = True
-    for _ in range(_FURTHEST):
+    for _ in range(_MOST_STEPS):
         reads = [x for x in reads if not isinstance(x.value, Written)]
         reads = [x for x in reads if has_state(x.value.data)] or reads[:1]
         reads = [x for x in reads if not x.value.held] or reads
-        if not reads or len(found) == _LONGEST:
+        if not reads or len(found) == _MOST_VALUES:
             break
         one = _element(value, place)
         read = max(reads, key=lambda x: _most_suspicious(x, one)[0])
         is_known &= read.where is not None
         value, place = read.value, _most_suspicious(read, one)[1]
         if not _is_moved(value):
-            found.append(OnWay(value, place if is_known else None))
+            found.append(ProvenanceValue(value, place if is_known else None))
         reads = read_by(value, place)
     return found
 

@@ -101,9 +101,11 @@ class _ExpressionSearch:
         return () if held is None or not self._opens(held) else held.jaxprs
 
     def _frame(self, eqn: JaxprEqn) -> UserFrame | None:
-        place = self._frames.place(eqn)
+        location = self._frames.location(eqn)
         return (
-            place.frame if place is not None and self._frames.is_users(place.frame.file) else None
+            location.frame
+            if location is not None and self._frames.is_users(location.frame.file)
+            else None
         )
 
     def _leaves(self, jaxpr: Jaxpr, var: Var, frame: UserFrame) -> bool:

@@ -185,10 +185,10 @@ class _PathSearch:
         return self._holders[jaxpr, index, held.index(body)]
 
     def _step(self, before: _State, eqn: JaxprEqn, after: _State) -> PathStep:
-        place, depth, calls = self._frames.place(eqn), 0, before[0]
+        location, depth, calls = self._frames.location(eqn), 0, before[0]
         while calls is not None:
             depth, calls = depth + 1, calls[1]
-        frame = None if place is None else place.frame
+        frame = None if location is None else location.frame
         source = "" if frame is None else self._frames.text(frame)
         return PathStep(eqn.primitive.name, type_of(after[2].aval), depth, source, frame)
 

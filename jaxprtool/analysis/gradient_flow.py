@@ -99,8 +99,8 @@ def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> Grad
 def _stop(frames: Frames, calls: Sequence[JaxprEqn]) -> Stop:
     eqn = calls[-1]
     name = jaxcompat.custom_name(eqn) if traits(eqn).custom_derivative else eqn.primitive.name
-    place = frames.place_of(calls)
-    frame = None if place is None else place.frame
+    location = frames.location_of(calls)
+    frame = None if location is None else location.frame
     return Stop(name, "" if frame is None else frames.text(frame), frame)
 
 

@@ -96,8 +96,8 @@ def _lines(runs: dict[Jaxpr, int], reader: Frames) -> list[tuple[UserFrame, int]
     for jaxpr, number in runs.items():
         copies = Counter(eqn.source_info.traceback for eqn in jaxpr.eqns)
         for traceback, eqn in {eqn.source_info.traceback: eqn for eqn in jaxpr.eqns}.items():
-            if (place := reader.place(eqn)) is not None:
-                frame = place.frame
+            if (location := reader.location(eqn)) is not None:
+                frame = location.frame
                 counts[frame.file, frame.line] += number * copies[traceback]
                 frames[frame.file, frame.line] = frame
     return [(frames[line], number) for line, number in counts.most_common()]

@@ -155,8 +155,8 @@ class _Points:
         """The lines of equations: the user's nearest line, and the library lines that it calls."""
 
         def frames(eqn: JaxprEqn) -> Iterable[UserFrame]:
-            place = self._frames.place(eqn)
-            return () if place is None else (place.frame, *place.behind)
+            location = self._frames.location(eqn)
+            return () if location is None else (location.frame, *location.behind)
 
         return self._read(frames)
 

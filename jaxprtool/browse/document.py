@@ -31,7 +31,7 @@ from jaxprtool.extend.listing import (
     plural,
     printable,
 )
-from jaxprtool.extend.sources import FrameChoice, Place, UserFrame, frames_now
+from jaxprtool.extend.sources import FrameChoice, SourceLocation, UserFrame, frames_now
 
 #: The maximum number of results, and operands, of an equation named in its row.
 _MOST_NAMED = 6
@@ -80,20 +80,20 @@ class Document:
         known = self.is_complete or self.state.is_compared
         return self.state.marks.get(id(eqn), "") if known else ""
 
-    # --- places -------------------------------------------------------------------------------
+    # --- source locations -------------------------------------------------------------------------
 
-    def place(self, eqn: JaxprEqn) -> Place | None:
+    def location(self, eqn: JaxprEqn) -> SourceLocation | None:
         """Return the source location of an equation for the selected frames."""
-        found = self.frames.place(eqn)
+        found = self.frames.location(eqn)
         return None if found is None else found.chosen(self._choice or self.frames.choice)
 
     def all_frames(self, eqn: JaxprEqn) -> list[UserFrame]:
         """Return the frames of an equation, starting with the selected one."""
-        place, found = self.place(eqn), self.frames.place(eqn)
-        if place is None or found is None:
+        location, found = self.location(eqn), self.frames.location(eqn)
+        if location is None or found is None:
             return []
         outer = reversed(self.frames.of(eqn))
-        return list(dict.fromkeys([place.frame, *reversed(found.behind), *outer]))
+        return list(dict.fromkeys([location.frame, *reversed(found.behind), *outer]))
 
     def place_texts(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return `file.py:3` for the selected frame and the library frame it calls."""
@@ -104,8 +104,8 @@ class Document:
         """The equations of each source line, in the first occurrence of their bodies."""
         found: dict[tuple[str, int], list[tuple[Jaxpr, int]]] = {}
         for jaxpr, index in self.order:
-            if (place := self.place(jaxpr.eqns[index])) is not None:
-                found.setdefault(place.frame[:2], []).append((jaxpr, index))
+            if (location := self.location(jaxpr.eqns[index])) is not None:
+                found.setdefault(location.frame[:2], []).append((jaxpr, index))
         return found
 
     # --- order --------------------------------------------------------------------------------

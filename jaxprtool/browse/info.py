@@ -49,9 +49,9 @@ def _of_equation(
     document: Document, navigator: Navigator, node: Node, eqn: JaxprEqn
 ) -> Iterator[tuple[str, Text]]:
     frames = document.frames
-    if (place := frames.place(eqn)) is not None:
-        behind = "".join(BEHIND + frames.text(frame) for frame in place.behind)
-        yield "line", Text.assemble(_plain(frames.text(place.frame)), (_plain(behind), "dim"))
+    if (location := frames.location(eqn)) is not None:
+        behind = "".join(BEHIND + frames.text(frame) for frame in location.behind)
+        yield "line", Text.assemble(_plain(frames.text(location.frame)), (_plain(behind), "dim"))
     if scope := name_stack(eqn):
         yield "scope", Text(_plain(scope))
     yield from _values(document, "gives", eqn.outvars)

@@ -1,12 +1,20 @@
 """Source locations of equations: the frames of the user's files and of libraries, and their lines.
 
-`frames_now(program_signature(program).roots)` returns the `Frames`, which find the `Place` of an equation and
+`frames_now(program_signature(program).roots)` returns the `Frames`, which find the `SourceLocation` of an equation and
 the text of a frame; `Sources` has the lines of source files.
 """
 
 from jaxprtool.ir.source.frame_choice import FrameChoice
-from jaxprtool.ir.source.frames import BEHIND, Frames, Place, frames_now
+from jaxprtool.ir.source.frames import BEHIND, Frames, SourceLocation, frames_now
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.render.terminal.source_text import Sources
 
-__all__ = ["BEHIND", "FrameChoice", "Frames", "Place", "Sources", "UserFrame", "frames_now"]
+__all__ = [
+    "BEHIND",
+    "FrameChoice",
+    "Frames",
+    "SourceLocation",
+    "Sources",
+    "UserFrame",
+    "frames_now",
+]

@@ -115,13 +115,13 @@ class LineReader:
         """Return the line of an equation; None if it is unknown."""
         at = identity(eqn.source_info.traceback)
         if at not in self._known:
-            place, line = self._frames.place(eqn), None
-            if place is not None:
-                file, number = place.frame[:2]
-                behind = tuple(frame[:2] for frame in place.behind) if self._apart else ()
+            location, line = self._frames.location(eqn), None
+            if location is not None:
+                file, number = location.frame[:2]
+                behind = tuple(frame[:2] for frame in location.behind) if self._apart else ()
                 line = Line(file, number, self._frames.is_users(file), behind)
                 if line.own:
-                    self.behind[line][place.library] = None
+                    self.behind[line][location.library] = None
             self._known[at] = line
         return self._known[at]
 

@@ -62,7 +62,7 @@ class SourceComments:
         unread = VariableNames(root, set())
         names = source_names(root, roots) if source else {}
         self._given = {var: name for var, name in names.items() if var not in unread}
-        self._places = frames_now(roots, chosen=False)
+        self._reader = frames_now(roots, chosen=False)
         self._paths: dict[str, str] = {}
         self._names: dict[tuple[str, bool], str | None] = {}
         self._comments: dict[Hashable, tuple[str, ...]] = {}
@@ -84,16 +84,16 @@ class SourceComments:
     def _frame(self, eqn: JaxprEqn) -> str:
         traceback = eqn.source_info.traceback
         if traceback not in self._frames:
-            self._frames[traceback] = self._place_text(eqn)
+            self._frames[traceback] = self._location_text(eqn)
         return self._frames[traceback]
 
-    def _place_text(self, eqn: JaxprEqn) -> str:
-        place = self._places.place(eqn)
-        if place is None:
+    def _location_text(self, eqn: JaxprEqn) -> str:
+        location = self._reader.location(eqn)
+        if location is None:
             return ""
-        texts = [self._frame_text(place.frame, not self._places.is_users(place.frame.file))]
-        if place.library is not None:
-            texts.append(self._frame_text(place.library, True))
+        texts = [self._frame_text(location.frame, not self._reader.is_users(location.frame.file))]
+        if location.library is not None:
+            texts.append(self._frame_text(location.library, True))
         return BEHIND.join(filter(None, texts))
 
     def _frame_text(self, frame: UserFrame, library: bool) -> str:
@@ -116,7 +116,7 @@ class SourceComments:
 
     def _path(self, file: str) -> str:
         """Return the path of a file, with more of its folders if another file has the same path."""
-        known, parts = self._places.path(file), PurePath(file).parts
+        known, parts = self._reader.path(file), PurePath(file).parts
         longer = range(len(PurePath(known).parts) + 1, len(parts))
         paths = [known, *("/".join(parts[-n:]) for n in longer)]
         return next((p for p in paths if self._paths.setdefault(p, file) == file), known)

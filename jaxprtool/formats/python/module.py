@@ -38,7 +38,7 @@ from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.shapes.symbols import sizes_by_symbol
-from jaxprtool.ir.source.frames import BEHIND, Place, frames_now, short_paths
+from jaxprtool.ir.source.frames import BEHIND, SourceLocation, frames_now, short_paths
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.primitives import scope_of
@@ -255,16 +255,18 @@ class Module:
         """Return the user's function from which an equation comes, if comments name it."""
         traceback = eqn.source_info.traceback
         if traceback not in self._origins:
-            place = self._place(eqn) if self._source else None
-            self._origins[traceback] = None if place is None else self._origin(place)
+            location = self._location(eqn) if self._source else None
+            self._origins[traceback] = None if location is None else self._origin(location)
         return self._origins[traceback]
 
-    def _place(self, eqn: JaxprEqn) -> Place | None:
-        place = self._frames.place(eqn)
-        return None if place is None else place.chosen(self._frames.choice)
+    def _location(self, eqn: JaxprEqn) -> SourceLocation | None:
+        location = self._frames.location(eqn)
+        return None if location is None else location.chosen(self._frames.choice)
 
-    def _origin(self, place: Place) -> Origin | None:
-        pairs = [(_function(f), self._file_name(f.file)) for f in (place.frame, *place.behind)]
+    def _origin(self, location: SourceLocation) -> Origin | None:
+        pairs = [
+            (_function(f), self._file_name(f.file)) for f in (location.frame, *location.behind)
+        ]
         behind = "".join(BEHIND + ", ".join(pair) for pair in pairs[1:])
         found = Origin(*pairs[0], behind)
         return found if all(map(str.isprintable, found)) else None  # must be one line
@@ -276,8 +278,8 @@ class Module:
 
     @cached_property
     def _file_names(self) -> dict[str, str]:
-        places = filter(None, map(self._place, equations(open_jaxpr(self.program.jaxpr))))
-        frames = (frame for place in places for frame in (place.frame, *place.behind))
+        locations = filter(None, map(self._location, equations(open_jaxpr(self.program.jaxpr))))
+        frames = (frame for location in locations for frame in (location.frame, *location.behind))
         paths = list(dict.fromkeys(self._frames.path(frame.file) for frame in frames))
         return dict(zip(paths, short_paths(paths), strict=True))
 

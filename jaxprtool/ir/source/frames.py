@@ -31,7 +31,7 @@ from jaxprtool.jaxcompat.source_locations import (
 )
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """Where an equation comes from.
 
     Attributes:
@@ -47,13 +47,13 @@ class Place(NamedTuple):
         """The innermost frame behind the user's own."""
         return self.behind[-1] if self.behind else None
 
-    def chosen(self, choice: FrameChoice) -> Place:
-        """Return the place with only the frames that `choice` shows."""
+    def chosen(self, choice: FrameChoice) -> SourceLocation:
+        """Return the location with only the frames that `choice` shows."""
         if choice == "all" or not self.behind:
             return self
         if choice == "library":
-            return Place(self.behind[-1])
-        return Place(self.frame, self.behind[-1:])
+            return SourceLocation(self.behind[-1])
+        return SourceLocation(self.frame, self.behind[-1:])
 
 
 #: The separator between the user's own frame and those behind it.
@@ -112,7 +112,7 @@ class Frames:
     def __init__(self, roots: tuple[Root, ...] = (), view: View = _DEFAULT):
         self._roots, self._view = roots, view
         self._paths: dict[str, tuple[bool, str]] = {}
-        self._places: dict[object, Place | None] = {}
+        self._locations: dict[object, SourceLocation | None] = {}
         self._reader = FrameReader()
 
     @property
@@ -124,15 +124,15 @@ class Frames:
         """Return the frames of an equation, the user's and those of libraries, innermost first."""
         return self._reader.frames(eqn)
 
-    def place(self, eqn: JaxprEqn) -> Place | None:
+    def location(self, eqn: JaxprEqn) -> SourceLocation | None:
         """Return where an equation comes from; None if that is unknown."""
         traceback = eqn.source_info.traceback
-        if traceback not in self._places:
+        if traceback not in self._locations:
             frames = self.of(eqn)
             own = self.nearest(frames)
             behind = tuple(reversed(frames[:own]))
-            self._places[traceback] = Place(frames[own], behind) if frames else None
-        return self._places[traceback]
+            self._locations[traceback] = SourceLocation(frames[own], behind) if frames else None
+        return self._locations[traceback]
 
     def nearest(self, frames: list[UserFrame]) -> int:
         """Return the position of the user's nearest frame among frames, the innermost first."""
@@ -160,27 +160,27 @@ class Frames:
 
     def texts(self, eqn: JaxprEqn, choice: FrameChoice | None = None) -> tuple[str, ...]:
         """Return `file.py:3` for each frame shown for an equation."""
-        place = self.place(eqn)
-        if place is None:
+        location = self.location(eqn)
+        if location is None:
             return ()
-        shown = place.chosen(choice or self.choice)
+        shown = location.chosen(choice or self.choice)
         return tuple(map(self.text, (shown.frame, *shown.behind)))
 
-    def place_of(self, eqns: Sequence[JaxprEqn]) -> Place | None:
-        """Return the place of the innermost equation that has a line of user code.
+    def location_of(self, eqns: Sequence[JaxprEqn]) -> SourceLocation | None:
+        """Return the location of the innermost equation that has a line of user code.
 
         Args:
             eqns: An equation, preceded by those whose bodies contain it, the outermost first.
 
         Returns:
-            A place in a library if no equation has a line of user code; None if no place is known.
+            A location in a library if no equation has a line of user code; None if no location is known.
         """
-        best: Place | None = None
+        best: SourceLocation | None = None
         for eqn in reversed(eqns):
-            place = self.place(eqn)
-            if place is not None and self.is_users(place.frame.file):
-                return place
-            best = best or place
+            location = self.location(eqn)
+            if location is not None and self.is_users(location.frame.file):
+                return location
+            best = best or location
         return best
 
     def stack(self, eqns: Sequence[JaxprEqn]) -> tuple[UserFrame, ...]:
@@ -201,11 +201,11 @@ class Frames:
         return frames
 
     def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
-        """Return the line of `place_of`, such as `model.py:9 ← flax/linen/linear.py:199`, or ""."""
-        place = self.place_of(eqns)
-        if place is None:
+        """Return the line of `location_of`: `model.py:9 ← flax/linen/linear.py:199`, or ""."""
+        location = self.location_of(eqns)
+        if location is None:
             return ""
-        chosen = place.chosen(self.choice)
+        chosen = location.chosen(self.choice)
         return BEHIND.join(map(self.text, (chosen.frame, *chosen.behind)))
 
     def named(self, eqns: Sequence[JaxprEqn]) -> str:
@@ -218,11 +218,11 @@ class Frames:
         return tuple(self.named(eqns[: i + 1]) for i in range(len(eqns)))
 
     def code_of(self, eqns: Sequence[JaxprEqn]) -> str:
-        """Return the source code of the line of `place_of`, or "" if its file does not exist."""
-        place = self.place_of(eqns)
-        if place is None:
+        """Return the source code of the line of `location_of`, or "" if its file does not exist."""
+        location = self.location_of(eqns)
+        if location is None:
             return ""
-        return " ".join(linecache.getline(place.frame.file, place.frame.line).split())
+        return " ".join(linecache.getline(location.frame.file, location.frame.line).split())
 
     def text(self, frame: UserFrame) -> str:
         """Return `file.py:3` for a frame."""
@@ -257,9 +257,9 @@ class Frames:
         return False, os.path.relpath(file, _above_packages(os.path.dirname(file)))
 
 
-def short_paths(places: Sequence[str]) -> list[str]:
+def short_paths(locations: Sequence[str]) -> list[str]:
     """Return `file.py:3` for `folder/file.py:3`, with as many folders as distinguish the files."""
-    files = {place.rpartition(":")[0] or place for place in places}
+    files = {location.rpartition(":")[0] or location for location in locations}
     ends: dict[str, set[str]] = {}
     for file in files:
         parts = file.split(os.sep)
@@ -272,9 +272,9 @@ def short_paths(places: Sequence[str]) -> list[str]:
         return next((each for each in candidates if len(ends[each]) == 1), file)
 
     found = []
-    for place in places:
-        file, colon, line = place.rpartition(":")
-        found.append(f"{shortest(file)}:{line}" if colon else shortest(place))
+    for location in locations:
+        file, colon, line = location.rpartition(":")
+        found.append(f"{shortest(file)}:{line}" if colon else shortest(location))
     return found
 
 

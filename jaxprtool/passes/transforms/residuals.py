@@ -1,4 +1,4 @@
-"""The names of residuals: the places in the user's source where they are computed."""
+"""The names of residuals: the source locations where they are computed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def residual_names(
     known = dict(zip(jaxpr.invars, arg_names, strict=True))
     computed = DefiningEquations(jaxpr)
     origins = [_origin(value, computed, known) for value in values]
-    places = short_paths([each.place for each in origins])
-    names = [f"{place} {each.name}".strip() for place, each in zip(places, origins, strict=True)]
+    locations = short_paths([each.location for each in origins])
+    names = [
+        f"{location} {each.name}".strip() for location, each in zip(locations, origins, strict=True)
+    ]
     return dict(zip(values, unique(names), strict=True))
 
 
@@ -32,22 +34,22 @@ class _Origin(NamedTuple):
     """The name of a value, and its source location with the full path; "" if not used."""
 
     name: str
-    place: str = ""
+    location: str = ""
 
 
 def _origin(value: Var, computed: DefiningEquations, known: Mapping[Var, str]) -> _Origin:
-    places = [""]
+    locations = [""]
     while value not in known:
         eqn, around, operand = computed.of(value)
-        places += [place for each in (*around, eqn) if (place := _place(each))]
+        locations += [location for each in (*around, eqn) if (location := _location(each))]
         if not isinstance(operand, Var):
             if eqn.primitive.name == "name":
                 return _Origin(str(eqn.params["name"]))
-            return _Origin(str(eqn.primitive.name), places[-1])
+            return _Origin(str(eqn.primitive.name), locations[-1])
         value = operand
     return _Origin(known[value])
 
 
-def _place(eqn: JaxprEqn) -> str:
+def _location(eqn: JaxprEqn) -> str:
     frame = own_frame(eqn)
     return f"{frame.file}:{frame.line}" if frame else ""

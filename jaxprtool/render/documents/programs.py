@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 # --- programs ---------------------------------------------------------------------------------
 
 
-class Place(TypedDict):
-    """A place in a source file."""
+class SourceLine(TypedDict):
+    """A line of a source file."""
 
     file: Annotated[
         str, "The path: from the folder of the user's files, or of a library from its package on."
@@ -72,8 +72,10 @@ class Equation(TypedDict):
     ]
     bodies: Annotated[list[HeldJaxpr], "The jaxprs that it holds."]
     effects: NotRequired[Annotated[list[str], "Its effects, as text, if it has any."]]
-    source: NotRequired[Annotated[Place, "The user's line, if known."]]
-    library: NotRequired[Annotated[Place, "If that line calls a library, the line of the library."]]
+    source: NotRequired[Annotated[SourceLine, "The user's line, if known."]]
+    library: NotRequired[
+        Annotated[SourceLine, "If that line calls a library, the line of the library."]
+    ]
     scope: NotRequired[Annotated[str, "Its name stack, if it has one."]]
 
 
@@ -190,9 +192,9 @@ class Variable(NamedTuple):
     shape: Annotated[Sequence[Number], "Its dimensions; a symbolic one as text."]
     dtype: Annotated[str, "Its dtype, as NumPy calls it."]
     bytes: Annotated[int | None, "Its size in bytes; null if unknown."]
-    source: Annotated[Place | None, "The line that declares it; null if unknown."]
+    source: Annotated[SourceLine | None, "The line that declares it; null if unknown."]
     library: Annotated[
-        Place | None, "If that line calls a library, the line of the library that declares it."
+        SourceLine | None, "If that line calls a library, the line of the library that declares it."
     ] = None
 
 

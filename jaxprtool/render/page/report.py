@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
     from jaxprtool.analysis.memory import Live, Memory
     from jaxprtool.analysis.residuals import Residual, Residuals
-    from jaxprtool.render.page.sources import Place
+    from jaxprtool.render.page.sources import SourceLink
 
 #: The maximum number of rows of a table.
 _MOST = 500
 
 #: Looks up a line of source.
-_Lines = Callable[[str], "Place | None"]
+_Lines = Callable[[str], "SourceLink | None"]
 
 #: The width and height of a curve in units of its picture.
 _SCALE = 1000
@@ -52,7 +52,7 @@ class Cell(NamedTuple):
     Attributes:
         text: Its text.
         number: The sort key of its column; None to sort by text.
-        place: The source line that it links to.
+        link: The source line that it links to.
         indent: Its depth in a tree.
         percent: Its share of the whole, drawn in the background.
         below: The text below it.
@@ -60,7 +60,7 @@ class Cell(NamedTuple):
 
     text: str
     number: float | None = None
-    place: Place | None = None
+    link: SourceLink | None = None
     indent: int = 0
     percent: float | None = None
     below: Cell | None = None
@@ -149,7 +149,7 @@ def _table(
     return Table(caption, columns, rows[:_MOST], max(len(rows) - _MOST, 0))
 
 
-def _linked(source: str, line_of: _Lines) -> Place | None:
+def _linked(source: str, line_of: _Lines) -> SourceLink | None:
     return line_of(source.partition(BEHIND)[0])
 
 
@@ -194,7 +194,7 @@ def _cost_row(found: Cost, group: Group, line_of: _Lines) -> list[Cell]:
         Cell("" if intensity is None else f"{intensity:.1f}", intensity),
         Cell(
             "".join(cost.name_texts(found, group)),
-            place=line_of(group.name) if group.line is not None else None,
+            link=line_of(group.name) if group.line is not None else None,
             indent=max(len(group.path) - 1, 0),
         ),
     ]
@@ -226,8 +226,8 @@ def _live_row(live: Live, peak: int, line_of: _Lines) -> list[Cell]:
         Cell(times(live.count, live.type), live.count),
         Cell(
             _joined(memory.what_texts(live)),
-            place=_linked(live.source, line_of),
-            below=Cell(memory.how_long_text(live), place=until),
+            link=_linked(live.source, line_of),
+            below=Cell(memory.how_long_text(live), link=until),
         ),
     ]
 
@@ -275,8 +275,8 @@ def _residual_row(count: int, each: Residual, total: int | None, line_of: _Lines
         ),
         Cell(
             _joined(residuals.what_texts(each)),
-            place=_linked(each.source, line_of),
-            below=Cell(residuals.readers_text(each), place=_linked(reader, line_of)),
+            link=_linked(each.source, line_of),
+            below=Cell(residuals.readers_text(each), link=_linked(reader, line_of)),
         ),
     ]
 

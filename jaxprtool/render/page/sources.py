@@ -1,4 +1,4 @@
-"""The source files on a page, and the places of equations in them.
+"""The source files on a page, and the locations of equations in them.
 
 Only the user's own Python files are shown in full, and those of installed packages if their frames
 are selected; others are referred to by path. A program read from a file has relative source paths,
@@ -25,7 +25,7 @@ from jaxprtool.render.terminal.rendering import ShowOptions
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLink:
     """The source location of an equation.
 
     Attributes:
@@ -51,7 +51,7 @@ class SourceFile:
 
 
 class Sources:
-    """The places of equations, and their files.
+    """The source locations of equations, and their files.
 
     Args:
         options: The display options: whether sources are shown, and which frames.
@@ -64,45 +64,45 @@ class Sources:
         self._wanted = options.source
         self._frames = frames_now(roots)
         self._choice = options.frames or self._frames.choice
-        self._places: dict[object, Place | None] = {}
+        self._locations: dict[object, SourceLink | None] = {}
         self._files: dict[str, SourceFile | None] = {}
 
-    def place(self, eqn: JaxprEqn) -> Place | None:
+    def location(self, eqn: JaxprEqn) -> SourceLink | None:
         """Return the source location of an equation; None if unknown or not shown."""
         traceback = eqn.source_info.traceback
         if not self._wanted or traceback is None:
             return None
-        if traceback not in self._places:
-            self._places[traceback] = self._found(eqn)
-        return self._places[traceback]
+        if traceback not in self._locations:
+            self._locations[traceback] = self._found(eqn)
+        return self._locations[traceback]
 
     def files(self) -> list[SourceFile]:
         """Return the displayed files in order of first use."""
         return [file for file in self._files.values() if file is not None]
 
-    def line_of(self, name: str) -> Place | None:
+    def line_of(self, name: str) -> SourceLink | None:
         """Return a line by its name, `model.py:9`; None if its file is not shown."""
         path, _, number = name.rpartition(":")
         for file in self.files():
             if file.path == path and number.isdecimal() and 0 < int(number) <= len(file.lines):
                 code = Markup(file.lines[int(number) - 1].strip())
-                return Place(name, "", f"f{file.number}-{number}", code)
+                return SourceLink(name, "", f"f{file.number}-{number}", code)
         return None
 
-    def _found(self, eqn: JaxprEqn) -> Place | None:
-        place = self._frames.place(eqn)
-        if place is None:
+    def _found(self, eqn: JaxprEqn) -> SourceLink | None:
+        location = self._frames.location(eqn)
+        if location is None:
             return None
-        frame, behind = place.chosen(self._choice)
+        frame, behind = location.chosen(self._choice)
         if frame.file not in self._files:
             self._files[frame.file] = self._read(frame.file)
         file = self._files[frame.file]
         first, *others = printable(map(self._frames.text, (frame, *behind)))
         if file is None or not 0 < frame.line <= len(file.lines):
-            return Place(first, BEHIND.join(others))
+            return SourceLink(first, BEHIND.join(others))
         code = Markup(file.lines[frame.line - 1].strip())
         line = f"f{file.number}-{frame.line}" if self._whole else ""
-        return Place(first, BEHIND.join(others), line, code)
+        return SourceLink(first, BEHIND.join(others), line, code)
 
     def _read(self, file: str) -> SourceFile | None:
         """Return a file if it may be shown."""

@@ -28,7 +28,7 @@ from jaxprtool.ir.programs.program_signature import (
 )
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.render.page.heat import Heat, Heats, sum_of
-from jaxprtool.render.page.sources import Place, Sources
+from jaxprtool.render.page.sources import SourceLink, Sources
 from jaxprtool.render.page.text import Text
 from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.rendering import ShowOptions
@@ -71,7 +71,7 @@ class Row:
     place: str
     text: Markup
     is_long: bool
-    source: Place | None
+    source: SourceLink | None
     path: str
     scope: str
     mark: str = ""
@@ -113,7 +113,7 @@ class Scope:
 
     kind: ClassVar[str] = "scope"
     name: str
-    line: Place | None
+    line: SourceLink | None
     items: Sequence[Item]
     count: int
     marks: Counter[str]
@@ -258,7 +258,7 @@ class _Builder:
 
     def _row(self, index: int, eqn: JaxprEqn, before: str, depth: int) -> Row:
         place = f"{before}{index}"
-        source, scope = self._sources.place(eqn), self._scope(eqn)
+        source, scope = self._sources.location(eqn), self._scope(eqn)
         inside = bodies(eqn)
         text = self._text.equation(eqn, bool(inside), self._types)
         mark = self._marks.get(id(eqn), "")
@@ -321,7 +321,7 @@ def _step_or_line(row: Row | Skipped) -> tuple[str, str]:
 
 
 def _scope(
-    name: str, line: Place | None, items: Sequence[Item], rows: Sequence[Row], opened: bool
+    name: str, line: SourceLink | None, items: Sequence[Item], rows: Sequence[Row], opened: bool
 ) -> Scope:
     marks = Counter(mark for row in rows for mark in row.mark.split())
     heat = sum_of(row.heat for row in rows)

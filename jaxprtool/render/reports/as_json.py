@@ -81,10 +81,10 @@ class _Documents:
         }
         if eqn.effects:
             document["effects"] = sorted(map(str, eqn.effects))
-        if self.options.source and (place := self.frames.place(eqn)):
-            document["source"] = source_line(self.frames, place.frame)
-            if place.library:
-                document["library"] = source_line(self.frames, place.library)
+        if self.options.source and (location := self.frames.location(eqn)):
+            document["source"] = source_line(self.frames, location.frame)
+            if location.library:
+                document["library"] = source_line(self.frames, location.library)
         if self.options.scopes and (scope := jaxcompat.name_stack(eqn)):
             document["scope"] = scope
         return document

@@ -25,7 +25,7 @@ def variables_table(
     """Return a table of variables, with the lines that declare them."""
     named = [NamedValue(v.path, type_of(v.aval), size_of(v.aval)) for v in variables]
     comments = SourceComments(ShowOptions(source=True), roots)
-    sources = ["".join(comments.place(v.eqn)) for v in variables]
+    sources = ["".join(comments.location(v.eqn)) for v in variables]
     if not any(sources):  # variables that are arguments have no line
         return Rendering(values_table("variable", named, None), width)
     table = values_table("variable", named, sources)
@@ -35,24 +35,24 @@ def variables_table(
 
 
 def _shorter(sources: Sequence[str]) -> list[str]:
-    """Return places with as few folders as distinguish the files."""
+    """Return locations with as few folders as distinguish the files."""
     chains = [source.split(BEHIND) for source in sources]
-    places = list(dict.fromkeys(place for chain in chains for place in chain))
-    short = dict(zip(places, short_paths(places), strict=True))
-    return [BEHIND.join(short[place] for place in chain) for chain in chains]
+    locations = list(dict.fromkeys(location for chain in chains for location in chain))
+    short = dict(zip(locations, short_paths(locations), strict=True))
+    return [BEHIND.join(short[location] for location in chain) for chain in chains]
 
 
 def variable_document(variable: VariableLeaf, frames: Frames) -> Variable:
     """Return the document of a variable."""
     aval = variable.aval
-    place = frames.place(variable.eqn)
-    library = place.library if place else None
+    location = frames.location(variable.eqn)
+    library = location.library if location else None
     return Variable(
         variable.path,
         type_of(aval),
         aval.shape,
         str(aval.dtype),
         size_of(aval),
-        source_line(frames, place.frame) if place else None,
+        source_line(frames, location.frame) if location else None,
         source_line(frames, library) if library else None,
     )

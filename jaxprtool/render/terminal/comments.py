@@ -26,7 +26,7 @@ class SourceComments:
         self._options = options
         self._frames = frames_now(roots)
         self._comments: dict[tuple[int, int], Sequence[str]] = {}
-        self._places: dict[object, Sequence[str]] = {}
+        self._locations: dict[object, Sequence[str]] = {}
 
     def comment(self, eqn: JaxprEqn) -> Sequence[str]:
         """Return the tokens of `# file.py:3 ← library/file.py:8, scope: outer/inner`.
@@ -37,32 +37,32 @@ class SourceComments:
         key = identity(info.traceback), identity(info.name_stack)
         tokens = self._comments.get(key)
         if tokens is None:
-            place = self.place(eqn) if self._options.source else ()
+            location = self.location(eqn) if self._options.source else ()
             scope = jaxcompat.name_stack(eqn) if self._options.scopes else ""
-            scoped = [Comment(f"{', ' if place else ''}scope: {scope}")] if scope else []
-            tokens = [Comment("# "), *place, *scoped] if place or scoped else ()
+            scoped = [Comment(f"{', ' if location else ''}scope: {scope}")] if scope else []
+            tokens = [Comment("# "), *location, *scoped] if location or scoped else ()
             self._comments[key] = tokens
         return tokens
 
-    def place(self, eqn: JaxprEqn) -> Sequence[str]:
+    def location(self, eqn: JaxprEqn) -> Sequence[str]:
         """Return the tokens of `file.py:3 ← library/file.py:8`; empty if unknown."""
         traceback = eqn.source_info.traceback
-        tokens = self._places.get(traceback)
+        tokens = self._locations.get(traceback)
         if tokens is None:
-            tokens = self._places[traceback] = self._tokens(eqn)
+            tokens = self._locations[traceback] = self._tokens(eqn)
         return tokens
 
     def _tokens(self, eqn: JaxprEqn) -> Sequence[str]:
-        place = self._frames.place(eqn)
-        if place is None:
+        location = self._frames.location(eqn)
+        if location is None:
             return ()
-        place = place.chosen(self._options.frames or self._frames.choice)
-        first, *behind = map(self._frames.text, (place.frame, *place.behind))
-        own = self._frames.is_users(place.frame.file)
+        location = location.chosen(self._options.frames or self._frames.choice)
+        first, *behind = map(self._frames.text, (location.frame, *location.behind))
+        own = self._frames.is_users(location.frame.file)
         tokens = [SourceLine(first) if own else Comment(first)]
         return [*tokens, Comment("".join(BEHIND + each for each in behind))] if behind else tokens
 
 
-def source_line(frames: Frames, frame: UserFrame) -> documents.Place:
+def source_line(frames: Frames, frame: UserFrame) -> documents.SourceLine:
     """Return the document of a frame."""
     return {"file": frames.path(frame.file), "line": frame.line}

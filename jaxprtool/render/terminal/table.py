@@ -53,7 +53,7 @@ def table(program: Program | AnyJaxpr, options: ShowOptions = DEFAULTS) -> Listi
             _parameters(reader, row, selection),
         ]
         if options.source:
-            cells.append(comments.place(row))
+            cells.append(comments.location(row))
         if options.scopes:
             cells.append([Comment(jaxcompat.name_stack(row))])
         rows.append(cells)

@@ -39,7 +39,7 @@ def round_trip(program: Program) -> Program:
     assert (back.name, back.arg_names) == (program.name, program.arg_names)
     assert (back.out_names, back.axis_env) == (program.out_names, program.axis_env)
     assert back.bounds == program.bounds
-    assert places(back.jaxpr) == places(program.jaxpr)
+    assert locations(back.jaxpr) == locations(program.jaxpr)
     if binds_twice(written) or holds_operations(program.jaxpr):
         # JAX has copied a jaxpr together with its variables: both copies are shown, and written,
         # with the same names; those of a file have variables of their own. Or there are operations
@@ -81,17 +81,17 @@ def binds_twice(written: str) -> bool:
 _SCAN_TREES = re.compile(r"\bft_in=.*?(?=\s+jaxpr=)", re.DOTALL)
 
 
-def places(jaxpr: Any) -> list[Any]:
+def locations(jaxpr: Any) -> list[Any]:
     """Where each equation at every depth comes from: its frames, by how files are called."""
     frames = frames_now()
     found: list[Any] = []
     for eqn in jaxpr.eqns:
-        place = frames.place(eqn)
-        each = [f for f in (place.frame, place.library) if f] if place else []
+        location = frames.location(eqn)
+        each = [f for f in (location.frame, location.library) if f] if location else []
         named = [(frames.path(f.file), *f[1:4]) for f in each]
         found.append((named, jaxcompat.name_stack(eqn)))
         for _, body in sub_jaxprs(eqn):
-            found += places(body)
+            found += locations(body)
     return found
 
 

@@ -73,15 +73,15 @@ def test_a_file_of_a_package_elsewhere_is_called_with_its_package(tmp_path):
 )
 def test_the_nearest_of_the_users_frames_is_named_and_the_librarys_behind_it(files, own, library):
     eqn = equation(*files)
-    place = Frames((root("/w"),)).place(eqn)
-    assert place.frame.file == own
-    assert (place.library.file if place.library else None) == library
-    everything = [place.frame.file, *(f.file for f in place.behind)]
+    location = Frames((root("/w"),)).location(eqn)
+    assert location.frame.file == own
+    assert (location.library.file if location.library else None) == library
+    everything = [location.frame.file, *(f.file for f in location.behind)]
     assert everything == files[files.index(own) :]
 
 
 def test_where_nothing_is_known_there_is_no_place():
-    assert Frames().place(equation()) is None and Frames().texts(equation()) == ()
+    assert Frames().location(equation()) is None and Frames().texts(equation()) == ()
 
 
 def test_what_passes_ask_for_does_not_depend_on_where_a_process_runs(monkeypatch):
@@ -150,10 +150,10 @@ def test_frames_of_a_long_function_are_where_the_equations_are():
 
 
 def test_files_of_one_name_keep_the_folders_that_tell_them_apart():
-    for places, expected in (
+    for locations, expected in (
         (["a/model.py:3", "b/net.py:4"], ["model.py:3", "net.py:4"]),
         (["x/a/m.py:3", "x/b/m.py:4", "x/b/m.py:9"], ["a/m.py:3", "b/m.py:4", "b/m.py:9"]),
         (["x/a/m.py:3", "y/a/m.py:3"], ["x/a/m.py:3", "y/a/m.py:3"]),
         (["m.py:3", "a/m.py:4", "no line known"], ["m.py:3", "a/m.py:4", "no line known"]),
     ):
-        assert short_paths(places) == expected
+        assert short_paths(locations) == expected

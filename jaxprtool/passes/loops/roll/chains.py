@@ -152,7 +152,7 @@ def _can_be_carried(body: jaxcompat.Jaxpr, forwarded: Mapping[int, int]) -> bool
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Placement:
     """The equations around a loop that replaces calls.
 
     Attributes:
@@ -166,7 +166,7 @@ class Place:
     after: list[JaxprEqn]
 
 
-def place(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) -> Place:
+def placement(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) -> Placement:
     """Return which calls of a chain one loop can replace, from the first on.
 
     A call cannot be in the loop if it reads a value that depends on another call of the loop and is
@@ -179,7 +179,7 @@ def place(chain: Chain, window: Sequence[JaxprEqn], pinned: Sequence[bool]) -> P
         pinned: For each of these, whether it must keep its order among pinned equations.
     """
     number = {id(call): i for i, call in enumerate(chain.calls)}
-    found = Place([], [], [])
+    found = Placement([], [], [])
     dependent: set[Var] = set()
     called = behind = False  # is a pinned call in the loop; is a pinned equation after it
     for eqn, keeps_order in zip(window, pinned, strict=True):

@@ -18,11 +18,11 @@ from jaxprtool.passes.loops.outline.names import Names
 from jaxprtool.passes.loops.roll.chains import (
     FEWEST,
     Chain,
-    Place,
+    Placement,
     calls_by_body,
     chains,
     fits,
-    place,
+    placement,
 )
 from jaxprtool.passes.loops.roll.rows import Range, Rows
 from jaxprtool.passes.loops.roll.units import as_unit
@@ -89,7 +89,7 @@ class Rolling:
         while aligned := [each for calls in groups if (each := self._row_by_row(calls))]:
             # Equations that compute rows come before their readers: none is unstacked in between.
             chain = min(aligned, key=lambda chain: self._window(chain)[-1])
-            self._write(chain, self._place(chain))
+            self._write(chain, self._placement(chain))
         written = [*self._first, *(eqn for slot in self._slots for eqn in slot)]
         return jaxcompat.replace_jaxpr(self._jaxpr, eqns=written)
 
@@ -105,10 +105,10 @@ class Rolling:
         start = 0
         while len(chain.calls) - start >= FEWEST:
             rest = Chain(chain.calls[start:], chain.forwarded)
-            found = self._place(rest)
+            found = self._placement(rest)
             if len(found.calls) >= FEWEST:
                 rest = rest.first(len(found.calls))
-                self._write(rest, self._place(rest))
+                self._write(rest, self._placement(rest))
             start += max(len(found.calls), 1)
 
     def _row_by_row(self, calls: Sequence[JaxprEqn]) -> Chain | None:
@@ -129,7 +129,7 @@ class Rolling:
         ordered = [call for call in ordered if fits(ordered[0], call, {})]
         if len(ordered) < FEWEST:
             return None
-        kept = set(map(id, self._place(Chain(ordered, {})).calls))
+        kept = set(map(id, self._placement(Chain(ordered, {})).calls))
         chain = Chain([call for call in ordered if id(call) in kept], {})
         return chain if len(chain.calls) >= FEWEST else None
 
@@ -137,15 +137,15 @@ class Rolling:
         slots = [self._slot[id(call)] for call in chain.calls]
         return range(min(slots), max(slots) + 1)
 
-    def _place(self, chain: Chain) -> Place:
+    def _placement(self, chain: Chain) -> Placement:
         eqns = [eqn for i in self._window(chain) for eqn in self._slots[i]]
         if donations(eqns):
-            return Place([], [], [])
-        return place(chain, eqns, keep_order(eqns, self._sows))
+            return Placement([], [], [])
+        return placement(chain, eqns, keep_order(eqns, self._sows))
 
     # --- the scan ------------------------------------------------------------------------------
 
-    def _write(self, chain: Chain, found: Place) -> None:
+    def _write(self, chain: Chain, found: Placement) -> None:
         """Replace all calls of a chain by a scan."""
         window, length, calls = self._window(chain), len(chain.calls), chain.calls
         columns = [chain.column(i) for i in chain.xs]

@@ -55,7 +55,7 @@ rule(structured_mask_rules, *CALLS, "cond", "while")(by_edges)
 rule(structured_mask_rules, *CustomJVP.primitives, *CustomVJP.primitives)(custom_derivative)
 
 
-class Place(NamedTuple):
+class BodyContext(NamedTuple):
     """The position of a body in the program.
 
     Attributes:
@@ -196,7 +196,7 @@ class MaskDomain(Domain[Facts]):
         self, body: ClosedJaxpr, facts: Sequence[Facts], *, in_scan: bool = False
     ) -> Rewritten[Facts]:
         """Return the masked form of a closed jaxpr, from the facts about its arguments."""
-        return self.body(body, facts, None, Place(in_scan=in_scan))
+        return self.body(body, facts, None, BodyContext(in_scan=in_scan))
 
     def kind_of(self, atom: Atom) -> Facts:
         return Facts.of(atom, active=False)
@@ -238,12 +238,12 @@ class MaskDomain(Domain[Facts]):
             return jax.core.ShapedArray((self.bounds.padded(value),), jnp.bool_)
         return self.extra_aval(value) if what == "extra" else SCALAR
 
-    def context(self, context: Place, found: Regions) -> Place:
+    def context(self, context: BodyContext, found: Regions) -> BodyContext:
         if found.kind == "call" and not found.edges.has_rule:
             return context
         # JAX differentiates a loop in reverse if the number of its iterations is known.
         in_scan = context.in_scan or (found.repeats and found.view.trips is not None)
-        return Place(in_scan=in_scan)
+        return BodyContext(in_scan=in_scan)
 
     def sizes_of(self, eqn: JaxprEqn) -> list[Any]:
         return self.bounds.sizes_of(eqn)

@@ -20,8 +20,8 @@ from jaxprtool.passes.cleanup.cse import cse_body
 from jaxprtool.passes.mapping.domains import Rewritten, by_edges, solve, write
 from jaxprtool.passes.mapping.mask.body import (
     ITERATION,
+    BodyContext,
     MaskBodyBuilder,
-    Place,
     structured_mask_rules,
 )
 from jaxprtool.passes.mapping.mask.guards import guarded, select_if
@@ -45,7 +45,7 @@ def _scan(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     consts, carried = len(scan.consts), len(scan.carry)
     facts = [*map(builder.kind, eqn.invars)]
     varying = [replace(each, varies=each.varies or guards) for each in facts[consts:]]
-    solution = solve(builder, found, [*facts[:consts], *varying], Place(guards, in_scan=True))
+    solution = solve(builder, found, [*facts[:consts], *varying], BodyContext(guards, in_scan=True))
     assert solution is not None
     (masked,) = solution.bodies
     names = (*(name for name in masked.extras if name != ITERATION), ITERATION)

@@ -218,7 +218,7 @@ def _groups(by: By, about: ProgramSignature, bodies: Bodies) -> list[Group]:
     jaxpr = about.jaxpr
     if by == "line":
         frames = frames_now(about.roots)
-        lines = LineReader(frames, apart=frames.choice == "all")
+        lines = LineReader(frames, by_library=frames.choice == "all")
         sums = Sums(bodies, ByLine(lines))[jaxpr]
         return [_by_line(key, tally, lines, frames) for key, tally in sums.items()]
     if by == "scope":

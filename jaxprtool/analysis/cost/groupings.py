@@ -101,11 +101,11 @@ class LineReader:
 
     Args:
         frames: Reads frames, and decides which files are the user's.
-        apart: Whether lines are distinguished by the library frames behind them.
+        by_library: Whether lines are distinguished by the library frames behind them.
     """
 
-    def __init__(self, frames: Frames, apart: bool = False) -> None:
-        self._frames, self._apart = frames, apart
+    def __init__(self, frames: Frames, by_library: bool = False) -> None:
+        self._frames, self._by_library = frames, by_library
         # By the traceback, which many equations have in common.
         self._known: dict[int, Line | None] = {}
         #: The frames of libraries that each line calls.
@@ -118,7 +118,7 @@ class LineReader:
             location, line = self._frames.location(eqn), None
             if location is not None:
                 file, number = location.frame[:2]
-                behind = tuple(frame[:2] for frame in location.behind) if self._apart else ()
+                behind = tuple(frame[:2] for frame in location.behind) if self._by_library else ()
                 line = Line(file, number, self._frames.is_users(file), behind)
                 if line.own:
                     self.behind[line][location.library] = None
@@ -131,7 +131,7 @@ class LineReader:
             return line
         if inner.own or line is None or not line.own:
             return inner
-        return line._replace(behind=(*line.behind, inner[:2])) if self._apart else line
+        return line._replace(behind=(*line.behind, inner[:2])) if self._by_library else line
 
 
 class ByLine:

@@ -224,12 +224,12 @@ def _ulps(a: np.ndarray, b: np.ndarray) -> int | None:
         return None
     finite = np.isfinite(a) & np.isfinite(b)
     (sign_a, size_a), (sign_b, size_b) = (_sign_and_size(x[finite]) for x in (a, b))
-    apart = np.where(
+    distance = np.where(
         sign_a == sign_b,
         np.maximum(size_a, size_b) - np.minimum(size_a, size_b),
         size_a + size_b,
     )
-    return int(apart.max(initial=0))
+    return int(distance.max(initial=0))
 
 
 def _sign_and_size(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

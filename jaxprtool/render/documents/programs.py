@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # --- programs ---------------------------------------------------------------------------------
 
 
-class SourceLine(TypedDict):
+class SourcePosition(TypedDict):
     """A line of a source file."""
 
     file: Annotated[
@@ -72,9 +72,9 @@ class Equation(TypedDict):
     ]
     bodies: Annotated[list[HeldJaxpr], "The jaxprs that it holds."]
     effects: NotRequired[Annotated[list[str], "Its effects, as text, if it has any."]]
-    source: NotRequired[Annotated[SourceLine, "The user's line, if known."]]
+    source: NotRequired[Annotated[SourcePosition, "The user's line, if known."]]
     library: NotRequired[
-        Annotated[SourceLine, "If that line calls a library, the line of the library."]
+        Annotated[SourcePosition, "If that line calls a library, the line of the library."]
     ]
     scope: NotRequired[Annotated[str, "Its name stack, if it has one."]]
 
@@ -192,9 +192,10 @@ class Variable(NamedTuple):
     shape: Annotated[Sequence[Number], "Its dimensions; a symbolic one as text."]
     dtype: Annotated[str, "Its dtype, as NumPy calls it."]
     bytes: Annotated[int | None, "Its size in bytes; null if unknown."]
-    source: Annotated[SourceLine | None, "The line that declares it; null if unknown."]
+    source: Annotated[SourcePosition | None, "The line that declares it; null if unknown."]
     library: Annotated[
-        SourceLine | None, "If that line calls a library, the line of the library that declares it."
+        SourcePosition | None,
+        "If that line calls a library, the line of the library that declares it.",
     ] = None
 
 

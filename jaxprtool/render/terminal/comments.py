@@ -63,6 +63,6 @@ class SourceComments:
         return [*tokens, Comment("".join(BEHIND + each for each in behind))] if behind else tokens
 
 
-def source_line(frames: Frames, frame: UserFrame) -> documents.SourceLine:
+def source_line(frames: Frames, frame: UserFrame) -> documents.SourcePosition:
     """Return the document of a frame."""
     return {"file": frames.path(frame.file), "line": frame.line}

@@ -124,7 +124,9 @@ class Choice:
 
     def _segment(self, starts: Positions, length: int) -> Segment | None:
         """Return the best segment of a group of equal windows; None if it saves nothing."""
-        starts = _apart(starts[self._taken[starts + length] == self._taken[starts]], length)
+        starts = _not_overlapping(
+            starts[self._taken[starts + length] == self._taken[starts]], length
+        )
         if len(starts) < self._costs.copies:
             return None
         starts, length = self._extended(starts, length)
@@ -265,7 +267,7 @@ class Choice:
         return Segment(starts, length, gone - len(starts) * call - costs.body - cost)
 
 
-def _apart(starts: Positions, length: int) -> Positions:
+def _not_overlapping(starts: Positions, length: int) -> Positions:
     """Return a maximal subset of starts, from the first, whose windows do not overlap."""
     chosen: list[int] = []
     end = -1

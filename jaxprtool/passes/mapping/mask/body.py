@@ -136,7 +136,7 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
         operands = [self.extra(ITERATION), value]
         return self.computed((what, value.aval), lambda _, *each: guarded(*each), operands)
 
-    def apart(self, atom: Atom, facts: Facts) -> Atom:
+    def isolate_cotangent(self, atom: Atom, facts: Facts) -> Atom:
         """Return an argument of the program whose derivative is zero in its padding.
 
         The caller may have computed the padding from a differentiated value.
@@ -144,10 +144,10 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
         shape, axes = facts.shape, self.domain.bounds.axes(facts.shape)
 
         def compute(masking: MaskContext, array: Any) -> Any:
-            return masking.apart(array, shape, axes, active=True)
+            return masking.isolate_cotangent(array, shape, axes, active=True)
 
         sizes = (shape[axis] for axis in axes)
-        return self.computed(("apart", atom.aval, facts), compute, [atom], sizes)
+        return self.computed(("isolated", atom.aval, facts), compute, [atom], sizes)
 
 
 @dataclass(eq=False)
@@ -164,7 +164,7 @@ class Outermost(MaskBodyBuilder):
         invars = super().arguments(variables, kinds)
         for var, kind, new in zip(variables, kinds, invars, strict=True):
             if kind.active and new is not var:
-                self.bind(var, kind, self.apart(new, kind))
+                self.bind(var, kind, self.isolate_cotangent(new, kind))
         return invars
 
     def results(

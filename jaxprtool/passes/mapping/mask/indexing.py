@@ -94,7 +94,7 @@ def _gather(masking: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> 
     batch_dims = [i for i in range(len(shape)) if i not in numbers.offset_dims]
     paired = [batch_dims[i] for i in numbers.start_indices_batching_dims]
     mixed = [i for i in range(len(shape)) if i not in whole and i not in paired]
-    made = masking.apart(made, shape, mixed, active=x.active)
+    made = masking.isolate_cotangent(made, shape, mixed, active=x.active)
     if any(room) or mode == _DROP:
         return made
     return Filled(made, {axis: x.fill(d) for axis, d in whole.items()})

@@ -55,7 +55,7 @@ def _with_identity(masking: MaskContext, x: Padded) -> Any:
 @rule(mask_rules, "cholesky")
 def _cholesky(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     made = masking.bind(eqn, _with_identity(masking, x))
-    return masking.apart(made, x.shape, (x.ndim - 2, x.ndim - 1), active=x.active)
+    return masking.isolate_cotangent(made, x.shape, (x.ndim - 2, x.ndim - 1), active=x.active)
 
 
 @rule(mask_rules, "lu")
@@ -64,7 +64,11 @@ def _lu(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     if x.shape[rows] != x.shape[columns]:
         _check_unpadded(masking, eqn, x, 2)
     factors, pivots, permutation = masking.bind(eqn, _with_identity(masking, x))
-    return masking.apart(factors, x.shape, (rows, columns), active=x.active), pivots, permutation
+    return (
+        masking.isolate_cotangent(factors, x.shape, (rows, columns), active=x.active),
+        pivots,
+        permutation,
+    )
 
 
 @rule(mask_rules, "lu_pivots_to_permutation")

@@ -48,7 +48,7 @@ def _selected(masking: MaskContext, eqn: JaxprEqn, x: Padded, axis: int, last: A
     """Return the elements selected along an axis, padding last, and their indices."""
     values, places = masking.bind(eqn, masking.filled(x, {axis: last}))
     shape = eqn.outvars[0].aval.shape
-    return masking.apart(values, shape, [axis], active=x.active), places
+    return masking.isolate_cotangent(values, shape, [axis], active=x.active), places
 
 
 # Both select the first of equal elements, so never padding, which comes after the others.

@@ -73,7 +73,7 @@ def reshaped(masking: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
                 array = _fitted(array, axis, wanted[axis])
     array = lax.reshape(array, bounds.shape(shape))
     moved = [i for g in groups if g not in plain for i in g.after]
-    made = masking.apart(array, shape, moved, active=x.active)
+    made = masking.isolate_cotangent(array, shape, moved, active=x.active)
     fills = {}
     for group, size, other in zip(groups, sizes, wanted, strict=True):
         if group in plain and size == other:

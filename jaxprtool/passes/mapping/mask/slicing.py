@@ -98,7 +98,7 @@ def cut(
     ends = [start + extent for start, extent in zip(starts, extents, strict=True)]
     array = lax.slice(array, starts, ends, strides)
     whole = [axis for axis in range(x.ndim) if limits[axis] == x.shape[axis]]
-    made = masking.apart(
+    made = masking.isolate_cotangent(
         array, shape, [i for i in range(x.ndim) if i not in whole], active=x.active
     )
     return made if any(room) else Filled(made, {axis: x.fill(axis) for axis in whole})
@@ -185,7 +185,9 @@ def _dynamic_slice(masking: MaskContext, eqn: JaxprEqn, x: Padded, *starts: Padd
     room = [room_for(bounds, *each) for each in zip(x.shape, sizes, strict=True)]
     made = window_at(with_room(x.array, room), at, bounds.shape(sizes))
     whole = [axis for axis in range(x.ndim) if sizes[axis] == x.shape[axis]]
-    made = masking.apart(made, sizes, [i for i in range(x.ndim) if i not in whole], active=x.active)
+    made = masking.isolate_cotangent(
+        made, sizes, [i for i in range(x.ndim) if i not in whole], active=x.active
+    )
     return made if any(room) else Filled(made, {axis: x.fill(axis) for axis in whole})
 
 
@@ -293,7 +295,7 @@ def _pad(masking: MaskContext, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
     if any(bounds.is_masked(low) for low, _, _ in config):
         made = window_at(made, starts, bounds.shape(shape))
     mixed = [i for i in axes if value.active or not _is_number(config[i][1], at_least=0)]
-    made = masking.apart(made, shape, mixed, active=x.active or value.active)
+    made = masking.isolate_cotangent(made, shape, mixed, active=x.active or value.active)
     if literal is None:
         return made
     same = [i for i in masking.axes(x) if i in behind or _is(x.fill(i), blank)]

@@ -173,7 +173,9 @@ class MaskContext(RuleContext):
         function = guard.safe if self._in_scan else guard.function
         return function(*(x.array for x in operands), *masks)
 
-    def apart(self, array: Any, shape: Sequence[Any], axes: Sequence[int], *, active: bool) -> Any:
+    def isolate_cotangent(
+        self, array: Any, shape: Sequence[Any], axes: Sequence[int], *, active: bool
+    ) -> Any:
         """Return the same array, with a derivative that sets the padding of the cotangent to 0.
 
         Args:

@@ -59,18 +59,18 @@ class _Axis:
 
     def reach(self, bounds: Bounds) -> Any:
         """Return the number of elements that all windows of the padded result cover."""
-        return (bounds.padded(self.result) - 1) * self.stride + _spread(
+        return (bounds.padded(self.result) - 1) * self.stride + _dilated(
             bounds.padded(self.window), self.spread
         )
 
     def length(self, bounds: Bounds) -> Any:
         """Return the size of the padded operand after dilation."""
-        return _spread(bounds.padded(self.size), self.dilation)
+        return _dilated(bounds.padded(self.size), self.dilation)
 
 
-def _spread(size: Any, apart: int) -> Any:
-    """Return the extent of `size` elements at a distance of `apart`."""
-    return (size - 1) * apart + 1 if size != 0 else 0
+def _dilated(size: Any, dilation: int) -> Any:
+    """Return the extent of `size` elements that are `dilation` apart."""
+    return (size - 1) * dilation + 1 if size != 0 else 0
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _pooled(masking: MaskContext, eqn: JaxprEqn, x: Padded, blank: Any, *inits: 
     more = {"padding": tuple(placed.padding), "base_dilation": tuple(placed.dilation)}
     made = masking.bind(eqn, placed.x, *inits, **more)
     (array,) = made if eqn.primitive.multiple_results else (made,)
-    array = masking.apart(array, shape, _mixed(masking, axes), active=x.active)
+    array = masking.isolate_cotangent(array, shape, _mixed(masking, axes), active=x.active)
     return [array] if eqn.primitive.multiple_results else array
 
 
@@ -293,7 +293,7 @@ def _select_and_gather_add(masking: MaskContext, eqn: JaxprEqn, tangent: Padded,
     placed = _cut(_placed(masking, x, axes, _rejected(eqn, x.dtype)))
     more = {"padding": tuple(placed.padding), "base_dilation": tuple(placed.dilation)}
     made = masking.bind(eqn, moving.x, placed.x, **more)
-    return masking.apart(made, shape, _mixed(masking, axes), active=tangent.active)
+    return masking.isolate_cotangent(made, shape, _mixed(masking, axes), active=tangent.active)
 
 
 @rule(mask_rules, "select_and_scatter_add")

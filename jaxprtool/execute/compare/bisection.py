@@ -100,7 +100,7 @@ def find_divergence(
         search = DivergenceSearch(Comparator(tolerance, strict), executors, on_progress)
         found = search.find(bodies, given, results, positions=positions)
         if found is not None:
-            return _Reading(variants[0], found, tolerance).divergence(*names, strict)
+            return _Describer(variants[0], found, tolerance).divergence(*names, strict)
     return Divergence(*names, why="every result is within tolerance")
 
 
@@ -108,7 +108,7 @@ def _with_scalar_predicates(variant: Variant) -> Variant:
     return replace(variant, program=with_scalar_predicates(variant.program))
 
 
-class _Reading:
+class _Describer:
     """Describes a search result."""
 
     def __init__(self, variant: Variant, found: Found, tolerance: Tolerance):

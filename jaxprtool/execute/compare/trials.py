@@ -50,14 +50,14 @@ def shrunk(
         free: Whether each argument may change.
         fails: Returns True if the failure occurs for values of the same types.
     """
-    search = _Shrinking(list(values), fails)
+    search = _Shrinker(list(values), fails)
     for place, is_free in enumerate(free):
         if is_free and _is_number(values[place]):
             search.shrink(place)
     return search.values, search.tries
 
 
-class _Shrinking:
+class _Shrinker:
     def __init__(self, values: list[Any], fails: Callable[[Sequence[Any]], bool]):
         self.values, self.tries, self._fails = values, 0, fails
 

@@ -157,7 +157,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         UnsupportedError: If the program has free named axes.
     """
     with _searched(program, args, device) as (program, origins):
-        reading = _Reading(program)
+        reading = _Describer(program)
         found = [reading.bad_value(each) for each in origins if each.reached or not each.held]
     return NanSearch(program.name, tuple(sorted(found, key=lambda each: not each.reaches)))
 
@@ -218,7 +218,7 @@ def _searched(
         yield program, [] if search is None else search.origins
 
 
-class _Reading:
+class _Describer:
     """Describes the origins found."""
 
     def __init__(self, program: Program) -> None:

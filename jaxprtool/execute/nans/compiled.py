@@ -63,7 +63,7 @@ class _Written(Masked):
         return False, nonfinite(self.data)[1]
 
 
-class Counting(Interpreter):
+class OriginCounter(Interpreter):
     """Evaluates a jaxpr under tracing.
 
     Args:
@@ -171,9 +171,9 @@ class Counting(Interpreter):
 
     # --- branches and loops -----------------------------------------------------------------------
 
-    def inner(self) -> Counting:
+    def inner(self) -> OriginCounter:
         """Return an evaluator for the body of an equation."""
-        return Counting(self._numbers, self._places, self._axes, self._varying)
+        return OriginCounter(self._numbers, self._places, self._axes, self._varying)
 
     def branch(self, cond: Cond, operands: list[Masked]) -> list[Masked]:
         def taken(body: ClosedJaxpr, values: list[Masked]) -> tuple[list[Masked], Any]:

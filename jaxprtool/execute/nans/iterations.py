@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.nans.compiled import Counting, any_of, put_at, row_at
+from jaxprtool.execute.nans.compiled import OriginCounter, any_of, put_at, row_at
 from jaxprtool.execute.stepping.iterations import Progress, advanced, bodies_of
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.core.structured import Scan, While
@@ -55,7 +55,7 @@ def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any
     def run(known: Known, start: Progress, given: LoopOperands) -> tuple[Progress, Any]:
         def one(state: Any) -> Any:
             before, counts, _ = state
-            inner = Counting(numbers, known.places)
+            inner = OriginCounter(numbers, known.places)
             after = advanced(loop, given, before, inner.results, row_at, put_at)
             made = inner.counts()
             values = *given.cond_consts, *given.consts, *given.xs, *before.carry, *before.ys

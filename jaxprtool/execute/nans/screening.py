@@ -101,7 +101,7 @@ def flags_of(
         data: The arguments.
         states: The state of each: its possible non-finite elements.
     """
-    run = _Screening()
+    run = _Screener()
     for value in run.run(closed, list(map(_Screened, data, states))):
         run.require(value, INF)
     return run.flag(), run.loops
@@ -118,7 +118,7 @@ def _refused(eqn: JaxprEqn) -> bool:
     return refs or isinstance(held, ShardMap) or bool(eqn.effects and eqn.outvars)
 
 
-class _Screening(Interpreter):
+class _Screener(Interpreter):
     """Evaluates a jaxpr under tracing, and collects the values that must be finite."""
 
     def __init__(self) -> None:
@@ -207,8 +207,8 @@ class _Screening(Interpreter):
 
     def _inside(
         self, body: ClosedJaxpr, data: Sequence[Any], states: Sequence[int]
-    ) -> tuple[list[_Screened], _Screening]:
-        run = _Screening()
+    ) -> tuple[list[_Screened], _Screener]:
+        run = _Screener()
         return run.run(body, list(map(_Screened, data, states))), run
 
     def _scanned(self, scan: Scan, operands: list[_Screened]) -> tuple[list[_Screened], Any]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.execute.nans.compiled import Counting, Masked
+from jaxprtool.execute.nans.compiled import Masked, OriginCounter
 from jaxprtool.execute.nans.states import INF, NAN
 from jaxprtool.execute.stepping.shards import on_shards
 from jaxprtool.ir.core.equations import equations
@@ -89,7 +89,7 @@ class CheckedShards:
         masks = [x.mask for x in operands]
 
         def checked(*shards: Any) -> Any:
-            run = Counting(self._numbers, places, axes, varying)
+            run = OriginCounter(self._numbers, places, axes, varying)
             outs = run.results(self._view.body, list(map(Masked, shards, masks)))
             noted = [x.mask for x in outs], run.counts()
             return [x.data for x in outs], jax.tree.map(lambda x: x[None], noted)
@@ -104,7 +104,7 @@ class CheckedShards:
         place, count = int(flags.argmax()), len(eqn.invars)
 
         def recorded(*shards: Any) -> Any:
-            run = _Recording(eqn)
+            run = _Recorder(eqn)
             run.run(self._view.body, list(map(Masked, shards)))
             return [jnp.asarray(x)[None] for x in run.values]
 
@@ -131,7 +131,7 @@ def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:
     return None
 
 
-class _Recording(Counting):
+class _Recorder(OriginCounter):
     """Records operands and results of equations outside of loops and branches."""
 
     def __init__(self, wanted: JaxprEqn):
@@ -145,5 +145,5 @@ class _Recording(Counting):
             self.values = [x.data for x in (*operands, *results)]
         return results
 
-    def inner(self) -> _Recording:
-        return _Recording(self._wanted)
+    def inner(self) -> _Recorder:
+        return _Recorder(self._wanted)

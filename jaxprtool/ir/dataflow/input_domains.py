@@ -71,12 +71,12 @@ def _domains(jaxpr: AnyJaxpr, wanted: tuple[Interval | None, ...]) -> tuple[Inte
     known = _cache.of(jaxpr)
     if wanted not in known:
         known[wanted] = (None,) * len(jaxpr.invars)  # in case the body contains itself
-        known[wanted] = _Walk(jaxpr).arguments(wanted)
+        known[wanted] = _IntervalPropagator(jaxpr).arguments(wanted)
     found: tuple[Interval | None, ...] = known[wanted]
     return found
 
 
-class _Walk:
+class _IntervalPropagator:
     """Propagates intervals through one body, from its results back to its arguments."""
 
     def __init__(self, jaxpr: AnyJaxpr):
@@ -188,16 +188,16 @@ class _Walk:
 
 #: How the interval of a result restricts operands. For other primitives that move or reduce
 #: elements, the first operand is in the same interval.
-_BACK: dict[str, Callable[[_Walk, JaxprEqn, Interval], None]] = {
-    "max": _Walk._every,
-    "min": _Walk._every,
-    "concatenate": _Walk._every,
-    "select_n": _Walk._cases,
-    "neg": _Walk._negation,
-    "add": _Walk._arithmetic,
-    "sub": _Walk._arithmetic,
-    "mul": _Walk._arithmetic,
-    "div": _Walk._arithmetic,
+_BACK: dict[str, Callable[[_IntervalPropagator, JaxprEqn, Interval], None]] = {
+    "max": _IntervalPropagator._every,
+    "min": _IntervalPropagator._every,
+    "concatenate": _IntervalPropagator._every,
+    "select_n": _IntervalPropagator._cases,
+    "neg": _IntervalPropagator._negation,
+    "add": _IntervalPropagator._arithmetic,
+    "sub": _IntervalPropagator._arithmetic,
+    "mul": _IntervalPropagator._arithmetic,
+    "div": _IntervalPropagator._arithmetic,
 }
 
 

@@ -160,16 +160,16 @@ class EquationKeys:
 
     # --- equations --------------------------------------------------------------------------------
 
-    def equation(self, eqn: JaxprEqn, likeness: MatchLevel) -> int:
+    def equation(self, eqn: JaxprEqn, level: MatchLevel) -> int:
         """Return the number of an equation, equal for equations that have this much in common.
 
         Operands do not count, except that literals must be equal for equations to be the SAME.
         """
-        known = self._own[likeness]
+        known = self._own[level]
         found = known.get(id(eqn))
         if found is None:
-            key = (self._same, self._similar, self._kind)[likeness](eqn)
-            found = known[id(eqn)] = self.number((likeness, *key))
+            key = (self._same, self._similar, self._kind)[level](eqn)
+            found = known[id(eqn)] = self.number((level, *key))
         return found
 
     def _kind(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
@@ -259,7 +259,7 @@ class Origins:
         keys: The numbering of equations.
         jaxpr: The jaxpr, open or closed.
         arguments: A key for each argument.
-        likeness: Which equations have the same number if their operands do.
+        level: Which equations have the same number if their operands do.
 
     Attributes:
         equations: The number of each equation.
@@ -272,11 +272,11 @@ class Origins:
         keys: EquationKeys,
         jaxpr: AnyJaxpr,
         arguments: Sequence[Hashable],
-        likeness: MatchLevel = MatchLevel.SAME,
+        level: MatchLevel = MatchLevel.SAME,
     ):
         self._keys = keys
         number, body = keys.number, jaxcompat.open_jaxpr(jaxpr)
-        same = likeness is MatchLevel.SAME
+        same = level is MatchLevel.SAME
         names = keys.constants(jaxpr) if same else [("constant",)] * len(body.constvars)
         borders = [
             *zip(body.constvars, names, strict=True),
@@ -290,7 +290,7 @@ class Origins:
             operands = [
                 None if type(v) is Literal else values.get(id(v), id(v)) for v in eqn.invars
             ]
-            parts: tuple[Any, ...] = (keys.equation(eqn, likeness), *operands)
+            parts: tuple[Any, ...] = (keys.equation(eqn, level), *operands)
             if same and eqn.effects and not jaxcompat.only_names_axes(eqn.effects):
                 self.effects = number(("effect", self.effects, parts))
                 parts = (*parts, "after", self.effects)

@@ -59,16 +59,16 @@ class Side(DefUse):
         return [(i, body) for i, eqn in enumerate(self.eqns) if (body := _called(eqn)) is not None]
 
     @cached_method
-    def own(self, likeness: MatchLevel) -> list[int]:
+    def own(self, level: MatchLevel) -> list[int]:
         """Return a key for each equation by itself, whatever its operands are computed from."""
-        return [self._keys.equation(eqn, likeness) for eqn in self.eqns]
+        return [self._keys.equation(eqn, level) for eqn in self.eqns]
 
     @cached_method
-    def origins(self, likeness: MatchLevel) -> Origins:
+    def origins(self, level: MatchLevel) -> Origins:
         """Return the value numbering of the body."""
-        return Origins(self._keys, self.held, self._arguments, likeness)
+        return Origins(self._keys, self.held, self._arguments, level)
 
-    def use_numbers(self, likeness: MatchLevel) -> list[int]:
+    def use_numbers(self, level: MatchLevel) -> list[int]:
         """Return a number for each equation by the values that are computed from its results.
 
         This is value numbering backwards, from the results of the body that have a counterpart.
@@ -79,7 +79,7 @@ class Side(DefUse):
             if i in self._results:
                 uses[id(atom)].append(number(("result", self._results[i])))
         found: list[int] = []
-        for own, eqn in zip(reversed(self.own(likeness)), reversed(self.eqns), strict=True):
+        for own, eqn in zip(reversed(self.own(level)), reversed(self.eqns), strict=True):
             results = [tuple(sorted(uses.pop(id(var), ()))) for var in eqn.outvars]
             key = number((own, "used", *results))
             for i, atom in enumerate(eqn.invars):

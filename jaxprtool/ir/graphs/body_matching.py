@@ -94,39 +94,39 @@ class _BodyMatching:
     def run(self) -> None:
         """Find all pairs."""
         self._pair_in_order(*(self._by_variables(side) for side in self._found.sides))
-        for likeness in MatchLevel:
-            if not self._is_done(likeness):
-                origins = [side.origins(likeness).equations for side in self._found.sides]
-                uses = [side.use_numbers(likeness) for side in self._found.sides]
+        for level in MatchLevel:
+            if not self._is_done(level):
+                origins = [side.origins(level).equations for side in self._found.sides]
+                uses = [side.use_numbers(level) for side in self._found.sides]
                 self._pair_in_order(
                     *(list(zip(*each, strict=True)) for each in zip(origins, uses, strict=True))
                 )
                 self._pair_in_order(*origins)
                 self._pair_in_order(*uses)
-            spread = _Spread(self._found, likeness)
+            spread = _Spreader(self._found, level)
             if all(self._found.unpaired()):
                 spread.run()
                 self._open_calls(spread, (0, 1))
             for radius in _RADII:
-                if not self._is_done(likeness):
-                    self._pair_unique(likeness, radius, spread)
-            if not self._is_done(likeness):
+                if not self._is_done(level):
+                    self._pair_unique(level, radius, spread)
+            if not self._is_done(level):
                 spread.bridge()
-                self._pair_rest(likeness, spread)
+                self._pair_rest(level, spread)
         self._pair_replaced()
 
-    def _is_done(self, likeness: MatchLevel) -> bool:
+    def _is_done(self, level: MatchLevel) -> bool:
         """Return True if no unpaired equations of the two bodies have the same key."""
         left = self._found.unpaired()
         if not (left[0] and left[1]):
             return True
-        keys = (side.own(likeness) for side in self._found.sides)
+        keys = (side.own(level) for side in self._found.sides)
         first, second = ({own[i] for i in each} for own, each in zip(keys, left, strict=True))
         return first.isdisjoint(second)
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _open_calls(self, spread: _Spread, sides: Sequence[int]) -> None:
+    def _open_calls(self, spread: _Spreader, sides: Sequence[int]) -> None:
         """Match the bodies of unpaired calls with the body on the other side, where both fit."""
         while calls := [
             (which, i, body)
@@ -198,16 +198,16 @@ class _BodyMatching:
         left = len(self._found.sides[1 - which].eqns) - len(self._found.taken[1 - which])
         if inner.jaxpr.constvars:
             _pair_constants(self._keys, self._found, by_type=False)
-        _Spread(self._found, MatchLevel.SAME).run()
-        spread = _Spread(self._found, MatchLevel.SIMILAR)
+        _Spreader(self._found, MatchLevel.SAME).run()
+        spread = _Spreader(self._found, MatchLevel.SIMILAR)
         spread.run()
         self._open_calls(spread, (which,))
-        _Spread(self._found, MatchLevel.KIND).run()  # beyond loops that differ
+        _Spreader(self._found, MatchLevel.KIND).run()  # beyond loops that differ
         # Nested calls that are SIMILAR may have different bodies: only those that are SAME count.
         flat = [not holds_jaxpr(each.params.values()) for each in inner.eqns]
         similar, same = (
-            [side.own(likeness) for side in self._found.sides]
-            for likeness in (MatchLevel.SIMILAR, MatchLevel.SAME)
+            [side.own(level) for side in self._found.sides]
+            for level in (MatchLevel.SIMILAR, MatchLevel.SAME)
         )
         found = []
         for pair in self._found.order:
@@ -258,9 +258,9 @@ class _BodyMatching:
         for i, j in in_order(olds, news, (set(), set())):
             self._found.pair(i, j)
 
-    def _pair_unique(self, likeness: MatchLevel, radius: int, spread: _Spread) -> None:
+    def _pair_unique(self, level: MatchLevel, radius: int, spread: _Spreader) -> None:
         """Pair equations that their neighbourhoods identify."""
-        own = [side.own(likeness) for side in self._found.sides]
+        own = [side.own(level) for side in self._found.sides]
         for olds, news in self._alike_around(own, radius):
             if len(olds) == 1 or radius == _RADII[0]:
                 for i, j in zip(olds, news, strict=True):
@@ -291,32 +291,32 @@ class _BodyMatching:
             if len(olds) == len(news):
                 yield olds, news
 
-    def _pair_rest(self, likeness: MatchLevel, spread: _Spread) -> None:
+    def _pair_rest(self, level: MatchLevel, spread: _Spreader) -> None:
         """Pair each equation left with the candidate of the same key that fits it best."""
         left = self._found.unpaired()
-        own = [side.own(likeness) for side in self._found.sides]
+        own = [side.own(level) for side in self._found.sides]
         free: dict[int, deque[int]] = defaultdict(deque)
         for j in left[1]:
             free[own[1][j]].append(j)
         for i in left[0]:
             if i in self._found.taken[0] or own[0][i] not in free:
                 continue
-            found = self._found.best(i, free[own[0][i]], likeness)
+            found = self._found.best(i, free[own[0][i]], level)
             if found is not None:
                 self._found.pair(i, found)
                 spread.run()
 
 
-class _Spread:
+class _Spreader:
     """Spread the matching from pairs to the equations that define and read their values.
 
     `run` resumes at the pairs that were found since it last ran.
     """
 
-    def __init__(self, matching: MatchedBody, likeness: MatchLevel):
+    def __init__(self, matching: MatchedBody, level: MatchLevel):
         self._matching = matching
-        self._likeness = likeness
-        self._own = [side.own(likeness) for side in matching.sides]
+        self._level = level
+        self._own = [side.own(level) for side in matching.sides]
         self._eqns = [side.eqns for side in matching.sides]
         self._next_value = self._next_pair = self._next_read = 0
         self._unclear: list[tuple[deque[int], deque[int]]] = []
@@ -397,14 +397,14 @@ class _Spread:
 
     def _role(self, eqn: JaxprEqn, place: int) -> int:
         """Return the place of an operand; -1 for a loop that may have another number of them."""
-        is_loop = self._likeness is MatchLevel.KIND and holds_jaxpr(eqn.params.values())
+        is_loop = self._level is MatchLevel.KIND and holds_jaxpr(eqn.params.values())
         return -1 if is_loop else place
 
     def _clear(self, olds: deque[int], news: deque[int]) -> None:
         """Pair equations with equal keys that read the same value, by their other operands."""
         for i in olds:
             if i not in self._matching.taken[0]:
-                j = self._matching.best(i, news, self._likeness)
+                j = self._matching.best(i, news, self._level)
                 if j is not None:
                     self._matching.pair(i, j)
 

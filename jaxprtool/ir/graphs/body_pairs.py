@@ -309,7 +309,7 @@ class MatchedBody:
 
     # --- the best fit -----------------------------------------------------------------------------
 
-    def best(self, i: int, free: deque[int], likeness: MatchLevel) -> int | None:
+    def best(self, i: int, free: deque[int], level: MatchLevel) -> int | None:
         """Remove the candidate that fits equation `i` best from `free`, and return it.
 
         Returns None if none of the candidates has anything in common with the equation.
@@ -318,7 +318,7 @@ class MatchedBody:
         while free and free[0] in self.taken[1]:
             free.popleft()
         for place, j in enumerate(islice(free, MOST_ALIKE)):
-            if j not in self.taken[1] and (fit := self.fit(i, j, likeness)) > most:
+            if j not in self.taken[1] and (fit := self.fit(i, j, level)) > most:
                 best, most = place, fit
         if best is None:
             return None
@@ -326,14 +326,14 @@ class MatchedBody:
         del free[best]
         return found
 
-    def fit(self, i: int, j: int, likeness: MatchLevel) -> int:
+    def fit(self, i: int, j: int, level: MatchLevel) -> int:
         """Score a pair of equations: 2 for each common operand or reader, and 1 for the scope.
 
         At most 1 means that the equations have nothing in common.
         """
         old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
         same_scope = jaxcompat.name_stack(old) == jaxcompat.name_stack(new)
-        if likeness is MatchLevel.KIND:
+        if level is MatchLevel.KIND:
             reads = Counter(id(self.partner[id(x)]) for x in old.invars if id(x) in self.partner)
             common = (reads & Counter(map(id, new.invars))).total()
         elif self.conflict(i, j):

@@ -38,7 +38,7 @@ def as_constants(jaxpr: AnyJaxpr) -> AnyJaxpr:
         return jaxpr
     known, request = _known.of(jaxpr), ("without", type(jaxpr))
     if request not in known:
-        known[request] = _Hoisting().holding(jaxpr)
+        known[request] = _Hoister().holding(jaxpr)
     return known[request]
 
 
@@ -75,7 +75,7 @@ def _bodies(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
     return () if inside is None else inside.bodies
 
 
-class _Hoisting:
+class _Hoister:
     """Turns the array literals of a jaxpr into constants; shared bodies stay shared."""
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ def with_slices(
     Returns:
         The new equations and results.
     """
-    known = _Known(eqns)
+    known = _IndexEvaluator(eqns)
     written: list[JaxprEqn] = []
     same: dict[Var, Atom] = {}
 
@@ -81,7 +81,7 @@ def _without(
     return needed_equations(eqns, results, stays)
 
 
-class _Known:
+class _IndexEvaluator:
     """Evaluates indices.
 
     Attributes:
@@ -152,7 +152,7 @@ def _are_numbers(shape: Any) -> bool:
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def _dynamic_slice(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | Var | None:
+def _dynamic_slice(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | Var | None:
     x, *indices = eqn.invars
     # Literal indices come from the user's own `lax.dynamic_slice`, which JAX keeps.
     if not _are_numbers(x.aval.shape) or all(type(index) is Literal for index in indices):
@@ -166,7 +166,7 @@ def _dynamic_slice(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | Var | None:
     return _cut(eqn, starts, sizes)
 
 
-def _gather(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | Var | None:
+def _gather(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | Var | None:
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     x, indices = eqn.invars
     shape, sizes, mapped = x.aval.shape, list(params["slice_sizes"]), numbers.start_index_map
@@ -238,10 +238,10 @@ def _slice(
     return eqn.replace(primitive=primitives.slice_p, params=params, invars=[x], outvars=[out])
 
 
-def _of_iota(neutral: int) -> Callable[[JaxprEqn, _Known], Var | None]:
+def _of_iota(neutral: int) -> Callable[[JaxprEqn, _IndexEvaluator], Var | None]:
     """Return the rule that removes `iota + 0` or `iota * 1`, which `jnp.arange` adds."""
 
-    def rule(eqn: JaxprEqn, known: _Known) -> Var | None:
+    def rule(eqn: JaxprEqn, known: _IndexEvaluator) -> Var | None:
         number, x = eqn.invars
         if type(number) is not Literal or number.val != neutral or x.aval != eqn.outvars[0].aval:
             return None
@@ -250,7 +250,7 @@ def _of_iota(neutral: int) -> Callable[[JaxprEqn, _Known], Var | None]:
     return rule
 
 
-def _grid(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
+def _grid(eqn: JaxprEqn, known: _IndexEvaluator) -> list[JaxprEqn] | None:
     """Move the sizes of a Pallas grid, once known, from the first operands to the parameter."""
     mapping = eqn.params["grid_mapping"]
     count = mapping.num_dynamic_grid_bounds
@@ -263,7 +263,7 @@ def _grid(eqn: JaxprEqn, known: _Known) -> list[JaxprEqn] | None:
     return [eqn.replace(invars=eqn.invars[count:], params=params)]
 
 
-_RULES: dict[str, Callable[[JaxprEqn, _Known], list[JaxprEqn] | Var | None]] = {
+_RULES: dict[str, Callable[[JaxprEqn, _IndexEvaluator], list[JaxprEqn] | Var | None]] = {
     "add": _of_iota(0),
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,

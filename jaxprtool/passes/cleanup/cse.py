@@ -69,10 +69,10 @@ class Cse(Pass):
 
 def cse_body(body: ClosedJaxpr) -> ClosedJaxpr:
     """Merge equal equations and constants of a closed jaxpr, at every depth."""
-    return jaxcompat.close_jaxpr(rewrite(body, _Merging().visit))
+    return jaxcompat.close_jaxpr(rewrite(body, _Merger().visit))
 
 
-class _Merging:
+class _Merger:
     """The state of one run of the pass, which shares equal bodies across the program."""
 
     def __init__(self) -> None:

@@ -78,10 +78,10 @@ class DropChecks(Pass):
 
     def __call__(self, program: Program) -> Program:
         with rules_followed():
-            return program.replace(jaxpr=_Dropping().cleaned(program.jaxpr))
+            return program.replace(jaxpr=_Dropper().cleaned(program.jaxpr))
 
 
-class _Dropping:
+class _Dropper:
     """The state of one run: the rules of custom derivatives by key, and their properties."""
 
     def __init__(self) -> None:

@@ -81,7 +81,7 @@ class Forward(Pass):
 def _visitor(memo: Memo, writer: Writer) -> RewriteRule:
     def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
         inside = regions(eqn)
-        return None if inside is None else _Forwarding(writer, inside, memo).rewrite()
+        return None if inside is None else _Forwarder(writer, inside, memo).rewrite()
 
     return rule
 
@@ -131,7 +131,7 @@ _STAYS = object()
 _Inside = Sequence[tuple[int, Var]]
 
 
-class _Forwarding:
+class _Forwarder:
     """The rewriting of one loop, branch or call."""
 
     def __init__(self, writer: Writer, inside: Regions, memo: Memo):

@@ -82,11 +82,11 @@ class Hoist(Pass):
     group: ClassVar[str] = "schedule and compile"
 
     def __call__(self, program: Program) -> Program:
-        return program.replace(jaxpr=rewrite(program.jaxpr, _Hoisting().visit, flat=False))
+        return program.replace(jaxpr=rewrite(program.jaxpr, _Hoister().visit, flat=False))
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _SplitBody:
     """A body in two: the hoisted part, which only reads the loop's constants, and the rest.
 
     `used` marks the arguments that the rest still takes; it also takes the results of `left`.
@@ -97,7 +97,7 @@ class _Taken:
     rest: ClosedJaxpr
 
 
-class _Hoisting:
+class _Hoister:
     """The state of one run: shared bodies are analysed once."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _Hoisting:
 
     def _take(
         self, inside: Regions, number: int, holds_constants: bool, runs: bool
-    ) -> _Taken | None:
+    ) -> _SplitBody | None:
         """Return a body in two; None if nothing is hoisted.
 
         `holds_constants` is True if constants may be used outside, and `runs` if the body is known
@@ -151,7 +151,7 @@ class _Hoisting:
         """
         body, region = inside.bodies[number], inside.regions[number]
 
-        def take() -> _Taken | None:
+        def take() -> _SplitBody | None:
             constants = keep(body.invars, region.loop_invariant)
             if holds_constants:
                 constants = (*constants, *body.constvars)
@@ -217,7 +217,7 @@ def _at_most(size: Any, limit: Any) -> bool:
 # --- the loop without what has left --------------------------------------------------------------
 
 
-def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
+def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _SplitBody:
     """Split a body into the hoisted equations and the rest."""
     body, region = inside.bodies[number], inside.regions[number]
     assert region.constants is not None
@@ -230,4 +230,6 @@ def _split(inside: Regions, number: int, leaving: list[JaxprEqn]) -> _Taken:
     flags = [stay.get(i, True) for i in range(len(inside.eqn.invars))]
     invars = inside.arguments(region, body.invars, {region.constants: made}, flags)
     rest = narrow(body, invars, body.outvars, eqns)
-    return _Taken(narrow(body, keep(body.invars, region.loop_invariant), made, leaving), used, rest)
+    return _SplitBody(
+        narrow(body, keep(body.invars, region.loop_invariant), made, leaving), used, rest
+    )

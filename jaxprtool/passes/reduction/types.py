@@ -23,7 +23,7 @@ from jaxprtool.passes.reduction.candidates import Candidate, ReductionStep, is_a
 _Mapped = Callable[[Any], Any]
 
 
-class _Retyping:
+class _Retyper:
     """A mapping of the avals, parameters and constants of a jaxpr and all jaxprs in it."""
 
     def __init__(self, aval: _Mapped, param: _Mapped, value: _Mapped):
@@ -111,7 +111,7 @@ def _smaller(program: Program, chosen: Sequence[tuple[int, int, bool]]) -> Candi
             return value
         return value[tuple(slice(size(n)) for n in shape)]
 
-    return _mapped(program, _Retyping(aval, param, cut), cut)
+    return _mapped(program, _Retyper(aval, param, cut), cut)
 
 
 def _dtypes(program: Program) -> Sequence[tuple[Any, Any]]:
@@ -143,10 +143,10 @@ def _plainer(program: Program, chosen: Sequence[tuple[Any, Any]]) -> Candidate |
         dtype = getattr(value, "dtype", None)
         return value.astype(dtypes[dtype]) if dtype in dtypes else value
 
-    return _mapped(program, _Retyping(aval, param, cast), cast)
+    return _mapped(program, _Retyper(aval, param, cast), cast)
 
 
-def _mapped(program: Program, retyping: _Retyping, resize: _Mapped) -> Candidate | None:
+def _mapped(program: Program, retyping: _Retyper, resize: _Mapped) -> Candidate | None:
     try:
         jaxpr = retyping.jaxpr(program.jaxpr)
     except Exception:  # JAX has no such type

@@ -73,7 +73,7 @@ class OpenConstants(Pass):
         whole = jaxcompat.close_jaxpr(program.jaxpr)
         pinned = _Pinned()
         pinned.leading(whole, [False] * len(whole.outvars))
-        body, taken = _Opening(self.min_bytes, pinned.values).opened(whole)
+        body, taken = _Opener(self.min_bytes, pinned.values).opened(whole)
         constants, values = (
             [var for var, _ in taken.values()],
             [value for _, value in taken.values()],
@@ -113,7 +113,7 @@ def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -
 
 
 @dataclass
-class _Opening:
+class _Opener:
     """The state of opening one program's constants; bodies that equations share are opened once."""
 
     min_bytes: int

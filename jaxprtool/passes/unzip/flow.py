@@ -89,7 +89,7 @@ def flow_of(
     """
     request = part, tuple(extras), terms.once, tuple(axes)
     if request not in terms.made:
-        terms.made[request] = _Walk(part, extras, terms, tuple(axes)).flow()
+        terms.made[request] = _FlowBuilder(part, extras, terms, tuple(axes)).flow()
     return terms.made[request]
 
 
@@ -108,7 +108,7 @@ def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
         )
 
 
-class _Walk:
+class _FlowBuilder:
     """The state of building the flow of a body, equation by equation."""
 
     def __init__(

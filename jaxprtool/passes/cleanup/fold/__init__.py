@@ -93,7 +93,7 @@ class Fold(Pass):
 
 def fold_jaxpr(jaxpr: ClosedJaxpr, max_bytes: int) -> ClosedJaxpr:
     """Compute the constant parts of a closed jaxpr; return the jaxpr itself if it has none."""
-    folding = _Folding(jaxpr, max_bytes)
+    folding = _Folder(jaxpr, max_bytes)
     while True:
         folding.opened = False
         before, jaxpr = jaxpr, rewrite(jaxpr, folding.visit)
@@ -119,7 +119,7 @@ def _constant_bytes(jaxpr: AnyJaxpr, seen: set[AnyJaxpr]) -> int:
     return total
 
 
-class _Folding:
+class _Folder:
     """The state of one run: the known values of the program, and the remaining bytes."""
 
     def __init__(self, jaxpr: ClosedJaxpr, max_bytes: int) -> None:

@@ -66,7 +66,7 @@ from jaxprtool.passes.loops.outline.names import Names
 from jaxprtool.passes.loops.roll.arguments import with_stacked_arguments
 from jaxprtool.passes.loops.roll.chains import FEWEST
 from jaxprtool.passes.loops.roll.stacking import stacking
-from jaxprtool.passes.loops.roll.writing import Rolling
+from jaxprtool.passes.loops.roll.writing import Roller
 from jaxprtool.primitives import sow_p
 
 #: Consecutive copies come first: whole layers, not the parts that most layers have in common.
@@ -139,12 +139,12 @@ class Roll(Pass):
     def _rolled(self, program: Program) -> Program | Programs | None:
         """Return a program with chains of calls replaced by scans; None if it has none."""
         bodies = _Bodies(program.jaxpr)
-        rolling = bodies.rolling(bodies.opened(program.jaxpr))
-        jaxpr = rolling.run()
-        if not bodies.rolled and not rolling.rolled:
+        roller = bodies.roller(bodies.opened(program.jaxpr))
+        jaxpr = roller.run()
+        if not bodies.rolled and not roller.rolled:
             return None
         new = Dce()(Inline()(program.replace(jaxpr=jaxpr)))
-        return new if self.stack == "inside" else with_stacked_arguments(new, rolling.stacks)
+        return new if self.stack == "inside" else with_stacked_arguments(new, roller.stacks)
 
 
 class _Bodies:
@@ -158,19 +158,19 @@ class _Bodies:
         marked = map(jaxcompat.marked_name, equations(jaxcompat.open_jaxpr(jaxpr)))
         self._names = Names(name for name in marked if name is not None)
 
-    def rolling(self, jaxpr: AnyJaxpr) -> Rolling:
-        """Return the `Rolling` of a body, in whose equations all bodies are rolled."""
+    def roller(self, jaxpr: AnyJaxpr) -> Roller:
+        """Return the `Roller` of a body, in whose equations all bodies are rolled."""
         eqns = jaxcompat.open_jaxpr(jaxpr).eqns
         new = [with_bodies(eqn, self._inside) for eqn in eqns]
         if any(a is not b for a, b in zip(new, eqns, strict=True)):
             jaxpr = jaxcompat.replace_jaxpr(jaxpr, eqns=new)
-        return Rolling(jaxpr, self._sows, self._usable, self._names)
+        return Roller(jaxpr, self._sows, self._usable, self._names)
 
     def _inside(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         def roll() -> AnyJaxpr:
-            rolling = self.rolling(jaxpr)
-            rolled = rolling.run()
-            self.rolled |= rolling.rolled
+            roller = self.roller(jaxpr)
+            rolled = roller.run()
+            self.rolled |= roller.rolled
             return rolled
 
         return self._memo(roll, jaxpr)

@@ -44,7 +44,7 @@ class _Result:
     start: Var | None = None
 
 
-class Rolling:
+class Roller:
     """The state of one body while its chains become scans.
 
     Args:

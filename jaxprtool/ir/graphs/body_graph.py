@@ -16,11 +16,11 @@ from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.ir.equality.equation_keys import EquationKeys, MatchLevel, Origins
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var
 
-#: The maximum number of variables that `Side.nearest_known` visits.
+#: The maximum number of variables that `BodyGraph.nearest_known` visits.
 _MOST_FOLLOWED = 256
 
 
-class Side(DefUse):
+class BodyGraph(DefUse):
     """One of two bodies that are matched.
 
     Args:

@@ -17,8 +17,8 @@ from jaxprtool.ir.core.equations import substitute
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.equality.equation_keys import EquationKeys, MatchLevel
-from jaxprtool.ir.graphs.body_graph import Side
-from jaxprtool.ir.graphs.body_pairs import MOST_ALIKE, MatchedBody, Opened, in_order
+from jaxprtool.ir.graphs.body_graph import BodyGraph
+from jaxprtool.ir.graphs.body_pairs import MOST_ALIKE, InlinedCall, MatchedBody, in_order
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn, Literal, Var
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def match_bodies(
         results: The positions of the results that correspond.
     """
     first, second = (
-        Side(
+        BodyGraph(
             keys,
             body,
             {pair[k]: n for n, pair in enumerate(arguments)},
@@ -65,10 +65,10 @@ def match_bodies(
 
 def _pair_constants(keys: EquationKeys, found: MatchedBody, by_type: bool) -> None:
     """Pair constants with equal values and then, with `by_type`, those of the same type."""
-    values = [keys.constants(side.held) for side in found.sides]
-    types = [[str(var.aval) for var in side.jaxpr.constvars] for side in found.sides]
+    values = [keys.constants(graph.held) for graph in found.graphs]
+    types = [[str(var.aval) for var in graph.jaxpr.constvars] for graph in found.graphs]
     taken: tuple[set[int], set[int]] = set(), set()
-    a, b = (side.jaxpr.constvars for side in found.sides)
+    a, b = (graph.jaxpr.constvars for graph in found.graphs)
     for old, new in (values, types) if by_type else (values,):
         for i, j in in_order(enumerate(old), enumerate(new), taken):
             found.correspond(a[i], b[j])
@@ -88,16 +88,16 @@ class _BodyMatching:
         self._keys = keys
         self._found = found
         # The number of ways to open nested calls may be exponential.
-        size = sum(len(side.eqns) for side in found.sides)
+        size = sum(len(graph.eqns) for graph in found.graphs)
         self._budget = [_OPENED_AT_LEAST + 4 * size] if budget is None else budget
 
     def run(self) -> None:
         """Find all pairs."""
-        self._pair_in_order(*(self._by_variables(side) for side in self._found.sides))
+        self._pair_in_order(*(self._by_variables(graph) for graph in self._found.graphs))
         for level in MatchLevel:
             if not self._is_done(level):
-                origins = [side.origins(level).equations for side in self._found.sides]
-                uses = [side.use_numbers(level) for side in self._found.sides]
+                origins = [graph.origins(level).equations for graph in self._found.graphs]
+                uses = [graph.use_numbers(level) for graph in self._found.graphs]
                 self._pair_in_order(
                     *(list(zip(*each, strict=True)) for each in zip(origins, uses, strict=True))
                 )
@@ -120,18 +120,18 @@ class _BodyMatching:
         left = self._found.unpaired()
         if not (left[0] and left[1]):
             return True
-        keys = (side.own(level) for side in self._found.sides)
+        keys = (graph.own(level) for graph in self._found.graphs)
         first, second = ({own[i] for i in each} for own, each in zip(keys, left, strict=True))
         return first.isdisjoint(second)
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _open_calls(self, spread: _Spreader, sides: Sequence[int]) -> None:
-        """Match the bodies of unpaired calls with the body on the other side, where both fit."""
+    def _open_calls(self, spread: _Spreader, numbers: Sequence[int]) -> None:
+        """Match the bodies of unpaired calls with the other body, where both fit."""
         while calls := [
             (which, i, body)
-            for which in sides
-            for i, body in self._found.sides[which].calls
+            for which in numbers
+            for i, body in self._found.graphs[which].calls
             if i not in self._found.taken[which] and not self._is_in_other(which, i)
         ]:
             # The equations of a large call are not those of smaller ones in the other body.
@@ -143,7 +143,7 @@ class _BodyMatching:
 
     def _is_in_other(self, which: int, position: int) -> bool:
         """Return True if the other body has an unpaired call similar to this one."""
-        this, other = self._found.sides[which], self._found.sides[1 - which]
+        this, other = self._found.graphs[which], self._found.graphs[1 - which]
         key, keys = this.own(MatchLevel.SIMILAR)[position], other.own(MatchLevel.SIMILAR)
         taken = self._found.taken[1 - which]
         return any(key == keys[j] for j, _ in other.calls if j not in taken)
@@ -155,16 +155,16 @@ class _BodyMatching:
         """
         if position in self._found.taken[which]:
             return False
-        eqn, opened = self._found.sides[which].eqns[position], jaxcompat.open_jaxpr(body)
+        eqn, opened = self._found.graphs[which].eqns[position], jaxcompat.open_jaxpr(body)
         given = [*zip(opened.invars, _call_operands(eqn), strict=True)]
         constants = zip(opened.constvars, getattr(body, "consts", ()), strict=False)
         scalars = [(var, jaxcompat.as_literal(value, var.aval)) for var, value in constants]
         literals = {var: atom for var, atom in given + scalars if type(atom) is Literal}
-        inner = Side(self._keys, body, {}, {}, literals)
+        inner = BodyGraph(self._keys, body, {}, {}, literals)
         self._budget[0] -= 1 + len(inner.eqns)
         if self._budget[0] < 0:
             return False
-        inside = MatchedBody(self._keys, _in_place(self._found.sides, which, inner))
+        inside = MatchedBody(self._keys, _in_place(self._found.graphs, which, inner))
         inside.taken = _in_place(self._found.taken, which, set())
         inside.literals = literals
         known = (self._found.partner, self._found.inverse)[which]
@@ -178,7 +178,7 @@ class _BodyMatching:
             inside.rollback(1 - which)
             return False
         self._found.taken[which].add(position)
-        self._found.opened_calls.append(Opened(which, position, inside))
+        self._found.opened_calls.append(InlinedCall(which, position, inside))
         self._note_operands(which, dict(given), inside)
         found = (inside.partner, inside.inverse)[which]
         outvars = substitute(opened.outvars, inside.literals)
@@ -194,8 +194,8 @@ class _BodyMatching:
 
         Enough is half of its equations, or half of the unpaired equations of the other body.
         """
-        inner = self._found.sides[which]
-        left = len(self._found.sides[1 - which].eqns) - len(self._found.taken[1 - which])
+        inner = self._found.graphs[which]
+        left = len(self._found.graphs[1 - which].eqns) - len(self._found.taken[1 - which])
         if inner.jaxpr.constvars:
             _pair_constants(self._keys, self._found, by_type=False)
         _Spreader(self._found, MatchLevel.SAME).run()
@@ -206,7 +206,7 @@ class _BodyMatching:
         # Nested calls that are SIMILAR may have different bodies: only those that are SAME count.
         flat = [not holds_jaxpr(each.params.values()) for each in inner.eqns]
         similar, same = (
-            [side.own(level) for side in self._found.sides]
+            [graph.own(level) for graph in self._found.graphs]
             for level in (MatchLevel.SIMILAR, MatchLevel.SAME)
         )
         found = []
@@ -220,7 +220,7 @@ class _BodyMatching:
 
     def _note_operands(self, which: int, given: dict[Var, Atom], inside: MatchedBody) -> None:
         """Record the atoms that the other body reads in place of the operands of an opened call."""
-        eqns = [side.eqns for side in inside.sides]
+        eqns = [graph.eqns for graph in inside.graphs]
         pairs = [(eqns[0][i].invars, eqns[1][j].invars) for i, j in inside.order]
         for atoms in chain(inside.read, *(zip(*pair, strict=False) for pair in pairs)):
             own, other = atoms[which], atoms[1 - which]
@@ -230,7 +230,7 @@ class _BodyMatching:
     def _read_for(self, which: int, var: Var) -> Atom | None:
         """Return the atom that the counterpart of a variable's reader reads in its place."""
         pairs = (self._found.pairs, self._found.paired)[which]
-        own, other = self._found.sides[which], self._found.sides[1 - which]
+        own, other = self._found.graphs[which], self._found.graphs[1 - which]
         for i, place in own.uses.get(var, ()):
             if i in pairs and place < len(read := other.eqns[pairs[i]].invars):
                 return read[place]
@@ -241,13 +241,13 @@ class _BodyMatching:
 
     # --- pairing ----------------------------------------------------------------------------------
 
-    def _by_variables(self, side: Side) -> list[Hashable]:
+    def _by_variables(self, graph: BodyGraph) -> list[Hashable]:
         """Return a key for each equation with the variables that it binds.
 
         Many passes keep the variables of the equations that they do not change.
         """
-        own = side.own(MatchLevel.SAME)
-        return [(key, *map(id, eqn.outvars)) for key, eqn in zip(own, side.eqns, strict=True)]
+        own = graph.own(MatchLevel.SAME)
+        return [(key, *map(id, eqn.outvars)) for key, eqn in zip(own, graph.eqns, strict=True)]
 
     def _pair_in_order(self, old: Sequence[Hashable], new: Sequence[Hashable]) -> None:
         """Pair unpaired equations with equal keys, in order."""
@@ -260,7 +260,7 @@ class _BodyMatching:
 
     def _pair_unique(self, level: MatchLevel, radius: int, spread: _Spreader) -> None:
         """Pair equations that their neighbourhoods identify."""
-        own = [side.own(level) for side in self._found.sides]
+        own = [graph.own(level) for graph in self._found.graphs]
         for olds, news in self._alike_around(own, radius):
             if len(olds) == 1 or radius == _RADII[0]:
                 for i, j in zip(olds, news, strict=True):
@@ -272,7 +272,7 @@ class _BodyMatching:
         """Pair equations of different primitives that have the same neighbours."""
         if not all(self._found.unpaired()):
             return
-        own = [[len(eqn.outvars) for eqn in side.eqns] for side in self._found.sides]
+        own = [[len(eqn.outvars) for eqn in graph.eqns] for graph in self._found.graphs]
         for olds, news in self._alike_around(own, _RADII[0]):
             for i, j in zip(olds, news, strict=True):
                 if self._found.fit(i, j, MatchLevel.KIND) > 1:
@@ -294,7 +294,7 @@ class _BodyMatching:
     def _pair_rest(self, level: MatchLevel, spread: _Spreader) -> None:
         """Pair each equation left with the candidate of the same key that fits it best."""
         left = self._found.unpaired()
-        own = [side.own(level) for side in self._found.sides]
+        own = [graph.own(level) for graph in self._found.graphs]
         free: dict[int, deque[int]] = defaultdict(deque)
         for j in left[1]:
             free[own[1][j]].append(j)
@@ -316,8 +316,8 @@ class _Spreader:
     def __init__(self, matching: MatchedBody, level: MatchLevel):
         self._matching = matching
         self._level = level
-        self._own = [side.own(level) for side in matching.sides]
-        self._eqns = [side.eqns for side in matching.sides]
+        self._own = [graph.own(level) for graph in matching.graphs]
+        self._eqns = [graph.eqns for graph in matching.graphs]
         self._next_value = self._next_pair = self._next_read = 0
         self._unclear: list[tuple[deque[int], deque[int]]] = []
         for v, w in matching.results:
@@ -352,7 +352,7 @@ class _Spreader:
             pair = matching.values[at]
             at += 1
             for k, taken_here in enumerate(matching.taken):
-                readers = matching.sides[k].uses.get(pair[k], ())
+                readers = matching.graphs[k].uses.get(pair[k], ())
                 free = [(i, place) for i, place in readers[:MOST_ALIKE] if i not in taken_here]
                 for i, place in free:
                     self._over(1 - k, pair[1 - k], i, place)
@@ -361,10 +361,10 @@ class _Spreader:
     def _over(self, which: int, var: Var, i: int, place: int) -> None:
         """Pair equation `i` with one two steps below `var`, which reads at the same place."""
         matching = self._matching
-        side, taken = matching.sides[which], matching.taken[which]
-        for inserted, _ in side.uses.get(var, ())[:MOST_ALIKE]:
-            for result in side.eqns[inserted].outvars if inserted not in taken else ():
-                for j, at in side.uses.get(result, ())[:MOST_ALIKE]:
+        graph, taken = matching.graphs[which], matching.taken[which]
+        for inserted, _ in graph.uses.get(var, ())[:MOST_ALIKE]:
+            for result in graph.eqns[inserted].outvars if inserted not in taken else ():
+                for j, at in graph.uses.get(result, ())[:MOST_ALIKE]:
                     if at == place:
                         self._try(*((i, j) if which == 1 else (j, i)))
 
@@ -372,7 +372,7 @@ class _Spreader:
         """Pair the equations that bind two corresponding operands."""
         if type(x) is Literal or type(y) is Literal:
             return
-        a, b = self._matching.sides
+        a, b = self._matching.graphs
         made, other = a.definitions.get(x), b.definitions.get(y)
         if not (made and other):
             return
@@ -383,11 +383,11 @@ class _Spreader:
     def _downwards(self, v: Var, w: Var) -> None:
         """Pair the equations that read two corresponding variables at the same place."""
         groups: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
-        for k, (side, var) in enumerate(zip(self._matching.sides, (v, w), strict=True)):
+        for k, (graph, var) in enumerate(zip(self._matching.graphs, (v, w), strict=True)):
             taken = self._matching.taken[k]
-            for i, place in side.uses.get(var, ()):
+            for i, place in graph.uses.get(var, ()):
                 if i not in taken:
-                    groups[k][self._own[k][i], self._role(side.eqns[i], place)].append(i)
+                    groups[k][self._own[k][i], self._role(graph.eqns[i], place)].append(i)
         for key, olds in groups[0].items():
             news = groups[1].get(key)
             if news and len(olds) == len(news) == 1:
@@ -444,19 +444,19 @@ def _around(
         own: A key for each equation by itself.
         radius: The number of steps.
     """
-    side = matching.sides[which]
-    definitions, uses = side.definitions, side.uses
+    graph = matching.graphs[which]
+    definitions, uses = graph.definitions, graph.uses
     labels = {id(pair[which]): number for number, pair in enumerate(matching.values)}
     known = dict.fromkeys(matching.taken[which], 0)
     known.update((pair[which], -1 - number) for number, pair in enumerate(matching.order))
     returned = {id(pair[which]): number for number, pair in enumerate(matching.results)}
     up = {i: own[i] for i in left}
-    down = {i: hash((own[i], *(returned.get(id(v)) for v in side.eqns[i].outvars))) for i in left}
+    down = {i: hash((own[i], *(returned.get(id(v)) for v in graph.eqns[i].outvars))) for i in left}
     for _ in range(radius):
         higher, lower = {}, {}
         for i in left:
             operands: list[int | None] = []
-            for atom in side.eqns[i].invars:
+            for atom in graph.eqns[i].invars:
                 if type(atom) is Literal:
                     continue
                 definition = up.get(definitions[atom][0]) if atom in definitions else None
@@ -464,7 +464,7 @@ def _around(
             higher[i] = hash((up[i], *operands))
             reads = [
                 tuple(sorted((known.get(r, down.get(r)), at) for r, at in uses.get(var, ())))
-                for var in side.eqns[i].outvars
+                for var in graph.eqns[i].outvars
             ]
             lower[i] = hash((down[i], *reads))
         up, down = higher, lower

@@ -12,7 +12,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.core.equations import substitute
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.equality.equation_keys import EquationKeys, MatchLevel
-from jaxprtool.ir.graphs.body_graph import Side
+from jaxprtool.ir.graphs.body_graph import BodyGraph
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 #: The number of candidates among which the best fit is searched; it keeps the matching linear.
@@ -20,7 +20,7 @@ MOST_ALIKE = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class InlinedCall:
     """A call of one body whose equations the other body has inline.
 
     Attributes:
@@ -38,7 +38,7 @@ class MatchedBody:
     """Two bodies that correspond, with the pairs of equations and variables found so far.
 
     Attributes:
-        sides: The two bodies.
+        graphs: The graphs of the two bodies.
         keys: The numbering of equations and types, for comparisons.
         path: The pairs of equations around the bodies, the outermost first.
         call: If one of the bodies is that of a call that the other program has inline: the program
@@ -59,8 +59,8 @@ class MatchedBody:
             place.
     """
 
-    def __init__(self, keys: EquationKeys, sides: tuple[Side, Side]):
-        self.sides = sides
+    def __init__(self, keys: EquationKeys, graphs: tuple[BodyGraph, BodyGraph]):
+        self.graphs = graphs
         self.keys = keys
         self.path: tuple[tuple[JaxprEqn, JaxprEqn], ...] = ()
         self.call: tuple[int, JaxprEqn] | None = None
@@ -71,7 +71,7 @@ class MatchedBody:
         self.inverse: dict[int, Var] = {}
         self.taken: tuple[set[int], set[int]] = set(), set()
         self.literals: dict[Var, Literal] = {}
-        self.opened_calls: list[Opened] = []
+        self.opened_calls: list[InlinedCall] = []
         self.values: list[tuple[Var, Var]] = []
         self.results: list[tuple[Atom, Atom]] = []
         self.read: list[tuple[Atom, Atom]] = []
@@ -84,7 +84,7 @@ class MatchedBody:
         self.order.append((i, j))
         self.taken[0].add(i)
         self.taken[1].add(j)
-        old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
+        old, new = self.graphs[0].eqns[i], self.graphs[1].eqns[j]
         for k, m in self.result_pairs(old, new):
             self.correspond(old.outvars[k], new.outvars[m])
 
@@ -104,7 +104,7 @@ class MatchedBody:
 
     def unpaired(self) -> tuple[list[int], list[int]]:
         """Return, for each body, the positions of the equations without a counterpart."""
-        a, b = (range(len(side.eqns)) for side in self.sides)
+        a, b = (range(len(graph.eqns)) for graph in self.graphs)
         return [i for i in a if i not in self.taken[0]], [j for j in b if j not in self.taken[1]]
 
     def is_free(self, i: int, j: int) -> bool:
@@ -128,14 +128,14 @@ class MatchedBody:
 
     def _value(self, atom: Atom) -> int:
         """Return the value number of a variable of the second body."""
-        return self.sides[1].origins(MatchLevel.SAME).values.get(id(atom), id(atom))
+        return self.graphs[1].origins(MatchLevel.SAME).values.get(id(atom), id(atom))
 
     def conflict(self, i: int, j: int) -> bool:
         """Return True if two operands at the same place are paired, but not with each other.
 
         Equations with different numbers of operands conflict if none of their operands agree.
         """
-        old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
+        old, new = self.graphs[0].eqns[i], self.graphs[1].eqns[j]
         if len(old.invars) != len(new.invars):
             olds = {self._value(self.partner[id(x)]) for x in old.invars if id(x) in self.partner}
             news = {self._value(y) for y in new.invars if id(y) in self.inverse}
@@ -150,17 +150,17 @@ class MatchedBody:
     @property
     def before(self) -> AnyJaxpr:
         """The body in the first program, as its equation holds it."""
-        return self.sides[0].held
+        return self.graphs[0].held
 
     @property
     def after(self) -> AnyJaxpr:
         """The body in the second program, as its equation holds it."""
-        return self.sides[1].held
+        return self.graphs[1].held
 
     @property
     def bodies(self) -> tuple[Jaxpr, Jaxpr]:
         """The two bodies, open."""
-        return self.sides[0].jaxpr, self.sides[1].jaxpr
+        return self.graphs[0].jaxpr, self.graphs[1].jaxpr
 
     @cached_property
     def equations(self) -> list[tuple[JaxprEqn, JaxprEqn]]:
@@ -204,7 +204,7 @@ class MatchedBody:
             return True
         if id(old) in self.partner and id(new) in self.inverse:
             return True
-        a, b = self.sides
+        a, b = self.graphs
         olds, news = a.nearest_known(old, self.partner), b.nearest_known(new, self.inverse)
         if not olds or not news:
             return False
@@ -301,7 +301,7 @@ class MatchedBody:
 
         The equations are given by their positions in the second body, for both bodies.
         """
-        for i, place in islice(self.sides[which].uses.get(var, ()), MOST_ALIKE):
+        for i, place in islice(self.graphs[which].uses.get(var, ()), MOST_ALIKE):
             if which == 1 and i in self.paired:
                 yield i, place
             elif which == 0 and i in self.pairs:
@@ -331,7 +331,7 @@ class MatchedBody:
 
         At most 1 means that the equations have nothing in common.
         """
-        old, new = self.sides[0].eqns[i], self.sides[1].eqns[j]
+        old, new = self.graphs[0].eqns[i], self.graphs[1].eqns[j]
         same_scope = jaxcompat.name_stack(old) == jaxcompat.name_stack(new)
         if level is MatchLevel.KIND:
             reads = Counter(id(self.partner[id(x)]) for x in old.invars if id(x) in self.partner)
@@ -370,7 +370,7 @@ def _paired_by(
 ) -> list[tuple[int, int]]:
     """Pair positions with equal keys, by the first two sequences of keys, then by the next two.
 
-    `keys` are pairs of sequences, one for each side.
+    `keys` are pairs of sequences, one for each body.
     """
     taken = (set(), set()) if taken is None else taken
     return [pair for old, new in keys for pair in in_order(enumerate(old), enumerate(new), taken)]

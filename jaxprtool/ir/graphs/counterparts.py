@@ -82,7 +82,7 @@ def _with_opened(
     matched.pairs = dict(sorted(matched.pairs.items()))
     yield matched
     for each in matched.opened_calls:
-        eqn = matched.sides[each.which].eqns[each.position]
+        eqn = matched.graphs[each.which].eqns[each.position]
         yield from _with_opened(each.inside, (*path, (eqn, eqn)), (each.which, eqn))
 
 

@@ -168,7 +168,9 @@ class _PathSearch:
         for holder, outer in held:
             found: list[tuple[Jaxpr, Atom]] = []
             for position in positions:
-                found += self._flow.controlled_results(holder) or self._flow.goals(holder, position)
+                found += self._flow.controlled_results(holder) or self._flow.destinations(
+                    holder, position
+                )
             if argument is not None and is_ref(var):
                 found += self._flow.origins(holder, argument)[:1]
             for where, value in found:

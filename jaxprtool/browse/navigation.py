@@ -113,7 +113,7 @@ class Navigator:
                 index = None if type(atom) is Literal else self._flow.definition(body, atom)
                 if held is None or index is None:
                     continue
-                for where, var in self._flow.goals(
+                for where, var in self._flow.destinations(
                     Holder(node.jaxpr, node.index, number), position
                 ):
                     if where is node.jaxpr:
@@ -141,7 +141,7 @@ class Navigator:
                 continue
             call = container if container.kind is Kind.equation else container.container
             yield Way(f"{label}, a result", call)
-            for where, value in self._flow.goals(self._holder(call, container), position):
+            for where, value in self._flow.destinations(self._holder(call, container), position):
                 if where is call.jaxpr:
                     alias = f"{label} = {self._document.name(value)}"
                     for index in self._flow.readers(where, value):

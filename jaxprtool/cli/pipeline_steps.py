@@ -153,7 +153,7 @@ def write_notes(noted: Iterable[tuple[Pass, Program, Program | Programs]]) -> No
             if isinstance(note, str):
                 output.note(f"{type(each).name}: {note}")
             elif memory := outlined_memory(note.program):
-                print_line = output.warning if memory.is_much else output.note
+                print_line = output.warning if memory.needs_warning else output.note
                 print_line(f"{type(each).name}: temporary memory is {memory_line(memory)}")
 
 

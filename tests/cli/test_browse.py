@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxprtool.browse import app
-from jaxprtool.ir.source.frame_choice import current_view
+from jaxprtool.ir.source.frame_choice import current_frame_view
 
 ROOT = Path(__file__).parents[2]
 NET = str(ROOT / "tests" / "browse" / "tiny.py") + ":net"
@@ -45,7 +45,7 @@ from jaxprtool.cli.main import main
 print("ended", main(["browse", {NET!r}, "-p", "dce"]))
 print("ended", main(["browse", {NET!r}]))
 from jaxprtool.browse import app
-from jaxprtool.ir.source.frame_choice import current_view
+from jaxprtool.ir.source.frame_choice import current_frame_view
 app.Browser.action_names = lambda self: 1 / 0
 print("ended", main(["browse", {NET!r}]))
 main(["browse", {NET!r}])
@@ -133,7 +133,7 @@ def test_what_is_wrong_is_said_before_the_screen_is_taken(cli, on_terminal):
 
 def test_the_browser_gets_the_states(cli, on_terminal, monkeypatch):
     given = []
-    monkeypatch.setattr(app, "browse", lambda states: given.append((states, current_view())))
+    monkeypatch.setattr(app, "browse", lambda states: given.append((states, current_frame_view())))
     assert cli("browse", NET, "-p", "dce", "--frames", "library").code == 0
     ((states, view),) = given
     assert [state.label for state in states] == ["traced", "dce"] and view.choice == "library"

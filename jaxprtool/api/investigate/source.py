@@ -19,7 +19,7 @@ from jaxprtool.analysis.source_lines import (
 )
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.source.frame_choice import current_view, frames
+from jaxprtool.ir.source.frame_choice import current_frame_view, frames
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.transforms.linear import Vjp
 
@@ -42,7 +42,7 @@ def source(program: Program, *, residuals: bool | None = None) -> Source:
     package = "" if found.files else called_package(program)
     if not package:
         return _with_residuals(found, program, residuals)
-    with frames(current_view().choice, package):
+    with frames(current_frame_view().choice, package):
         return _with_residuals(replace(source_lines(program), package=package), program, residuals)
 
 

@@ -280,7 +280,7 @@ def compiled(
     if checked:
         fun = checkify.checkify(fun)
     if jax.config.jax_disable_jit:
-        return Compiled(_thrower(fun) if checked else fun)
+        return Compiled(_raising(fun) if checked else fun)
     on_progress(f"lowering {program.name}")
     try:
         traced = jax.jit(fun, **program.jit_keywords).trace(*arguments)
@@ -292,7 +292,7 @@ def compiled(
         compile_cpu = time.process_time() - start
     except Exception as error:  # lowering rules may raise anything
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
-    call = _thrower(compiled) if checked else compiled
+    call = _raising(compiled) if checked else compiled
     memory = _memory(compiled)
     return Compiled(call, lower_time, compile_time, compile_cpu, hits() > 0, memory)
 
@@ -306,7 +306,7 @@ def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:
     return CompiledMemory(*sizes)
 
 
-def _thrower(checked: Callable) -> Callable:
+def _raising(checked: Callable) -> Callable:
     """Return a function that raises the error returned by a function under `checkify`."""
 
     def call(*flat: object) -> object:

@@ -44,7 +44,7 @@ def put_at(stack: Any, row: Any, i: Any) -> Any:
     return jax.lax.dynamic_update_index_in_dim(stack, row, i, 0)
 
 
-def as_a_whole(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
+def run_whole(body: ClosedJaxpr, arguments: list[Any]) -> list[Any]:
     """Return the results of a body, with its loops and calls unchanged."""
     return list(jaxcompat.jaxpr_as_fun(body)(*arguments))
 
@@ -54,7 +54,7 @@ def started(
     given: LoopOperands,
     number: Any,
     carry: Sequence[Any],
-    run: RunBody = as_a_whole,
+    run: RunBody = run_whole,
 ) -> Progress:
     """Return the progress of a loop that continues from an iteration, without stacked results."""
     return Progress(number, list(carry), [], _has_more(loop, given, number, carry, run))
@@ -64,7 +64,7 @@ def advanced(
     loop: Scan | While,
     given: LoopOperands,
     before: Progress,
-    run: RunBody = as_a_whole,
+    run: RunBody = run_whole,
     row: Callable[[Any, Any], Any] = row_at,
     put: Callable[[Any, Any, Any], Any] = put_at,
 ) -> Progress:

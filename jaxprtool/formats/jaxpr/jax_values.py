@@ -46,7 +46,7 @@ from jaxprtool.formats.jaxpr.values import (
 )
 from jaxprtool.ir.basics.dtypes import array_dtypes
 from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
-from jaxprtool.ir.programs.static_leaf import LITERALS, StandIn, StaticLeaf, description
+from jaxprtool.ir.programs.static_leaf import LITERALS, Placeholder, StaticLeaf, description
 from jaxprtool.ir.programs.trees import Opaque
 from jaxprtool.ir.rewriting.callbacks import Stub, callback_name
 
@@ -353,7 +353,7 @@ def _static(value: Any) -> StaticLeaf:
 def _object(text: str) -> StaticLeaf:
     if not isinstance(text, str):
         raise ValueError("an object is written Object('how it prints')")
-    return StaticLeaf(StandIn(text))
+    return StaticLeaf(Placeholder(text))
 
 
 add_class(StaticLeaf, _held, Static=_static, Object=_object)

@@ -35,7 +35,13 @@ from jaxprtool.formats.python.expressions import (
 from jaxprtool.formats.python.naming import identifier, numbered
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.static_leaf import LITERALS, StaticLeaf
-from jaxprtool.ir.programs.trees import DESCRIBED_AS_TUPLES, Opaque, Shell, filled, one_level
+from jaxprtool.ir.programs.trees import (
+    DESCRIBED_AS_TUPLES,
+    Opaque,
+    SubstituteNode,
+    filled,
+    one_level,
+)
 
 
 @dataclass
@@ -234,7 +240,7 @@ class _Results:
         if _is_class(own) and jax.tree.structure(tree) in self.known:
             return self._like_an_argument(tree)
         parts = [self.built(child) for child in children]
-        if (tree.owner if isinstance(tree, Shell) else type(tree)) in DESCRIBED_AS_TUPLES:
+        if (tree.owner if isinstance(tree, SubstituteNode) else type(tree)) in DESCRIBED_AS_TUPLES:
             return tuple(parts)
         if not _is_class(own):
             return _container(tree, keys, parts)
@@ -252,7 +258,7 @@ class _Results:
         return call("jax.tree.unflatten", call("jax.tree.structure", Name(text)), leaves)
 
     def _class(self, tree: Any, keys: Sequence[Any], parts: list[Any]) -> Any:
-        owner = tree.owner if isinstance(tree, Shell) else type(tree)
+        owner = tree.owner if isinstance(tree, SubstituteNode) else type(tree)
         class_name = tree.type_name if isinstance(tree, Opaque) else owner.__qualname__
         fields = [key.name if isinstance(key, GetAttrKey) else "" for key in keys]
         if all(_is_name(name) and not name.startswith("_") for name in fields):

@@ -118,7 +118,7 @@ class DataFlow:
             found += [(other, atom) for place, atom in pairs if place == operand]
         return found
 
-    def goals(self, holder: Holder, position: int) -> list[Value]:
+    def destinations(self, holder: Holder, position: int) -> list[Value]:
         """Return the destinations of a result of a body: results, or arguments of bodies."""
         found: list[Value] = []
         inside, region = _region(holder)

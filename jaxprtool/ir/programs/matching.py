@@ -18,7 +18,13 @@ import jax
 from jax.tree_util import PyTreeDef, keystr
 
 from jaxprtool.ir.programs.state import Changed
-from jaxprtool.ir.programs.static_leaf import StandIn, StaticLeaf, description, is_no_array, release
+from jaxprtool.ir.programs.static_leaf import (
+    Placeholder,
+    StaticLeaf,
+    description,
+    is_no_array,
+    release,
+)
 from jaxprtool.ir.programs.trees import Opaque, Tree, filled, node, one_level
 
 #: The number of characters of an object that an error shows.
@@ -186,7 +192,7 @@ def _match_held(found: MatchedArguments, wanted: StaticLeaf, given: object, path
             f"{path} is no array and so held as it is: "
             f"it is to be {_short(wanted.value)}, not {_short(value)}"
         )
-    if isinstance(wanted.value, StandIn):
+    if isinstance(wanted.value, Placeholder):
         found.objects[wanted.value.text] = value
 
 

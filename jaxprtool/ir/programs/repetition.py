@@ -82,7 +82,7 @@ class TemporaryMemory:
     outlined: int
 
     @property
-    def is_much(self) -> bool:
+    def needs_warning(self) -> bool:
         """True if outlining costs so much more memory that a warning is due."""
         more = self.outlined - self.as_traced
         return more > WARNED_FRACTION * self.as_traced and more > WARNED_BYTES

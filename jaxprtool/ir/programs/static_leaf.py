@@ -23,7 +23,7 @@ LITERALS = (bool, int, float, complex, str, bytes)
 
 
 @dataclass(frozen=True)
-class StandIn:
+class Placeholder:
     """A placeholder, in a program from a file, for an object that the file describes."""
 
     text: str
@@ -35,7 +35,7 @@ class StandIn:
 class StaticLeaf:
     """A leaf that is not an array; equal to another if their objects are equal and of one type.
 
-    A `StandIn` is equal to the object that it describes.
+    A `Placeholder` is equal to the object that it describes.
     """
 
     def __init__(self, value: object):
@@ -47,7 +47,7 @@ class StaticLeaf:
         a, b = self.value, other.value
         if a is b:
             return True
-        if isinstance(a, StandIn) or isinstance(b, StandIn):
+        if isinstance(a, Placeholder) or isinstance(b, Placeholder):
             return description(a) == description(b)
         if type(a) is not type(b):
             return False
@@ -86,7 +86,7 @@ def release(tree: PyTreeDef) -> Any:
 
 def description(value: object) -> str:
     """Return the repr of an object, without its address and cut to a maximal length."""
-    if isinstance(value, StandIn):
+    if isinstance(value, Placeholder):
         return value.text
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     if len(text) <= _LONGEST:

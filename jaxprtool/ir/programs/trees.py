@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, SequenceKey
 
-from jaxprtool.ir.programs.static_leaf import StandIn, StaticLeaf, description
+from jaxprtool.ir.programs.static_leaf import Placeholder, StaticLeaf, description
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ def _own(node: Opaque) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _key(text: str) -> Any:
-    """Return the key that JAX prints as `text`; a `StandIn` if its class is another package's."""
+    """Return the key that JAX prints as `text`; a `Placeholder` if its class is unknown here."""
     if text.startswith(".") and text[1:].isidentifier():
         return GetAttrKey(text[1:])
     if text.startswith("[") and text.endswith("]"):
         try:
             value = ast.literal_eval(text[1:-1])
         except (ValueError, SyntaxError, RecursionError):
-            return StandIn(text)
+            return Placeholder(text)
         key = SequenceKey(value) if type(value) is int else DictKey(value)
-        return key if str(key) == text else StandIn(text)
-    return StandIn(text)
+        return key if str(key) == text else Placeholder(text)
+    return Placeholder(text)
 
 
 def one_level(node: object) -> tuple[list[Any], list[Any], PyTreeDef]:
@@ -96,7 +96,7 @@ def one_level(node: object) -> tuple[list[Any], list[Any], PyTreeDef]:
 
 
 @dataclass(frozen=True)
-class Shell:
+class SubstituteNode:
     """A node that replaces one whose class does not accept the given children.
 
     A class may check its children in its constructor, and accept only arrays.
@@ -115,9 +115,9 @@ class Shell:
 
 
 jax.tree_util.register_pytree_with_keys(
-    Shell,
+    SubstituteNode,
     lambda node: (zip(node.keys, node.children, strict=True), (node.owner, node.data, node.keys)),
-    lambda own, children: Shell(own[0], own[1], own[2], tuple(children)),
+    lambda own, children: SubstituteNode(own[0], own[1], own[2], tuple(children)),
     lambda node: (node.children, (node.owner, node.data, node.keys)),
 )
 
@@ -125,7 +125,7 @@ jax.tree_util.register_pytree_with_keys(
 def filled(tree: PyTreeDef, leaves: Iterable[Any]) -> Any:
     """Return a tree of a structure, with leaves that replace its own: positions, types, marks.
 
-    A node is a `Shell` if its class refuses or converts them. `structure` is the inverse.
+    A node is a `SubstituteNode` if its class refuses or converts them. `structure` is the inverse.
     """
     leaves = list(leaves)
     made, is_made = _unflattened(tree, leaves)
@@ -141,7 +141,9 @@ def _filled(tree: PyTreeDef, leaves: Iterator[Any]) -> Any:
     if issubclass(cls, tuple) and cls is not tuple:  # a named tuple, whose constructor may check
         return tuple.__new__(cls, children)
     made, is_made = _unflattened(_rooted(cls, data, [_LEAF] * len(children)), children)
-    return made if is_made else Shell(cls, data, _keys(cls, len(children)), tuple(children))
+    return (
+        made if is_made else SubstituteNode(cls, data, _keys(cls, len(children)), tuple(children))
+    )
 
 
 def _unflattened(tree: PyTreeDef, leaves: Sequence[Any]) -> tuple[Any, bool]:
@@ -195,7 +197,7 @@ def _keys(cls: type, count: int) -> tuple[Any, ...]:
 
 
 def structure(value: object) -> PyTreeDef:
-    """Return the structure of a tree, with the owner of each `Shell` in it."""
+    """Return the structure of a tree, with the owner of each `SubstituteNode` in it."""
     return _owned(jax.tree.structure(value))
 
 
@@ -205,8 +207,8 @@ def _owned(tree: PyTreeDef) -> PyTreeDef:
         return tree
     old = tree.children()
     children = list(map(_owned, old))
-    cls, data = own if own[0] is not Shell else own[1][:2]
-    if own[0] is not Shell and all(map(is_, old, children)):
+    cls, data = own if own[0] is not SubstituteNode else own[1][:2]
+    if own[0] is not SubstituteNode and all(map(is_, old, children)):
         return tree
     return _rooted(cls, data, children)
 
@@ -232,7 +234,7 @@ def node(tree: PyTreeDef, keys: Sequence[object], children: tuple[Tree, ...] = (
     if tree.node_data() is None:
         return LEAF
     node_type, data = tree.node_data()
-    if node_type is Shell:
+    if node_type is SubstituteNode:
         node_type, data = data[:2]
     if node_type is type(None):
         return NONE

@@ -17,7 +17,7 @@ from jaxprtool.ir.core.equations import is_flat
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.structured import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.rewriting.constant_operands import Taken, hand_in
+from jaxprtool.ir.rewriting.constant_operands import Taken, pass_constants
 from jaxprtool.ir.rewriting.rewrite import Memo, with_bodies
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.identity import identity
@@ -145,7 +145,7 @@ class _Hoister:
             return eqn
         if inside.edges.has_rule:
             return self._custom_call(inside, taken)
-        return hand_in(inside, list(map(self._opened, inside.bodies)), taken, self._memo)
+        return pass_constants(inside, list(map(self._opened, inside.bodies)), taken, self._memo)
 
     def _custom_call(self, inside: Regions, taken: Taken) -> JaxprEqn:
         """Return a custom call that takes its constants first; its rule does not take them."""

@@ -43,7 +43,7 @@ def _taking(jaxpr: AnyJaxpr, memo: Memo) -> AnyJaxpr:
     return jaxpr if same else jaxcompat.replace_jaxpr(jaxpr, eqns=eqns)
 
 
-def keeps_ended(jaxpr: AnyJaxpr) -> bool:
+def holds_ended_tracer(jaxpr: AnyJaxpr) -> bool:
     """Return True if a rule in a jaxpr, at any depth, holds a tracer of a trace that has ended."""
     todo, seen = [jaxpr], {anchor(jaxpr)}
     for each in todo:
@@ -58,14 +58,14 @@ def keeps_ended(jaxpr: AnyJaxpr) -> bool:
 
 def refused(jaxpr: AnyJaxpr, what: str) -> UnsupportedError:
     """Return the error for a jaxpr with a rule that holds a value of a trace that has ended."""
-    rule = _rule_that_keeps(jaxpr, None) or "a rule of custom derivatives"
+    rule = _rule_with_ended_tracer(jaxpr, None) or "a rule of custom derivatives"
     return UnsupportedError(
         f"{what}: {rule} closes over a value that is traced around it",
         "give the value to the function as an argument",
     )
 
 
-def _rule_that_keeps(jaxpr: AnyJaxpr, place: str | None) -> str | None:
+def _rule_with_ended_tracer(jaxpr: AnyJaxpr, place: str | None) -> str | None:
     """Return the name of the first rule that holds such a value, and the source line of its call.
 
     Args:
@@ -78,6 +78,6 @@ def _rule_that_keeps(jaxpr: AnyJaxpr, place: str | None) -> str | None:
             call = eqn.primitive.name + (f" at {at}" if at else "")
             return f"the rule of '{jaxcompat.custom_name(eqn)}', the {call},"
         for _, body in sub_jaxprs(eqn):
-            if (found := _rule_that_keeps(body, at)) is not None:
+            if (found := _rule_with_ended_tracer(body, at)) is not None:
                 return found
     return None

@@ -17,7 +17,7 @@ from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
 Taken: TypeAlias = dict[tuple[int, Aval], tuple[Var, Any]]
 
 
-def hand_in(
+def pass_constants(
     inside: Regions, opened: Sequence[tuple[ClosedJaxpr, Taken]], taken: Taken, memo: Memo
 ) -> JaxprEqn:
     """Return an equation that passes to its bodies the constants that they take.

@@ -285,7 +285,7 @@ def bounds_of_lengths(
         place += len(parts)
 
 
-class Places(NamedTuple):
+class RowPositions(NamedTuple):
     """The example and the position of each row.
 
     Attributes:
@@ -297,7 +297,7 @@ class Places(NamedTuple):
     positions: Any
 
 
-def row_places(lengths: Any, rows: Any) -> Places:
+def row_positions(lengths: Any, rows: Any) -> RowPositions:
     """Return the places of `rows` packed rows, for examples of these lengths."""
     lengths = jnp.asarray(lengths)
     ends = lax.cumsum(lengths)
@@ -307,7 +307,7 @@ def row_places(lengths: Any, rows: Any) -> Places:
     examples = lax.cumsum(ended)
     starts = lax.concatenate([jnp.zeros(1, ends.dtype), ends], 0)
     numbers = lax.iota(lengths.dtype, rows)
-    return Places(
+    return RowPositions(
         examples, numbers - starts.at[examples].get(mode="clip", wrap_negative_indices=False)
     )
 

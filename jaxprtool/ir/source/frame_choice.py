@@ -19,14 +19,14 @@ from jaxprtool.errors import ArgumentsError
 FrameChoice: TypeAlias = Literal["mine", "library", "all"]
 
 
-class View(NamedTuple):
+class FrameView(NamedTuple):
     """Which frames are named, and the installed packages whose files are the user's."""
 
     choice: FrameChoice = "mine"
     mine: tuple[str, ...] = ()
 
 
-_DEFAULT = View()
+_DEFAULT = FrameView()
 
 #: The modules whose frames JAX hides: their innermost frame is always one of the few lines that
 #: bind primitives.
@@ -35,7 +35,7 @@ _HIDDEN = ("jax", "jaxlib")
 _view = ContextVar("view", default=_DEFAULT)
 
 
-def current_view() -> View:
+def current_frame_view() -> FrameView:
     """Return the view that the innermost `frames` sets."""
     return _view.get()
 
@@ -65,7 +65,7 @@ def frames(choice: FrameChoice = "mine", mine: str | Sequence[str] = ()) -> Iter
                 "`cost --by primitive` tells apart what JAX does for a line",
             )
     packages = tuple(name.replace("-", "_").replace(".", "/") for name in names)
-    token = _view.set(View(choice, packages))
+    token = _view.set(FrameView(choice, packages))
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxprtool.ir.source.frame_choice import FrameChoice, View, current_view
+from jaxprtool.ir.source.frame_choice import FrameChoice, FrameView, current_frame_view
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import (
     FrameReader,
@@ -89,7 +89,7 @@ def frames_now(roots: Sequence[Root] = (), chosen: bool = True) -> Frames:
         chosen: Whether to show the frames that `frame_choice.frames` selects. Results that are not
             displayed, such as names and files, must not depend on the choice.
     """
-    view = current_view() if chosen else View()
+    view = current_frame_view() if chosen else FrameView()
     try:
         folder = os.getcwd()
     except OSError:  # the folder was removed
@@ -97,7 +97,7 @@ def frames_now(roots: Sequence[Root] = (), chosen: bool = True) -> Frames:
     return Frames((Root(folder, folder), *roots), view)
 
 
-_DEFAULT = View()
+_DEFAULT = FrameView()
 
 
 class Frames:
@@ -109,7 +109,7 @@ class Frames:
         view: Which frames are shown. If these are the library's, all files count as the user's.
     """
 
-    def __init__(self, roots: tuple[Root, ...] = (), view: View = _DEFAULT):
+    def __init__(self, roots: tuple[Root, ...] = (), view: FrameView = _DEFAULT):
         self._roots, self._view = roots, view
         self._paths: dict[str, tuple[bool, str]] = {}
         self._locations: dict[object, SourceLocation | None] = {}

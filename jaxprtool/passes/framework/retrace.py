@@ -29,7 +29,7 @@ from jaxprtool.ir.basics.paths import paths, unique
 from jaxprtool.ir.core.equations import equations, named
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.state import Changed
-from jaxprtool.ir.rewriting.closed_over import keeps_ended, refused, with_closed_over
+from jaxprtool.ir.rewriting.closed_over import holds_ended_tracer, refused, with_closed_over
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr
 from jaxprtool.passes.framework.base import Pass
 
@@ -107,7 +107,7 @@ def retraced(
     with reported(program, transform, hint), jaxcompat.axes_bound(program.axis_env):
         avals = program.in_avals if avals is None else avals
         jaxpr = with_closed_over(jaxcompat.trace_flat(flat, program.name, avals))
-        if jaxcompat.some_ended() and keeps_ended(jaxpr):
+        if jaxcompat.some_ended() and holds_ended_tracer(jaxpr):
             raise refused(program.jaxpr, f"{transform} of {program.name}")
     _check_forward(program, transform, jaxpr)
     out_tree, default_names = results

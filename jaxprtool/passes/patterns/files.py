@@ -40,7 +40,7 @@ def load_rewrites(path: str) -> list[Rewrite]:
 
 
 @dataclass(frozen=True)
-class Counted(Pass):
+class CountingRewrite(Pass):
     """A rewrite of a file, under its name; it remembers its matches."""
 
     rewrite: ClassVar[Rewrite]
@@ -60,7 +60,7 @@ class NamedRewrites:
 
         Raises the errors of `load_rewrites`, and PluginError for a name that is in use.
         """
-        self._passes: dict[str, type[Counted]] = {}
+        self._passes: dict[str, type[CountingRewrite]] = {}
         for path in paths:
             for made in load_rewrites(path):
                 taken = registry.available().get(made.name)
@@ -70,13 +70,13 @@ class NamedRewrites:
                         "rewrite(..., name=...) gives it one",
                     )
                 fields: dict[str, object] = {
-                    "__doc__": made.__doc__ or Counted.__doc__,
+                    "__doc__": made.__doc__ or CountingRewrite.__doc__,
                     "__module__": __name__,
                     "name": made.name,
                     "rewrite": made,
                     "found": [],
                 }
-                self._passes[made.name] = type(made.name, (Counted,), fields)
+                self._passes[made.name] = type(made.name, (CountingRewrite,), fields)
         for cls in self._passes.values():
             registry.register(cls)
 

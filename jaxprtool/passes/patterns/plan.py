@@ -144,7 +144,7 @@ class Application:
             traced = self._pattern(avals, body.eqns[root])
             for form in () if traced is None else traced[1]:
                 for fit in _exact(form, body, taken, root, avals):
-                    gone = _given_away(form, body, fit)
+                    gone = _replaced_positions(form, body, fit)
                     key = gone, *(id(fit.atoms[v]) for v in form.inputs)
                     if gone is None or key in seen:
                         continue
@@ -211,7 +211,7 @@ def _exact(
             yield fit
 
 
-def _given_away(form: Pattern, body: DataflowGraph, fit: Fit) -> frozenset[int] | None:
+def _replaced_positions(form: Pattern, body: DataflowGraph, fit: Fit) -> frozenset[int] | None:
     """Return the positions of the equations that a match replaces; None if others use its values.
 
     Equations that depend on no argument, such as an iota, may be shared, and then stay.

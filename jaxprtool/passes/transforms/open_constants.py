@@ -25,7 +25,7 @@ from jaxprtool.ir.core.regions import open_regions
 from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.programs.program import Program, Programs
 from jaxprtool.ir.programs.trees import filled, structure
-from jaxprtool.ir.rewriting.constant_operands import Taken, hand_in
+from jaxprtool.ir.rewriting.constant_operands import Taken, pass_constants
 from jaxprtool.ir.rewriting.custom_rules import custom_rule, has_rule, rule_jaxprs, rules_followed
 from jaxprtool.ir.rewriting.rewrite import Memo
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, JaxprEqn, Var
@@ -90,10 +90,14 @@ class OpenConstants(Pass):
             in_tree=structure(((*args, values), kwargs)),
             arg_names=arg_names,
         )
-        return Programs({"constants": _giving(program, constants, values), "apply": apply})
+        return Programs(
+            {"constants": _constants_program(program, constants, values), "apply": apply}
+        )
 
 
-def _giving(program: Program, constants: Sequence[Var], values: Sequence[Any]) -> Program:
+def _constants_program(
+    program: Program, constants: Sequence[Var], values: Sequence[Any]
+) -> Program:
     """Return the program without arguments that returns the list of these constants."""
     out_names = tuple(paths("result", values))
     parts: dict[str, Any] = {"constvars": constants, "consts": values, "invars": (), "eqns": ()}
@@ -155,7 +159,9 @@ class _Opener:
         eqn = with_operands(eqn, names)
         if (inside := open_regions(eqn)) is None:
             return eqn
-        return hand_in(inside, [self.opened(body) for body in inside.bodies], taken, self.memo)
+        return pass_constants(
+            inside, [self.opened(body) for body in inside.bodies], taken, self.memo
+        )
 
 
 # --- constants that stay --------------------------------------------------------------------------

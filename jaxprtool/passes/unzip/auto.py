@@ -27,8 +27,8 @@ from jaxprtool.passes.unzip.cut import SINK, SOURCE, Graph
 from jaxprtool.passes.unzip.flow import (
     BIT,
     KEY,
+    CutConstraints,
     Location,
-    Terms,
     bits_of,
     flow_of,
     parts_of,
@@ -57,18 +57,18 @@ def sow_cut(program: Program, early: Sequence[bool], tag: str, computed_once: bo
     if (body := hoisted(part, context)) is not part.body:
         program = Dce()(program.replace(jaxpr=body))
         part = split(program.jaxpr, ins, context)
-    chosen = _Chosen()
-    for location in _cut(part, early, Terms(computed_once, context)):
+    chosen = _CutValues()
+    for location in _cut(part, early, CutConstraints(computed_once, context)):
         chosen.add(location)
     values = list(_values(chosen, (part,), (), context))
     names = iter(names_of(values, program.arg_names, context))
     return program.replace(jaxpr=_sown(program.jaxpr, chosen, tag, names))
 
 
-def _cut(part: Split, early: Sequence[bool], terms: Terms) -> list[Location]:
+def _cut(part: Split, early: Sequence[bool], constraints: CutConstraints) -> list[Location]:
     """Return the locations of the values to sow; empty if there is no cut."""
-    extra: float = 0 if terms.once else KEY
-    flow = flow_of(part, [extra if flag else 0 for flag in early], terms)
+    extra: float = 0 if constraints.once else KEY
+    flow = flow_of(part, [extra if flag else 0 for flag in early], constraints)
     graph, locations = flow.graph, dict(flow.locations)
     for var, node in zip(part.body.invars, flow.ins, strict=True):
         if node is not None:
@@ -106,11 +106,11 @@ def _cut_off_keys(graph: Graph) -> list[int]:
 
 
 @dataclass
-class _Chosen:
+class _CutValues:
     """The chosen values of a body: its own variables, and those of the bodies inside."""
 
     own: set[Var] = field(default_factory=set)
-    inner: dict[int, dict[int, _Chosen]] = field(default_factory=dict)
+    inner: dict[int, dict[int, _CutValues]] = field(default_factory=dict)
 
     def add(self, location: Location) -> None:
         if isinstance(location, Var):
@@ -118,11 +118,11 @@ class _Chosen:
         else:
             position, index, location = location
             bodies = self.inner.setdefault(position, {})
-            bodies.setdefault(index, _Chosen()).add(location)
+            bodies.setdefault(index, _CutValues()).add(location)
 
 
 def _values(
-    chosen: _Chosen, parts: tuple[Split, ...], calls: tuple[JaxprEqn, ...], context: Context
+    chosen: _CutValues, parts: tuple[Split, ...], calls: tuple[JaxprEqn, ...], context: Context
 ) -> Iterator[NestedValue]:
     """Yield the chosen values in program order: the order in which `_sown` sows them."""
     part = parts[-1]
@@ -138,7 +138,7 @@ def _values(
                 yield NestedValue(parts, calls, var)
 
 
-def _sown(body: ClosedJaxpr, chosen: _Chosen, tag: str, names: Iterator[str]) -> ClosedJaxpr:
+def _sown(body: ClosedJaxpr, chosen: _CutValues, tag: str, names: Iterator[str]) -> ClosedJaxpr:
     """Return a closed jaxpr with the chosen values sown; later equations use the sown values."""
     sown: dict[Var, Var] = {}
     eqns: list[JaxprEqn] = []

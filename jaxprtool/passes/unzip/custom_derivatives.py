@@ -60,7 +60,7 @@ def _custom(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Ou
     early = ready and all(v.early for v in times)
     apply = []
     if ready:
-        params = _planted_params(eqn, part, context)
+        params = _substituted_params(eqn, part, context)
         operands = keep(eqn.invars, [v.ready for v in times])
         apply.append(_equation(eqn, (*arguments, *operands), params))
         if early:
@@ -91,7 +91,7 @@ def _equation(eqn: JaxprEqn, operands: Sequence[Atom], params: dict[str, Any]) -
     return eqn.replace(invars=list(operands), params={**eqn.params, **params}, effects=effects)
 
 
-def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, Any]:
+def _substituted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, Any]:
     """Return the parameters of the call that takes variables, then the operands that are ready.
 
     Values that the call closes over are among its operands; its rules see them as constants, as in
@@ -104,13 +104,13 @@ def _planted_params(eqn: JaxprEqn, part: Split, context: Context) -> dict[str, A
         body = part.apply([True] * len(part.outs))
         made = context.custom_calls[request] = following(eqn, body, lambda: rules[0])
         jvp = eqn.primitive.name == "custom_jvp_call"
-        rules.append((_planted_jvp if jvp else _planted_vjp)(eqn, part, body, context))
+        rules.append((_substituted_jvp if jvp else _substituted_vjp)(eqn, part, body, context))
         # With symbolic zeros, JAX passes which operands are differentiated.
         made["symbolic_zeros"] = not all(rules[0].perturbed)
     return made
 
 
-class _Planted:
+class _SubstitutedRule:
     """A jaxpr of a rule, with the function's variables substituted where it declares them too."""
 
     def __init__(
@@ -153,7 +153,7 @@ def _spread(values: Sequence[Any], marks: Sequence[bool], other: Any) -> list[An
     return [next(given) if mark else other for mark in marks]
 
 
-def _planted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> JVPRule:
+def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> JVPRule:
     rule = jvp_rule(eqn)
     count, num_values, n = len(eqn.outvars), len(part.arguments), eqn.params["num_consts"]
     if rule.raises is not None:
@@ -162,8 +162,8 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context
     if not all(rule.perturbed):
         raise _refused(eqn, "its rule may be differentiated by some of its operands alone")
     ins = part.ins[n:]
-    planted = _Planted(eqn, rule.jaxpr, [*ins, *[READY] * len(ins)], part, context)
-    if not all(planted.outs):
+    substituted = _SubstitutedRule(eqn, rule.jaxpr, [*ins, *[READY] * len(ins)], part, context)
+    if not all(substituted.outs):
         raise _refused(eqn, "its rule needs a key by a path through no variable")
     marks = [v.ready for v in part.ins]
     own = [i for i, zero in enumerate(rule.out_zeros) if not zero]
@@ -176,7 +176,7 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context
             _zeros(v.aval.to_tangent_aval()) if t is None else t
             for v, t in zip(eqn.invars, _spread(tangents[num_values:], marks, None), strict=True)
         ]
-        results = planted(values, [*_spread(operands, marks, None)[n:], *dots_in[n:]])
+        results = substituted(values, [*_spread(operands, marks, None)[n:], *dots_in[n:]])
         dots = {i: results[count + k] for k, i in enumerate(own)}
         if with_variables:
             _, by_values = jax.jvp(
@@ -197,16 +197,16 @@ def _planted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context
     return JVPRule(rule.name, jaxpr, zeros, perturbed)
 
 
-def _planted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> VJPRule:
+def _substituted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> VJPRule:
     rule = vjp_rule(eqn)
     if not all(rule.perturbed):
         raise _refused(eqn, "its rules may be differentiated by some of its operands alone")
     num_given, n = rule.forwarded.count(None), eqn.params["num_consts"]
-    fwd = _Planted(eqn, rule.fwd, part.ins[n:], part, context)
+    fwd = _SubstitutedRule(eqn, rule.fwd, part.ins[n:], part, context)
     if not all(fwd.outs):
         raise _refused(eqn, "its forward rule needs a key by a path through no variable")
     held = [READY if i is None else part.ins[n + i] for i in rule.forwarded]
-    bwd = _Planted(eqn, rule.bwd, [*held, *[READY] * len(eqn.outvars)], part, context)
+    bwd = _SubstitutedRule(eqn, rule.bwd, [*held, *[READY] * len(eqn.outvars)], part, context)
     marks, num_values = [v.ready for v in part.ins], len(part.arguments)
     numbers = {i: k for k, i in enumerate(i for i, zero in enumerate(rule.in_zeros) if not zero)}
     wanted = [numbers.get(i) for i, ready in enumerate(marks, start=-n) if ready]

@@ -53,7 +53,7 @@ ManualAxis: TypeAlias = tuple[Hashable, int, bool]
 
 
 @dataclass(frozen=True)
-class Terms:
+class CutConstraints:
     """The constraints and costs of a cut.
 
     With `once`, early values are computed early: `apply` may only change their layout. Otherwise it
@@ -80,17 +80,20 @@ class Flow:
 
 
 def flow_of(
-    part: Split, extras: Sequence[float], terms: Terms, axes: Sequence[ManualAxis] = ()
+    part: Split,
+    extras: Sequence[float],
+    constraints: CutConstraints,
+    axes: Sequence[ManualAxis] = (),
 ) -> Flow:
     """Return the reduced flow of a body.
 
     `extras` are the costs of its arguments besides their bits: `KEY` for keys and equivalent
     values, infinity if they cannot be variables, else 0. `axes` are the manual axes around it.
     """
-    request = part, tuple(extras), terms.once, tuple(axes)
-    if request not in terms.made:
-        terms.made[request] = _FlowBuilder(part, extras, terms, tuple(axes)).flow()
-    return terms.made[request]
+    request = part, tuple(extras), constraints.once, tuple(axes)
+    if request not in constraints.made:
+        constraints.made[request] = _FlowBuilder(part, extras, constraints, tuple(axes)).flow()
+    return constraints.made[request]
 
 
 def parts_of(part: Split, position: int, context: Context) -> tuple[Split, ...]:
@@ -112,9 +115,13 @@ class _FlowBuilder:
     """The state of building the flow of a body, equation by equation."""
 
     def __init__(
-        self, part: Split, extras: Sequence[float], terms: Terms, axes: tuple[ManualAxis, ...]
+        self,
+        part: Split,
+        extras: Sequence[float],
+        constraints: CutConstraints,
+        axes: tuple[ManualAxis, ...],
     ):
-        self.part, self.terms, self.axes = part, terms, axes
+        self.part, self.constraints, self.axes = part, constraints, axes
         self.graph = Graph()
         self.nodes: dict[Atom, int] = {}
         self.locations: dict[int, Location] = {}
@@ -127,7 +134,7 @@ class _FlowBuilder:
 
     def flow(self) -> Flow:
         """Return the flow of the whole body."""
-        body, context = self.part.body, self.terms.context
+        body, context = self.part.body, self.constraints.context
         context.bodies.append(body)
         for position, eqn in enumerate(body.eqns):
             if all(self.node(atom) is None for atom in eqn.invars):
@@ -150,7 +157,7 @@ class _FlowBuilder:
         computed once, and so as a whole.
         """
         calls = isinstance(inside.view, Call)
-        early = self.terms.once and not calls and not self.is_late(inside.eqn)
+        early = self.constraints.once and not calls and not self.is_late(inside.eqn)
         return early or inside.edges.has_rule
 
     # --- values -------------------------------------------------------------------------------
@@ -165,7 +172,7 @@ class _FlowBuilder:
 
     def mark(self, var: Var, extra: float) -> None:
         """Record the cost of a value besides its bits."""
-        if not self.terms.once and is_of(var.aval, jax.dtypes.prng_key):
+        if not self.constraints.once and is_of(var.aval, jax.dtypes.prng_key):
             extra = max(extra, KEY)
         if extra:
             self.extras[var] = extra
@@ -218,7 +225,7 @@ class _FlowBuilder:
             # variables, and it needs those written to it.
             extra = math.inf
             self.need(operands)
-        again = extra == math.inf or not self.terms.once or _is_layout(eqn)
+        again = extra == math.inf or not self.constraints.once or _is_layout(eqn)
         before = operands if again else [SOURCE]
         like = traits(eqn)
         # Prefer a variable for the value itself, as in the source, to another layout of it. In
@@ -270,7 +277,7 @@ class _FlowBuilder:
         for var, extra, needed in zip(eqn.outvars, extras, before, strict=True):
             self.result(var, extra, [*predicates, *needed])
             has_predicate = any(region.is_predicate for region in inside.regions)
-            if self.terms.once and self.part.of(var) == EARLY and has_predicate:
+            if self.constraints.once and self.part.of(var) == EARLY and has_predicate:
                 self.need([SOURCE], self.nodes[var])
 
     def _factor(self, inside: Regions, number: int, parts: Sequence[Split]) -> float:
@@ -283,7 +290,7 @@ class _FlowBuilder:
             return math.inf if parts[number].early.effects else 1
         if isinstance(inside.view, While) and self.is_late(eqn) and parts[0].outs[0].ready:
             with suppress(UnsupportedError):
-                trips = Scan.of(as_scan(eqn, self.terms.context)).length
+                trips = Scan.of(as_scan(eqn, self.constraints.context)).length
         return math.inf if trips is None else trips
 
     def _carries(
@@ -325,10 +332,10 @@ class _FlowBuilder:
         Its arguments come from `operands`, and are the nodes `ins`. It runs `factor` times; no
         variable can be extracted from it if that is infinite.
         """
-        terms = self.terms
+        constraints = self.constraints
         if factor == math.inf:
-            terms = replace(terms, once=False)
-        flow = flow_of(part, list(map(self.extra, operands)), terms, (*self.axes, *axes))
+            constraints = replace(constraints, once=False)
+        flow = flow_of(part, list(map(self.extra, operands)), constraints, (*self.axes, *axes))
         inner, outer = flow.graph, self.graph
         nodes = {SOURCE: SOURCE, SINK: SINK}
         for start, node in zip(flow.ins, ins, strict=True):

@@ -86,7 +86,7 @@ def memory_line(memory: TemporaryMemory) -> str:
     line = f"about {in_bytes(memory.outlined)}"
     if memory.as_traced:
         line += f", {_times(memory.outlined / memory.as_traced)} times that as traced"
-    return line + (": much more" if memory.is_much else "")
+    return line + (": much more" if memory.needs_warning else "")
 
 
 def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[int, RepeatedBody]]:

@@ -12,7 +12,7 @@ def test_an_argument_of_a_body_is_the_operand_of_the_call():
     (operand,) = body.eqns[flow.definition(body, var)].invars
     ((outer, atom),) = flow.origins(holder, flow.argument(body, operand))
     assert outer.eqns[flow.definition(outer, atom)].primitive.name == "exp"
-    ((outer, result),) = flow.goals(holder, flow.results(body, var)[0])
+    ((outer, result),) = flow.destinations(holder, flow.results(body, var)[0])
     assert [outer.eqns[i].primitive.name for i in flow.readers(outer, result)] == ["log"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxprtool import Ragged, vmap
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.shapes.ragged import row_places
+from jaxprtool.ir.shapes.ragged import row_positions
 
 ROWS = np.arange(16, dtype=np.float32).reshape(8, 2)
 LENGTHS = np.array([3, 0, 5], np.int32)
@@ -71,7 +71,7 @@ def test_places_of_rows(rows, lengths):
     examples = [i for i, n in enumerate(lengths) for _ in range(n)]
     positions = [p for n in lengths for p in range(n)]
     left = range(rows - len(examples))
-    found = row_places(np.array(lengths, np.int32), rows)
+    found = row_positions(np.array(lengths, np.int32), rows)
     assert found.examples.tolist() == examples + [len(lengths) for _ in left]
     assert found.positions.tolist() == positions + list(left)
 

@@ -150,7 +150,7 @@ class Values:
                 return None
             values.append(results[i])
         try:
-            results = list(map(_at_home, _Evaluator().equation(eqn, list(map(_at_home, values)))))
+            results = list(map(_on_host, _Evaluator().equation(eqn, list(map(_on_host, values)))))
         except Exception:  # a backend, or a plug-in's rule, may raise anything
             return None
         types = [(value.shape, value.dtype) for value in results]
@@ -179,7 +179,7 @@ def _computing() -> Iterator[None]:
         yield
 
 
-def _at_home(value: Array) -> Array:
+def _on_host(value: Array) -> Array:
     """Return a result as a NumPy array; random keys stay JAX arrays."""
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return value

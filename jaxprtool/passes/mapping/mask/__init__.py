@@ -46,7 +46,7 @@ from jaxprtool.passes.mapping.mask.body import (
     BodyContext,
     MaskBodyBuilder,
     MaskDomain,
-    Outermost,
+    MaskProgramBuilder,
     structured_mask_rules,
 )
 from jaxprtool.passes.mapping.mask.sizes import Bounds, check_constraints, with_own_constraints
@@ -203,7 +203,7 @@ def _masked(program: Program, bounds: Bounds) -> Program:
     facts = [Facts.of(var, active=True) for var in old.invars]
     sizes = [n for aval in padded for n in aval.shape]
     domain = MaskDomain(bounds)
-    made = Outermost(domain, BodyContext(), sizes=sizes).body(
+    made = MaskProgramBuilder(domain, BodyContext(), sizes=sizes).body(
         old, facts, (None,) * len(old.outvars)
     )
     body, count = made.taking(domain, domain.extras), len(domain.extras)

@@ -151,7 +151,7 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
 
 
 @dataclass(eq=False)
-class Outermost(MaskBodyBuilder):
+class MaskProgramBuilder(MaskBodyBuilder):
     """The body of the whole program.
 
     Attributes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.mapping.mask.slicing import turned
+from jaxprtool.passes.mapping.mask.slicing import flip_logical
 from jaxprtool.passes.mapping.mask.table import MaskContext, MaskRule, mask_rules
 from jaxprtool.passes.mapping.mask.values import Facts, Filled, Padded
 
@@ -44,7 +44,7 @@ def _extreme(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     axis, reverse = eqn.params["axis"], eqn.params["reverse"]
     turn = reverse and masking.bounds.is_masked(x.shape[axis])
     if turn:
-        array = turned(masking, x.array, x.shape, [axis])
+        array = flip_logical(masking, x.array, x.shape, [axis])
         x = Padded(array, Facts.unknown(x.shape, active=x.active))
     made = masking.apply(
         lambda array: masking.bind(eqn, array, reverse=reverse and not turn),
@@ -53,4 +53,4 @@ def _extreme(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         derivative=[{axis: 0}],
         mixed=[axis],
     )
-    return turned(masking, made, x.shape, [axis]) if turn else made
+    return flip_logical(masking, made, x.shape, [axis]) if turn else made

@@ -16,7 +16,7 @@ from jax.lax import GatherScatterMode
 
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.mapping.mask.slicing import room_for, with_room
+from jaxprtool.passes.mapping.mask.slicing import overhang, pad_end
 from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules, refusal
 from jaxprtool.passes.mapping.mask.values import Filled, Padded
 
@@ -75,10 +75,10 @@ def _gather(masking: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> 
     logical = any(_is_masked(masking, x.shape[d], sizes[d]) for d in numbers.start_index_map)
     if logical and mode != _PROMISE:
         at = (_clipped if mode == _CLIP else _or_outside)(masking, _wide(at), ends)
-    room = [room_for(bounds, *pair) for pair in zip(x.shape, sizes, strict=True)]
+    room = [overhang(bounds, *pair) for pair in zip(x.shape, sizes, strict=True)]
     made = masking.bind(
         eqn,
-        with_room(x.array, room),
+        pad_end(x.array, room),
         at,
         indices_are_sorted=params["indices_are_sorted"] and at is indices.array,
         unique_indices=params["unique_indices"] and not junk,

@@ -21,7 +21,7 @@ from jax import lax
 from jaxprtool.ir.basics.rules import rule
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.mask.sizes import Bounds
-from jaxprtool.passes.mapping.mask.slicing import with_room
+from jaxprtool.passes.mapping.mask.slicing import pad_end
 from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules
 from jaxprtool.passes.mapping.mask.values import Facts, Filled, Padded
 
@@ -100,7 +100,7 @@ def _fitted(array: Any, axis: int, size: Any) -> Any:
     more = [0] * array.ndim
     if size > array.shape[axis]:
         more[axis] = size - array.shape[axis]
-        return with_room(array, more)
+        return pad_end(array, more)
     return lax.slice_in_dim(array, 0, size, axis=axis)
 
 

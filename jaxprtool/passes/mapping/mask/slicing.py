@@ -19,7 +19,7 @@ from jaxprtool.passes.mapping.mask.table import MaskContext, mask_rules
 from jaxprtool.passes.mapping.mask.values import Filled, Padded, number
 
 
-def room_for(bounds: Bounds, whole: Any, size: Any) -> Any:
+def overhang(bounds: Bounds, whole: Any, size: Any) -> Any:
     """Return how far a padded window can reach beyond the end of a padded axis, in elements.
 
     Args:
@@ -33,7 +33,7 @@ def room_for(bounds: Bounds, whole: Any, size: Any) -> Any:
     return past if past > 0 else 0
 
 
-def with_room(array: Any, room: Sequence[Any], blank: Any = 0) -> Any:
+def pad_end(array: Any, room: Sequence[Any], blank: Any = 0) -> Any:
     """Pad an array at the end of each axis by `room` elements: `blank`, or zeros for keys."""
     if not any(room):
         return array
@@ -90,7 +90,7 @@ def cut(
         else 0
         for start, extent, whole, size in spans
     ]
-    array = with_room(x.array, room)
+    array = pad_end(x.array, room)
     if any(map(bounds.is_masked, starts)):
         at = [jnp.asarray(masking.size(start), np.int32) for start in starts]
         array = window_at(array, at, extents)
@@ -124,7 +124,9 @@ def _split(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     return results
 
 
-def turned(masking: MaskContext, array: Any, shape: Sequence[Any], axes: Sequence[int]) -> Any:
+def flip_logical(
+    masking: MaskContext, array: Any, shape: Sequence[Any], axes: Sequence[int]
+) -> Any:
     """Reverse an array along padded axes, within its logical size.
 
     Args:
@@ -139,7 +141,7 @@ def turned(masking: MaskContext, array: Any, shape: Sequence[Any], axes: Sequenc
     sizes, aval = masking.bounds.shape(shape), jax.typeof(array)
     # JAX's transposes of pads and slices return strongly typed gradients.
     array = lax.rev(strongly_typed(array), axes)
-    array = with_room(array, [sizes[axis] if axis in axes else 0 for axis in range(len(sizes))])
+    array = pad_end(array, [sizes[axis] if axis in axes else 0 for axis in range(len(sizes))])
     starts = [
         sizes[axis] - masking.size(shape[axis]) if axis in axes else np.int32(0)
         for axis in range(len(sizes))
@@ -154,7 +156,7 @@ def _rev(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     axes = [axis for axis in padded if axis in axes]
     if not axes:
         return Filled(array, {axis: x.fill(axis) for axis in padded})
-    made = turned(masking, array, x.shape, axes)
+    made = flip_logical(masking, array, x.shape, axes)
     zero = [axis for axis in padded if axis in axes or x.fill(axis) == 0]
     return Filled(made, dict.fromkeys(zero, 0))
 
@@ -182,8 +184,8 @@ def _starts(
 def _dynamic_slice(masking: MaskContext, eqn: JaxprEqn, x: Padded, *starts: Padded) -> Any:
     sizes, bounds = eqn.params["slice_sizes"], masking.bounds
     at = _starts(masking, starts, x.shape, sizes)
-    room = [room_for(bounds, *each) for each in zip(x.shape, sizes, strict=True)]
-    made = window_at(with_room(x.array, room), at, bounds.shape(sizes))
+    room = [overhang(bounds, *each) for each in zip(x.shape, sizes, strict=True)]
+    made = window_at(pad_end(x.array, room), at, bounds.shape(sizes))
     whole = [axis for axis in range(x.ndim) if sizes[axis] == x.shape[axis]]
     made = masking.isolate_cotangent(
         made, sizes, [i for i in range(x.ndim) if i not in whole], active=x.active
@@ -196,8 +198,8 @@ def _dynamic_update_slice(
     masking: MaskContext, eqn: JaxprEqn, x: Padded, update: Padded, *starts: Padded
 ) -> Any:
     at = _starts(masking, starts, x.shape, update.shape)
-    room = [room_for(masking.bounds, *each) for each in zip(x.shape, update.shape, strict=True)]
-    array, window = with_room(x.array, room), update.array
+    room = [overhang(masking.bounds, *each) for each in zip(x.shape, update.shape, strict=True)]
+    array, window = pad_end(x.array, room), update.array
     part = [axis for axis in masking.axes(update) if update.shape[axis] != x.shape[axis]]
     if part:  # the operand must not change under the padding of the update
         under = window_at(array, at, window.shape)
@@ -244,7 +246,7 @@ def _concatenate(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     length = max(whole, *ends)
     blank = 0 if held is None else held
     after = [length - ends[0] if i == axis else 0 for i in range(first.ndim)]
-    array = with_room(first.array, after, blank)
+    array = pad_end(first.array, after, blank)
     for start, x in zip(starts[1:], rest, strict=True):  # overwrites the padding before it
         at = [jnp.int32(0)] * first.ndim
         at[axis] = jnp.asarray(masking.size(start), np.int32)

@@ -48,7 +48,7 @@ def ragged_jaxpr(
     """
     wanted = [_result_kind(sizes, v.aval, i, result_names) for i, v in enumerate(body.outvars)]
     domain = RaggedDomain(sizes)
-    made = _Outermost(domain).body(body, kinds, wanted)
+    made = _ProgramBuilder(domain).body(body, kinds, wanted)
     jaxpr, count = made.taking(domain, domain.extras), len(domain.extras)
     invars = [*jaxpr.invars[count:], *jaxpr.invars[:count]]
     return RaggedJaxpr(jaxcompat.replace_jaxpr(jaxpr, invars=invars), made.kinds)
@@ -68,7 +68,7 @@ def _result_kind(
     return kind
 
 
-class _Outermost(RaggedBodyBuilder):
+class _ProgramBuilder(RaggedBodyBuilder):
     """The outermost body, which defines the spare rows of arguments and results.
 
     The spare rows of an argument may hold anything: they are made equal to the first row before use

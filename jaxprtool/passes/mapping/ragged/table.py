@@ -27,7 +27,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.rules import RuleTable
 from jaxprtool.ir.core.equations import named
 from jaxprtool.ir.core.weak_types import as_weak_as
-from jaxprtool.ir.shapes.ragged import row_places
+from jaxprtool.ir.shapes.ragged import row_positions
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.mapping.domains.rules import RuleContext
 from jaxprtool.passes.mapping.mask.sizes import computed
@@ -108,7 +108,7 @@ class RaggedContext(RuleContext):
         return lax.cumsum(self.lengths(size)) - self.lengths(size)
 
     def _examples(self, size: Any) -> Any:
-        return row_places(self.lengths(size), self.sizes.count(size)).examples
+        return row_positions(self.lengths(size), self.sizes.count(size)).examples
 
     def _batch_indices(self, size: Any) -> Any:
         examples = self.examples(size)

@@ -31,7 +31,7 @@ CUTS = 32
 Pair: TypeAlias = tuple[Any, Any]
 
 
-class Entered(NamedTuple):
+class EnteredBody(NamedTuple):
     """An equation of the reference whose body is searched.
 
     Attributes:
@@ -48,7 +48,7 @@ class Entered(NamedTuple):
 
 
 #: The entered equations, outermost first.
-Path: TypeAlias = tuple[Entered, ...]
+Path: TypeAlias = tuple[EnteredBody, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +185,7 @@ class DivergenceSearch:
                 given = of_a, of_b
             case _:
                 return None
-        entered = Entered(old, number, x.jaxpr, _given_to(a, bodies[0]))
+        entered = EnteredBody(old, number, x.jaxpr, _given_to(a, bodies[0]))
         return self.find(bodies, given, None, (*found.path, entered))
 
 

@@ -22,7 +22,7 @@ from jaxprtool.ir.evaluation.interpret import LoopOperands
 from jaxprtool.jaxcompat import JaxprEqn
 
 
-class Known(NamedTuple):
+class SearchState(NamedTuple):
     """The state of the search before iterations run.
 
     Attributes:
@@ -46,13 +46,13 @@ def body_equations(loop: Scan | While) -> list[JaxprEqn]:
 def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any]]:
     """Return a function that runs iterations of a loop.
 
-    It takes the `Known` state, the progress of the loop, and its operands. It returns the new
+    It takes the `SearchState` state, the progress of the loop, and its operands. It returns the new
     progress, and how often each equation produced a NaN and an infinity.
     """
     numbers = {id(eqn): i for i, eqn in enumerate(body_equations(loop))}
 
     @jax.jit
-    def run(known: Known, start: Progress, given: LoopOperands) -> tuple[Progress, Any]:
+    def run(known: SearchState, start: Progress, given: LoopOperands) -> tuple[Progress, Any]:
         def one(state: Any) -> Any:
             before, counts, _ = state
             inner = OriginCounter(numbers, known.places)

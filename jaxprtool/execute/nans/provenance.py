@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxprtool.execute.nans.reading import Index, Read, read_by
+from jaxprtool.execute.nans.source_elements import Index, SourceElements, source_elements
 from jaxprtool.execute.nans.states import NAN, has_state, is_moving
-from jaxprtool.execute.nans.tracked import Evaluation, ProvenanceValue, Tracked, Written
+from jaxprtool.execute.nans.tracked import ConstantValue, Evaluation, ProvenanceValue, Tracked
 from jaxprtool.execute.running.summary import plain
 from jaxprtool.ir.core.traits import traits
 
@@ -27,10 +27,10 @@ def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[ProvenanceV
     found: list[ProvenanceValue] = []
     value = next(x for x in results if x.state)
     place: Index | None = first_place(value)
-    reads = read_by(value, place) or [Read(x, None) for x in step.operands]
+    reads = source_elements(value, place) or [SourceElements(x, None) for x in step.operands]
     is_known = True
     for _ in range(_MOST_STEPS):
-        reads = [x for x in reads if not isinstance(x.value, Written)]
+        reads = [x for x in reads if not isinstance(x.value, ConstantValue)]
         reads = [x for x in reads if has_state(x.value.data)] or reads[:1]
         reads = [x for x in reads if not x.value.held] or reads
         if not reads or len(found) == _MOST_VALUES:
@@ -41,7 +41,7 @@ def provenance(step: Evaluation, results: Sequence[Tracked]) -> list[ProvenanceV
         value, place = read.value, _most_suspicious(read, one)[1]
         if not _is_moved(value):
             found.append(ProvenanceValue(value, place if is_known else None))
-        reads = read_by(value, place)
+        reads = source_elements(value, place)
     return found
 
 
@@ -58,7 +58,7 @@ def _element(value: Tracked, place: Index | None) -> float | complex | None:
 
 
 def _most_suspicious(
-    read: Read, result: float | complex | None
+    read: SourceElements, result: float | complex | None
 ) -> tuple[tuple[int, float], Index | None]:
     """Return the suspicion score of a read value for an element, and the most suspicious place.
 

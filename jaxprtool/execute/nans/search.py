@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.execute.nans.followed import Followed
-from jaxprtool.execute.nans.iterations import Known, body_equations, compiled_iterations
+from jaxprtool.execute.nans.iterations import SearchState, body_equations, compiled_iterations
+from jaxprtool.execute.nans.origin_table import OriginTable
 from jaxprtool.execute.nans.provenance import provenance
 from jaxprtool.execute.nans.shards import CheckedShards
 from jaxprtool.execute.nans.states import (
@@ -39,15 +39,15 @@ from jaxprtool.execute.nans.states import (
     state_of,
 )
 from jaxprtool.execute.nans.tracked import (
+    ConstantValue,
+    DataMovement,
     Evaluation,
-    Moved,
     Origin,
     Tracked,
-    Written,
     origins_of,
-    standing_for,
-    tainted,
+    representative,
     union,
+    with_origins,
 )
 from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
 from jaxprtool.execute.stepping.iterations import Progress, bodies_of
@@ -100,7 +100,7 @@ class OriginSearch(SteppingInterpreter):
         self._open: list[Origin] = []
         self._number = 0
         self._refs: dict[int, tuple[Origin, ...]] = {}
-        self._remembered: deque[tuple[Evaluation | Moved, int]] = deque()
+        self._remembered: deque[tuple[Evaluation | DataMovement, int]] = deque()
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
         # The number of iterations of each loop run equation by equation.
@@ -111,7 +111,7 @@ class OriginSearch(SteppingInterpreter):
             for origin in value.origins:
                 origin.reached.append(position)
         #: The origins found, one per equation and state, in order of creation.
-        found = map(standing_for, self._by_equation.values())
+        found = map(representative, self._by_equation.values())
         made = sorted(found, key=lambda origin: origin.number)
         self.origins = [*self._arguments, *made, *self._held.values()]
 
@@ -145,22 +145,22 @@ class OriginSearch(SteppingInterpreter):
     # --- the interpreter's hooks ------------------------------------------------------------------
 
     def constant(self, value: object, aval: Aval) -> Tracked:
-        return Written(value)
+        return ConstantValue(value)
 
     def concrete(self, value: Tracked) -> Any:
         return value.data
 
     def row(self, value: Tracked, i: int) -> Tracked:
-        moved = Moved([value], i)
+        moved = DataMovement([value], i)
         row = Tracked(row_of(value.data, i), value.step, (), value.name, value.position, moved)
         self._remember(moved, 0)
-        return tainted(row, value.origins)
+        return with_origins(row, value.origins)
 
     def stack(self, rows: Sequence[Tracked], var: Var) -> Tracked:
         data = super().stack([row.data for row in rows], var)
         if not rows:
             return Tracked(data)
-        moved, last = Moved(rows), rows[-1]
+        moved, last = DataMovement(rows), rows[-1]
         self._remember(moved, getattr(data, "nbytes", 0))
         return Tracked(data, last.step, origins_of(rows), last.name, last.position, moved)
 
@@ -203,7 +203,7 @@ class OriginSearch(SteppingInterpreter):
                 origins = union([*origins, made])
         if origins:
             for x in (*results, *contents):
-                tainted(x, origins)
+                with_origins(x, origins)
             if not any(x.origins for x in (*results, *contents)):
                 for origin in origins:
                     origin.dropped = step
@@ -220,7 +220,7 @@ class OriginSearch(SteppingInterpreter):
         self._remember(step, sum(getattr(x, "nbytes", 0) for x in given))
         return step, [Tracked(x, step, position=i) for i, x in enumerate(given)]
 
-    def _remember(self, step: Evaluation | Moved, size: int) -> None:
+    def _remember(self, step: Evaluation | DataMovement, size: int) -> None:
         """Keep the operands of a step, and drop those of old steps."""
         self._remembered.append((step, size))
         self._bytes += size
@@ -302,12 +302,12 @@ class OriginSearch(SteppingInterpreter):
             results = [Tracked(x, inner, position=i) for i, x in enumerate(made.results)]
             origin = self._found(made.state, inner, inner.operands, results)
             origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
-        followed = Followed(self.last_made_by(checked.equations), operands)
-        if followed and any(x.state for x in outs):
-            table = followed.table(checked.equations)
-            found = checked.followed(table, followed.traced(operands))
+        table = OriginTable(self.last_made_by(checked.equations), operands)
+        if table and any(x.state for x in outs):
+            indices = table.indices(checked.equations)
+            found = checked.followed(indices, table.traced(operands))
             for x, traced in zip(outs, found, strict=True):
-                tainted(x, followed.origins(traced))
+                with_origins(x, table.origins(traced))
         return outs
 
     # --- loops ------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class OriginSearch(SteppingInterpreter):
         if isinstance(loop, While):
             return carry
         _, outs = self.step(loop.eqn, operands, _data([*carry, *ys]))
-        return [*carry, *map(tainted, outs[len(carry) :], (y.origins for y in ys))]
+        return [*carry, *map(with_origins, outs[len(carry) :], (y.origins for y in ys))]
 
     def _has_more(
         self, loop: Scan | While, given: LoopOperands, number: int, carry: list[Tracked]
@@ -382,7 +382,7 @@ def _shard(
 ) -> Tracked:
     """Return a value on one device; `source` is its equation, or the operand it is a shard of."""
     if source is None:
-        return Written(data)
+        return ConstantValue(data)
     if isinstance(source, int):
         return Tracked(data, operands[source].step, name=operands[source].name)
     return Tracked(data, Evaluation(source, around, iterations, ()))
@@ -421,23 +421,21 @@ class _CompiledLoop:
         results before it, and whether the loop continues.
         """
         made = self._search.last_made_by(self.equations)
-        followed = Followed(made, [*carry, *ys, *chain(*self._fixed)])
+        table = OriginTable(made, [*carry, *ys, *chain(*self._fixed)])
         ignored = [[(id(e), state) in made for state in (NAN, INF)] for e in self.equations]
-        known = Known(
+        known = SearchState(
             jnp.array(ignored, bool).reshape(-1, 2),
-            followed.table(self.equations) if followed else None,
+            table.indices(self.equations) if table else None,
             jnp.array(self._stops < _STOPS),
         )
-        start = Progress(
-            jnp.int32(number), followed.traced(carry), followed.traced(ys), jnp.array(True)
-        )
-        ran, counts = self._run(known, start, LoopOperands(*map(followed.traced, self._fixed)))
+        start = Progress(jnp.int32(number), table.traced(carry), table.traced(ys), jnp.array(True))
+        ran, counts = self._run(known, start, LoopOperands(*map(table.traced, self._fixed)))
         self._stops += 1
         self._count(made, np.asarray(counts))
-        ys = [Tracked(y.data, None, followed.origins(y)) for y in ran.ys]
+        ys = [Tracked(y.data, None, table.origins(y)) for y in ran.ys]
         if int(ran.number) > number:
             _, outs = self._search.step(self._eqn, self._operands, [x.data for x in ran.carry])
-            carry = list(map(tainted, outs, map(followed.origins, ran.carry)))
+            carry = list(map(with_origins, outs, map(table.origins, ran.carry)))
         self._search.close(self._first, [*carry, *ys])
         return int(ran.number), carry, ys, bool(ran.more)
 
@@ -456,7 +454,7 @@ def _is_held(eqn: JaxprEqn, operands: Sequence[Tracked]) -> bool:
 
 
 def _holds_nan(value: Tracked) -> bool:
-    return isinstance(value, Written) and value.has_nan
+    return isinstance(value, ConstantValue) and value.has_nan
 
 
 def _data(values: Sequence[Tracked]) -> list[Any]:

@@ -19,7 +19,7 @@ from jaxprtool.ir.dataflow.dataflow import DataFlow
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal
 
 
-class Made(NamedTuple):
+class ShardOrigin(NamedTuple):
     """An equation of a `shard_map` that produces a NaN or an infinity.
 
     Attributes:
@@ -55,7 +55,7 @@ class CheckedShards:
         self.results = [x.data for x in outs]
         self._flags = np.asarray(counts) > 0
 
-    def made(self) -> Iterator[Made]:
+    def made(self) -> Iterator[ShardOrigin]:
         """Yield each equation that produces a NaN, or else an infinity."""
         for number in np.flatnonzero(self._flags.any((0, 2))):
             nan, inf = self._flags[:, number].T
@@ -99,7 +99,7 @@ class CheckedShards:
         everywhere = (None if mask is None else np.asarray(mask).any(0) for mask in of_devices)
         return list(map(Masked, outs, everywhere)), counts
 
-    def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> Made:
+    def _recorded(self, eqn: JaxprEqn, state: int, flags: np.ndarray) -> ShardOrigin:
         """Return the NaN or infinity of an equation, with its values on the first such device."""
         place, count = int(flags.argmax()), len(eqn.invars)
 
@@ -112,7 +112,7 @@ class CheckedShards:
         values = [x[place] for x in found]
         devices = self._view.mesh.devices.flatten()
         names = tuple(str(device) for device, flag in zip(devices, flags, strict=True) if flag)
-        return Made(eqn, state, names, values[:count], values[count:])
+        return ShardOrigin(eqn, state, names, values[:count], values[count:])
 
 
 def _source(flow: DataFlow, jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | int | None:

@@ -36,7 +36,7 @@ class Evaluation:
 
 
 @dataclass(eq=False)
-class Moved:
+class DataMovement:
     """The slicing of a loop operand into a row, or the stacking of rows into a result.
 
     Attributes:
@@ -88,7 +88,7 @@ class Origin:
         if self.step is None:
             return not self.name
         return self.state == NAN and any(
-            isinstance(x, Written) and x.has_nan for x in self.operands
+            isinstance(x, ConstantValue) and x.has_nan for x in self.operands
         )
 
 
@@ -110,7 +110,7 @@ class Tracked:
     origins: tuple[Origin, ...] = ()
     name: str = ""
     position: int = 0
-    moved: Moved | None = None
+    moved: DataMovement | None = None
 
     @cached_property
     def state(self) -> int:
@@ -123,7 +123,7 @@ class Tracked:
         return not self.name if self.step is None else self.step.held
 
 
-class Written(Tracked):
+class ConstantValue(Tracked):
     """A literal or a constant; a NaN in it is attributed to the equation that reads it."""
 
     @cached_property
@@ -148,7 +148,7 @@ class ProvenanceValue(NamedTuple):
     place: tuple[int, ...] | None
 
 
-def standing_for(origins: Sequence[Origin]) -> Origin:
+def representative(origins: Sequence[Origin]) -> Origin:
     """Return the origin that represents all origins of an equation and state.
 
     It is the first one that reaches a result, or else the first one.
@@ -170,7 +170,7 @@ def union(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     return tuple(dict.fromkeys(origins))
 
 
-def tainted(value: Tracked, origins: Sequence[Origin]) -> Tracked:
+def with_origins(value: Tracked, origins: Sequence[Origin]) -> Tracked:
     """Return a value with these origins added if it is not finite."""
     if origins and value.state != FINITE:
         value.origins = tuple(origins)

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.running.run import ready_to_step
-from jaxprtool.execute.watch.numbers import Lost, Numbers
+from jaxprtool.execute.watch.numbers import FormatLoss, Numbers
 from jaxprtool.execute.watch.recorder import By, Recorder, WatchedRow
 from jaxprtool.execute.watch.selected import IterationChoice
 from jaxprtool.execute.watch.stops import Stopped, runs_of, stopping
@@ -29,7 +29,7 @@ from jaxprtool.ir.notation.selection import Selection
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.jaxcompat import JaxprEqn
 
-__all__ = ["Lost", "Numbers", "Stopped", "Watched", "WatchedRow", "watch"]
+__all__ = ["FormatLoss", "Numbers", "Stopped", "Watched", "WatchedRow", "watch"]
 
 
 @document(without=("values",))

@@ -26,7 +26,7 @@ FORMATS = ("bf16", "f16", "f8_e5m2", "f8_e4m3fn")
 
 
 @dataclass(frozen=True)
-class Lost:
+class FormatLoss:
     """The loss if values were converted to a format, as fractions of all elements.
 
     Attributes:
@@ -70,7 +70,7 @@ class Numbers:
     infs: int
     subnormals: int
     exponents: Mapping[int, int]
-    lost: Mapping[str, Lost]
+    lost: Mapping[str, FormatLoss]
 
 
 def has_numbers(aval: Aval) -> bool:
@@ -188,7 +188,7 @@ class Tally:
         """The statistics."""
         has_any = self.low <= self.high
         exponents: dict[int, int] = {}
-        lost: dict[str, Lost] = {}
+        lost: dict[str, FormatLoss] = {}
         if self.counts is not None:
             bins = _of_length(len(self.counts))
             inside = (bins.starts > 0) & (bins.starts < bins.infinity) & (self.counts > 0)
@@ -209,12 +209,12 @@ class Tally:
             lost,
         )
 
-    def _lost(self, bins: _Bins, name: str) -> Lost:
+    def _lost(self, bins: _Bins, name: str) -> FormatLoss:
         assert self.counts is not None
         least, normal, beyond = bins.limits[name]
         ranges = (beyond, bins.infinity), (1, least), (least, normal)
         found = [bins.between(self.counts, *each) for each in ranges]
-        return Lost(*(number / max(self.size, 1) for number in found))
+        return FormatLoss(*(number / max(self.size, 1) for number in found))
 
 
 def _of_length(number: int) -> _Bins:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxprtool.execute.nans.states import has_state, is_moving
-from jaxprtool.execute.nans.tracked import Evaluation, Moved, Tracked
+from jaxprtool.execute.nans.tracked import DataMovement, Evaluation, Tracked
 from jaxprtool.execute.running.summary import plain
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import holds_jaxpr
@@ -21,7 +21,7 @@ from jaxprtool.jaxcompat import JaxprEqn
 Index = tuple[Any, ...]
 
 
-class Read(NamedTuple):
+class SourceElements(NamedTuple):
     """Elements of a value from which an element of a result is computed.
 
     Attributes:
@@ -33,10 +33,10 @@ class Read(NamedTuple):
     where: Index | None
 
 
-def read_by(value: Tracked, place: Index | None) -> list[Read]:
+def source_elements(value: Tracked, place: Index | None) -> list[SourceElements]:
     """Return the elements that an element of a value is computed from; empty for an argument."""
     if value.moved is not None:
-        return [_unmoved(value.moved, place)] if value.moved.operands else []
+        return [_before_movement(value.moved, place)] if value.moved.operands else []
     step = value.step
     if step is None or not step.operands:
         return []
@@ -46,27 +46,27 @@ def read_by(value: Tracked, place: Index | None) -> list[Read]:
             return found
     started = _start(step.eqn, value.position)
     if started is not None and not step.operands[started].held:
-        return [Read(step.operands[started], None)]
-    return [Read(x, None) for x in step.operands]
+        return [SourceElements(step.operands[started], None)]
+    return [SourceElements(x, None) for x in step.operands]
 
 
-def _unmoved(moved: Moved, place: Index | None) -> Read:
+def _before_movement(moved: DataMovement, place: Index | None) -> SourceElements:
     """Return the element of the stack or row that an element was moved from."""
     if moved.row is not None:
-        return Read(moved.operands[0], None if place is None else (moved.row, *place))
+        return SourceElements(moved.operands[0], None if place is None else (moved.row, *place))
     if place is None:
-        return Read(moved.operands[-1], None)
-    return Read(moved.operands[place[0]], place[1:])
+        return SourceElements(moved.operands[-1], None)
+    return SourceElements(moved.operands[place[0]], place[1:])
 
 
-def _elements(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
+def _elements(step: Evaluation, value: Tracked, place: Index) -> list[SourceElements]:
     """Return the elements that an element of a result is computed from; empty if unknown."""
     eqn, operands = step.eqn, step.operands
     like, name = traits(eqn), eqn.primitive.name
     if like.gives == "same":
-        return [Read(operands[value.position], place)]
+        return [SourceElements(operands[value.position], place)]
     if like.elementwise:
-        reads = [Read(x, _broadcast(np.shape(x.data), place)) for x in operands]
+        reads = [SourceElements(x, _broadcast(np.shape(x.data), place)) for x in operands]
         chooses = _CHOOSES.get(name)
         chosen = [] if chooses is None else list(chooses(reads, plain(value.data)[place]))
         # If the selected value is a constant of the program, blame the value it replaces.
@@ -74,13 +74,17 @@ def _elements(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
     if is_moving(eqn):
         return _origin(step, value, place)
     if like.reduces and "axes" in eqn.params:
-        return [Read(operands[0], _reduced(np.ndim(operands[0].data), eqn.params["axes"], place))]
+        return [
+            SourceElements(
+                operands[0], _reduced(np.ndim(operands[0].data), eqn.params["axes"], place)
+            )
+        ]
     if name == "dot_general":
-        return list(map(Read, operands, _contracted(step, place)))
+        return list(map(SourceElements, operands, _contracted(step, place)))
     return []
 
 
-def _alike(operands: Sequence[Tracked], value: Tracked, place: Index) -> list[Read]:
+def _alike(operands: Sequence[Tracked], value: Tracked, place: Index) -> list[SourceElements]:
     """Return an operand's element that was probably forwarded: equal and nonzero."""
     element = plain(value.data)[place]
     for x in operands:
@@ -88,7 +92,7 @@ def _alike(operands: Sequence[Tracked], value: Tracked, place: Index) -> list[Re
             same = plain(x.data) == element
             if same.any():
                 there = same.shape == np.shape(value.data) and same[place]
-                return [Read(x, place if there else _first(same))]
+                return [SourceElements(x, place if there else _first(same))]
     return []
 
 
@@ -96,20 +100,20 @@ def _broadcast(shape: Sequence[int], place: Index) -> Index:
     return tuple(i if n > 1 else 0 for i, n in zip(place, shape, strict=False)) if shape else ()
 
 
-def _chosen(reads: Sequence[Read], element: Any) -> Iterator[Read]:
+def _chosen(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
     """Yield the selected case of a `select_n`."""
     predicate, *cases = reads
     yield cases[int(plain(predicate.value.data)[predicate.where])]
 
 
-def _equal(reads: Sequence[Read], element: Any) -> Iterator[Read]:
+def _equal(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
     """Yield the operands to which an element of a `max`, `min` or `clamp` is equal."""
     for each in reads:
         if np.array_equal(plain(each.value.data)[each.where], element, equal_nan=True):
             yield each
 
 
-_CHOOSES: dict[str, Callable[[Sequence[Read], Any], Iterator[Read]]] = {
+_CHOOSES: dict[str, Callable[[Sequence[SourceElements], Any], Iterator[SourceElements]]] = {
     "select_n": _chosen,
     "max": _equal,
     "min": _equal,
@@ -117,7 +121,7 @@ _CHOOSES: dict[str, Callable[[Sequence[Read], Any], Iterator[Read]]] = {
 }
 
 
-def _origin(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
+def _origin(step: Evaluation, value: Tracked, place: Index) -> list[SourceElements]:
     """Return the element moved to a place; empty if it is a fill value or computed.
 
     To find it, the equation is run on element indices instead of elements.
@@ -140,7 +144,7 @@ def _origin(step: Evaluation, value: Tracked, place: Index) -> list[Read]:
     which = int(np.searchsorted(ends, number, side="right"))
     x = movable[which]
     index = np.unravel_index(number - ends[which] + np.size(x.data), np.shape(x.data))
-    return [Read(x, tuple(map(int, index)))]
+    return [SourceElements(x, tuple(map(int, index)))]
 
 
 def _like(array: Any, numbers: np.ndarray) -> Any:

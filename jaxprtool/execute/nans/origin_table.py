@@ -12,7 +12,7 @@ from jaxprtool.execute.nans.tracked import Origin, Tracked, origins_of, union
 from jaxprtool.jaxcompat import JaxprEqn
 
 
-class Followed:
+class OriginTable:
     """Origins by their mask index; false if there are none.
 
     Args:
@@ -28,7 +28,7 @@ class Followed:
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def table(self, eqns: Sequence[JaxprEqn]) -> np.ndarray:
+    def indices(self, eqns: Sequence[JaxprEqn]) -> np.ndarray:
         """Return for each equation the mask indices of its NaN and its infinity, or -1."""
         rows = [[self._made_at(id(eqn), state) for state in (NAN, INF)] for eqn in eqns]
         return np.array(rows, np.int32).reshape(-1, 2)

@@ -113,12 +113,12 @@ def described(value: Any) -> str:
     if not _is_number(value):
         return "random"
     array = np.asarray(value)
-    places = np.argwhere(array)
-    if not len(places):
+    indices = np.argwhere(array)
+    if not len(indices):
         return "zero"
     if array.ndim == 0:
         return str(array)
-    if len(places) > _FEW:
-        return f"{len(places):,} of {array.size:,} elements are not zero"
-    parts = (f"{list(map(int, place))} = {array[tuple(place)]}" for place in places)
+    if len(indices) > _FEW:
+        return f"{len(indices):,} of {array.size:,} elements are not zero"
+    parts = (f"{list(map(int, place))} = {array[tuple(place)]}" for place in indices)
     return "zero but for " + ", ".join(parts)

@@ -121,9 +121,9 @@ def compared(
 
 def positions_of(program: Program, reference: Program) -> list[int]:
     """Return the position in the reference of each argument of a program, by name or in order."""
-    places = {name: i for i, name in enumerate(reference.arg_names)}
-    if places.keys() >= set(program.arg_names):
-        return [places[name] for name in program.arg_names]
+    positions = {name: i for i, name in enumerate(reference.arg_names)}
+    if positions.keys() >= set(program.arg_names):
+        return [positions[name] for name in program.arg_names]
     return list(range(len(reference.arg_names)))
 
 

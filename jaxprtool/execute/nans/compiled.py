@@ -68,7 +68,7 @@ class OriginCounter(Interpreter):
 
     Args:
         numbers: The number of each equation, by its `id`.
-        places: For each equation, the mask indices of the NaN and the infinity that it is known to
+        indices: For each equation, the mask indices of the NaN and the infinity that it is known to
             produce, or -1. If None, origins are not followed.
         axes: The mesh axes in a `shard_map`.
         varying: Whether JAX checks which values vary over these axes.
@@ -77,11 +77,11 @@ class OriginCounter(Interpreter):
     def __init__(
         self,
         numbers: Mapping[int, int],
-        places: Any = None,
+        indices: Any = None,
         axes: tuple[Any, ...] = (),
         varying: bool = False,
     ):
-        self._numbers, self._places, self._axes = numbers, places, axes
+        self._numbers, self._indices, self._axes = numbers, indices, axes
         self._varying = varying
         self._single: dict[int, Any] = {}
         self._whole: list[Any] = []
@@ -94,7 +94,7 @@ class OriginCounter(Interpreter):
         return [Masked(x.data, self._mask(x)) for x in values]
 
     def _mask(self, value: Masked) -> Mask:
-        if self._places is None or not has_state(value.data):
+        if self._indices is None or not has_state(value.data):
             return None
         return self._everywhere(no_origins() if value.mask is None else value.mask)
 
@@ -127,7 +127,7 @@ class OriginCounter(Interpreter):
         if made is not None:
             number = self._numbers[id(eqn)]
             self._single[number] = self._single.get(number, 0) + made.astype(jnp.int32)
-        if self._places is not None:
+        if self._indices is not None:
             origins = self._origins(eqn, operands, made)
             for x in results:
                 if has_state(x.data):
@@ -160,8 +160,8 @@ class OriginCounter(Interpreter):
         if traits(eqn).collective:
             mask = self._anywhere(mask)
         if made is not None:
-            places = self._places[self._numbers[id(eqn)]][:, None]
-            mask |= ((jnp.arange(FOLLOWED) == places) & made[:, None]).any(0)
+            indices = self._indices[self._numbers[id(eqn)]][:, None]
+            mask |= ((jnp.arange(FOLLOWED) == indices) & made[:, None]).any(0)
         return mask
 
     def _anywhere(self, flags: Any) -> Any:
@@ -173,7 +173,7 @@ class OriginCounter(Interpreter):
 
     def inner(self) -> OriginCounter:
         """Return an evaluator for the body of an equation."""
-        return OriginCounter(self._numbers, self._places, self._axes, self._varying)
+        return OriginCounter(self._numbers, self._indices, self._axes, self._varying)
 
     def branch(self, cond: Cond, operands: list[Masked]) -> list[Masked]:
         def taken(body: ClosedJaxpr, values: list[Masked]) -> tuple[list[Masked], Any]:
@@ -197,7 +197,7 @@ class OriginCounter(Interpreter):
             masks = either(masks, [y.mask for y in outs[count:]])
             return (outs[:count], masks, counts + inner.counts()), [y.data for y in outs[count:]]
 
-        following = self._places is not None
+        following = self._indices is not None
         none = [
             self._everywhere(no_origins()) if following and is_inexact(y.aval.dtype) else None
             for y in scan.ys

@@ -27,13 +27,13 @@ class SearchState(NamedTuple):
 
     Attributes:
         ignored: For each equation, whether a NaN and an infinity that it produces are ignored.
-        places: For each equation, the mask indices of the NaN and the infinity that it is known to
+        indices: For each equation, the mask indices of the NaN and the infinity that it is known to
             produce, or -1; None if nothing is followed.
         watched: Whether to stop if a result of an iteration has an origin that no value had before.
     """
 
     ignored: Any
-    places: Any
+    indices: Any
     watched: Any
 
 
@@ -55,7 +55,7 @@ def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any
     def run(known: SearchState, start: Progress, given: LoopOperands) -> tuple[Progress, Any]:
         def one(state: Any) -> Any:
             before, counts, _ = state
-            inner = OriginCounter(numbers, known.places)
+            inner = OriginCounter(numbers, known.indices)
             after = advanced(loop, given, before, inner.results, row_at, put_at)
             made = inner.counts()
             values = *given.cond_consts, *given.consts, *given.xs, *before.carry, *before.ys

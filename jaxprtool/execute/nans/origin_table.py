@@ -22,11 +22,11 @@ class OriginTable:
 
     def __init__(self, made: Mapping[tuple[int, int], Origin], values: Iterable[Tracked]):
         origins = union([*origins_of(values), *made.values()])
-        self._places = {origin: min(i, FOLLOWED - 1) for i, origin in enumerate(origins)}
+        self._indices = {origin: min(i, FOLLOWED - 1) for i, origin in enumerate(origins)}
         self._made = made
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self._indices)
 
     def indices(self, eqns: Sequence[JaxprEqn]) -> np.ndarray:
         """Return for each equation the mask indices of its NaN and its infinity, or -1."""
@@ -35,7 +35,7 @@ class OriginTable:
 
     def _made_at(self, eqn: int, state: int) -> int:
         origin = self._made.get((eqn, state))
-        return -1 if origin is None else self._places[origin]
+        return -1 if origin is None else self._indices[origin]
 
     def traced(self, values: Iterable[Tracked]) -> list[Masked]:
         """Return values as arguments of a compiled body, with masks if any origin is followed."""
@@ -45,7 +45,7 @@ class OriginTable:
         if not self or not has_state(value.data):
             return None
         mask = np.zeros(FOLLOWED, bool)
-        mask[[self._places[origin] for origin in value.origins]] = True
+        mask[[self._indices[origin] for origin in value.origins]] = True
         return mask
 
     def origins(self, value: Masked) -> tuple[Origin, ...]:
@@ -53,4 +53,4 @@ class OriginTable:
         if value.mask is None:
             return ()
         mask = np.asarray(value.mask)
-        return tuple(origin for origin, place in self._places.items() if mask[place])
+        return tuple(origin for origin, index in self._indices.items() if mask[index])

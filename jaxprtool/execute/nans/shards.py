@@ -73,23 +73,23 @@ class CheckedShards:
         jaxpr = next(body for body in flow.holders if any(each is eqn for each in body.eqns))
         return [_source(flow, jaxpr, atom) for atom in eqn.invars]
 
-    def followed(self, places: Any, operands: Sequence[Masked]) -> list[Masked]:
+    def followed(self, indices: Any, operands: Sequence[Masked]) -> list[Masked]:
         """Return the results with their masks.
 
         Args:
-            places: For each equation, the mask indices of its NaN and its infinity.
+            indices: For each equation, the mask indices of its NaN and its infinity.
             operands: The operands with their masks.
         """
-        return self._run(places, operands)[0]
+        return self._run(indices, operands)[0]
 
-    def _run(self, places: Any, operands: Sequence[Masked]) -> tuple[list[Masked], Any]:
+    def _run(self, indices: Any, operands: Sequence[Masked]) -> tuple[list[Masked], Any]:
         """Return the results and the counts on each device."""
         axes = self._view.mesh.axis_names
         varying = bool(self._view.eqn.params["check_vma"])
         masks = [x.mask for x in operands]
 
         def checked(*shards: Any) -> Any:
-            run = OriginCounter(self._numbers, places, axes, varying)
+            run = OriginCounter(self._numbers, indices, axes, varying)
             outs = run.results(self._view.body, list(map(Masked, shards, masks)))
             noted = [x.mask for x in outs], run.counts()
             return [x.data for x in outs], jax.tree.map(lambda x: x[None], noted)

@@ -85,8 +85,8 @@ class DataFlow:
         """Return the arguments of an equation's bodies that have a variable as (initial) value."""
         if (inside := regions(eqn)) is None:
             return []
-        places = [i for i, atom in enumerate(eqn.invars) if atom is var]
-        return [value for place in places for value in _arguments(inside, place)]
+        positions = [i for i, atom in enumerate(eqn.invars) if atom is var]
+        return [value for place in positions for value in _arguments(inside, place)]
 
     @cached_property
     def holders(self) -> dict[Jaxpr, list[Holder]]:

@@ -20,7 +20,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.core.traits import traits
-from jaxprtool.ir.equality.equivalence import as_classic, readable_params, same_rules
+from jaxprtool.ir.equality.equivalence import readable_params, same_rules, without_hijax
 from jaxprtool.ir.equality.value_keys import (
     array_digest,
     effect_kinds,
@@ -188,7 +188,7 @@ class EquationKeys:
 
     def _same(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         if eqn.primitive.name == jaxcompat.CALL_HIGH:
-            eqn = as_classic(eqn)
+            eqn = without_hijax(eqn)
         # To JAX, a parameter that is None is the same as one left out.
         own = [
             (name, value if type(value) is str else self.value(value))

@@ -172,7 +172,7 @@ class _Comparison:
 
     def _equations(self, p: JaxprEqn, q: JaxprEqn) -> None:
         if p.primitive is not q.primitive:
-            p, q = map(as_classic, (p, q))
+            p, q = map(without_hijax, (p, q))
         _check(p.primitive is q.primitive, p.primitive.name, q.primitive.name)
         _at("operands", self._atoms, p.invars, q.invars)
         self.operation(p, q)
@@ -224,7 +224,7 @@ class _Comparison:
             _check(_same_plain(p, q), p, q)
 
 
-def as_classic(eqn: JaxprEqn) -> JaxprEqn:
+def without_hijax(eqn: JaxprEqn) -> JaxprEqn:
     """Return an equation in the form of a file, which has no objects with rules of their own."""
     return lower_hijax(eqn) if eqn.primitive.name == jaxcompat.CALL_HIGH else eqn
 

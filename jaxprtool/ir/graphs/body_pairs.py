@@ -387,5 +387,5 @@ def _roles(eqn: JaxprEqn) -> list[str]:
     inside = regions(eqn)
     if inside is None:
         return [""] * len(eqn.invars)
-    fields = {i: field for field, places in inside.operands.items() for i in places}
+    fields = {i: field for field, positions in inside.operands.items() for i in positions}
     return [fields.get(i, "") for i in range(len(eqn.invars))]

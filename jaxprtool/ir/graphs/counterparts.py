@@ -143,8 +143,12 @@ def _arguments(
         ins = edges[0].ins, edges[1].ins
         if len(pair[0].invars) != len(pair[1].invars):
             others = dict(matched.operand_pairs(*pair))
-            places = {k: j for j, k in enumerate(ins[1])}
-            return [(i, places[others[k]]) for i, k in enumerate(ins[0]) if others.get(k) in places]
+            positions = {k: j for j, k in enumerate(ins[1])}
+            return [
+                (i, positions[others[k]])
+                for i, k in enumerate(ins[0])
+                if others.get(k) in positions
+            ]
         given = [[eqn.invars[k] for k in each] for each, eqn in zip(ins, pair, strict=True)]
         # The same place first: loops are often given the same value twice.
         pairs = {i: i for i, (x, y) in enumerate(zip(*given, strict=False)) if matched.agree(x, y)}
@@ -177,9 +181,9 @@ def _results(
         return _in_place(*outs)
     positions = edges[0].outs, edges[1].outs
     partner = dict(matched.result_pairs(*pair))
-    places = {k: j for j, k in enumerate(positions[1])}
+    positions = {k: j for j, k in enumerate(positions[1])}
     return [
-        (i, places[partner[k]])
+        (i, positions[partner[k]])
         for i, k in enumerate(positions[0])
-        if k is not None and partner.get(k) in places
+        if k is not None and partner.get(k) in positions
     ]

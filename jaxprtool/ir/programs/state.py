@@ -38,7 +38,7 @@ class Change:
     """The change of objects.
 
     Attributes:
-        places: The arguments with the objects: positions, without static ones, and keywords.
+        argument_keys: The arguments with the objects: positions, without static ones, and keywords.
         before: The structure of these arguments, as a list, before the call.
         after: Their structure after it.
         sources: For each leaf of `after`, the leaf of `before` that it is, or its path in the
@@ -46,7 +46,7 @@ class Change:
         keeps_shapes: Whether all leaves that change keep their shape.
     """
 
-    places: tuple[int | str, ...]
+    argument_keys: tuple[int | str, ...]
     before: PyTreeDef
     after: PyTreeDef
     sources: tuple[int | str, ...]
@@ -69,7 +69,7 @@ class Changed:
         """
         change = self.change
         try:
-            objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.places]
+            objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.argument_keys]
         except LookupError:
             return self
         leaves, tree = jax.tree.flatten(_held(objects))
@@ -231,11 +231,11 @@ def call_tracked(
         sources.append(path)
     if not state and before == after:
         return out
-    places = tuple(place for place, _, _ in given)
+    argument_keys = tuple(place for place, _, _ in given)
     keeps_shapes = before == after and all(
         jnp.shape(old) == jnp.shape(new) for old, (_, new) in zip(leaves, pairs, strict=True)
     )
-    return Changed(out, state, Change(places, before, after, tuple(sources), keeps_shapes))
+    return Changed(out, state, Change(argument_keys, before, after, tuple(sources), keeps_shapes))
 
 
 def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tuple[AnyJaxpr, Any]:
@@ -251,7 +251,7 @@ def without_unchanged(jaxpr: AnyJaxpr, out: Changed, in_tree: PyTreeDef) -> tupl
     """
     args, kwargs = filled(in_tree, range(in_tree.num_leaves))
     change = out.change
-    objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.places]
+    objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.argument_keys]
     leaf_of = {jaxpr.invars[arg]: i for i, arg in enumerate(jax.tree.leaves(objects))}
     first = len(jaxpr.outvars) - len(out.state)
     origins = dict(zip(sorted(out.state), map(_Origins(jaxpr), jaxpr.outvars[first:]), strict=True))

@@ -100,8 +100,8 @@ class ScopeReader:
         functions = self._without_common([self._functions(eqn) for eqn in jaxpr.eqns], name)
         names = [self._name_scopes(eqn) for eqn in jaxpr.eqns]
         paths: list[tuple[_Level, ...]] = []
-        places = zip(names, functions, strict=True)
-        for (transforms, outermost), run in groupby(places, lambda p: (p[0][0], p[0][1][:1])):
+        pairs = zip(names, functions, strict=True)
+        for (transforms, outermost), run in groupby(pairs, lambda p: (p[0][0], p[0][1][:1])):
             rows = list(run)
             around = [_Level(name) for name in transforms]
             if outermost:

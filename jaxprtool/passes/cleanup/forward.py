@@ -161,8 +161,8 @@ class _Forwarder:
     def rewrite(self) -> Sequence[Atom] | None:
         """Return the atoms that replace the results; None if nothing changes."""
         inside = self.inside
-        for field, places in inside.operands.items():
-            for i in places:
+        for field, positions in inside.operands.items():
+            for i in positions:
                 if self.arguments[i] and i not in self.carried and i not in self.sliced:
                     self.give(i, field, self.constraints.into)
         if self.carried:

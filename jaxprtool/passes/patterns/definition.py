@@ -229,17 +229,17 @@ def _arguments(
         raise ArgumentsError(
             f"the types given do not fit the pattern of rewrite '{name}': {error}"
         ) from None
-    places = []
+    bound_values = []
     for parameter in bound.signature.parameters.values():
         value = bound.arguments.get(parameter.name, ())
         if parameter.kind is parameter.VAR_POSITIONAL:
-            places += [(f"{parameter.name}[{i}]", each) for i, each in enumerate(value)]
+            bound_values += [(f"{parameter.name}[{i}]", each) for i, each in enumerate(value)]
         elif parameter.name in bound.arguments and parameter.kind is not parameter.VAR_KEYWORD:
-            places.append((parameter.name, value))
-    places = places[: len(bound.args)] + sorted(bound.kwargs.items())
+            bound_values.append((parameter.name, value))
+    bound_values = bound_values[: len(bound.args)] + sorted(bound.kwargs.items())
     names = [
         path + jax.tree_util.keystr(inner)
-        for path, value in places
+        for path, value in bound_values
         for inner, _ in jax.tree_util.tree_flatten_with_path(value)[0]
     ]
     return (bound.args, bound.kwargs), names

@@ -186,12 +186,12 @@ def _literals(program: Program) -> Sequence[tuple[Var, int]]:
 
 def _plain_literals(program: Program, chosen: Sequence[tuple[Var, int]]) -> Candidate | None:
     """Replace literals by ones."""
-    places = {(id(var), i) for var, i in chosen}
+    positions = {(id(var), i) for var, i in chosen}
 
     def replacement(writer: Writer, eqn: JaxprEqn) -> Sequence[Atom] | None:
         invars = list(eqn.invars)
         for i, atom in enumerate(invars):
-            if (id(eqn.outvars[0]), i) in places:
+            if (id(eqn.outvars[0]), i) in positions:
                 invars[i] = jaxcompat.as_literal(1, atom.aval) or atom
         return writer.add(eqn.replace(invars=invars))
 

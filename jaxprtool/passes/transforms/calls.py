@@ -147,17 +147,17 @@ class Jit(Pass):
         numbers = list(chosen(program, "jit", "donate_argnums", self.donate_argnums))
         given = self.donate_argnames
         keywords = program.in_tree.children()[1].node_data()[1]
-        places = positional_roots(program)
+        roots = positional_roots(program)
         names = []
         for name in (given,) if isinstance(given, str) else given:
             if name in keywords:
                 names.append(name)
-            elif name in places:
-                numbers.append(places.index(name))
+            elif name in roots:
+                numbers.append(roots.index(name))
             else:
                 raise ArgumentsError(
                     f"jit: {program.name} has no argument '{name}' for donate_argnames",
-                    did_you_mean(name, [*keywords, *filter(None, places)]),
+                    did_you_mean(name, [*keywords, *filter(None, roots)]),
                 )
         return tuple(dict.fromkeys(numbers)), tuple(names)
 

@@ -103,5 +103,5 @@ def leaf_tree(variables: Sequence[Variable]) -> dict[str, Any]:
 def _check(variable: Variable, path: tuple[str, ...], before: Variable | None) -> None:
     """Refuse a variable if its name, or one of its scopes, is the name of another one."""
     if before is not None:
-        places = f"{named(before.eqn)} and {named(variable.eqn)}"
-        raise UnzipError(f"Cannot use duplicate variable name: {'/'.join(path)} ({places})")
+        both = f"{named(before.eqn)} and {named(variable.eqn)}"
+        raise UnzipError(f"Cannot use duplicate variable name: {'/'.join(path)} ({both})")

@@ -245,15 +245,15 @@ def _with_stacked_results(program: Program, arguments: _Arguments) -> Program:
 def _result_groups(program: Program, arguments: _Arguments) -> Iterator[list[int]]:
     """Yield each group of flat results that is stacked."""
     args, kwargs = arguments.changed
-    places: dict[PyTreeDef, list[list[int]]] = {}
+    positions: dict[PyTreeDef, list[list[int]]] = {}
     for value in (*args, *kwargs.values()):
         numbers, tree = jax.tree.flatten(value)
         within = [rows for rows in arguments.groups.values() if set(rows) <= set(numbers)]
-        places[tree] = [[i - numbers[0] for i in rows] for rows in within]
+        positions[tree] = [[i - numbers[0] for i in rows] for rows in within]
 
     def walk(tree: PyTreeDef, start: int) -> Iterator[list[int]]:
-        if tree in places:
-            groups = [[start + i for i in rows] for rows in places[tree]]
+        if tree in positions:
+            groups = [[start + i for i in rows] for rows in positions[tree]]
             if all(_one_type(program, rows) for rows in groups):
                 yield from groups
             return

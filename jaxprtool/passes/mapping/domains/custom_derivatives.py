@@ -53,8 +53,8 @@ def custom_derivative(builder: BodyBuilder[K], eqn: JaxprEqn) -> bool:
     return True
 
 
-def _cut(values: Sequence[Any], *places: int) -> list[Sequence[Any]]:
-    edges = [0, *places, len(values)]
+def _cut(values: Sequence[Any], *inner: int) -> list[Sequence[Any]]:
+    edges = [0, *inner, len(values)]
     return [values[a:b] for a, b in pairwise(edges)]
 
 

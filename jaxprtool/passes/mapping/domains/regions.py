@@ -101,12 +101,12 @@ def _roles(found: Regions) -> list[Role]:
     roles: list[Role] = ["operand"] * len(found.eqn.invars)
     for i, _ in found.carried:
         roles[i] = "carry"
-    for i in _places(found.edges.sliced, found.operands):
+    for i in _positions(found.edges.sliced, found.operands):
         roles[i] = "row"
     return roles
 
 
-def _places(fields: Sequence[str], ranges: Mapping[str, range]) -> set[int]:
+def _positions(fields: Sequence[str], ranges: Mapping[str, range]) -> set[int]:
     return {i for field in fields for i in ranges[field]}
 
 
@@ -131,8 +131,8 @@ def write(
     def whole(kinds: Sequence[K], rows: set[int]) -> list[K]:
         return [domain.stacked(kind, trips) if i in rows else kind for i, kind in enumerate(kinds)]
 
-    ins = whole(solution.operands, _places(found.edges.sliced, found.operands))
-    outs = whole(solution.results, _places(found.edges.stacked, found.results))
+    ins = whole(solution.operands, _positions(found.edges.sliced, found.operands))
+    outs = whole(solution.results, _positions(found.edges.stacked, found.results))
     bodies = solution.bodies
     if found.kind == "call" and not traits(eqn).holds_constants:
         bodies = [_with_constants_as_extras(builder, body) for body in bodies]

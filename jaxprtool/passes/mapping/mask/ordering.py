@@ -46,9 +46,9 @@ def _approx_top_k(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
 
 def _selected(masking: MaskContext, eqn: JaxprEqn, x: Padded, axis: int, last: Any) -> Any:
     """Return the elements selected along an axis, padding last, and their indices."""
-    values, places = masking.bind(eqn, masking.filled(x, {axis: last}))
+    values, indices = masking.bind(eqn, masking.filled(x, {axis: last}))
     shape = eqn.outvars[0].aval.shape
-    return masking.isolate_cotangent(values, shape, [axis], active=x.active), places
+    return masking.isolate_cotangent(values, shape, [axis], active=x.active), indices
 
 
 # Both select the first of equal elements, so never padding, which comes after the others.

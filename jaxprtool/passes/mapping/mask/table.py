@@ -156,20 +156,20 @@ class MaskContext(RuleContext):
         if not any(x.active for x in operands) or not (mixes or ends or after != before):
             return compute(*map(self.filled, operands, before))
         sizes = [x.shape[axis] for x, fills in zip(operands, after, strict=True) for axis in fills]
-        places = {n: i for i, n in enumerate(dict.fromkeys([*sizes, *(shape[i] for i in ends)]))}
+        positions = {n: i for i, n in enumerate(dict.fromkeys([*sizes, *(shape[i] for i in ends)]))}
 
         def placed(x: Padded, fills: Fills) -> list[MaskedFill]:
-            return [(axis, value, places[x.shape[axis]]) for axis, value in fills.items()]
+            return [(axis, value, positions[x.shape[axis]]) for axis, value in fills.items()]
 
         guard = Guard(
             f"masked_{self._name}",
             compute,
             list(map(placed, operands, before)),
             list(map(placed, operands, after)),
-            [(axis, places[shape[axis]]) for axis in ends],
+            [(axis, positions[shape[axis]]) for axis in ends],
             [x.facts.varies for x in operands] if mixes else None,
         )
-        masks = [*map(self.valid, places), *([self._iteration] if mixes else [])]
+        masks = [*map(self.valid, positions), *([self._iteration] if mixes else [])]
         function = guard.safe if self._in_scan else guard.function
         return function(*(x.array for x in operands), *masks)
 

@@ -82,7 +82,7 @@ def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
 def note_random(filled: Filled, seed: int, dropped: Sequence[str] = ()) -> None:
     """Print which arguments have random values, and which of them replace given ones."""
     if filled.random:
-        names, within = output.some(filled.random), filled.said_within()
+        names, within = output.some(filled.random), filled.domains_text()
         output.note(f"{names} filled with random values (--seed {seed}){within}")
     if dropped:
         given, do = ("values", "do") if len(dropped) > 1 else ("value", "does")

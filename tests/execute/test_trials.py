@@ -7,24 +7,26 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.execute.compare.trials import described, scaled, shrunk
+from jaxprtool.execute.compare.trials import described, minimized, scaled
 
 
 def test_an_input_shrinks_to_the_one_element_that_matters():
     values = np.arange(1.0, 65.0, dtype=np.float32).reshape(8, 8), np.ones(3, np.float32)
-    (x, y), tries = shrunk(values, (True, True), lambda given: given[0][5, 2] != 0)
+    (x, y), tries = minimized(values, (True, True), lambda given: given[0][5, 2] != 0)
     assert described(x) == "zero but for [5, 2] = 1.0" and described(y) == "zero"
     assert tries < 40
 
 
 def test_what_is_given_stays_and_a_value_that_is_needed_becomes_whole():
     values = np.array([0.7, 3.6], np.float32), np.array([2.5], np.float32)
-    (x, y), _ = shrunk(values, (True, False), lambda given: given[0][1] > 3 and given[1][0] == 2.5)
+    (x, y), _ = minimized(
+        values, (True, False), lambda given: given[0][1] > 3 and given[1][0] == 2.5
+    )
     assert described(x) == "zero but for [1] = 4.0" and y[0] == 2.5
 
 
 def test_what_fails_for_zero_is_zero():
-    (x, key), _ = shrunk(
+    (x, key), _ = minimized(
         (np.ones(4, np.int32), jax.random.key(0)), (True, True), lambda given: True
     )
     assert described(x) == "zero" and described(key) == "random"

@@ -22,7 +22,7 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.compare.bisection import Divergence
 from jaxprtool.execute.compare.comparison import Comparison, SmallestArgument
 from jaxprtool.execute.compare.measures import Tolerance
-from jaxprtool.execute.compare.trials import described, scaled, shrunk
+from jaxprtool.execute.compare.trials import described, minimized, scaled
 from jaxprtool.execute.compare.variants import (
     Compared,
     OnProgress,
@@ -229,7 +229,7 @@ class _Variants:
             return not self._compared(self._others[bad], results, values).within
 
         self._on_progress("looking for a smaller input")
-        values, count = shrunk(arguments, free, fails)
+        values, count = minimized(arguments, free, fails)
         names = self._reference.variant.program.arg_names
         text = (
             f"the input of trial {trial + 1} of {self._checks.trials}, "

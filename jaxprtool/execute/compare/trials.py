@@ -37,7 +37,7 @@ def _is_number(x: Any) -> bool:
     return dtype is not None and not is_extended(dtype) and dtype != jax.dtypes.float0
 
 
-def shrunk(
+def minimized(
     values: Sequence[Any], free: Sequence[bool], fails: Callable[[Sequence[Any]], bool]
 ) -> tuple[list[Any], int]:
     """Return a reduced input that still fails, and the number of inputs tried.
@@ -50,18 +50,18 @@ def shrunk(
         free: Whether each argument may change.
         fails: Returns True if the failure occurs for values of the same types.
     """
-    search = _Shrinker(list(values), fails)
+    search = _Minimizer(list(values), fails)
     for place, is_free in enumerate(free):
         if is_free and _is_number(values[place]):
-            search.shrink(place)
+            search.minimize(place)
     return search.values, search.tries
 
 
-class _Shrinker:
+class _Minimizer:
     def __init__(self, values: list[Any], fails: Callable[[Sequence[Any]], bool]):
         self.values, self.tries, self._fails = values, 0, fails
 
-    def shrink(self, place: int) -> None:
+    def minimize(self, place: int) -> None:
         """Reduce one argument."""
         array = np.asarray(self.values[place])
         if not array.any() or self._take(place, np.zeros_like(array)):

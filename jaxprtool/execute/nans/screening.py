@@ -29,7 +29,7 @@ from jaxprtool.execute.nans.states import (
     moves_constants,
     state_of,
 )
-from jaxprtool.execute.stepping.effects import leaves_the_program
+from jaxprtool.execute.stepping.effects import has_external_effect
 from jaxprtool.ir.core.equations import Contains
 from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
 from jaxprtool.ir.core.traits import traits
@@ -156,7 +156,7 @@ class _Screener(Interpreter):
         return _Screened(value, state_of(value), held=True)
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[_Screened]:
-        if leaves_the_program(eqn) and not eqn.outvars:
+        if has_external_effect(eqn) and not eqn.outvars:
             return []
         results = bind(eqn, [x.data for x in operands])
         state = reduce(or_, (x.state for x in operands), FINITE)

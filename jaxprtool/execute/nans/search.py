@@ -57,7 +57,7 @@ from jaxprtool.ir.evaluation.interpret import LoopOperands, row_of, slice_number
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
 #: The limit in bytes of dead values that are kept to show the provenance of an origin.
-_REMEMBERED = 1 << 28
+_RETAINED_BYTES = 1 << 28
 
 #: The maximum number of separate origins of one equation that are not dropped.
 _APART = 16
@@ -100,7 +100,7 @@ class OriginSearch(SteppingInterpreter):
         self._open: list[Origin] = []
         self._number = 0
         self._refs: dict[int, tuple[Origin, ...]] = {}
-        self._remembered: deque[tuple[Evaluation | DataMovement, int]] = deque()
+        self._retained: deque[tuple[Evaluation | DataMovement, int]] = deque()
         self._bytes = 0
         self._compiled: dict[Any, Any] = {}
         # The number of iterations of each loop run equation by equation.
@@ -153,7 +153,7 @@ class OriginSearch(SteppingInterpreter):
     def row(self, value: Tracked, i: int) -> Tracked:
         moved = DataMovement([value], i)
         row = Tracked(row_of(value.data, i), value.step, (), value.name, value.position, moved)
-        self._remember(moved, 0)
+        self._retain(moved, 0)
         return with_origins(row, value.origins)
 
     def stack(self, rows: Sequence[Tracked], var: Var) -> Tracked:
@@ -161,7 +161,7 @@ class OriginSearch(SteppingInterpreter):
         if not rows:
             return Tracked(data)
         moved, last = DataMovement(rows), rows[-1]
-        self._remember(moved, getattr(data, "nbytes", 0))
+        self._retain(moved, getattr(data, "nbytes", 0))
         return Tracked(data, last.step, origins_of(rows), last.name, last.position, moved)
 
     def enter(self, body: ClosedJaxpr, operands: list[Any], predicate: Any = None) -> list[Any]:
@@ -217,15 +217,15 @@ class OriginSearch(SteppingInterpreter):
         """Return the step of an equation and its results."""
         held = _is_held(eqn, operands)
         step = Evaluation(eqn, self.around, self.iterations, operands, held)
-        self._remember(step, sum(getattr(x, "nbytes", 0) for x in given))
+        self._retain(step, sum(getattr(x, "nbytes", 0) for x in given))
         return step, [Tracked(x, step, position=i) for i, x in enumerate(given)]
 
-    def _remember(self, step: Evaluation | DataMovement, size: int) -> None:
+    def _retain(self, step: Evaluation | DataMovement, size: int) -> None:
         """Keep the operands of a step, and drop those of old steps."""
-        self._remembered.append((step, size))
+        self._retained.append((step, size))
         self._bytes += size
-        while self._bytes > _REMEMBERED and len(self._remembered) > 1:
-            old, size = self._remembered.popleft()
+        while self._bytes > _RETAINED_BYTES and len(self._retained) > 1:
+            old, size = self._retained.popleft()
             old.operands = ()
             self._bytes -= size
 
@@ -302,7 +302,7 @@ class OriginSearch(SteppingInterpreter):
             results = [Tracked(x, inner, position=i) for i, x in enumerate(made.results)]
             origin = self._found(made.state, inner, inner.operands, results)
             origin.devices = tuple(dict.fromkeys([*origin.devices, *made.devices]))
-        table = OriginTable(self.last_made_by(checked.equations), operands)
+        table = OriginTable(self.last_origins_of(checked.equations), operands)
         if table and any(x.state for x in outs):
             indices = table.indices(checked.equations)
             found = checked.followed(indices, table.traced(operands))
@@ -319,7 +319,7 @@ class OriginSearch(SteppingInterpreter):
         compiled = _CompiledLoop(self, loop, operands, given)
         number, carry, more = 0, given.carry, self._has_more(loop, given, 0, given.carry)
         while more:
-            if self._is_by_now_compiled(loop, number, len(compiled.equations)):
+            if self._is_compiled_by_now(loop, number, len(compiled.equations)):
                 number, carry, ys, more = compiled.run(number, carry, ys)
                 if not more:
                     break
@@ -347,7 +347,7 @@ class OriginSearch(SteppingInterpreter):
         (more,) = self.enter(loop.cond, [*given.cond_consts, *carry])
         return bool(more.data)
 
-    def _is_by_now_compiled(self, loop: Scan | While, number: int, equations: int) -> bool:
+    def _is_compiled_by_now(self, loop: Scan | While, number: int, equations: int) -> bool:
         """Return True unless a while loop of `equations` has run only few iterations."""
         if isinstance(loop, Scan):
             return True
@@ -355,7 +355,7 @@ class OriginSearch(SteppingInterpreter):
         many = self._by_hand[id(loop.eqn)] > _ITERATIONS_BY_HAND
         return number >= _EQUATIONS_BY_HAND // max(equations, 1) and many
 
-    def last_made_by(self, eqns: Iterable[JaxprEqn]) -> dict[tuple[int, int], Origin]:
+    def last_origins_of(self, eqns: Iterable[JaxprEqn]) -> dict[tuple[int, int], Origin]:
         """Return the last origin of each equation, by `id` and state."""
         keys = [(id(eqn), state) for eqn in eqns for state in (NAN, INF)]
         return {key: self._by_equation[key][-1] for key in keys if key in self._by_equation}
@@ -420,7 +420,7 @@ class _CompiledLoop:
         Returns the number of that iteration, or of all iterations, the carry and the stacked
         results before it, and whether the loop continues.
         """
-        made = self._search.last_made_by(self.equations)
+        made = self._search.last_origins_of(self.equations)
         table = OriginTable(made, [*carry, *ys, *chain(*self._fixed)])
         ignored = [[(id(e), state) in made for state in (NAN, INF)] for e in self.equations]
         known = SearchState(

@@ -50,9 +50,9 @@ class Filled:
         if not random:
             return "the values given" if count else "no inputs"
         given = f"the values given, {random} of {count} of them random"
-        return f"{'random values' if random == count else given}, seed {seed}{self.said_within()}"
+        return f"{'random values' if random == count else given}, seed {seed}{self.domains_text()}"
 
-    def said_within(self) -> str:
+    def domains_text(self) -> str:
         """Return the restricted domains of random values: `, v positive`."""
         by_domain: dict[str, list[str]] = {}
         for name, domain in self.within.items():

@@ -47,11 +47,11 @@ class Effects:
 
     def results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         """Return the results of an equation that may leave the program."""
-        run = self.call if leaves_the_program(eqn) else bind
+        run = self.call if has_external_effect(eqn) else bind
         return list(run(eqn, operands))
 
     def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[object]:
-        """Return the results of an equation for which `leaves_the_program` holds."""
+        """Return the results of an equation for which `has_external_effect` holds."""
         number, event = len(self.events), Event(eqn, operands)
         self.events.append(event)
         whole = holds_jaxpr(eqn.params.values())
@@ -65,7 +65,7 @@ class Effects:
         return event.results
 
 
-def leaves_the_program(eqn: JaxprEqn) -> bool:
+def has_external_effect(eqn: JaxprEqn) -> bool:
     """Return True if an equation has external effects; writing to a ref is not one."""
     if all(map(jaxcompat.is_removable_effect, eqn.effects)):
         return False

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxprtool.execute.stepping.effects import leaves_the_program
+from jaxprtool.execute.stepping.effects import has_external_effect
 from jaxprtool.execute.stepping.iterations import Progress, advanced, put_at
 from jaxprtool.execute.stepping.shards import on_shards
 from jaxprtool.ir.core.structured import Call, Cond, CustomJVP, Scan, ShardMap, While, view
@@ -176,7 +176,7 @@ def _zeros(aval: Any) -> Any:
 
 def is_left_out(eqn: JaxprEqn) -> bool:
     """Return True if an equation is a call without results, such as a print, which is skipped."""
-    return leaves_the_program(eqn) and not eqn.outvars and view(eqn) is None
+    return has_external_effect(eqn) and not eqn.outvars and view(eqn) is None
 
 
 def is_stepped(eqn: JaxprEqn) -> bool:
@@ -191,7 +191,7 @@ def is_stepped(eqn: JaxprEqn) -> bool:
     avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
     if any(isinstance(aval, AbstractRef) or mesh_of(aval) is not None for aval in avals):
         return True
-    return held is None and leaves_the_program(eqn) and not is_left_out(eqn)
+    return held is None and has_external_effect(eqn) and not is_left_out(eqn)
 
 
 def _compiled(function: Callable[..., Any], operands: Iterable[Any], **options: Any) -> Any:

@@ -92,19 +92,19 @@ class _IntervalPropagator:
                 if number is not None:
                     self._numbers[eqn.outvars[0]] = number
         for atom, interval in zip(self._jaxpr.outvars, wanted, strict=True):
-            self._want(atom, interval)
+            self._restrict(atom, interval)
         for eqn in reversed(self._jaxpr.eqns):
             inside = regions(eqn)
             if inside is not None:
                 self._bodies(eqn, inside)
                 continue
             if (domain := traits(eqn).finite_between) is not None:
-                self._want(eqn.invars[0], domain)
+                self._restrict(eqn.invars[0], domain)
             if eqn.outvars and (interval := self._intervals.get(eqn.outvars[0])) is not None:
-                self._back(eqn, interval)
+                self._propagate_back(eqn, interval)
         return tuple(self._intervals.get(var) for var in self._jaxpr.invars)
 
-    def _want(self, atom: Atom, interval: Interval | None) -> None:
+    def _restrict(self, atom: Atom, interval: Interval | None) -> None:
         """Restrict a variable to an interval; keep the old interval if the two are disjoint."""
         if interval is None or type(atom) is Literal:
             return
@@ -120,27 +120,27 @@ class _IntervalPropagator:
         real = jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.kind in "iu"
         return float(value) if value.ndim == 0 and real else None
 
-    def _back(self, eqn: JaxprEqn, interval: Interval) -> None:
+    def _propagate_back(self, eqn: JaxprEqn, interval: Interval) -> None:
         """Restrict the operands of an equation, given the interval of a result."""
         rule = _BACK.get(eqn.primitive.name)
         if rule is not None:
             rule(self, eqn, interval)
         elif traits(eqn).gives or traits(eqn).reduces:
-            self._want(eqn.invars[0], interval)
+            self._restrict(eqn.invars[0], interval)
 
     def _every(self, eqn: JaxprEqn, interval: Interval) -> None:
         """Restrict all operands to the interval of the result."""
         for atom in eqn.invars:
-            self._want(atom, interval)
+            self._restrict(atom, interval)
 
     def _cases(self, eqn: JaxprEqn, interval: Interval) -> None:
         """Restrict all cases of a selection to the interval of the result."""
         for atom in eqn.invars[1:]:
-            self._want(atom, interval)
+            self._restrict(atom, interval)
 
     def _negation(self, eqn: JaxprEqn, interval: Interval) -> None:
         """Restrict the operand to the negated interval."""
-        self._want(eqn.invars[0], (-interval[1], -interval[0]))
+        self._restrict(eqn.invars[0], (-interval[1], -interval[0]))
 
     def _arithmetic(self, eqn: JaxprEqn, interval: Interval) -> None:
         """Restrict the operands of a sum, difference, product or quotient."""
@@ -149,24 +149,24 @@ class _IntervalPropagator:
         first, second = self._number(a), self._number(b)
         if first is None and second is None:
             if low <= 0 and math.isinf(high) and a is not b:
-                self._want(a, POSITIVE)
+                self._restrict(a, POSITIVE)
                 if name != "sub":
-                    self._want(b, POSITIVE)
+                    self._restrict(b, POSITIVE)
         elif name == "sub":
             if second is not None:
-                self._want(a, (low + second, high + second))
+                self._restrict(a, (low + second, high + second))
             elif first is not None:
-                self._want(b, (first - high, first - low))
+                self._restrict(b, (first - high, first - low))
         elif name == "add":
             number, other = (first, b) if first is not None else (second, a)
             assert number is not None
-            self._want(other, (low - number, high - number))
+            self._restrict(other, (low - number, high - number))
         else:
             number, other = (second, a) if second is not None else (first, b)
             if number is None or not number or (name == "div" and second is None):
                 return
             ends = (low / number, high / number) if name == "mul" else (low * number, high * number)
-            self._want(other, (min(ends), max(ends)))
+            self._restrict(other, (min(ends), max(ends)))
 
     def _bodies(self, eqn: JaxprEqn, inside: Regions) -> None:
         """Propagate through the bodies of an equation, and through those of loops several times."""
@@ -181,7 +181,7 @@ class _IntervalPropagator:
                     wanted.append(known[0] if known else None)
                 found = _domains(jaxcompat.open_jaxpr(body), tuple(wanted))
                 for operand, interval in zip(region.ins, found, strict=True):
-                    self._want(eqn.invars[operand], interval)
+                    self._restrict(eqn.invars[operand], interval)
             if before == [self._intervals.get(v) for v in eqn.invars if type(v) is not Literal]:
                 return
 

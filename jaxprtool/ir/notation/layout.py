@@ -468,7 +468,7 @@ class Layout:
         elif isinstance(value, Jaxpr):
             self._body(value, indent, depth)
         elif isinstance(value, Pieces):
-            for piece in self._said_once(value):
+            for piece in self._without_repeated_name(value):
                 self._value(piece, indent, depth)
         else:
             room = self.width - self._column()
@@ -513,14 +513,14 @@ class Layout:
 
     def _flat_pieces(self, pieces: Pieces, room: int, depth: int) -> list[str] | None:
         tokens: list[str] = []
-        for piece in self._said_once(pieces):
+        for piece in self._without_repeated_name(pieces):
             flat = self._flat_value(piece, room - self._width(tokens), depth)
             if flat is None:
                 return None
             tokens += flat
         return tokens
 
-    def _said_once(self, pieces: Pieces) -> Sequence[Value]:
+    def _without_repeated_name(self, pieces: Pieces) -> Sequence[Value]:
         """Return the pieces without the name of a jaxpr that is printed under that name."""
         first, *rest = pieces
         if isinstance(first, str) and len(rest) == 1 and self.shared.get(rest[0]) == first.strip():

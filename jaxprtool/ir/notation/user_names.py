@@ -53,16 +53,16 @@ class UserNames(VariableNames):
         super().__init__(root, taken)
         #: The names in each body, which is a separate scope, like a user's function.
         scopes = {root: Counter(taken)}
-        self._give(zip(root.invars, arguments, strict=True), scopes[root])
+        self._assign_names(zip(root.invars, arguments, strict=True), scopes[root])
         finder = _Finder(roots)
         held = DataFlow(root).holders
         for jaxpr in held:
-            self._give(finder.names(jaxpr), scopes[jaxpr])
+            self._assign_names(finder.names(jaxpr), scopes[jaxpr])
             for eqn, inside in holders(jaxpr):
                 for _, body in inside:
                     if body not in scopes:
                         scopes[body] = Counter(taken)
-                        self._give(_parameters(body), scopes[body])
+                        self._assign_names(_parameters(body), scopes[body])
                         if len(held[body]) == 1:
                             self._follow_captured(eqn, body, scopes[body])
         self.fresh = fresh_names(set().union(*scopes.values()))
@@ -70,7 +70,7 @@ class UserNames(VariableNames):
     def follow_call(self, eqn: JaxprEqn, body: Jaxpr) -> None:
         """Leave the variables of a call's body the names that they have."""
 
-    def _give(self, names: Iterable[tuple[Var, str]], scope: Counter[str]) -> None:
+    def _assign_names(self, names: Iterable[tuple[Var, str]], scope: Counter[str]) -> None:
         """Name variables in a body, with a number appended to names that are used already."""
         for var, wanted in names:
             if identity(var) not in self.spaced:
@@ -91,7 +91,7 @@ class UserNames(VariableNames):
             ):
                 name = self.spaced.get(identity(eqn.invars[operand]), "")[1:]
                 if same and name and name not in scope:
-                    self._give([(var, name)], scope)
+                    self._assign_names([(var, name)], scope)
 
 
 def source_names(root: Jaxpr, roots: Sequence[Root]) -> dict[Var, str]:

@@ -162,7 +162,7 @@ class Program:
         """
         for position, (name, result) in enumerate(zip(self.out_names, results, strict=True)):
             if fault := check.fault(result):
-                origin = _from_above("origin_of")(self, arguments, position, check)
+                origin = _higher_level("origin_of")(self, arguments, position, check)
                 raise FloatingPointError(f"{name} of {self.name} has {fault}, from {origin}")
 
     def _evaluated(self, flat: Sequence[Any], donate: bool = True) -> list[Any]:
@@ -290,19 +290,19 @@ class Program:
         Args:
             passes: A pass, or a pipeline such as `"dce, cse"`.
         """
-        return _from_above("applied")(self, passes)  # type: ignore[no-any-return]
+        return _higher_level("applied")(self, passes)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
-        return str(_from_above("text")(self))
+        return str(_higher_level("text")(self))
 
     def __repr__(self) -> str:
-        return str(_from_above("summary")(self))
+        return str(_higher_level("summary")(self))
 
     def _repr_html_(self) -> str:
-        return str(_from_above("html")(self))
+        return str(_higher_level("html")(self))
 
 
-def _from_above(name: str) -> Callable[..., Any]:
+def _higher_level(name: str) -> Callable[..., Any]:
     """Return a function of `api.methods`, which has the methods that need higher-level packages.
 
     These packages are imported when a method is called.
@@ -338,7 +338,7 @@ class Programs(Mapping[str, Program]):
         return len(self._programs)
 
     def _repr_html_(self) -> str:
-        return str(_from_above("html")(self))
+        return str(_higher_level("html")(self))
 
     def __repr__(self) -> str:
         return f"Programs({', '.join(self._programs)})"

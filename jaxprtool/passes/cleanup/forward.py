@@ -92,7 +92,7 @@ class _Constraints:
 
     Attributes:
         operands: The kind of each operand: only operands of the same kind are merged. Those of
-            kind `_STAYS` must stay.
+            kind `_FIXED` must stay.
         results: The same for each result.
         into: True if scalars may be moved inside.
         out: True if a result that a body forwards is the operand itself.
@@ -116,16 +116,16 @@ class _Constraints:
         asked, out_asked = map(_asked, (structured.operand_params, structured.out_params), count)
         return cls(
             [
-                _STAYS if stays else prevents_cse
-                for stays, prevents_cse in zip(asked, prevent_cse, strict=True)
+                _FIXED if is_fixed else prevents_cse
+                for is_fixed, prevents_cse in zip(asked, prevent_cse, strict=True)
             ],
-            [_STAYS if stays else None for stays in out_asked],
+            [_FIXED if is_fixed else None for is_fixed in out_asked],
             out=not inside.eqn.params.get("differentiated"),
         )
 
 
 #: The kind of operands and results that must stay as they are.
-_STAYS = object()
+_FIXED = object()
 
 #: The arguments for an operand, with the number of the region of each.
 _Inside = Sequence[tuple[int, Var]]
@@ -141,7 +141,7 @@ class _Forwarder:
         self.jaxprs = inside.jaxprs
         #: The new atoms of variables, in each region.
         self.names: list[dict[Var, Atom]] = [{} for _ in self.jaxprs]
-        self.stay = [True] * len(self.eqn.invars)
+        self.keeps = [True] * len(self.eqn.invars)
         self.wanted = [True] * len(self.eqn.outvars)
         self.replacements: list[Atom] = list(self.eqn.outvars)
         #: New constants by field, outside and inside.
@@ -164,51 +164,51 @@ class _Forwarder:
         for field, positions in inside.operands.items():
             for i in positions:
                 if self.arguments[i] and i not in self.carried and i not in self.sliced:
-                    self.give(i, field, self.constraints.into)
+                    self.pass_operand(i, field, self.constraints.into)
         if self.carried:
-            self.carry()
+            self.remove_carries()
         for field in inside.edges.sliced:
             for i in inside.operands[field]:
-                self.give_rows(i, field)
+                self.pass_rows(i, field)
         if inside.edges.has_rule:
             # The user's rule has all operands, and may return any derivative of the results.
             jaxpr = self.jaxprs[0]
             read = free_variables(jaxpr.eqns, keep(jaxpr.outvars, self.wanted))
             if self.names[0].keys().isdisjoint(read):
                 return None
-            self.stay = [True] * len(self.stay)
+            self.keeps = [True] * len(self.keeps)
         else:
             self.results()
-        if all(self.stay) and all(self.wanted) and not any(self.names):
+        if all(self.keeps) and all(self.wanted) and not any(self.names):
             return None
         bodies = [
             self._narrowed(
-                body, number, inside.arguments(region, jaxpr.invars, self.more_inside, self.stay)
+                body, number, inside.arguments(region, jaxpr.invars, self.more_inside, self.keeps)
             )
             for number, (body, region, jaxpr) in enumerate(
                 zip(inside.bodies, inside.regions, self.jaxprs, strict=True)
             )
         ]
-        self.writer.add(inside.rebuild(bodies, self.stay, self.wanted, self.more))
+        self.writer.add(inside.rebuild(bodies, self.keeps, self.wanted, self.more))
         return self.replacements
 
     # --- operands -------------------------------------------------------------------------------
 
-    def give(self, i: int, field: str, scalars: bool) -> None:
+    def pass_operand(self, i: int, field: str, scalars: bool) -> None:
         """Keep an operand unless it is a scalar or a duplicate."""
         group = self.constraints.operands[i]
-        if group is not _STAYS:
-            self.stay[i] = self._is_new(
+        if group is not _FIXED:
+            self.keeps[i] = self._is_new(
                 self.eqn.invars[i], self.arguments[i], field, scalars, group
             )
 
-    def give_rows(self, i: int, field: str) -> None:
+    def pass_rows(self, i: int, field: str) -> None:
         """Keep a sliced operand, unless all its rows are one value."""
         repeated = self._repeated(i)
         if repeated is None:
-            self.give(i, field, scalars=False)
+            self.pass_operand(i, field, scalars=False)
         else:
-            self.stay[i] = False
+            self.keeps[i] = False
             self.make_constant(repeated, self.arguments[i])
 
     def make_constant(self, atom: Atom, arguments: _Inside) -> None:
@@ -266,10 +266,10 @@ class _Forwarder:
 
     # --- carries of loops -----------------------------------------------------------------------
 
-    def carry(self) -> None:
+    def remove_carries(self) -> None:
         """Remove loop-invariant and duplicate carries."""
         carried, eqn = self.inside.carried, self.eqn
-        representatives = self._carries()
+        representatives = self._equal_carries()
         for number, representative in enumerate(representatives):
             self.wanted[carried[number][1]] = representative == number
         used: list[dict[Var, None]] = []
@@ -281,7 +281,7 @@ class _Forwarder:
         for (i, out), representative in zip(carried, representatives, strict=True):
             if self.wanted[out]:
                 continue
-            self.stay[i] = False
+            self.keeps[i] = False
             if representative is None:
                 self.replacements[out] = eqn.invars[i]
                 read = [(n, var) for n, var in self.arguments[i] if var in used[n]]
@@ -293,7 +293,7 @@ class _Forwarder:
                 )
                 self._rename(self.arguments[i], [var for _, var in self.arguments[other]])
 
-    def _carries(self) -> list[int | None]:
+    def _equal_carries(self) -> list[int | None]:
         """Return for each carry an equal one, by number; None if it always has its initial value.
 
         Among equal carries, the first whose result is read is chosen, or else the first; the chosen
@@ -360,7 +360,7 @@ class _Forwarder:
         first: dict[Hashable, Atom] = {}
         # An unused result cannot replace one that is used.
         for i in sorted(range(len(outs)), key=lambda i: isinstance(outs[i], DropVar)):
-            if i in last or self.constraints.results[i] is _STAYS:
+            if i in last or self.constraints.results[i] is _FIXED:
                 continue
             out, other = outs[i], self._outside(i, sources[i]) if self.constraints.out else None
             if other is None:
@@ -402,7 +402,7 @@ class _Forwarder:
         i = self.operand_of[number].get(atom)
         if i is None or i in self.carried or (i in self.sliced) != stacked:
             return None
-        return None if self.constraints.operands[i] is _STAYS else self.eqn.invars[i]
+        return None if self.constraints.operands[i] is _FIXED else self.eqn.invars[i]
 
     def _donates(self, *atoms: Atom) -> bool:
         """Return True if a call in this body donates one of these, so that it needs one name."""

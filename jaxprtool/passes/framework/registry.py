@@ -81,7 +81,7 @@ def available() -> dict[str, PassSource]:
 def _installed(path: tuple[str, ...]) -> Mapping[str, PassSource]:
     """Return the passes of the packages installed on `path`, which is `sys.path`."""
     found: dict[str, PassSource] = {}
-    for point in sorted(entry_points(group=GROUP), key=_ours_first):
+    for point in sorted(entry_points(group=GROUP), key=_builtin_first):
         origin = point.dist.name if point.dist else point.module
         if point.name in found:
             if found[point.name].origin != origin:
@@ -91,7 +91,7 @@ def _installed(path: tuple[str, ...]) -> Mapping[str, PassSource]:
     return found
 
 
-def _ours_first(point: EntryPoint) -> tuple[bool, str]:
+def _builtin_first(point: EntryPoint) -> tuple[bool, str]:
     return (not point.value.startswith("jaxprtool."), point.value)
 
 

@@ -124,7 +124,7 @@ class _Hoister:
                 continue
             # A condition is always evaluated once, whether another body runs or not.
             runs = region.is_predicate or isinstance(trips, int)
-            taken = self._take(inside, number, writer.holds_constants, runs)
+            taken = self._split_body(inside, number, writer.holds_constants, runs)
             if taken is None:
                 continue
             bodies[number] = taken.rest
@@ -141,7 +141,7 @@ class _Hoister:
         writer.add(inside.rebuild(bodies, stay, more=more))
         return eqn.outvars
 
-    def _take(
+    def _split_body(
         self, inside: Regions, number: int, holds_constants: bool, runs: bool
     ) -> _SplitBody | None:
         """Return a body in two; None if nothing is hoisted.
@@ -155,12 +155,12 @@ class _Hoister:
             constants = keep(body.invars, region.loop_invariant)
             if holds_constants:
                 constants = (*constants, *body.constvars)
-            leaving = self._leaving(body.eqns, constants, runs)
+            leaving = self._hoistable(body.eqns, constants, runs)
             return _split(inside, number, leaving) if leaving else None
 
         return self._taken(take, body, region, holds_constants, runs)
 
-    def _leaving(
+    def _hoistable(
         self, eqns: Sequence[JaxprEqn], constants: Sequence[Var], runs: bool
     ) -> list[JaxprEqn]:
         """Return the equations to hoist from a body, in order."""
@@ -178,7 +178,7 @@ class _Hoister:
                 if _at_most(source, origin[v]):
                     source = origin[v]
             result = sum(size_in_bytes(v.aval) for v in eqn.outvars)
-            pays = _pays(eqn, result, source)
+            pays = _is_worth_storing(eqn, result, source)
             grown = result if pays and _at_most(source, result) else source
             origin.update((v, grown) for v in eqn.outvars)
             invariant.append(eqn)
@@ -196,7 +196,7 @@ def _must_stay_if_idle(eqn: JaxprEqn) -> bool:
     return _must_stay(eqn) or eqn.primitive.name == "while"
 
 
-def _pays(eqn: JaxprEqn, result: Any, source: Any) -> bool:
+def _is_worth_storing(eqn: JaxprEqn, result: Any, source: Any) -> bool:
     """Return True if storing `result` bytes pays off, computed from at most `source` bytes."""
     like = traits(eqn)
     if like.moves:

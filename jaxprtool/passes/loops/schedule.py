@@ -228,8 +228,8 @@ def _bound(life: Lifetimes) -> int:
 def _orders(graph: DependencyGraph) -> Iterator[Order]:
     yield sunk(graph)
     for greedy in (False, True):
-        yield from_the_front(graph, greedy)
-        yield from_the_back(graph, greedy)
+        yield forward_order(graph, greedy)
+        yield backward_order(graph, greedy)
     yield depth_first(graph, by_need=True)
 
 
@@ -302,7 +302,7 @@ def _from_roots(before: Sequence[Sequence[int]], roots: Sequence[int]) -> Order:
     return order
 
 
-def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
+def forward_order(graph: DependencyGraph, greedy: bool) -> Order:
     """Return a list schedule from the front: ready equations that shrink the live bytes come first.
 
     Among the others, the one that adds the fewest bytes comes next if `greedy`, else the first in
@@ -330,7 +330,7 @@ def from_the_front(graph: DependencyGraph, greedy: bool) -> Order:
     return _by_change(change, take, graph.before, graph.after, greedy, sign=1)
 
 
-def from_the_back(graph: DependencyGraph, greedy: bool) -> Order:
+def backward_order(graph: DependencyGraph, greedy: bool) -> Order:
     """Return a list schedule from the back, of equations that nothing remaining needs."""
     life, sizes = graph.life, graph.life.sizes
     alive = [value in life.kept for value in range(len(sizes))]

@@ -36,13 +36,13 @@ def hoisted(part: Split, context: Context) -> ClosedJaxpr:
                 new = inside.rebuild(inner)
                 inside = regions(new)
             if inside is not None and inside.repeats:
-                before, new = _taken_out(inside, early)
+                before, new = _moved_out(inside, early)
         eqns += [*before, new]
         changed |= new is not eqn
     return jaxcompat.replace_jaxpr(part.body, eqns=eqns) if changed else part.body
 
 
-def _taken_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprEqn]:
+def _moved_out(inside: Regions, early: set[Var]) -> tuple[list[JaxprEqn], JaxprEqn]:
     """Return the equations that are moved out of a loop, and the loop without them.
 
     These have no effect, and depend only on constants of the loop, some of which are early.

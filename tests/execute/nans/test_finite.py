@@ -42,7 +42,7 @@ def test_inputs_keep_the_results_finite(function):
     found, runs = filled(function)
     assert np.isfinite(runs[-1]).mean() > 0.5
     assert found.within
-    assert "x " in found.said_within()
+    assert "x " in found.domains_text()
 
 
 def test_inputs_that_need_no_interval_are_as_ever():
@@ -73,7 +73,7 @@ def test_no_input_helps_what_is_never_finite():
 def test_the_arguments_that_lead_to_a_nan_are_drawn_from_elsewhere(function, types, within):
     found, runs = filled(function, *types)
     assert nonfinite(runs[0])
-    assert within in found.said_within()
+    assert within in found.domains_text()
     program = jaxprtool.trace(function, *types)
     assert not nonfinite(program(*found.arguments))
 

@@ -14,9 +14,9 @@ from jaxprtool.passes.loops.schedule import (
     Schedule,
     Sink,
     _Scheduler,
+    backward_order,
     depth_first,
-    from_the_back,
-    from_the_front,
+    forward_order,
     sunk,
 )
 from tests.programs import Case, prove
@@ -249,10 +249,10 @@ def graph_of(jaxpr):
     "orders",
     [
         sunk,
-        lambda graph: from_the_front(graph, False),
-        lambda graph: from_the_front(graph, True),
-        lambda graph: from_the_back(graph, False),
-        lambda graph: from_the_back(graph, True),
+        lambda graph: forward_order(graph, False),
+        lambda graph: forward_order(graph, True),
+        lambda graph: backward_order(graph, False),
+        lambda graph: backward_order(graph, True),
         lambda graph: depth_first(graph, by_need=True),
         lambda graph: depth_first(graph, by_need=False),
     ],
@@ -285,5 +285,5 @@ def test_the_best_order_of_a_tree_is_found():
     program = jaxprtool.trace(lambda a: tree(4, a), X)
     graph = graph_of(program.jaxpr)
     best = graph.life.peak(depth_first(graph, by_need=True))
-    assert best <= min(graph.life.peak(f(graph, g)) for f in (from_the_front,) for g in (0, 1))
+    assert best <= min(graph.life.peak(f(graph, g)) for f in (forward_order,) for g in (0, 1))
     assert Liveness().peak(Schedule()(program).jaxpr) <= best

@@ -155,12 +155,12 @@ def _absorbed(match: RowMatch, primitive: str, params: Params) -> Outcome:
     broadcast = match.inner.outvars[0]
     operands = list(match.eqn.invars)
     operands[next(i for i, v in enumerate(operands) if v is broadcast)] = y
-    if not _meet(operands, shape):
+    if not _cover_shape(operands, shape):
         return None
     return equation(match, primitive, operands, params)
 
 
-def _meet(operands: Sequence[Atom], shape: Sequence[object]) -> bool:
+def _cover_shape(operands: Sequence[Atom], shape: Sequence[object]) -> bool:
     """Return True if operands, scalar or of the result's rank, together have its shape."""
     shapes = [v.aval.shape for v in operands if v.aval.shape != ()]
     if any(len(each) != len(shape) for each in shapes):

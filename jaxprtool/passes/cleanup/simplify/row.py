@@ -82,12 +82,12 @@ class Row:
         """All conditions on a match, in words."""
         functions = [*self.when, *(f for f in (self.params, self.build) if f is not None)]
         once = ["the inner equations have no other use"] if self.once else []
-        return "; ".join([*filter(None, map(_said, functions)), *once])
+        return "; ".join([*filter(None, map(_description, functions)), *once])
 
     @property
     def exactness(self) -> str:
         if callable(self.exact):
-            return f"exact if {_said(self.exact)}"
+            return f"exact if {_description(self.exact)}"
         return "exact" if self.exact else "fast"
 
     def outcome(self, match: RowMatch, fast: bool) -> Outcome:
@@ -122,7 +122,7 @@ class Row:
 PARAMS: dict[str, Params] = {"mul": {"out_dtype": None}}
 
 
-def _said(function: Callable[..., object]) -> str:
+def _description(function: Callable[..., object]) -> str:
     return (function.__doc__ or "").strip().partition("\n")[0].removesuffix(".")
 
 

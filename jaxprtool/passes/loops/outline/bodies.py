@@ -102,7 +102,7 @@ class Bodies:
 
         Such bodies remain when they were found as a part of others.
         """
-        self._forget()
+        self._drop_unused()
         mentions = Counter(
             item.body for body in self for item in body.items if isinstance(item, Repeated)
         )
@@ -117,7 +117,7 @@ class Bodies:
         for body in self if gone else ():
             body.items = list(chain.from_iterable(_without(gone, item) for item in body.items))
 
-    def _forget(self) -> None:
+    def _drop_unused(self) -> None:
         """Forget the bodies that are no longer held or called: those of loops in copies."""
         start = self.found[jaxcompat.open_jaxpr(self.jaxpr)]
         reached = set(reachable((start,), self._inside))

@@ -222,7 +222,7 @@ def _with_stacked_results(program: Program, arguments: _Arguments) -> Program:
     jaxpr = program.jaxpr
     rows = Rows()
     for eqn in jaxpr.eqns:
-        rows.see(eqn)
+        rows.record(eqn)
     outvars, gone = list(jaxpr.outvars), set[int]()
     writer = Writer(jaxpr, False, lambda eqn: eqn)
     for group in _result_groups(program, arguments):

@@ -43,20 +43,20 @@ class Rows:
         if type(atom) is not Literal:
             self._of[atom][array] = number
 
-    def see(self, eqn: JaxprEqn) -> None:
+    def record(self, eqn: JaxprEqn) -> None:
         """Record the rows that an equation takes from an array."""
         name = eqn.primitive.name
         if name == "unstack" and eqn.params["axis"] == 0:
             for i, var in enumerate(eqn.outvars):
                 self.add(var, eqn.invars[0], i)
         elif name == "slice" and (number := _one_row(eqn)) is not None:
-            self._see_slice(eqn, number)
+            self._record_slice(eqn, number)
         elif (
             name == "squeeze" and eqn.params["dimensions"] == (0,) and eqn.invars[0] in self._slices
         ):
             self.add(eqn.outvars[0], *self._slices[eqn.invars[0]])
 
-    def _see_slice(self, eqn: JaxprEqn, number: int) -> None:
+    def _record_slice(self, eqn: JaxprEqn, number: int) -> None:
         (array,), (var,) = eqn.invars, eqn.outvars
         self._slices[var] = array, number
         if array not in self._expanded:

@@ -265,7 +265,7 @@ class Roller:
             self._slot[id(eqn)] = slot
             self._made_in.update(dict.fromkeys(eqn.outvars, slot))
             self._reads.update(v for v in eqn.invars if type(v) is not Literal)
-            self._rows.see(eqn)
+            self._rows.record(eqn)
 
 
 def whole_array(parts: Sequence[Atom | Range]) -> Var | None:

@@ -233,7 +233,7 @@ def _check_effects(body: ClosedJaxpr, mapped: Sequence[bool], chunk: int) -> Non
 
     In an unchunked batch such an effect happens once; in chunks it would happen for each of them.
     """
-    if not any(map(_leaves_the_program, body.effects)):
+    if not any(map(_is_external, body.effects)):
         return
     eqn = _repeated_effect(body, mapped, Memo())[1]
     if eqn is not None:
@@ -264,13 +264,13 @@ def _repeated_effect(
             chosen = any(facts[i] for i in held.predicates)
             for number, region in enumerate(held.regions):
                 found = found or look(number, [chosen or facts[i] for i in region.ins])[1]
-        elif not any(facts) and any(map(_leaves_the_program, eqn.effects)):
+        elif not any(facts) and any(map(_is_external, eqn.effects)):
             found = found or eqn
         env.update(keep(eqn.outvars, outs))
     return [type(v) is not Literal and v in env for v in body.outvars], found
 
 
-def _leaves_the_program(effect: Effect) -> bool:
+def _is_external(effect: Effect) -> bool:
     """Return True if an effect is visible from outside. Refs are not: each chunk has its own."""
     return not jaxcompat.is_removable_effect(effect) and jaxcompat.ref_of(effect) is None
 

@@ -281,8 +281,8 @@ class _Level:
     def _front(self, point: int) -> list[Pair]:
         """Return the live values at a point, or the corresponding values from which they come."""
         place = self._points[point]
-        alive = (v for v, i in self._defined.items() if i <= place < self._last.get(v, -1))
-        roots = dict.fromkeys(root for v in alive for root in self._roots[v])
+        live = (v for v, i in self._defined.items() if i <= place < self._last.get(v, -1))
+        roots = dict.fromkeys(root for v in live for root in self._roots[v])
         return [(v, self._counterparts[v]) for v in roots]
 
     def _compute(self, pairs: Sequence[Pair]) -> None:

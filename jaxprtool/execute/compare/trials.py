@@ -78,13 +78,13 @@ class _Minimizer:
         parts = 2
         while self.tries < MOST_TRIES:
             array = np.asarray(self.values[place])
-            alive = np.flatnonzero(array)
-            if len(alive) < 2:
+            nonzero = np.flatnonzero(array)
+            if len(nonzero) < 2:
                 return
-            parts = min(parts, len(alive))
-            if any(self._take(place, each) for each in _without(array, alive, parts)):
+            parts = min(parts, len(nonzero))
+            if any(self._take(place, each) for each in _without(array, nonzero, parts)):
                 parts = max(parts - 1, 2)
-            elif parts == len(alive):
+            elif parts == len(nonzero):
                 return
             else:
                 parts *= 2
@@ -101,8 +101,8 @@ class _Minimizer:
         return True
 
 
-def _without(array: np.ndarray, alive: np.ndarray, parts: int) -> Iterator[np.ndarray]:
-    for part in np.array_split(alive, parts):
+def _without(array: np.ndarray, nonzero: np.ndarray, parts: int) -> Iterator[np.ndarray]:
+    for part in np.array_split(nonzero, parts):
         made = array.copy()
         made.reshape(-1)[part] = 0
         yield made

@@ -277,16 +277,16 @@ class OriginSearch(SteppingInterpreter):
         if len(self._open) == first:
             return
         in_refs = (origin for origins in self._refs.values() for origin in origins)
-        alive = {*origins_of(values), *in_refs}
+        live = {*origins_of(values), *in_refs}
         for origin in self._open[first:]:
-            if origin not in alive:
+            if origin not in live:
                 origin.closed = True
                 known = self._by_equation[id(origin.step.eqn), origin.state]  # type: ignore[union-attr]
                 before = next(each for each in known if each.closed)
                 if before is not origin:
                     before.times += origin.times
                     known.remove(origin)
-        self._open[first:] = [each for each in self._open[first:] if each in alive]
+        self._open[first:] = [each for each in self._open[first:] if each in live]
 
     def shards(self, held: ShardMap, operands: list[Tracked]) -> list[Tracked]:
         checked = CheckedShards(held, _data(operands))

@@ -24,12 +24,12 @@ class Piece:
     Attributes:
         body: Their jaxpr, from the values that they read to those read later.
         together: Whether they are compiled together.
-        alive: The variables read after them.
+        live: The variables read after them.
     """
 
     body: ClosedJaxpr
     together: bool
-    alive: tuple[Var, ...]
+    live: tuple[Var, ...]
 
 
 class Pieces:
@@ -56,17 +56,17 @@ class Pieces:
 
     def _cut(self, closed: ClosedJaxpr) -> list[Piece]:
         constants = set(closed.constvars)
-        alive = {v: None for v in closed.outvars if not isinstance(v, Literal)}
+        live = {v: None for v in closed.outvars if not isinstance(v, Literal)}
         found = []
         for together, eqns in reversed(self._groups(closed)):
             free = free_variables(eqns)
-            results = [v for eqn in eqns for v in eqn.outvars if v in alive]
+            results = [v for eqn in eqns for v in eqn.outvars if v in live]
             given = [v for v in free if v not in constants]
             body = narrow(closed, given, results, eqns)
-            found.append(Piece(body, together, tuple(alive)))
+            found.append(Piece(body, together, tuple(live)))
             for v in results:
-                del alive[v]
-            alive.update(free)
+                del live[v]
+            live.update(free)
         return found[::-1]
 
     def _groups(self, closed: ClosedJaxpr) -> list[tuple[bool, list[JaxprEqn]]]:

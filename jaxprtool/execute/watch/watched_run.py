@@ -106,7 +106,7 @@ class WatchedRun(SteppingInterpreter):
             operands = [env[v] for v in piece.body.invars]
             run = self._run_together if piece.together else self._run_by_step
             env.update(zip(piece.body.outvars, run(piece, operands), strict=True))
-            env = {v: env[v] for v in piece.alive}
+            env = {v: env[v] for v in piece.live}
         return [v.val if isinstance(v, Literal) else env[v] for v in closed.outvars]
 
     def _run_by_step(self, piece: Piece, operands: list[Any]) -> list[Any]:

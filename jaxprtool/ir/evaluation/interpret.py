@@ -167,12 +167,12 @@ def _last_read(closed: ClosedJaxpr) -> list[list[Var]]:
     """Return, for each equation of a jaxpr, the variables that it is the last to read."""
     known = _last_reads.of(closed)
     if "last" not in known:
-        alive = {v for v in closed.outvars if type(v) is not Literal}
+        live = {v for v in closed.outvars if type(v) is not Literal}
         found: list[list[Var]] = []
         for eqn in reversed(closed.eqns):
             here = dict.fromkeys(v for v in (*eqn.invars, *eqn.outvars) if type(v) is not Literal)
-            found.append([v for v in here if v not in alive])
-            alive.update(here)
+            found.append([v for v in here if v not in live])
+            live.update(here)
         known["last"] = found[::-1]
     return known["last"]  # type: ignore[no-any-return]
 

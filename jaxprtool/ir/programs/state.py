@@ -222,11 +222,11 @@ def call_tracked(
     state: dict[str, Any] = {}
     sources: list[int | str] = []
     paths_by_id: dict[int, str] = {}
-    for way, leaf in pairs:
+    for key_path, leaf in pairs:
         if id(leaf) in numbers:
             sources.append(numbers[id(leaf)])
             continue
-        path = paths_by_id.setdefault(id(leaf), given[way[0].idx][1] + keystr(way[1:]))
+        path = paths_by_id.setdefault(id(leaf), given[key_path[0].idx][1] + keystr(key_path[1:]))
         state[path] = leaf
         sources.append(path)
     if not state and before == after:

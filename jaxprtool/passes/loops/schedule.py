@@ -333,17 +333,17 @@ def forward_order(graph: DependencyGraph, greedy: bool) -> Order:
 def backward_order(graph: DependencyGraph, greedy: bool) -> Order:
     """Return a list schedule from the back, of equations that nothing remaining needs."""
     life, sizes = graph.life, graph.life.sizes
-    alive = [value in life.kept for value in range(len(sizes))]
+    live = [value in life.kept for value in range(len(sizes))]
     change = [
-        sum(sizes[v] for v in reads if not alive[v])
-        - sum(sizes[v] for v in makes if life.readers[v] or alive[v])
+        sum(sizes[v] for v in reads if not live[v])
+        - sum(sizes[v] for v in makes if life.readers[v] or live[v])
         for reads, makes in zip(life.reads, life.makes, strict=True)
     ]
 
     def take(i: int) -> Iterator[int]:
         for value in life.reads[i]:
-            if not alive[value]:
-                alive[value] = True
+            if not live[value]:
+                live[value] = True
                 for j in life.readers[value]:
                     change[j] -= sizes[value]
                     yield j

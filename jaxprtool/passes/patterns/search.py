@@ -68,7 +68,7 @@ class PatternSearch:
         self._done: list[tuple[dict[Any, Any], Any]] = []
 
     def fits(self, root: int) -> Iterator[Fit]:
-        """Return the first ways in which the pattern fits with its root at this position."""
+        """Return the first matches of the pattern with its root at this position."""
         return islice(self._fits(root), _MOST_FITS)
 
     def _fits(self, root: int) -> Iterator[Fit]:
@@ -81,18 +81,20 @@ class PatternSearch:
             if goals is not None:
                 (p, q), rest = goals
                 if type(p) is int:
-                    ways = self._equation(p, q)
+                    alternatives = self._equation(p, q)
                 else:
-                    ways = self._bind(p.var, q) if type(p) is _AsNumber else self._atom(p, q)
+                    alternatives = (
+                        self._bind(p.var, q) if type(p) is _AsNumber else self._atom(p, q)
+                    )
             else:
                 rest = None
                 missing = self._missing()
                 if missing is None:
                     yield Fit(dict(self.atoms), dict(self.positions))
                     continue
-                ways = self._users(missing)
+                alternatives = self._users(missing)
             mark = len(self._done)
-            choices += [(_chain(way, rest), mark) for way in reversed(ways)]
+            choices += [(_chain(alternative, rest), mark) for alternative in reversed(alternatives)]
 
     # --- one step: the alternatives, each as goals; none if it does not match --------------------
 
@@ -106,13 +108,13 @@ class PatternSearch:
             if p in self.pattern.constants:
                 return self._constant(p, q)
             return self._bind(p, q) if is_array(q.aval) else []
-        ways: list[list[Goal]] = []
+        alternatives: list[list[Goal]] = []
         made_by = self.body.position(q)
         if made_by is not None:
-            ways = [[(position, made_by), (p, q)]]
+            alternatives = [[(position, made_by), (p, q)]]
         if self.pattern.number(p) is not None and self._number(p, q):
-            ways.append([(_AsNumber(p), q)])
-        return ways
+            alternatives.append([(_AsNumber(p), q)])
+        return alternatives
 
     def _same(self, a: Atom, b: Atom) -> bool:
         """Return True if two atoms of the body are one variable, or literals of the same bits."""

@@ -169,11 +169,15 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
             did_you_mean(key, roots) or f"its arguments are: {', '.join(names)}",
         )
     example = filled(program.in_tree, range(len(names)))
-    ways = [way for way, _ in jax.tree.leaves_with_path(example)]
+    key_paths = [key_path for key_path, _ in jax.tree.leaves_with_path(example)]
     first, suffix = found[0], names[found[0]][len(key) :]
-    for depth in range(len(ways[first]) + 1):
-        if jax.tree_util.keystr(ways[first][depth:]) == suffix:
-            inside = [i for i, way in enumerate(ways) if way[:depth] == ways[first][:depth]]
+    for depth in range(len(key_paths[first]) + 1):
+        if jax.tree_util.keystr(key_paths[first][depth:]) == suffix:
+            inside = [
+                i
+                for i, key_path in enumerate(key_paths)
+                if key_path[:depth] == key_paths[first][:depth]
+            ]
             if inside == found:
                 return found, _subtree(program.in_tree, first, depth)
     raise ArgumentsError(

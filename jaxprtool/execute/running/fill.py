@@ -57,11 +57,11 @@ class Filled:
         by_domain: dict[str, list[str]] = {}
         for name, domain in self.within.items():
             by_domain.setdefault(shown(domain), []).append(name)
-        said = [
+        domains = [
             f"{', '.join(names) if len(names) <= 4 else f'{len(names)} arguments'} {domain}"
             for domain, names in by_domain.items()
         ]
-        return f", {'; '.join(said)}" if said else ""
+        return f", {'; '.join(domains)}" if domains else ""
 
 
 def fill(

@@ -61,7 +61,7 @@ class ForkOutcome:
         if self.timed_out:
             return f"out of time after {self.seconds:.2g} s"
         if self.signal:
-            return f"{self.signal}: {said}" if (said := stderr_tail(self.output)) else self.signal
+            return f"{self.signal}: {text}" if (text := stderr_tail(self.output)) else self.signal
         return self.error or stderr_tail(self.output)
 
 

@@ -34,8 +34,10 @@ class Event:
         fault = difference(self.operands, other.operands, values_agree)
         if fault is None:
             return None
-        said = f"({named(other.eqn)}) is given other values: {fault}"
-        return Difference(said, [("operand" if k == "result" else k, v) for k, v in fault.details])
+        message = f"({named(other.eqn)}) is given other values: {fault}"
+        return Difference(
+            message, [("operand" if k == "result" else k, v) for k, v in fault.details]
+        )
 
 
 @dataclass
@@ -80,8 +82,8 @@ def effects_differ(before: Sequence[Event], after: Sequence[Event]) -> Differenc
             of = f"effect {number} of {len(before)}"
             return Difference(f"{named(old.eqn)} is not called any more ({of})")
         if old is None:
-            said = f"{named(new.eqn)} is called and was not before (effect {number})"
-            return Difference(said)
+            message = f"{named(new.eqn)} is called and was not before (effect {number})"
+            return Difference(message)
         fault = old.difference(new)
         if fault is not None:
             return Difference(f"effect {number} {fault}", fault.details)

@@ -165,10 +165,10 @@ def add_traits(*primitives: str, **changes: Any) -> None:
 def described(primitive: str) -> dict[str, tuple[Any, str]]:
     """Return the traits of a primitive that are not the defaults, each with its description."""
     text = inspect.cleandoc(Traits.__doc__ or "").partition("Attributes:\n")[2]
-    said = dict(re.findall(r"^ *(\w+): (.*)$", re.sub(r"\n {6,}", " ", text), re.MULTILINE))
+    descriptions = dict(re.findall(r"^ *(\w+): (.*)$", re.sub(r"\n {6,}", " ", text), re.MULTILINE))
     found = {field.name: getattr(traits(primitive), field.name) for field in fields(Traits)}
     return {
-        name: (value, said[name])
+        name: (value, descriptions[name])
         for name, value in found.items()
         if value != getattr(_UNKNOWN, name)
     }

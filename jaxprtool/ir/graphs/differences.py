@@ -77,13 +77,17 @@ def differences(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> list[Diff
 
 
 def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:
-    olds, news = parameters(old), parameters(new)
+    before_params, after_params = parameters(old), parameters(new)
     is_call = holds_jaxpr(old.params.values())
     is_other = old.primitive is not new.primitive
     if is_other:
         yield Difference("primitive", "primitive", "", 0, old.primitive.name, new.primitive.name)
-    for name in sorted(olds.keys() & news.keys() if is_other else olds.keys() | news.keys()):
-        a, b = olds.get(name), news.get(name)
+    for name in sorted(
+        before_params.keys() & after_params.keys()
+        if is_other
+        else before_params.keys() | after_params.keys()
+    ):
+        a, b = before_params.get(name), after_params.get(name)
         if is_label(old, name) or keys.value_or_bodies(a) == keys.value_or_bodies(b):
             continue
         # A call with one more operand has a longer tuple: no difference if all elements are equal.

@@ -186,8 +186,8 @@ def _keys(cls: type, count: int) -> tuple[Any, ...]:
     fields = dataclasses.fields(cls)
     given = iter(children)
     for each in fields:
-        said = each.metadata
-        is_data = not said.get("static", False) and said.get("pytree_node", True)
+        metadata = each.metadata
+        is_data = not metadata.get("static", False) and metadata.get("pytree_node", True)
         object.__setattr__(node, each.name, next(given, None) if is_data else None)
     try:
         keys, parts, _ = one_level(node)

@@ -365,8 +365,10 @@ def _misfit(what: str, names: Sequence[str], reason: str) -> ArgumentsError:
     text = re.sub(r"args\[(\d+)\]", lambda found: names[int(found[1])], " ".join(reason.split()))
     text = text.partition(" Please see ")[0]
     solved = re.search(r"Obtained dimension variables: (.*?)[, .]*$", text)
-    said = re.sub(r"\.? ?Using the following polymorphic shapes specifications.*", "", text)
-    said = said.removeprefix("Input shapes do not match the polymorphic shapes specification. ")
-    said = said[:1].lower() + said[1:].rstrip(". ")
+    message = re.sub(r"\.? ?Using the following polymorphic shapes specifications.*", "", text)
+    message = message.removeprefix(
+        "Input shapes do not match the polymorphic shapes specification. "
+    )
+    message = message[:1].lower() + message[1:].rstrip(". ")
     hint = solved[1] if solved else None
-    return ArgumentsError(f"the arguments do not fit {what}: {said}", hint)
+    return ArgumentsError(f"the arguments do not fit {what}: {message}", hint)

@@ -144,7 +144,7 @@ def _share_constants(writer: Writer) -> None:
     by_type: dict[Aval, list[int]] = {}
     for i, var in enumerate(writer.constvars):
         by_type.setdefault(var.aval, []).append(i)
-    gone: set[int] = set()
+    removed: set[int] = set()
     for same_type in by_type.values():
         first: dict[Hashable, Var] = {}
         for i in same_type if len(same_type) > 1 else ():
@@ -153,10 +153,10 @@ def _share_constants(writer: Writer) -> None:
             if kept is not var:
                 writer.env[var] = kept
                 del writer.constant_values[var]
-                gone.add(i)
-    if gone:
+                removed.add(i)
+    if removed:
         for held in writer.constvars, writer.consts:
-            held[:] = [item for i, item in enumerate(held) if i not in gone]
+            held[:] = [item for i, item in enumerate(held) if i not in removed]
 
 
 def _constant_key(value: object) -> Hashable:

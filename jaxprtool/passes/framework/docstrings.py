@@ -36,18 +36,18 @@ class Documentation:
 
 def documentation(cls: type) -> Documentation:
     """Return the documentation of a class, with the parameters and exceptions of its bases."""
-    said = _documentation(cls)
+    parsed = _documentation(cls)
     for base in cls.__mro__[1:-1]:
         inherited = _documentation(base)
-        said.parameters.update({**inherited.parameters, **said.parameters})
-        said.raises.extend(text for text in inherited.raises if text not in said.raises)
-    return said
+        parsed.parameters.update({**inherited.parameters, **parsed.parameters})
+        parsed.raises.extend(text for text in inherited.raises if text not in parsed.raises)
+    return parsed
 
 
 def _documentation(cls: type) -> Documentation:
-    said = max(_parsed(inspect.cleandoc(cls.__doc__ or "")), key=lambda said: len(said.meta))
-    found = Documentation(_prose(said), {}, [], {})
-    for part in said.meta:
+    parsed = max(_parsed(inspect.cleandoc(cls.__doc__ or "")), key=lambda parsed: len(parsed.meta))
+    found = Documentation(_prose(parsed), {}, [], {})
+    for part in parsed.meta:
         text = part.description or ""
         if isinstance(part, DocstringParam):
             found.parameters[part.arg_name] = text
@@ -61,9 +61,9 @@ def _documentation(cls: type) -> Documentation:
     return found
 
 
-def _prose(said: Docstring) -> str:
-    space = "\n\n" if said.blank_after_short_description else "\n"
-    return space.join(filter(None, [said.short_description, said.long_description]))
+def _prose(parsed: Docstring) -> str:
+    space = "\n\n" if parsed.blank_after_short_description else "\n"
+    return space.join(filter(None, [parsed.short_description, parsed.long_description]))
 
 
 def _parsed(text: str) -> list[Docstring]:

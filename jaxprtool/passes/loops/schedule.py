@@ -110,7 +110,7 @@ class DependencyGraph:
     The numbers of `before` are in rising order. `pinned` are those that keep their order.
     """
 
-    life: Lifetimes
+    lifetimes: Lifetimes
     before: list[list[int]]
     after: list[list[int]]
     pinned: list[bool]
@@ -146,25 +146,25 @@ class _Scheduler:
 
     def _order(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> Order | None:
         """Return the best order; None if it is the current one, or liveness is not known."""
-        life = self._liveness.lifetimes(eqns, results)
-        if life is None:
+        lifetimes = self._liveness.lifetimes(eqns, results)
+        if lifetimes is None:
             return None
-        lowest = life.peak(range(len(eqns)))
-        bound = _bound(life)
+        lowest = lifetimes.peak(range(len(eqns)))
+        bound = _bound(lifetimes)
         best: Order | None = None
         if not self._always and lowest <= bound:
             return None
-        for order in self._orders(self._graph(eqns, life)):
-            peak = life.peak(order)
+        for order in self._orders(self._graph(eqns, lifetimes)):
+            peak = lifetimes.peak(order)
             if peak < lowest or self._always:
                 best, lowest = order, peak
                 if peak <= bound:
                     break
         return None if best == list(range(len(eqns))) else best
 
-    def _graph(self, eqns: Sequence[JaxprEqn], life: Lifetimes) -> DependencyGraph:
+    def _graph(self, eqns: Sequence[JaxprEqn], lifetimes: Lifetimes) -> DependencyGraph:
         pinned = keep_order(eqns, self._sows)
-        needs = [{life.defined_by[value] for value in reads} for reads in life.reads]
+        needs = [{lifetimes.defined_by[value] for value in reads} for reads in lifetimes.reads]
         in_order = pairwise(i for i, flag in enumerate(pinned) if flag)
         for i, j in (*in_order, *_donations(eqns), *_last_readers(eqns, self._has_rule)):
             needs[j].add(i)
@@ -173,7 +173,7 @@ class _Scheduler:
         for i, earlier in enumerate(before):
             for j in earlier:
                 after[j].append(i)
-        return DependencyGraph(life, before, after, pinned)
+        return DependencyGraph(lifetimes, before, after, pinned)
 
 
 def keep_order(eqns: Sequence[JaxprEqn], sows: Contains) -> list[bool]:
@@ -212,14 +212,14 @@ def _last_readers(eqns: Sequence[JaxprEqn], has_rule: Contains) -> Iterator[tupl
                 yield from ((i, last) for i in others)
 
 
-def _bound(life: Lifetimes) -> int:
+def _bound(lifetimes: Lifetimes) -> int:
     """Return a lower bound of the peak of every order: around some equation, or at the end."""
-    sizes = life.sizes
+    sizes = lifetimes.sizes
     around = (
         working + sum(sizes[value] for value in reads)
-        for working, reads in zip(life.working, life.reads, strict=True)
+        for working, reads in zip(lifetimes.working, lifetimes.reads, strict=True)
     )
-    return max(max(around, default=0), sum(sizes[value] for value in life.kept))
+    return max(max(around, default=0), sum(sizes[value] for value in lifetimes.kept))
 
 
 # --- orders -----------------------------------------------------------------------------------
@@ -242,16 +242,16 @@ def sunk(graph: DependencyGraph) -> Order:
 
     Equations that free more bytes than they allocate stay in place.
     """
-    life = graph.life
+    lifetimes = graph.lifetimes
     staying = []
-    for i, makes in enumerate(life.makes):
-        made = sum(life.sizes[value] for value in makes)
+    for i, makes in enumerate(lifetimes.makes):
+        made = sum(lifetimes.sizes[value] for value in makes)
         freed = sum(
-            life.sizes[value]
-            for value in life.reads[i]
-            if life.readers[value][-1] == i and value not in life.kept
+            lifetimes.sizes[value]
+            for value in lifetimes.reads[i]
+            if lifetimes.readers[value][-1] == i and value not in lifetimes.kept
         )
-        read = any(life.readers[value] or value in life.kept for value in makes)
+        read = any(lifetimes.readers[value] or value in lifetimes.kept for value in makes)
         staying.append(graph.pinned[i] or not read or freed > made)
     roots = [i for i, stays in enumerate(staying) if stays]
     return _from_roots(graph.before, (*roots, *range(len(staying))))
@@ -268,7 +268,7 @@ def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
         before = []
         needs: list[int] = []
         extra: list[int] = []
-        made = [sum(graph.life.sizes[v] for v in makes) for makes in graph.life.makes]
+        made = [sum(graph.lifetimes.sizes[v] for v in makes) for makes in graph.lifetimes.makes]
         for i, earlier in enumerate(graph.before):
             inner = sorted(earlier, key=extra.__getitem__, reverse=True)
             before.append(inner)
@@ -276,7 +276,7 @@ def depth_first(graph: DependencyGraph, *, by_need: bool) -> Order:
             for j in inner:
                 need = max(need, held + needs[j])
                 held += made[j]
-            needs.append(max(need, held + graph.life.working[i]))
+            needs.append(max(need, held + graph.lifetimes.working[i]))
             extra.append(needs[i] - made[i])
     roots = [i for i, later in enumerate(graph.after) if not later]
     return _from_roots(before, roots)
@@ -308,22 +308,23 @@ def forward_order(graph: DependencyGraph, greedy: bool) -> Order:
     Among the others, the one that adds the fewest bytes comes next if `greedy`, else the first in
     the original order.
     """
-    life, sizes = graph.life, graph.life.sizes
-    left = [len(readers) for readers in life.readers]
+    lifetimes, sizes = graph.lifetimes, graph.lifetimes.sizes
+    left = [len(readers) for readers in lifetimes.readers]
     # The sum of the numbers of the remaining readers: for the last one, its own.
-    rest = [sum(readers) for readers in life.readers]
+    rest = [sum(readers) for readers in lifetimes.readers]
     change = [
-        sum(sizes[v] for v in makes if life.readers[v] or v in life.kept) for makes in life.makes
+        sum(sizes[v] for v in makes if lifetimes.readers[v] or v in lifetimes.kept)
+        for makes in lifetimes.makes
     ]
     for value, count in enumerate(left):
-        if count == 1 and value not in life.kept:
+        if count == 1 and value not in lifetimes.kept:
             change[rest[value]] -= sizes[value]
 
     def take(i: int) -> Iterator[int]:
-        for value in life.reads[i]:
+        for value in lifetimes.reads[i]:
             left[value] -= 1
             rest[value] -= i
-            if left[value] == 1 and value not in life.kept:
+            if left[value] == 1 and value not in lifetimes.kept:
                 change[rest[value]] -= sizes[value]
                 yield rest[value]
 
@@ -332,19 +333,19 @@ def forward_order(graph: DependencyGraph, greedy: bool) -> Order:
 
 def backward_order(graph: DependencyGraph, greedy: bool) -> Order:
     """Return a list schedule from the back, of equations that nothing remaining needs."""
-    life, sizes = graph.life, graph.life.sizes
-    live = [value in life.kept for value in range(len(sizes))]
+    lifetimes, sizes = graph.lifetimes, graph.lifetimes.sizes
+    live = [value in lifetimes.kept for value in range(len(sizes))]
     change = [
         sum(sizes[v] for v in reads if not live[v])
-        - sum(sizes[v] for v in makes if life.readers[v] or live[v])
-        for reads, makes in zip(life.reads, life.makes, strict=True)
+        - sum(sizes[v] for v in makes if lifetimes.readers[v] or live[v])
+        for reads, makes in zip(lifetimes.reads, lifetimes.makes, strict=True)
     ]
 
     def take(i: int) -> Iterator[int]:
-        for value in life.reads[i]:
+        for value in lifetimes.reads[i]:
             if not live[value]:
                 live[value] = True
-                for j in life.readers[value]:
+                for j in lifetimes.readers[value]:
                     change[j] -= sizes[value]
                     yield j
 

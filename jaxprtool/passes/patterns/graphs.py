@@ -57,16 +57,16 @@ class DataflowGraph(DefUse):
         needed = set(map(id, needed_equations(self.eqns, self.outputs, _has_effects)))
         return frozenset(i for i, eqn in enumerate(self.eqns) if id(eqn) not in needed)
 
-    def dead_after(self, gone: frozenset[int]) -> set[int]:
+    def dead_after(self, removed: frozenset[int]) -> set[int]:
         """Return the dead equations that depend on results of these equations."""
         found: set[int] = set()
-        todo = list(gone)
+        todo = list(removed)
         while todo:
             for v in self.eqns[todo.pop()].outvars:
                 new = [i for i in self.readers(v) if i in self.dead and i not in found]
                 found.update(new)
                 todo += new
-        return found - gone
+        return found - removed
 
     def number(self, atom: Atom) -> Any:
         """Return the number that fills a value, as a NumPy scalar; None if unknown."""

@@ -37,13 +37,13 @@ _MORE_DIMS = (0, 1, 2)
 class Found:
     """A match, and its replacement at `position`, that of its last equation.
 
-    `gone` are the positions of its equations, and of dead ones that use them. `results` are the
+    `replaced` are the positions of its equations, and of dead ones that use them. `results` are the
     variables that become the results of `jaxpr` on `operands`.
     """
 
     match: Match
     position: int
-    gone: frozenset[int]
+    replaced: frozenset[int]
     operands: tuple[Atom, ...]
     jaxpr: ClosedJaxpr
     results: tuple[Var, ...]
@@ -78,7 +78,7 @@ class Application:
         planned = [f for f in self._plans[writer.body] if writer.can_hold(f.jaxpr)]
         if not planned:
             return lambda eqn: None
-        gone = frozenset().union(*(found.gone for found in planned))
+        replaced = frozenset().union(*(found.replaced for found in planned))
         at = {found.position: found for found in planned}
         self.matches += [found.match for found in planned]
         positions = iter(range(len(jaxcompat.open_jaxpr(writer.body).eqns)))
@@ -91,7 +91,7 @@ class Application:
                 made = writer.splice(found.jaxpr, operands, eqn, keep_source=False)
                 writer.env.update(zip(found.results, made, strict=True))
                 return [writer.lookup(v) for v in eqn.outvars]
-            return eqn.outvars if position in gone else None
+            return eqn.outvars if position in replaced else None
 
         return rule
 
@@ -114,7 +114,7 @@ class Application:
             each = self._replaceable(body, taken, position, positions[position])
             if position not in taken and (found := next(each, None)) is not None:
                 planned.append(found)
-                taken |= found.gone
+                taken |= found.replaced
         return planned
 
     def _skeletons(self, body: DataflowGraph) -> list[Pattern]:
@@ -144,20 +144,22 @@ class Application:
             traced = self._pattern(avals, body.eqns[root])
             for form in () if traced is None else traced[1]:
                 for fit in _exact(form, body, taken, root, avals):
-                    gone = _replaced_positions(form, body, fit)
-                    key = gone, *(id(fit.atoms[v]) for v in form.inputs)
-                    if gone is None or key in seen:
+                    replaced = _replaced_positions(form, body, fit)
+                    key = replaced, *(id(fit.atoms[v]) for v in form.inputs)
+                    if replaced is None or key in seen:
                         continue
                     seen.add(key)  # a sum of one value and itself fits in two equivalent ways
-                    match = _match(rewrite, form, body, fit, gone, sizes)
+                    match = _match(rewrite, form, body, fit, replaced, sizes)
                     if not rewrite.accepts(match):
                         continue
                     assert traced is not None
                     made = self._replacement(form, fit, match, traced[0], body.eqns[root])
                     operands = tuple(fit.atoms[v] for v in form.inputs)
                     results = [fit.atoms[v] for v in compress(form.outputs, form.computed)]
-                    dead = body.dead_after(gone)
-                    yield Found(match, max(gone), gone | dead, operands, made, tuple(results))
+                    dead = body.dead_after(replaced)
+                    yield Found(
+                        match, max(replaced), replaced | dead, operands, made, tuple(results)
+                    )
 
     def _rough(
         self, body: DataflowGraph, taken: set[int], root: int, skeletons: Sequence[Pattern]
@@ -216,30 +218,30 @@ def _replaced_positions(form: Pattern, body: DataflowGraph, fit: Fit) -> frozens
 
     Equations that depend on no argument, such as an iota, may be shared, and then stay.
     """
-    gone = set(fit.positions.values())
+    replaced = set(fit.positions.values())
     roots = {fit.atoms[v] for v, flag in zip(form.outputs, form.computed, strict=True) if flag}
 
     def used_up_to(var: Var, position: int) -> bool:
         readers = [*body.readers(var), *([len(body.eqns)] if var in body.results else ())]
-        return any(i <= position and i not in gone and i not in body.dead for i in readers)
+        return any(i <= position and i not in replaced and i not in body.dead for i in readers)
 
     for i in reversed(form.constant_positions):
         position = fit.positions.get(i)
         if position is not None and any(
             used_up_to(v, len(body.eqns)) for v in body.eqns[position].outvars
         ):
-            gone.discard(position)
-    if not gone.isdisjoint(body.dead):
+            replaced.discard(position)
+    if not replaced.isdisjoint(body.dead):
         return None
     last = max(body.definitions[v][0] for v in roots)
-    for position in gone:
+    for position in replaced:
         for v in body.eqns[position].outvars:
             if used_up_to(v, last if v in roots else len(body.eqns)):
                 return None
     inputs = [fit.atoms[v] for v in form.inputs]
-    if any(body.position(a) in gone for a in inputs):
+    if any(body.position(a) in replaced for a in inputs):
         return None
-    return frozenset(gone)
+    return frozenset(replaced)
 
 
 def _match(
@@ -247,17 +249,17 @@ def _match(
     form: Pattern,
     body: DataflowGraph,
     fit: Fit,
-    gone: frozenset[int],
+    replaced: frozenset[int],
     sizes: dict[str, Any],
 ) -> Match:
     atoms = {name: fit.atoms[v] for name, v in zip(rewrite.arg_names, form.inputs, strict=True)}
     values = {name: body.value(atom) for name, atom in atoms.items()}
-    source, *_ = frames_now().texts(body.eqns[max(gone)]) or (None,)
+    source, *_ = frames_now().texts(body.eqns[max(replaced)]) or (None,)
     return Match(
         rewrite.name,
         {name: atom.aval for name, atom in atoms.items()},
         {name: value for name, value in values.items() if value is not None},
         sizes,
-        tuple(body.eqns[position] for position in sorted(gone)),
+        tuple(body.eqns[position] for position in sorted(replaced)),
         source,
     )

@@ -241,8 +241,8 @@ def test_without_memory_everything_is_close_to_its_reader():
 
 
 def graph_of(jaxpr):
-    life = Liveness().lifetimes(jaxpr.eqns, jaxpr.outvars)
-    return _Scheduler(lambda _: [])._graph(jaxpr.eqns, life)
+    lifetimes = Liveness().lifetimes(jaxpr.eqns, jaxpr.outvars)
+    return _Scheduler(lambda _: [])._graph(jaxpr.eqns, lifetimes)
 
 
 @pytest.mark.parametrize(
@@ -284,6 +284,6 @@ def test_the_best_order_of_a_tree_is_found():
 
     program = jaxprtool.trace(lambda a: tree(4, a), X)
     graph = graph_of(program.jaxpr)
-    best = graph.life.peak(depth_first(graph, by_need=True))
-    assert best <= min(graph.life.peak(f(graph, g)) for f in (forward_order,) for g in (0, 1))
+    best = graph.lifetimes.peak(depth_first(graph, by_need=True))
+    assert best <= min(graph.lifetimes.peak(f(graph, g)) for f in (forward_order,) for g in (0, 1))
     assert Liveness().peak(Schedule()(program).jaxpr) <= best

@@ -169,9 +169,9 @@ class Uses:
 
     def _forget(self, eqn: JaxprEqn) -> None:
         """Subtract the uses by an equation, and by the equations that are dead without it."""
-        gone = [eqn]
-        while gone:
-            for atom in gone.pop().invars:
+        removed = [eqn]
+        while removed:
+            for atom in removed.pop().invars:
                 if type(atom) is Literal:
                     continue
                 self.counts[atom] -= 1
@@ -180,7 +180,7 @@ class Uses:
                     continue
                 if not any(self.counts[v] for v in behind.outvars):
                     self._writer.dead[id(behind)] = behind
-                    gone.append(behind)
+                    removed.append(behind)
 
 
 class RowMatch:

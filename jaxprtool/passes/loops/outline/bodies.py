@@ -106,16 +106,16 @@ class Bodies:
         mentions = Counter(
             item.body for body in self for item in body.items if isinstance(item, Repeated)
         )
-        gone = set()
+        removed = set()
         for body in self.shared:
             wraps = len(body.items) == 1 and isinstance(body.items[0], Repeated)
             if wraps:
                 body.items[0].body.name = body.name
             if wraps or mentions[body] < 2:
-                gone.add(body)
-        self.shared = [body for body in self.shared if body not in gone]
-        for body in self if gone else ():
-            body.items = list(chain.from_iterable(_without(gone, item) for item in body.items))
+                removed.add(body)
+        self.shared = [body for body in self.shared if body not in removed]
+        for body in self if removed else ():
+            body.items = list(chain.from_iterable(_without(removed, item) for item in body.items))
 
     def _drop_unused(self) -> None:
         """Forget the bodies that are no longer held or called: those of loops in copies."""
@@ -142,9 +142,9 @@ def first_equation(items: Sequence[Item]) -> JaxprEqn:
     return first.like if isinstance(first, Repeated) else first
 
 
-def _without(gone: Collection[OutlineBody], item: Item) -> Iterator[Item]:
+def _without(removed: Collection[OutlineBody], item: Item) -> Iterator[Item]:
     """Yield an item; for a call of one of these bodies, its equations on fresh variables."""
-    if not isinstance(item, Repeated) or item.body not in gone:
+    if not isinstance(item, Repeated) or item.body not in removed:
         yield item
         return
     atoms: dict[Atom, Atom] = dict(zip(item.body.invars, item.invars, strict=True))
@@ -157,7 +157,9 @@ def _without(gone: Collection[OutlineBody], item: Item) -> Iterator[Item]:
             for v in inner.outvars
         ]
         atoms.update(zip(inner.outvars, outs, strict=True))
-        yield from _without(gone, copied(inner, operands, outs, source_of(source_of_item(inner))))
+        yield from _without(
+            removed, copied(inner, operands, outs, source_of(source_of_item(inner)))
+        )
 
 
 def _fresh(var: Var) -> Var:

@@ -121,7 +121,7 @@ class Tokens:
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
         self._types: dict[int, tuple[Aval, int]] = {}
-        self._alone = count(-1, -1)
+        self._unique_tokens = count(-1, -1)
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
         #: By the id of the item, which is kept alive here too.
         self._items: dict[int, tuple[Item, Token]] = {}
@@ -133,9 +133,9 @@ class Tokens:
             known = self._items[id(item)] = item, self._new(item)
         return known[1]
 
-    def alone(self) -> int:
+    def unique_token(self) -> int:
         """Return a new, unique token."""
-        return next(self._alone)
+        return next(self._unique_tokens)
 
     def _new(self, item: Item) -> Token:
         if isinstance(item, Repeated):
@@ -148,13 +148,13 @@ class Tokens:
             stays = stays or any(item.params.get("donated_invars", ())) or self._sows.at(item)
         else:
             weight, size = _weight(item), 1
-        return Token(self.alone() if stays else self._number(item), weight, size)
+        return Token(self.unique_token() if stays else self._number(item), weight, size)
 
     def _number(self, eqn: JaxprEqn) -> int:
         try:
             key, _ = parameters_key(eqn)
         except Unkeyable:
-            return self.alone()
+            return self.unique_token()
         types = [self._type(v.aval) for v in eqn.invars]
         # A gradient is weakly typed if the variable it is taken by is, which a literal never is.
         weak = [
@@ -248,7 +248,7 @@ def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> Text:
             if type(atom) is not Literal and atom in numbers:
                 last[numbers[atom]] = NEVER_DEAD
         items.append(None)
-        found.append(tokens.alone())
+        found.append(tokens.unique_token())
         weights.append(0.0)
         sizes.append(0)
         fusible.append(False)

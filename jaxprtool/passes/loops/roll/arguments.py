@@ -66,8 +66,8 @@ def with_stacked_arguments(
     lifted = _lifted(program, groups)
     _check_unused(lifted, groups)
     first = {rows[0]: array for array, rows in groups.items()}
-    gone = {i for rows in groups.values() for i in rows[1:]}
-    free = [i not in gone for i in range(len(numbers))]
+    removed = {i for rows in groups.values() for i in rows[1:]}
+    free = [i not in removed for i in range(len(numbers))]
     invars = [first.get(i, v) for i, v in enumerate(lifted.jaxpr.invars[: len(numbers)])]
     arguments = _Arguments(program, groups, remaining(program, free))
     rolled = program.replace(
@@ -223,17 +223,17 @@ def _with_stacked_results(program: Program, arguments: _Arguments) -> Program:
     rows = Rows()
     for eqn in jaxpr.eqns:
         rows.record(eqn)
-    outvars, gone = list(jaxpr.outvars), set[int]()
+    outvars, removed = list(jaxpr.outvars), set[int]()
     writer = Writer(jaxpr, False, lambda eqn: eqn)
     for group in _result_groups(program, arguments):
         values = [jaxpr.outvars[i] for i in group]
         parts = rows.parts(values, lambda _: True)
         whole = whole_array(parts)
         outvars[group[0]] = whole or write_stack(writer, parts, jaxpr.eqns[-1])
-        gone.update(group[1:])
-    if not gone:
+        removed.update(group[1:])
+    if not removed:
         return program
-    free = [i not in gone for i in range(len(outvars))]
+    free = [i not in removed for i in range(len(outvars))]
     out = filled(program.out_tree, [0 if flag else None for flag in free])
     new = jaxcompat.replace_jaxpr(
         jaxpr, eqns=[*jaxpr.eqns, *writer.eqns], outvars=keep(outvars, free)

@@ -145,10 +145,10 @@ class BatchBodyBuilder(BodyBuilder[Dim]):
                 template = known.get(key_of(eqn, aval_ids))
             except TypeError:  # a parameter that is not hashable
                 template = None
-            if template is None or template.alone is None:
+            if template is None or template.only_step is None:
                 self._equation(eqn, operands, aval_ids, template)
                 continue
-            step, source = template.alone, eqn.source_info
+            step, source = template.only_step, eqn.source_info
             if outermost:
                 scope = scopes.get(id(source.name_stack)) or self._within(source.name_stack)
                 source = SourceInfo(source.traceback, scope)

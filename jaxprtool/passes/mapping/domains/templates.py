@@ -60,7 +60,7 @@ class Template:
         outs: The results, as the `inputs` of a step.
         kinds: The kinds of the results, as the pass defines them.
         binders: The variables that effects on refs name.
-        alone: The only step, if it takes the operands as they are and its results are the
+        only_step: The only step, if it takes the operands as they are and its results are the
             template's.
         used: The operands that its steps and its results read.
     """
@@ -70,7 +70,7 @@ class Template:
     outs: tuple[TemplateAtom, ...]
     kinds: tuple[Any, ...]
     binders: tuple[Var, ...]
-    alone: TemplateEquation | None
+    only_step: TemplateEquation | None
     used: frozenset[int]
 
 
@@ -95,13 +95,13 @@ def template_of_jaxpr(jaxpr: ClosedJaxpr, kinds: Sequence[Any]) -> Template:
         for eqn in jaxpr.eqns
     )
     outs = numbered(jaxpr.outvars)
-    alone = None
+    only_step = None
     if len(steps) == 1 and not (steps[0].effects or jaxpr.consts):
         whole = [*jaxpr.eqns[0].invars, *jaxpr.eqns[0].outvars]
-        alone = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
+        only_step = steps[0] if whole == [*jaxpr.invars, *jaxpr.outvars] else None
     read = {i for i in chain(outs, *(step.inputs for step in steps)) if type(i) is int}
     used = frozenset(read.intersection(range(len(jaxpr.invars))))
-    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), alone, used)
+    return Template(tuple(jaxpr.consts), steps, outs, tuple(kinds), tuple(values), only_step, used)
 
 
 def _without_numpy(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Types and functions for rules of the tables "mask" and "mask_bodies".
 
-`rule(masking, eqn, *operands)` of "mask" applies an equation to `Padded` operands, and returns its
+`rule(context, eqn, *operands)` of "mask" applies an equation to `Padded` operands, and returns its
 padded results: arrays, or `Filled` if the contents of their padding are known. `MaskContext.apply`
 keeps padding out of derivatives. A primitive with the trait `elementwise` needs no rule.
 `rule(builder, eqn)` of "mask_bodies", for equations that hold jaxprs, is a rule of the domain of

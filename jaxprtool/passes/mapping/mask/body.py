@@ -143,8 +143,8 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
         """
         shape, axes = facts.shape, self.domain.bounds.axes(facts.shape)
 
-        def compute(masking: MaskContext, array: Any) -> Any:
-            return masking.isolate_cotangent(array, shape, axes, active=True)
+        def compute(context: MaskContext, array: Any) -> Any:
+            return context.isolate_cotangent(array, shape, axes, active=True)
 
         sizes = (shape[axis] for axis in axes)
         return self.computed(("isolated", atom.aval, facts), compute, [atom], sizes)

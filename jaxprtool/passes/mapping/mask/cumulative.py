@@ -15,11 +15,11 @@ from jaxprtool.passes.mapping.mask.values import Facts, Filled, Padded
 def _cumulative(identity: Callable[[Any], Any]) -> MaskRule:
     """Return the rule of a cumulative sum or product with this identity."""
 
-    def apply(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    def apply(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         axis, reverse = eqn.params["axis"], eqn.params["reverse"]
         fills = {axis: identity(x.dtype)}
-        made = masking.apply(
-            lambda array: masking.bind(eqn, array),
+        made = context.apply(
+            lambda array: context.bind(eqn, array),
             [x],
             x.shape,
             needed=[fills if reverse else {}],
@@ -36,21 +36,21 @@ rule(mask_rules, "cumprod")(_cumulative(lambda dtype: 1))
 
 
 @rule(mask_rules, "cummax", "cummin", "cumlogsumexp")
-def _extreme(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _extreme(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     """Scan forward even in reverse, on reversed elements, so that padding comes last.
 
     The fill could be equal to an infinite element, and receive a part of its derivative.
     """
     axis, reverse = eqn.params["axis"], eqn.params["reverse"]
-    turn = reverse and masking.bounds.is_masked(x.shape[axis])
+    turn = reverse and context.bounds.is_masked(x.shape[axis])
     if turn:
-        array = flip_logical(masking, x.array, x.shape, [axis])
+        array = flip_logical(context, x.array, x.shape, [axis])
         x = Padded(array, Facts.unknown(x.shape, active=x.active))
-    made = masking.apply(
-        lambda array: masking.bind(eqn, array, reverse=reverse and not turn),
+    made = context.apply(
+        lambda array: context.bind(eqn, array, reverse=reverse and not turn),
         [x],
         x.shape,
         derivative=[{axis: 0}],
         mixed=[axis],
     )
-    return flip_logical(masking, made, x.shape, [axis]) if turn else made
+    return flip_logical(context, made, x.shape, [axis]) if turn else made

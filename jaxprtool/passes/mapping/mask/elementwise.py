@@ -36,27 +36,27 @@ _EXACT = {
 
 
 @rule(mask_rules, "elementwise")
-def _elementwise(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _elementwise(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     if eqn.primitive.multiple_results:  # result i depends on operand i alone
-        return masking.bind(eqn, *operands)
+        return context.bind(eqn, *operands)
     whole = eqn.outvars[0].aval.shape
-    results = masking.bind(eqn, *(_repeated(masking, x, whole) for x in operands))
-    fills = {axis: _fill(eqn, operands, axis) for axis in masking.bounds.axes(whole)}
+    results = context.bind(eqn, *(_repeated(context, x, whole) for x in operands))
+    fills = {axis: _fill(eqn, operands, axis) for axis in context.bounds.axes(whole)}
     return Filled(results, {axis: value for axis, value in fills.items() if value is not None})
 
 
-def _repeated(masking: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
+def _repeated(context: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
     """Broadcast an active operand along the padded axes that it lacks, with a guard."""
     own = range(len(shape) - x.ndim, len(shape)) if x.ndim else ()
     mixed = [
         axis
-        for axis in masking.bounds.axes(shape)
+        for axis in context.bounds.axes(shape)
         if axis not in own or x.shape[axis] != shape[axis]
     ]
     if not (x.active and mixed):
         return x
-    whole = masking.bounds.shape(shape)
-    return masking.apply(
+    whole = context.bounds.shape(shape)
+    return context.apply(
         lambda array: lax.broadcast_in_dim(array, whole, tuple(own)), [x], shape, mixed=mixed
     )
 

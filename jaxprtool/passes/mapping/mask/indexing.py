@@ -30,9 +30,9 @@ _CLIP, _DROP, _PROMISE = (
 )
 
 
-def _limits(masking: MaskContext, limits: Sequence[Any], like: Any) -> Any:
+def _limits(context: MaskContext, limits: Sequence[Any], like: Any) -> Any:
     """Return the largest valid index of each component, broadcast to the shape of the indices."""
-    parts = [lax.reshape(jnp.asarray(masking.size(n), like.dtype), (1,)) for n in limits]
+    parts = [lax.reshape(jnp.asarray(context.size(n), like.dtype), (1,)) for n in limits]
     vector = lax.concatenate(parts, 0)
     return lax.broadcast_in_dim(vector, like.shape, (like.ndim - 1,))
 
@@ -44,14 +44,14 @@ def _wide(indices: Any) -> Any:
     return indices
 
 
-def _clipped(masking: MaskContext, indices: Any, limits: Sequence[Any]) -> Any:
-    most = _limits(masking, limits, indices)
+def _clipped(context: MaskContext, indices: Any, limits: Sequence[Any]) -> Any:
+    most = _limits(context, limits, indices)
     return lax.min(lax.max(indices, lax.full_like(indices, 0)), most)
 
 
-def _or_outside(masking: MaskContext, indices: Any, limits: Sequence[Any]) -> Any:
+def _or_outside(context: MaskContext, indices: Any, limits: Sequence[Any]) -> Any:
     """Return indices in which every component of an index out of bounds is `_OUTSIDE`."""
-    most = _limits(masking, limits, indices)
+    most = _limits(context, limits, indices)
     fits = lax.bitwise_and(indices >= lax.full_like(indices, 0), indices <= most)
     fits = lax.reduce_and(fits, [indices.ndim - 1])
     fits = lax.broadcast_in_dim(fits, indices.shape, tuple(range(indices.ndim - 1)))
@@ -62,21 +62,21 @@ def _or_outside(masking: MaskContext, indices: Any, limits: Sequence[Any]) -> An
 
 
 @rule(mask_rules, "gather")
-def _gather(masking: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> Any:
-    params, bounds = eqn.params, masking.bounds
+def _gather(context: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> Any:
+    params, bounds = eqn.params, context.bounds
     numbers, sizes, mode = (params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     if mode not in (_CLIP, _DROP, _PROMISE):
         raise refusal(eqn, f"indices of the mode {mode} are not supported")
     # The largest valid starts.
     ends = [x.shape[d] - sizes[d] for d in numbers.start_index_map]
-    junk = masking.axes(indices)
-    at = masking.filled(indices, dict.fromkeys(junk, 0) if mode == _PROMISE else {})
+    junk = context.axes(indices)
+    at = context.filled(indices, dict.fromkeys(junk, 0) if mode == _PROMISE else {})
     # JAX would compare indices with the size of the padded array.
-    logical = any(_is_masked(masking, x.shape[d], sizes[d]) for d in numbers.start_index_map)
+    logical = any(_is_masked(context, x.shape[d], sizes[d]) for d in numbers.start_index_map)
     if logical and mode != _PROMISE:
-        at = (_clipped if mode == _CLIP else _or_outside)(masking, _wide(at), ends)
+        at = (_clipped if mode == _CLIP else _or_outside)(context, _wide(at), ends)
     room = [overhang(bounds, *pair) for pair in zip(x.shape, sizes, strict=True)]
-    made = masking.bind(
+    made = context.bind(
         eqn,
         pad_end(x.array, room),
         at,
@@ -94,14 +94,14 @@ def _gather(masking: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> 
     batch_dims = [i for i in range(len(shape)) if i not in numbers.offset_dims]
     paired = [batch_dims[i] for i in numbers.start_indices_batching_dims]
     mixed = [i for i in range(len(shape)) if i not in whole and i not in paired]
-    made = masking.isolate_cotangent(made, shape, mixed, active=x.active)
+    made = context.isolate_cotangent(made, shape, mixed, active=x.active)
     if any(room) or mode == _DROP:
         return made
     return Filled(made, {axis: x.fill(d) for axis, d in whole.items()})
 
 
-def _is_masked(masking: MaskContext, *sizes: Any) -> bool:
-    return any(map(masking.bounds.is_masked, sizes))
+def _is_masked(context: MaskContext, *sizes: Any) -> bool:
+    return any(map(context.bounds.is_masked, sizes))
 
 
 # --- scatter --------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _is_masked(masking: MaskContext, *sizes: Any) -> bool:
     "scatter-max",
 )
 def _scatter(
-    masking: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded, updates: Padded
+    context: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded, updates: Padded
 ) -> Any:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     if mode not in (_CLIP, _DROP, _PROMISE):
@@ -127,38 +127,38 @@ def _scatter(
     axes = dict(zip(windows, numbers.update_window_dims, strict=True))
     sizes = {d: updates.shape[axes[d]] if d in axes else 1 for d in range(x.ndim)}
     mapped = numbers.scatter_dims_to_operand_dims
-    part = [d for d in axes if _is_masked(masking, sizes[d]) and sizes[d] != x.shape[d]]
+    part = [d for d in axes if _is_masked(context, sizes[d]) and sizes[d] != x.shape[d]]
     masked_axes = [
-        i for i in masking.axes(indices) if i not in numbers.scatter_indices_batching_dims
+        i for i in context.axes(indices) if i not in numbers.scatter_indices_batching_dims
     ]
     at, changed = indices.array, {}
-    if part or masked_axes or any(_is_masked(masking, x.shape[d], sizes[d]) for d in mapped):
+    if part or masked_axes or any(_is_masked(context, x.shape[d], sizes[d]) for d in mapped):
         ends = [x.shape[d] - sizes[d] for d in mapped]
         at = _wide(at)
         if mode == _CLIP and ends:
-            at = _clipped(masking, at, ends)
+            at = _clipped(context, at, ends)
         elif mode == _DROP and ends:
-            at = _or_outside(masking, at, ends)
+            at = _or_outside(context, at, ends)
         for axis in masked_axes:
-            valid = lax.broadcast_in_dim(masking.valid(indices.shape[axis]), at.shape, (axis,))
+            valid = lax.broadcast_in_dim(context.valid(indices.shape[axis]), at.shape, (axis,))
             at = lax.select(valid, at, lax.full_like(at, _OUTSIDE))
         for d in part:
-            at, numbers = _row_by_row(masking, at, numbers, d, axes[d], sizes[d], updates.ndim)
+            at, numbers = _row_by_row(context, at, numbers, d, axes[d], sizes[d], updates.ndim)
         changed = {"mode": _DROP, "indices_are_sorted": False, "dimension_numbers": numbers}
-    made = masking.bind(eqn, x, at, updates, **changed)
+    made = context.bind(eqn, x, at, updates, **changed)
     full = {d for d in axes if sizes[d] == x.shape[d]} | {*numbers.operand_batching_dims}
     return Filled(made, {d: x.fill(d) for d in range(x.ndim) if d not in full})
 
 
 def _row_by_row(
-    masking: MaskContext, at: Any, numbers: Any, dim: int, axis: int, size: Any, ndim: int
+    context: MaskContext, at: Any, numbers: Any, dim: int, axis: int, size: Any, ndim: int
 ) -> tuple[Any, Any]:
     """Turn an axis of the windows of a scatter into an axis of indices: one update for each row.
 
     Updates in the padding along it are then dropped like those of other indices in the padding.
 
     Args:
-        masking: The context of the rule.
+        context: The context of the rule.
         at: The indices.
         numbers: The dimension numbers of the scatter.
         dim: The axis of the operand.
@@ -171,7 +171,7 @@ def _row_by_row(
     """
     batch_dims = [i for i in range(ndim) if i not in numbers.update_window_dims]
     place = sum(i < axis for i in batch_dims)
-    shape = (*at.shape[:place], masking.bounds.padded(size), *at.shape[place:])
+    shape = (*at.shape[:place], context.bounds.padded(size), *at.shape[place:])
     kept = tuple(i for i in range(len(shape)) if i != place)
     at = lax.broadcast_in_dim(at, shape, kept)
     mapped = numbers.scatter_dims_to_operand_dims
@@ -181,7 +181,7 @@ def _row_by_row(
     row = lax.broadcasted_iota(at.dtype, at.shape, place)
     component = lax.broadcasted_iota(np.int32, at.shape, at.ndim - 1) == mapped.index(dim)
     at = at + lax.select(component, row, lax.full_like(row, 0))
-    valid = lax.broadcast_in_dim(masking.valid(size), at.shape, (place,))
+    valid = lax.broadcast_in_dim(context.valid(size), at.shape, (place,))
     at = lax.select(valid, at, lax.full_like(at, _OUTSIDE))
     batching_dims = (i + (i >= place) for i in numbers.scatter_indices_batching_dims)
     return at, lax.ScatterDimensionNumbers(

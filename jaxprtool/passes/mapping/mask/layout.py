@@ -15,30 +15,30 @@ from jaxprtool.passes.mapping.mask.values import Filled, Padded, number
 
 
 @rule(mask_rules, jaxcompat.DIM_AS_VALUE)
-def _dim_as_value(masking: MaskContext, eqn: JaxprEqn) -> Any:
-    return jnp.asarray(masking.size(eqn.params["dim"]), eqn.outvars[0].aval.dtype)
+def _dim_as_value(context: MaskContext, eqn: JaxprEqn) -> Any:
+    return jnp.asarray(context.size(eqn.params["dim"]), eqn.outvars[0].aval.dtype)
 
 
 @rule(mask_rules, "device_put")
-def _device_put(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
-    return masking.bind(eqn, *operands)
+def _device_put(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
+    return context.bind(eqn, *operands)
 
 
 @rule(mask_rules, "iota")
-def _iota(masking: MaskContext, eqn: JaxprEqn, *shape: Padded) -> Any:
+def _iota(context: MaskContext, eqn: JaxprEqn, *shape: Padded) -> Any:
     params = eqn.params
     return lax.broadcasted_iota(
-        params["dtype"], masking.bounds.shape(params["shape"]), params["dimension"]
+        params["dtype"], context.bounds.shape(params["shape"]), params["dimension"]
     )
 
 
 @rule(mask_rules, "broadcast_in_dim")
-def _broadcast_in_dim(masking: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
+def _broadcast_in_dim(context: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
     shape, kept = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    whole = masking.bounds.shape(shape)
+    whole = context.bounds.shape(shape)
     own = {axis: i for i, axis in enumerate(kept) if x.shape[i] == shape[axis]}
-    mixed = [axis for axis in masking.bounds.axes(shape) if axis not in own]
-    made = masking.apply(
+    mixed = [axis for axis in context.bounds.axes(shape) if axis not in own]
+    made = context.apply(
         lambda array: lax.broadcast_in_dim(array, whole, kept), [x], shape, mixed=mixed
     )
     fills = {axis: x.fill(i) for axis, i in own.items()}
@@ -48,13 +48,13 @@ def _broadcast_in_dim(masking: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Pa
 
 
 @rule(mask_rules, "transpose")
-def _transpose(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _transpose(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     permutation = eqn.params["permutation"]
     fills = {axis: x.fill(i) for axis, i in enumerate(permutation)}
-    return Filled(masking.bind(eqn, x), fills)
+    return Filled(context.bind(eqn, x), fills)
 
 
 @rule(mask_rules, "squeeze")
-def _squeeze(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _squeeze(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     kept = [i for i in range(x.ndim) if i not in eqn.params["dimensions"]]
-    return Filled(masking.bind(eqn, x), {axis: x.fill(i) for axis, i in enumerate(kept)})
+    return Filled(context.bind(eqn, x), {axis: x.fill(i) for axis, i in enumerate(kept)})

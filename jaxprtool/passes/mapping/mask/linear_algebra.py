@@ -15,8 +15,8 @@ from jaxprtool.passes.mapping.mask.values import Facts, Padded
 
 
 @rule(mask_rules, "bitcast_convert_type")
-def _bitcast(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-    return masking.bind(eqn, x)
+def _bitcast(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    return context.bind(eqn, x)
 
 
 @rule(
@@ -24,76 +24,76 @@ def _bitcast(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     *("eig", "eigh", "fft", "geev", "geqp3", "geqrf", "hessenberg", "householder_product", "qr"),
     *("schur", "svd", "tridiagonal"),
 )
-def _over_leading_axes(masking: MaskContext, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
-    _check_unpadded(masking, eqn, x, len(eqn.params.get("fft_lengths", (0, 0))))
+def _over_leading_axes(context: MaskContext, eqn: JaxprEqn, x: Padded, *more: Padded) -> Any:
+    _check_unpadded(context, eqn, x, len(eqn.params.get("fft_lengths", (0, 0))))
     for each in more:
-        _check_unpadded(masking, eqn, each, 1)
-    return masking.bind(eqn, x, *more)
+        _check_unpadded(context, eqn, each, 1)
+    return context.bind(eqn, x, *more)
 
 
-def _check_unpadded(masking: MaskContext, eqn: JaxprEqn, x: Padded, rank: int) -> None:
+def _check_unpadded(context: MaskContext, eqn: JaxprEqn, x: Padded, rank: int) -> None:
     """Raise UnsupportedError for an operand that is padded along one of its last `rank` axes."""
-    if any(axis >= x.ndim - rank for axis in masking.axes(x)):
+    if any(axis >= x.ndim - rank for axis in context.axes(x)):
         raise refusal(eqn, "it mixes all elements of an axis, of which some are padding")
 
 
 # --- matrices with padding ------------------------------------------------------------------------
 
 
-def _with_identity(masking: MaskContext, x: Padded) -> Any:
+def _with_identity(context: MaskContext, x: Padded) -> Any:
     """Return square matrices padded with an identity matrix: `[[x, 0], [0, 1]]`."""
     rows, columns = x.ndim - 2, x.ndim - 1
-    array = masking.filled(x, {rows: 0, columns: 0})
-    if not masking.bounds.is_masked(x.shape[columns]):
+    array = context.filled(x, {rows: 0, columns: 0})
+    if not context.bounds.is_masked(x.shape[columns]):
         return array
     numbers = [lax.broadcasted_iota(np.int32, array.shape, axis) for axis in (rows, columns)]
-    valid = lax.broadcast_in_dim(masking.valid(x.shape[columns]), array.shape, (columns,))
+    valid = lax.broadcast_in_dim(context.valid(x.shape[columns]), array.shape, (columns,))
     diagonal = (numbers[0] == numbers[1]) & ~valid
     return lax.select(diagonal, lax.full_like(array, 1), array)
 
 
 @rule(mask_rules, "cholesky")
-def _cholesky(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-    made = masking.bind(eqn, _with_identity(masking, x))
-    return masking.isolate_cotangent(made, x.shape, (x.ndim - 2, x.ndim - 1), active=x.active)
+def _cholesky(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    made = context.bind(eqn, _with_identity(context, x))
+    return context.isolate_cotangent(made, x.shape, (x.ndim - 2, x.ndim - 1), active=x.active)
 
 
 @rule(mask_rules, "lu")
-def _lu(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _lu(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     rows, columns = x.ndim - 2, x.ndim - 1
     if x.shape[rows] != x.shape[columns]:
-        _check_unpadded(masking, eqn, x, 2)
-    factors, pivots, permutation = masking.bind(eqn, _with_identity(masking, x))
+        _check_unpadded(context, eqn, x, 2)
+    factors, pivots, permutation = context.bind(eqn, _with_identity(context, x))
     return (
-        masking.isolate_cotangent(factors, x.shape, (rows, columns), active=x.active),
+        context.isolate_cotangent(factors, x.shape, (rows, columns), active=x.active),
         pivots,
         permutation,
     )
 
 
 @rule(mask_rules, "lu_pivots_to_permutation")
-def _permutation(masking: MaskContext, eqn: JaxprEqn, pivots: Padded) -> Any:
+def _permutation(context: MaskContext, eqn: JaxprEqn, pivots: Padded) -> Any:
     """Fill the padding with pivots that exchange each row with itself."""
     array, axis = pivots.array, pivots.ndim - 1
-    if masking.bounds.is_masked(pivots.shape[axis]):
-        valid = masking.valid(pivots.shape[axis])
+    if context.bounds.is_masked(pivots.shape[axis]):
+        valid = context.valid(pivots.shape[axis])
         within = lax.broadcast_in_dim(valid, array.shape, (axis,))
         array = lax.select(within, array, lax.broadcasted_iota(array.dtype, array.shape, axis))
-    return masking.bind(eqn, array)
+    return context.bind(eqn, array)
 
 
 @rule(mask_rules, "triangular_solve")
-def _triangular_solve(masking: MaskContext, eqn: JaxprEqn, a: Padded, b: Padded) -> Any:
+def _triangular_solve(context: MaskContext, eqn: JaxprEqn, a: Padded, b: Padded) -> Any:
     rows, columns = b.ndim - 2, b.ndim - 1
     solved, free = (rows, columns) if eqn.params["left_side"] else (columns, rows)
-    array = _with_identity(masking, a)
-    if a.active and masking.bounds.is_masked(b.shape[free]):
+    array = _with_identity(context, a)
+    if a.active and context.bounds.is_masked(b.shape[free]):
         # Without rows the derivative is zero, but the solution in the padding may be NaN.
         ones = jnp.broadcast_to(jnp.eye(array.shape[-1], dtype=array.dtype), array.shape)
-        array = lax.select(masking.size(b.shape[free]) > 0, array, ones)
+        array = lax.select(context.size(b.shape[free]) > 0, array, ones)
     matrices = Padded(array, Facts.unknown(a.shape, active=a.active))
-    return masking.apply(
-        lambda a, b: masking.bind(eqn, a, b),
+    return context.apply(
+        lambda a, b: context.bind(eqn, a, b),
         [matrices, b],
         b.shape,
         needed=[{}, {solved: 0}],

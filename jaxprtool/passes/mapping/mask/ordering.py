@@ -22,33 +22,33 @@ def _last(dtype: Any) -> Any:
 
 
 @rule(mask_rules, "sort")
-def _sort(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _sort(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
-    if not masking.bounds.is_masked(operands[0].shape[axis]):
-        return masking.bind(eqn, *operands)
+    if not context.bounds.is_masked(operands[0].shape[axis]):
+        return context.bind(eqn, *operands)
     # The sort is stable, so elements whose keys are equal to the padding stay before it.
-    filled = [masking.filled(x, {axis: _last(x.dtype)}) for x in operands[:keys]]
-    results = masking.bind(eqn, *filled, *operands[keys:], is_stable=True)
+    filled = [context.filled(x, {axis: _last(x.dtype)}) for x in operands[:keys]]
+    results = context.bind(eqn, *filled, *operands[keys:], is_stable=True)
     known = [Filled(y, {axis: _last(y.dtype)}) for y in results[:keys]]
     return [*known, *results[keys:]]
 
 
 @rule(mask_rules, "top_k")
-def _top_k(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-    return _selected(masking, eqn, x, eqn.params.get("axis", x.ndim - 1), least(x.dtype))
+def _top_k(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    return _selected(context, eqn, x, eqn.params.get("axis", x.ndim - 1), least(x.dtype))
 
 
 @rule(mask_rules, "approx_top_k")
-def _approx_top_k(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _approx_top_k(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     last = least if eqn.params["is_max_k"] else largest
-    return _selected(masking, eqn, x, eqn.params["reduction_dimension"], last(x.dtype))
+    return _selected(context, eqn, x, eqn.params["reduction_dimension"], last(x.dtype))
 
 
-def _selected(masking: MaskContext, eqn: JaxprEqn, x: Padded, axis: int, last: Any) -> Any:
+def _selected(context: MaskContext, eqn: JaxprEqn, x: Padded, axis: int, last: Any) -> Any:
     """Return the elements selected along an axis, padding last, and their indices."""
-    values, indices = masking.bind(eqn, masking.filled(x, {axis: last}))
+    values, indices = context.bind(eqn, context.filled(x, {axis: last}))
     shape = eqn.outvars[0].aval.shape
-    return masking.isolate_cotangent(values, shape, [axis], active=x.active), indices
+    return context.isolate_cotangent(values, shape, [axis], active=x.active), indices
 
 
 # Both select the first of equal elements, so never padding, which comes after the others.

@@ -11,7 +11,7 @@ from jaxprtool.passes.mapping.mask.values import Padded
 
 
 @rule(mask_rules, "dot_general")
-def _dot_general(masking: MaskContext, eqn: JaxprEqn, x: Padded, y: Padded) -> Any:
+def _dot_general(context: MaskContext, eqn: JaxprEqn, x: Padded, y: Padded) -> Any:
     contracted, batch = eqn.params["dimension_numbers"]
     operands = (x, y)
     free = [
@@ -27,8 +27,8 @@ def _dot_general(masking: MaskContext, eqn: JaxprEqn, x: Padded, y: Padded) -> A
             derivative[k] = dict.fromkeys(free[k], 0)
             mixed += [start + i for i in range(len(free[k]))]
         start += len(free[k])
-    return masking.apply(
-        lambda a, b: masking.bind(eqn, a, b),
+    return context.apply(
+        lambda a, b: context.bind(eqn, a, b),
         operands,
         eqn.outvars[0].aval.shape,
         needed=[dict.fromkeys(axes, 0) for axes in contracted],
@@ -39,15 +39,15 @@ def _dot_general(masking: MaskContext, eqn: JaxprEqn, x: Padded, y: Padded) -> A
 
 @rule(mask_rules, "ragged_dot_general")
 def _ragged_dot_general(
-    masking: MaskContext, eqn: JaxprEqn, x: Padded, y: Padded, groups: Padded
+    context: MaskContext, eqn: JaxprEqn, x: Padded, y: Padded, groups: Padded
 ) -> Any:
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     contracted, _ = numbers.dot_dimension_numbers
-    if masking.axes(groups):
+    if context.axes(groups):
         raise refusal(eqn, "how many groups there are is masked")
     shape = eqn.outvars[0].aval.shape
-    return masking.apply(
-        lambda a, b, sizes: masking.bind(eqn, a, b, sizes),
+    return context.apply(
+        lambda a, b, sizes: context.bind(eqn, a, b, sizes),
         [x, y, groups],
         shape,
         needed=[*(dict.fromkeys(axes, 0) for axes in contracted), {}],

@@ -19,10 +19,10 @@ from jaxprtool.passes.mapping.mask.values import Facts, Padded
 
 
 @rule(mask_rules, "random_bits", "random_split")
-def _by_position(masking: MaskContext, eqn: JaxprEqn, keys: Padded) -> Any:
+def _by_position(context: MaskContext, eqn: JaxprEqn, keys: Padded) -> Any:
     shape = eqn.params["shape"]
-    if not any(map(masking.bounds.is_masked, shape)):
-        return masking.bind(eqn, keys)
+    if not any(map(context.bounds.is_masked, shape)):
+        return context.bind(eqn, keys)
     if jax.random.key_impl(keys.array) != "threefry2x32":
         raise refusal(eqn, "random bits of keys that are not Threefry's depend on the size")
     if not eqn.ctx.threefry_partitionable:
@@ -32,11 +32,11 @@ def _by_position(masking: MaskContext, eqn: JaxprEqn, keys: Padded) -> Any:
             "they do not with jax.config.update('jax_threefry_partitionable', True)",
         )
     number = prod(shape)
-    array = masking.bind(eqn, keys, shape=(masking.bounds.padded(number),))
+    array = context.bind(eqn, keys, shape=(context.bounds.padded(number),))
     flat = Padded(array, Facts.unknown((*keys.shape, number)))
-    return reshaped(masking, flat, (*keys.shape, *shape))
+    return reshaped(context, flat, (*keys.shape, *shape))
 
 
 @rule(mask_rules, "random_clone", "random_fold_in", "random_seed", "random_unwrap", "random_wrap")
-def _by_key(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
-    return masking.bind(eqn, *operands)
+def _by_key(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
+    return context.bind(eqn, *operands)

@@ -35,9 +35,9 @@ def largest(dtype: Any) -> Any:
 def reduction(identity: Callable[[Any], Any]) -> MaskRule:
     """Return the rule of a reduction with this identity, a function of the dtype."""
 
-    def apply(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    def apply(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         fills = dict.fromkeys(eqn.params["axes"], identity(x.dtype))
-        return masking.bind(eqn, masking.filled(x, fills))
+        return context.bind(eqn, context.filled(x, fills))
 
     return apply
 
@@ -58,16 +58,16 @@ def _extreme(identity: Callable[[Any], Any]) -> MaskRule:
     though it is equal if all elements are infinite. So the derivative has its own mask.
     """
 
-    def apply(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    def apply(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
         axes = eqn.params["axes"]
-        padded = [axis for axis in axes if masking.bounds.is_masked(x.shape[axis])]
+        padded = [axis for axis in axes if context.bounds.is_masked(x.shape[axis])]
 
         def filled(array: Any) -> Any:
-            return masking.filled(Padded(array, x.facts), dict.fromkeys(axes, identity(x.dtype)))
+            return context.filled(Padded(array, x.facts), dict.fromkeys(axes, identity(x.dtype)))
 
         if not (x.active and padded):
-            return masking.bind(eqn, filled(x.array))
-        masks = [masking.valid(x.shape[axis]) for axis in padded]
+            return context.bind(eqn, filled(x.array))
+        masks = [context.valid(x.shape[axis]) for axis in padded]
         pairs = zip(padded, masks, strict=True)
         parts = [lax.broadcast_in_dim(mask, x.array.shape, (i,)) for i, mask in pairs]
         within = reduce(lax.bitwise_and, parts)
@@ -75,7 +75,7 @@ def _extreme(identity: Callable[[Any], Any]) -> MaskRule:
         @jax.custom_jvp
         def extreme(array: Any, within: Any) -> Any:
             full = lax.full_like(array, identity(array.dtype))
-            return masking.bind(eqn, lax.select(within, array, full))
+            return context.bind(eqn, lax.select(within, array, full))
 
         @extreme.defjvp
         def masked_derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
@@ -122,7 +122,7 @@ def identity_of(jaxpr: AnyJaxpr) -> Callable[[Any], Any] | None:
 
 
 @rule(mask_rules, "reduce")
-def _reduce(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _reduce(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     axes, jaxpr = eqn.params["dimensions"], eqn.params["jaxpr"]
     xs, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     identity = identity_of(jaxpr)
@@ -131,17 +131,17 @@ def _reduce(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
         if start is not None and number(start, x.dtype) != identity(x.dtype):
             raise refusal(eqn, "its initial value is not neutral, so that its result is undefined")
         fills = dict.fromkeys(axes, identity(x.dtype))
-        return masking.bind(eqn, masking.filled(x, fills), *inits)
-    return _reduced_with_flags(masking, eqn, xs, inits)
+        return context.bind(eqn, context.filled(x, fills), *inits)
+    return _reduced_with_flags(context, eqn, xs, inits)
 
 
 def _reduced_with_flags(
-    masking: MaskContext, eqn: JaxprEqn, xs: Sequence[Padded], inits: Sequence[Padded]
+    context: MaskContext, eqn: JaxprEqn, xs: Sequence[Padded], inits: Sequence[Padded]
 ) -> Any:
     """Return a reduction whose operands have a flag, False in the padding."""
     axes = eqn.params["dimensions"]
     combine = jaxcompat.jaxpr_as_fun(jaxcompat.close_jaxpr(eqn.params["jaxpr"]))
-    within = masking.filled(
+    within = context.filled(
         Padded(jnp.ones(xs[0].array.shape, np.bool_), Facts.unknown(xs[0].shape)),
         dict.fromkeys(axes, False),
     )

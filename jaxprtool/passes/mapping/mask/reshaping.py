@@ -53,9 +53,9 @@ def _groups(before: Sequence[Any], after: Sequence[Any]) -> list[_Group]:
     return groups
 
 
-def reshaped(masking: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
+def reshaped(context: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
     """Return a value reshaped to another logical shape."""
-    bounds = masking.bounds
+    bounds = context.bounds
     if any(size == 0 for size in (*x.shape, *shape) if isinstance(size, int)):
         return lax.full(bounds.shape(shape), 0, x.dtype)
     groups = _groups(x.shape, shape)
@@ -68,12 +68,12 @@ def reshaped(masking: MaskContext, x: Padded, shape: Sequence[Any]) -> Any:
         array = lax.reshape(array, sizes)
         for axis, group in enumerate(groups):
             if group not in plain:
-                array = _looked_up(masking, array, axis, x.shape, shape, group)
+                array = _looked_up(context, array, axis, x.shape, shape, group)
             elif sizes[axis] != wanted[axis]:
                 array = _fitted(array, axis, wanted[axis])
     array = lax.reshape(array, bounds.shape(shape))
     moved = [i for g in groups if g not in plain for i in g.after]
-    made = masking.isolate_cotangent(array, shape, moved, active=x.active)
+    made = context.isolate_cotangent(array, shape, moved, active=x.active)
     fills = {}
     for group, size, other in zip(groups, sizes, wanted, strict=True):
         if group in plain and size == other:
@@ -105,7 +105,7 @@ def _fitted(array: Any, axis: int, size: Any) -> Any:
 
 
 def _looked_up(
-    masking: MaskContext,
+    context: MaskContext,
     array: Any,
     axis: int,
     before: Sequence[Any],
@@ -115,7 +115,7 @@ def _looked_up(
     """Reshape a group by a gather: compute the old position of each element of the result.
 
     Args:
-        masking: The context of the rule.
+        context: The context of the rule.
         array: An array with one axis for each group.
         axis: The axis of this group.
         before: The logical shape of the operand.
@@ -126,30 +126,30 @@ def _looked_up(
         The array with the elements of the group in their new order along `axis`.
     """
     old, new = [before[i] for i in group.before], [after[i] for i in group.after]
-    number = _numbers(masking, new)
+    number = _numbers(context, new)
     place, step = 0, 1
     for size in reversed(old):
-        logical = jnp.asarray(masking.size(size), np.int32)
+        logical = jnp.asarray(context.size(size), np.int32)
         positive = lax.max(logical, np.int32(1))
         place = place + lax.rem(number, lax.broadcast(positive, number.shape)) * step
         number = lax.div(number, lax.broadcast(positive, number.shape))
-        step = step * masking.bounds.padded(size)
-    indices = lax.reshape(place, (prod(masking.bounds.shape(new)),))
+        step = step * context.bounds.padded(size)
+    indices = lax.reshape(place, (prod(context.bounds.shape(new)),))
     return jnp.take(array, indices, axis=axis, mode="clip")
 
 
-def _numbers(masking: MaskContext, shape: Sequence[Any]) -> Any:
+def _numbers(context: MaskContext, shape: Sequence[Any]) -> Any:
     """Return the row-major index of each element of a padded array in its logical shape."""
-    sizes = masking.bounds.shape(shape)
+    sizes = context.bounds.shape(shape)
     number, step = jnp.zeros(sizes, np.int32), jnp.int32(1)
     for axis in reversed(range(len(shape))):
         number = number + lax.broadcasted_iota(np.int32, sizes, axis) * step
-        step = step * masking.size(shape[axis])
+        step = step * context.size(shape[axis])
     return number
 
 
 @rule(mask_rules, "reshape")
-def _reshape(masking: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
+def _reshape(context: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> Any:
     order, shape = eqn.params["dimensions"], eqn.outvars[0].aval.shape
     if order is not None:
         facts = x.facts
@@ -159,17 +159,17 @@ def _reshape(masking: MaskContext, eqn: JaxprEqn, x: Padded, *sizes: Padded) -> 
             facts.active,
         )
         x = Padded(lax.transpose(x.array, order), moved)
-    return reshaped(masking, x, shape)
+    return reshaped(context, x, shape)
 
 
 @rule(mask_rules, "tile")
-def _tile(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _tile(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     """Repeat along new axes, and merge these with those of the operand by a reshape."""
-    repeats, bounds = eqn.params["reps"], masking.bounds
+    repeats, bounds = eqn.params["reps"], context.bounds
     shape = tuple(size for pair in zip(repeats, x.shape, strict=True) for size in pair)
     own = tuple(range(1, len(shape), 2))
     whole = bounds.shape(shape)
-    array = masking.apply(
+    array = context.apply(
         lambda array: lax.broadcast_in_dim(array, whole, own),
         [x],
         shape,
@@ -177,4 +177,4 @@ def _tile(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     )
     fills = tuple(x.facts.fills[i // 2] if i in own else None for i in range(len(shape)))
     repeated = Padded(array, Facts(shape, fills, x.active))
-    return reshaped(masking, repeated, eqn.outvars[0].aval.shape)
+    return reshaped(context, repeated, eqn.outvars[0].aval.shape)

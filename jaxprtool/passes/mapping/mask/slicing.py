@@ -61,7 +61,7 @@ def clamped(start: Any, limit: Any) -> Any:
 
 
 def cut(
-    masking: MaskContext,
+    context: MaskContext,
     x: Padded,
     starts: Sequence[Any],
     limits: Sequence[Any],
@@ -71,14 +71,14 @@ def cut(
     """Return a slice of a value.
 
     Args:
-        masking: The context of the rule.
+        context: The context of the rule.
         x: The value.
         starts: The logical start along each axis.
         limits: The logical end along each axis.
         strides: The stride along each axis.
         shape: The logical shape of the slice.
     """
-    bounds = masking.bounds
+    bounds = context.bounds
     extents = [
         (bounds.padded(size) - 1) * stride + 1 if bounds.padded(size) != 0 else 0
         for size, stride in zip(shape, strides, strict=True)
@@ -92,45 +92,45 @@ def cut(
     ]
     array = pad_end(x.array, room)
     if any(map(bounds.is_masked, starts)):
-        at = [jnp.asarray(masking.size(start), np.int32) for start in starts]
+        at = [jnp.asarray(context.size(start), np.int32) for start in starts]
         array = window_at(array, at, extents)
         starts = [0] * x.ndim
     ends = [start + extent for start, extent in zip(starts, extents, strict=True)]
     array = lax.slice(array, starts, ends, strides)
     whole = [axis for axis in range(x.ndim) if limits[axis] == x.shape[axis]]
-    made = masking.isolate_cotangent(
+    made = context.isolate_cotangent(
         array, shape, [i for i in range(x.ndim) if i not in whole], active=x.active
     )
     return made if any(room) else Filled(made, {axis: x.fill(axis) for axis in whole})
 
 
 @rule(mask_rules, "slice")
-def _slice(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _slice(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     params = eqn.params
     strides = params["strides"] or (1,) * x.ndim
     shape = eqn.outvars[0].aval.shape
-    return cut(masking, x, params["start_indices"], params["limit_indices"], strides, shape)
+    return cut(context, x, params["start_indices"], params["limit_indices"], strides, shape)
 
 
 @rule(mask_rules, "split")
-def _split(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _split(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     axis, start, results = eqn.params["axis"], 0, []
     for var in eqn.outvars:
         shape = var.aval.shape
         starts, limits = [0] * x.ndim, list(x.shape)
         starts[axis], limits[axis] = start, start + shape[axis]
-        results.append(cut(masking, x, starts, limits, (1,) * x.ndim, shape))
+        results.append(cut(context, x, starts, limits, (1,) * x.ndim, shape))
         start += shape[axis]
     return results
 
 
 def flip_logical(
-    masking: MaskContext, array: Any, shape: Sequence[Any], axes: Sequence[int]
+    context: MaskContext, array: Any, shape: Sequence[Any], axes: Sequence[int]
 ) -> Any:
     """Reverse an array along padded axes, within its logical size.
 
     Args:
-        masking: The context of the rule.
+        context: The context of the rule.
         array: The padded array.
         shape: Its logical shape.
         axes: The axes to reverse.
@@ -138,25 +138,25 @@ def flip_logical(
     Returns:
         A padded array with zeros in the padding along these axes.
     """
-    sizes, aval = masking.bounds.shape(shape), jax.typeof(array)
+    sizes, aval = context.bounds.shape(shape), jax.typeof(array)
     # JAX's transposes of pads and slices return strongly typed gradients.
     array = lax.rev(strongly_typed(array), axes)
     array = pad_end(array, [sizes[axis] if axis in axes else 0 for axis in range(len(sizes))])
     starts = [
-        sizes[axis] - masking.size(shape[axis]) if axis in axes else np.int32(0)
+        sizes[axis] - context.size(shape[axis]) if axis in axes else np.int32(0)
         for axis in range(len(sizes))
     ]
     return as_weak_as(window_at(array, starts, sizes), aval)
 
 
 @rule(mask_rules, "rev")
-def _rev(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-    padded, axes = masking.axes(x), eqn.params["dimensions"]
+def _rev(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    padded, axes = context.axes(x), eqn.params["dimensions"]
     array = lax.rev(x.array, [axis for axis in axes if axis not in padded])
     axes = [axis for axis in padded if axis in axes]
     if not axes:
         return Filled(array, {axis: x.fill(axis) for axis in padded})
-    made = flip_logical(masking, array, x.shape, axes)
+    made = flip_logical(context, array, x.shape, axes)
     zero = [axis for axis in padded if axis in axes or x.fill(axis) == 0]
     return Filled(made, dict.fromkeys(zero, 0))
 
@@ -165,29 +165,29 @@ def _rev(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
 
 
 def _starts(
-    masking: MaskContext, starts: Sequence[Padded], wholes: Sequence[Any], sizes: Sequence[Any]
+    context: MaskContext, starts: Sequence[Padded], wholes: Sequence[Any], sizes: Sequence[Any]
 ) -> list[Any]:
     """Return the starts of windows, clamped as JAX does, but to logical sizes."""
     found = []
     for start, whole, size in zip(starts, wholes, sizes, strict=True):
-        masked = any(map(masking.bounds.is_masked, (whole, size)))
+        masked = any(map(context.bounds.is_masked, (whole, size)))
         at = start.array
         if masked:
             zero = np.zeros((), at.dtype)
-            at = zero if whole == size else clamped(at, masking.size(whole - size))
+            at = zero if whole == size else clamped(at, context.size(whole - size))
         found.append(at)
     dtype = jnp.result_type(*(each.dtype for each in found))
     return [jnp.asarray(each, dtype) for each in found]
 
 
 @rule(mask_rules, "dynamic_slice")
-def _dynamic_slice(masking: MaskContext, eqn: JaxprEqn, x: Padded, *starts: Padded) -> Any:
-    sizes, bounds = eqn.params["slice_sizes"], masking.bounds
-    at = _starts(masking, starts, x.shape, sizes)
+def _dynamic_slice(context: MaskContext, eqn: JaxprEqn, x: Padded, *starts: Padded) -> Any:
+    sizes, bounds = eqn.params["slice_sizes"], context.bounds
+    at = _starts(context, starts, x.shape, sizes)
     room = [overhang(bounds, *each) for each in zip(x.shape, sizes, strict=True)]
     made = window_at(pad_end(x.array, room), at, bounds.shape(sizes))
     whole = [axis for axis in range(x.ndim) if sizes[axis] == x.shape[axis]]
-    made = masking.isolate_cotangent(
+    made = context.isolate_cotangent(
         made, sizes, [i for i in range(x.ndim) if i not in whole], active=x.active
     )
     return made if any(room) else Filled(made, {axis: x.fill(axis) for axis in whole})
@@ -195,16 +195,16 @@ def _dynamic_slice(masking: MaskContext, eqn: JaxprEqn, x: Padded, *starts: Padd
 
 @rule(mask_rules, "dynamic_update_slice")
 def _dynamic_update_slice(
-    masking: MaskContext, eqn: JaxprEqn, x: Padded, update: Padded, *starts: Padded
+    context: MaskContext, eqn: JaxprEqn, x: Padded, update: Padded, *starts: Padded
 ) -> Any:
-    at = _starts(masking, starts, x.shape, update.shape)
-    room = [overhang(masking.bounds, *each) for each in zip(x.shape, update.shape, strict=True)]
+    at = _starts(context, starts, x.shape, update.shape)
+    room = [overhang(context.bounds, *each) for each in zip(x.shape, update.shape, strict=True)]
     array, window = pad_end(x.array, room), update.array
-    part = [axis for axis in masking.axes(update) if update.shape[axis] != x.shape[axis]]
+    part = [axis for axis in context.axes(update) if update.shape[axis] != x.shape[axis]]
     if part:  # the operand must not change under the padding of the update
         under = window_at(array, at, window.shape)
         for axis in part:
-            valid = masking.valid(update.shape[axis])
+            valid = context.valid(update.shape[axis])
             within = lax.broadcast_in_dim(valid, window.shape, (axis,))
             window = lax.select(within, window, under)
     made = lax.dynamic_update_slice(array, window, at, allow_negative_indices=False)
@@ -226,14 +226,14 @@ def _same_fill(x: Padded, y: Padded, axis: int) -> bool:
 
 
 @rule(mask_rules, "concatenate")
-def _concatenate(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
-    axis, bounds = eqn.params["dimension"], masking.bounds
+def _concatenate(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
+    axis, bounds = eqn.params["dimension"], context.bounds
     first, *rest = operands
     alike = [i for i in range(first.ndim) if all(_same_fill(first, x, i) for x in rest)]
     fills = {i: first.fill(i) for i in alike if i != axis}
     padded = [x for x in operands if bounds.is_masked(x.shape[axis])]
     if not padded:
-        return Filled(masking.bind(eqn, *operands), fills)
+        return Filled(context.bind(eqn, *operands), fills)
     known = {x.facts.fills[axis] for x in padded}
     held = padded[0].fill(axis) if len(known) == 1 else None
     starts, end = [], 0
@@ -249,7 +249,7 @@ def _concatenate(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     array = pad_end(first.array, after, blank)
     for start, x in zip(starts[1:], rest, strict=True):  # overwrites the padding before it
         at = [jnp.int32(0)] * first.ndim
-        at[axis] = jnp.asarray(masking.size(start), np.int32)
+        at[axis] = jnp.asarray(context.size(start), np.int32)
         array = lax.dynamic_update_slice(array, x.array, at, allow_negative_indices=False)
     array = lax.slice_in_dim(array, 0, whole, axis=axis) if length != whole else array
     fills = {i: value for i, value in fills.items() if _is(value, blank)}
@@ -257,31 +257,31 @@ def _concatenate(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
 
 
 @rule(mask_rules, "stack")
-def _stack(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _stack(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     first, *rest = operands
     at = eqn.params["axis"]
     alike = [i for i in range(first.ndim) if all(_same_fill(first, x, i) for x in rest)]
     fills = {i + (i >= at): first.fill(i) for i in alike}
-    return Filled(masking.bind(eqn, *operands), fills)
+    return Filled(context.bind(eqn, *operands), fills)
 
 
 @rule(mask_rules, "unstack")
-def _unstack(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+def _unstack(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
     kept = [i for i in range(x.ndim) if i != eqn.params["axis"]]
     fills = {axis: x.fill(i) for axis, i in enumerate(kept)}
-    return [Filled(each, fills) for each in masking.bind(eqn, x)]
+    return [Filled(each, fills) for each in context.bind(eqn, x)]
 
 
 @rule(mask_rules, "pad")
-def _pad(masking: MaskContext, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
+def _pad(context: MaskContext, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
     """Pad an operand after filling its own padding with the padding value."""
-    config, bounds = eqn.params["padding_config"], masking.bounds
+    config, bounds = eqn.params["padding_config"], context.bounds
     shape = eqn.outvars[0].aval.shape
     axes = [i for i in range(x.ndim) if any(map(bounds.is_masked, (x.shape[i], *config[i])))]
     literal = value.facts.literal
     blank = value.array if literal is None else number(literal, value.dtype)
     behind = [i for i in axes if not _is_number(config[i][1], at_most=0)]
-    array = masking.filled(x, dict.fromkeys(behind, blank))
+    array = context.filled(x, dict.fromkeys(behind, blank))
     new, starts = list(config), [np.int32(0)] * x.ndim
     for i in axes:
         low, _, interior = config[i]
@@ -289,7 +289,7 @@ def _pad(masking: MaskContext, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
         length = bounds.padded(x.shape[i])
         reach = most + length + max(length - 1, 0) * interior
         if bounds.is_masked(low):
-            starts[i] = most - masking.size(low)
+            starts[i] = most - context.size(low)
             new[i] = (most, most - bounds.least(low) + bounds.padded(shape[i]), interior)
         else:
             new[i] = (low, bounds.padded(shape[i]) - reach, interior)
@@ -297,10 +297,10 @@ def _pad(masking: MaskContext, eqn: JaxprEqn, x: Padded, value: Padded) -> Any:
     if any(bounds.is_masked(low) for low, _, _ in config):
         made = window_at(made, starts, bounds.shape(shape))
     mixed = [i for i in axes if value.active or not _is_number(config[i][1], at_least=0)]
-    made = masking.isolate_cotangent(made, shape, mixed, active=x.active or value.active)
+    made = context.isolate_cotangent(made, shape, mixed, active=x.active or value.active)
     if literal is None:
         return made
-    same = [i for i in masking.axes(x) if i in behind or _is(x.fill(i), blank)]
+    same = [i for i in context.axes(x) if i in behind or _is(x.fill(i), blank)]
     return Filled(made, dict.fromkeys(same, blank))
 
 

@@ -1,9 +1,9 @@
 """The open table of masking rules, and the context argument of rules.
 
     @rule(mask_rules, "my_primitive")
-    def _(masking, eqn, x):
-        x = masking.filled(x, {0: 0.0})
-        return masking.bind(eqn, x)
+    def _(context, eqn, x):
+        x = context.filled(x, {0: 0.0})
+        return context.bind(eqn, x)
 
 A rule takes padded operands and returns padded results, computed with JAX's functions. Each result
 is an array of the padded shape, or a `Filled` if the contents of its padding are known. The padding
@@ -36,7 +36,7 @@ from jaxprtool.passes.mapping.mask.values import Facts, Padded
 #: Numbers to fill the padding with, by axis.
 Fills = Mapping[int, Any]
 
-#: `rule(masking, eqn, *operands) -> result`, or a sequence of results if the primitive has several.
+#: `rule(context, eqn, *operands) -> result`, or a sequence of results if the primitive has several.
 MaskRule = Callable[..., Any]
 
 #: The open table of rules by primitive.

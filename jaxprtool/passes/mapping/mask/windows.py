@@ -88,16 +88,16 @@ class _Placed:
     dilation: list[int]
 
 
-def _placed(masking: MaskContext, x: Padded, axes: Sequence[_Axis], blank: Any) -> _Placed:
+def _placed(context: MaskContext, x: Padded, axes: Sequence[_Axis], blank: Any) -> _Placed:
     """Return an operand whose padding is filled with `blank`, placed for its windows.
 
     An axis whose low padding is masked is padded and dilated here, and shifted so that the first
     window starts at index 0.
     """
-    bounds = masking.bounds
+    bounds = context.bounds
     masked = [each for each in axes if each.is_masked(bounds)]
     moved = [each for each in masked if bounds.is_masked(each.low)]
-    array = masking.filled(x, {each.axis: blank for each in masked})
+    array = context.filled(x, {each.axis: blank for each in masked})
     padding, dilation = [], []
     config, starts, sizes = [(0, 0, 0)] * x.ndim, [np.int32(0)] * x.ndim, list(array.shape)
     facts = x.facts
@@ -106,7 +106,7 @@ def _placed(masking: MaskContext, x: Padded, axes: Sequence[_Axis], blank: Any) 
         if each in moved:
             most, fewest = bounds.padded(each.low), bounds.least(each.low)
             config[each.axis] = (most, max(0, reach - fewest - length), each.dilation - 1)
-            starts[each.axis] = most - masking.size(each.low)
+            starts[each.axis] = most - context.size(each.low)
             sizes[each.axis] = reach
             facts = replace(facts, shape=_with(facts.shape, each.axis, reach))
             padding.append((0, 0))
@@ -150,10 +150,10 @@ def _with(items: tuple[Any, ...], index: int, item: Any) -> tuple[Any, ...]:
 
 
 @rule(mask_rules, "conv_general_dilated")
-def _convolution(masking: MaskContext, eqn: JaxprEqn, x: Padded, kernel: Padded) -> Any:
+def _convolution(context: MaskContext, eqn: JaxprEqn, x: Padded, kernel: Padded) -> Any:
     params, shape = eqn.params, eqn.outvars[0].aval.shape
     of_x, of_kernel, of_result = params["dimension_numbers"]
-    _check_groups(masking, eqn, x.shape, kernel.shape)
+    _check_groups(context, eqn, x.shape, kernel.shape)
     axes = [
         _Axis(i, x.shape[i], kernel.shape[j], stride, low, high, dilation, spread, shape[k])
         for i, j, k, stride, (low, high), dilation, spread in zip(
@@ -167,13 +167,13 @@ def _convolution(masking: MaskContext, eqn: JaxprEqn, x: Padded, kernel: Padded)
             strict=True,
         )
     ]
-    placed = _placed(masking, x, axes, 0)
+    placed = _placed(context, x, axes, 0)
     more = {"padding": tuple(placed.padding), "lhs_dilation": tuple(placed.dilation)}
     # The derivative with respect to the kernel sums over examples and windows, with respect to `x`
     # over output features.
     summed = dict.fromkeys(of_kernel[1:], 0)
-    return masking.apply(
-        lambda a, b: masking.bind(eqn, a, b, **more),
+    return context.apply(
+        lambda a, b: context.bind(eqn, a, b, **more),
         [placed.x, kernel],
         shape,
         needed=[{of_x[1]: 0}, summed],
@@ -183,7 +183,7 @@ def _convolution(masking: MaskContext, eqn: JaxprEqn, x: Padded, kernel: Padded)
 
 
 def _check_groups(
-    masking: MaskContext, eqn: JaxprEqn, shape: Sequence[Any], kernel: Sequence[Any]
+    context: MaskContext, eqn: JaxprEqn, shape: Sequence[Any], kernel: Sequence[Any]
 ) -> None:
     of_x, of_kernel, _ = eqn.params["dimension_numbers"]
     results = kernel[of_kernel[0]]
@@ -193,7 +193,7 @@ def _check_groups(
     }
     for name, sizes in grouped.items():
         count = eqn.params[name]
-        if count != 1 and any(map(masking.bounds.is_masked, (count, *sizes))):
+        if count != 1 and any(map(context.bounds.is_masked, (count, *sizes))):
             raise refusal(eqn, f"{name} is {count}, and how many are in a group is masked")
 
 
@@ -201,7 +201,7 @@ def _check_groups(
 
 
 def _axes_of(
-    masking: MaskContext, eqn: JaxprEqn, shape: Sequence[Any], result: Sequence[Any]
+    context: MaskContext, eqn: JaxprEqn, shape: Sequence[Any], result: Sequence[Any]
 ) -> list[_Axis]:
     """Return the windows of a reduction along each axis.
 
@@ -226,50 +226,50 @@ def _axes_of(
     ]
     for each in axes:
         alone = each.result == 1 and each.low == 0
-        if masking.bounds.is_masked(each.window) and not alone:
+        if context.bounds.is_masked(each.window) and not alone:
             raise refusal(eqn, f"its window is of {each.window} elements, which is masked")
     return axes
 
 
-def _mixed(masking: MaskContext, axes: Sequence[_Axis]) -> list[int]:
+def _mixed(context: MaskContext, axes: Sequence[_Axis]) -> list[int]:
     """Return the padded axes along which windows combine, drop or shift elements."""
     alone = 1, 1, 0, 0
     return [
         each.axis
         for each in axes
         if (each.window, each.stride, each.low, each.high) != alone
-        and masking.bounds.is_masked(each.result)
+        and context.bounds.is_masked(each.result)
     ]
 
 
-def _pooled(masking: MaskContext, eqn: JaxprEqn, x: Padded, blank: Any, *inits: Padded) -> Any:
+def _pooled(context: MaskContext, eqn: JaxprEqn, x: Padded, blank: Any, *inits: Padded) -> Any:
     shape = eqn.outvars[0].aval.shape
-    axes = _axes_of(masking, eqn, x.shape, shape)
-    placed = _cut(_placed(masking, x, axes, blank))
+    axes = _axes_of(context, eqn, x.shape, shape)
+    placed = _cut(_placed(context, x, axes, blank))
     more = {"padding": tuple(placed.padding), "base_dilation": tuple(placed.dilation)}
-    made = masking.bind(eqn, placed.x, *inits, **more)
+    made = context.bind(eqn, placed.x, *inits, **more)
     (array,) = made if eqn.primitive.multiple_results else (made,)
-    array = masking.isolate_cotangent(array, shape, _mixed(masking, axes), active=x.active)
+    array = context.isolate_cotangent(array, shape, _mixed(context, axes), active=x.active)
     return [array] if eqn.primitive.multiple_results else array
 
 
 @rule(mask_rules, "reduce_window_sum")
-def _reduce_window_sum(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-    return _pooled(masking, eqn, x, 0)
+def _reduce_window_sum(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    return _pooled(context, eqn, x, 0)
 
 
 @rule(mask_rules, "reduce_window_max")
-def _reduce_window_max(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-    return _pooled(masking, eqn, x, least(x.dtype))
+def _reduce_window_max(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    return _pooled(context, eqn, x, least(x.dtype))
 
 
 @rule(mask_rules, "reduce_window_min")
-def _reduce_window_min(masking: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
-    return _pooled(masking, eqn, x, largest(x.dtype))
+def _reduce_window_min(context: MaskContext, eqn: JaxprEqn, x: Padded) -> Any:
+    return _pooled(context, eqn, x, largest(x.dtype))
 
 
 @rule(mask_rules, "reduce_window")
-def _reduce_window(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
+def _reduce_window(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     identity = identity_of(eqn.params["jaxpr"])
     x, init = operands[0], operands[-1]
     if identity is None:
@@ -277,7 +277,7 @@ def _reduce_window(masking: MaskContext, eqn: JaxprEqn, *operands: Padded) -> An
     blank, start = identity(x.dtype), init.facts.literal
     if start is None or number(start, x.dtype) != blank:
         raise refusal(eqn, "its initial value is not known to be neutral")
-    return _pooled(masking, eqn, x, blank, init)
+    return _pooled(context, eqn, x, blank, init)
 
 
 def _rejected(eqn: JaxprEqn, dtype: Any) -> Any:
@@ -286,34 +286,34 @@ def _rejected(eqn: JaxprEqn, dtype: Any) -> Any:
 
 
 @rule(mask_rules, "select_and_gather_add")
-def _select_and_gather_add(masking: MaskContext, eqn: JaxprEqn, tangent: Padded, x: Padded) -> Any:
+def _select_and_gather_add(context: MaskContext, eqn: JaxprEqn, tangent: Padded, x: Padded) -> Any:
     shape = eqn.outvars[0].aval.shape
-    axes = _axes_of(masking, eqn, x.shape, shape)
-    moving = _cut(_placed(masking, tangent, axes, 0))
-    placed = _cut(_placed(masking, x, axes, _rejected(eqn, x.dtype)))
+    axes = _axes_of(context, eqn, x.shape, shape)
+    moving = _cut(_placed(context, tangent, axes, 0))
+    placed = _cut(_placed(context, x, axes, _rejected(eqn, x.dtype)))
     more = {"padding": tuple(placed.padding), "base_dilation": tuple(placed.dilation)}
-    made = masking.bind(eqn, moving.x, placed.x, **more)
-    return masking.isolate_cotangent(made, shape, _mixed(masking, axes), active=tangent.active)
+    made = context.bind(eqn, moving.x, placed.x, **more)
+    return context.isolate_cotangent(made, shape, _mixed(context, axes), active=tangent.active)
 
 
 @rule(mask_rules, "select_and_scatter_add")
-def _select_and_scatter_add(masking: MaskContext, eqn: JaxprEqn, source: Padded, x: Padded) -> Any:
-    axes = _axes_of(masking, eqn, x.shape, source.shape)
-    placed = _placed(masking, x, axes, _rejected(eqn, x.dtype))
+def _select_and_scatter_add(context: MaskContext, eqn: JaxprEqn, source: Padded, x: Padded) -> Any:
+    axes = _axes_of(context, eqn, x.shape, source.shape)
+    placed = _placed(context, x, axes, _rejected(eqn, x.dtype))
     cut = _cut(placed)
-    source_array = masking.filled(source, dict.fromkeys(_mixed(masking, axes), 0))
-    made = masking.bind(eqn, source_array, cut.x.array, padding=tuple(cut.padding))
+    source_array = context.filled(source, dict.fromkeys(_mixed(context, axes), 0))
+    made = context.bind(eqn, source_array, cut.x.array, padding=tuple(cut.padding))
     behind = zip(placed.x.array.shape, cut.x.array.shape, strict=True)
     made = _with_ends(made, [whole - left for whole, left in behind])
-    moved = [each for each in axes if masking.bounds.is_masked(each.low)]
+    moved = [each for each in axes if context.bounds.is_masked(each.low)]
     if not moved:
         return made
     # Undo the shift of the operand.
     config, starts = [(0, 0, 0)] * x.ndim, [np.int32(0)] * x.ndim
     for each in moved:
-        before = max(0, -masking.bounds.least(each.low))
-        config[each.axis] = (before, masking.bounds.padded(each.size), 0)
-        starts[each.axis] = before + jnp.asarray(masking.size(each.low), np.int32)
+        before = max(0, -context.bounds.least(each.low))
+        config[each.axis] = (before, context.bounds.padded(each.size), 0)
+        starts[each.axis] = before + jnp.asarray(context.size(each.low), np.int32)
     strong = strongly_typed(made)
     strong = lax.pad(strong, lax.full_like(strong, 0, shape=()), config)
     return as_weak_as(window_at(strong, starts, x.array.shape), jax.typeof(made))

@@ -140,9 +140,9 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
         array = self.held(atom, source)
         convert = pairs_to_stacked if isinstance(source, Pairs) else _CONVERSIONS[type(kind)]
 
-        def compute(ragging: RaggedContext, value: Any) -> Any:
+        def compute(context: RaggedContext, value: Any) -> Any:
             # The gradient of a gather of rows by JAX's transpose is strongly typed.
-            made = convert(ragging, Value(strongly_typed(value), source, shape))
+            made = convert(context, Value(strongly_typed(value), source, shape))
             return as_weak_as(made, array.aval)
 
         sizes = (shape[axis] for axis in self.domain.sizes.axes(shape))
@@ -296,15 +296,15 @@ class RaggedDomain(Domain[Kind]):
         evaluate = jaxcompat.jaxpr_as_fun(body)
 
         def fun(*args: Any) -> list[Any]:
-            ragging = RaggedContext(sizes, dict(zip(self.extras, args, strict=False)), {})
+            context = RaggedContext(sizes, dict(zip(self.extras, args, strict=False)), {})
             results = []
             for kind, cotangent in zip(primals, evaluate(*args), strict=True):
                 if isinstance(kind, Shared):
                     cotangent = cotangent.sum(0)
                 elif isinstance(kind, Packed) and not sizes.is_exact(kind.size):
-                    cotangent = select(ragging.real(kind.size), kind.axis, cotangent, 0)
+                    cotangent = select(context.real(kind.size), kind.axis, cotangent, 0)
                 elif isinstance(kind, Pairs):
-                    cotangent = without_others(ragging, cotangent, kind, kind.axes[1])
+                    cotangent = without_others(context, cotangent, kind, kind.axes[1])
                 results.append(cotangent)
             return results
 

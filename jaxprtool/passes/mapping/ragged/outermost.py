@@ -94,8 +94,8 @@ class _ProgramBuilder(RaggedBodyBuilder):
     def _rows(self, convert: Callable[..., Any], atom: Atom, kind: Packed) -> Atom:
         """Apply `_spared` or `_cleared`."""
 
-        def compute(ragging: RaggedContext, array: Any) -> Any:
-            return convert(ragging, array, kind)
+        def compute(context: RaggedContext, array: Any) -> Any:
+            return convert(context, array, kind)
 
         return self.computed((convert, atom.aval, kind), compute, [atom], [kind.size])
 
@@ -110,9 +110,9 @@ class _ProgramBuilder(RaggedBodyBuilder):
         return found, kinds
 
 
-def _spared(ragging: RaggedContext, array: Any, kind: Packed) -> Any:
-    return ragging.spared(array, kind.axis, kind.size)
+def _spared(context: RaggedContext, array: Any, kind: Packed) -> Any:
+    return context.spared(array, kind.axis, kind.size)
 
 
-def _cleared(ragging: RaggedContext, array: Any, kind: Packed) -> Any:
-    return select(ragging.real(kind.size), kind.axis, array, 0)
+def _cleared(context: RaggedContext, array: Any, kind: Packed) -> Any:
+    return select(context.real(kind.size), kind.axis, array, 0)

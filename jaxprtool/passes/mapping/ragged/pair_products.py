@@ -26,7 +26,7 @@ from jaxprtool.passes.mapping.ragged.values import Batched, Pairs, Value
 
 
 @rule(pair_rules, "dot_general")
-def _dot_general(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _dot_general(context: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     contracted, batch = eqn.params["dimension_numbers"]
     both = (x, y)
     if any(isinstance(v.kind, Batched) for v in both):
@@ -38,21 +38,21 @@ def _dot_general(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> A
         [i for i, axis in enumerate(dims) if axis in own]
         for own, dims in zip(axes, contracted, strict=True)
     ]
-    kind = result_kind(ragging, eqn)
+    kind = result_kind(context, eqn)
     if not any(summed):
         if not (x.is_packed and y.is_packed):
-            return ragging.bind(eqn, x, y)
-        band = ragging.sizes.band(kind.size)
+            return context.bind(eqn, x, y)
+        band = context.sizes.band(kind.size)
         cuts = [(x.axis, band.blocks), (y.axis, band.windows)]
         array = _in_blocks(band, eqn, (x.array, y.array), cuts, kind.axes[0], band.merged)
-        return paired(ragging, array, kind)
+        return paired(context, array, kind)
     if len(summed[0]) != 1 or summed[0] != summed[1]:
         return None
     over = [dims[summed[0][0]] for dims in contracted]
-    factors = [_factor(ragging, v, axis) for v, axis in zip(both, over, strict=True)]
+    factors = [_factor(context, v, axis) for v, axis in zip(both, over, strict=True)]
     if isinstance(kind, Pairs):
-        return _of_two_pairs(ragging, eqn, both, factors)
-    return _of_pairs_and_rows(ragging, eqn, both, factors, over)
+        return _of_two_pairs(context, eqn, both, factors)
+    return _of_pairs_and_rows(context, eqn, both, factors, over)
 
 
 #: Cut an array along an axis into blocks, or join blocks to rows.
@@ -95,7 +95,7 @@ def _in_blocks(
 
 
 def _of_pairs_and_rows(
-    ragging: RaggedContext,
+    context: RaggedContext,
     eqn: JaxprEqn,
     operands: Sequence[Value],
     factors: Sequence[Any],
@@ -104,27 +104,27 @@ def _of_pairs_and_rows(
     """Return the product of pairs and rows, which sums over one ragged axis of the pairs."""
     place = 0 if isinstance(operands[0].kind, Pairs) else 1
     pairs, rows = operands[place], operands[1 - place]
-    axis = result_kind(ragging, eqn).axis
+    axis = result_kind(context, eqn).axis
     (first, second), size = pairs_of(pairs).axes, pairs_of(pairs).size
-    band = ragging.sizes.band(size)
+    band = context.sizes.band(size)
     cut, join = (band.windows, band.merged) if over[place] == second else (band.blocks, band.summed)
     cuts = [(over[1 - place], cut), (over[1 - place], cut)]
     cuts[place] = (first, band.blocks)
     array = _in_blocks(band, eqn, factors, cuts, axis, join)
-    array = array + _not_finite(ragging, eqn, rows, 1 - place, axis, array)
-    return of_rows(ragging, array, eqn)
+    array = array + _not_finite(context, eqn, rows, 1 - place, axis, array)
+    return of_rows(context, array, eqn)
 
 
 def _of_two_pairs(
-    ragging: RaggedContext, eqn: JaxprEqn, operands: Sequence[Value], factors: Sequence[Any]
+    context: RaggedContext, eqn: JaxprEqn, operands: Sequence[Value], factors: Sequence[Any]
 ) -> Any:
     """Return the product of pairs and pairs, computed as `[N, N]` matrices."""
-    kind = result_kind(ragging, eqn)
-    band = ragging.sizes.band(kind.size)
+    kind = result_kind(context, eqn)
+    band = context.sizes.band(kind.size)
     both = zip(factors, operands, strict=True)
     whole = [band.whole(factor, pairs_of(x).axes) for factor, x in both]
     array = eqn.primitive.bind(*whole, **eqn.params)
-    return paired(ragging, band.cut(array, kind.axes), kind)
+    return paired(context, band.cut(array, kind.axes), kind)
 
 
 def _ragged_axes(x: Value) -> tuple[int, ...]:
@@ -133,14 +133,14 @@ def _ragged_axes(x: Value) -> tuple[int, ...]:
     return (x.axis,) if x.is_packed else ()
 
 
-def _factor(ragging: RaggedContext, x: Value, over: int) -> Any:
+def _factor(context: RaggedContext, x: Value, over: int) -> Any:
     """Return a factor of a product over a ragged axis, with zeros where the sum skips elements.
 
     Pairs are masked by zeros. But zero times infinity is NaN, so the other factor, of rows, is made
     finite here; `_not_finite` adds the NaN again, in the examples where it belongs.
     """
     if isinstance(x.kind, Pairs):
-        return without_others(ragging, x.array, x.kind, over)
+        return without_others(context, x.array, x.kind, over)
     return _finite(x.array) if jnp.issubdtype(x.array.dtype, jnp.inexact) else x.array
 
 
@@ -154,12 +154,12 @@ _finite.defjvp(lambda primals, tangents: (_finite(*primals), tangents[0]))
 
 
 def _not_finite(
-    ragging: RaggedContext, eqn: JaxprEqn, x: Value, place: int, row_axis: int, like: Any
+    context: RaggedContext, eqn: JaxprEqn, x: Value, place: int, row_axis: int, like: Any
 ) -> Any:
     """Return NaN for the examples in which a packed factor is not finite, and 0 for the others.
 
     Args:
-        ragging: The context of the rule.
+        context: The context of the rule.
         eqn: The product.
         x: The packed factor.
         place: 0 if it is the first factor, 1 if it is the second.
@@ -172,8 +172,8 @@ def _not_finite(
     rest = [i for i in range(len(x.shape)) if i != x.axis]
     zeros = jnp.moveaxis(lax.stop_gradient(x.array), x.axis, 0) * 0
     summed = zeros.sum(tuple(1 + i for i, axis in enumerate(rest) if axis in contracted))
-    sums = segment_sum(ragging, summed.astype(like.dtype), 0, x.size)
-    rows = ragging.at_rows(sums, x.size)
+    sums = segment_sum(context, summed.astype(like.dtype), 0, x.size)
+    rows = context.at_rows(sums, x.size)
     rest = [axis for axis in rest if axis not in contracted]
     free = [axis for axis in rest if axis not in batch]
     # The product has the batch dimensions first, then the free ones of each factor.

@@ -38,7 +38,7 @@ pair_rules: RuleTable[RaggedRule] = RuleTable()
 
 
 def in_same_example(
-    ragging: RaggedContext, shape: tuple[Any, ...], kind: Pairs, over: int | None = None
+    context: RaggedContext, shape: tuple[Any, ...], kind: Pairs, over: int | None = None
 ) -> Any:
     """Return the mask of valid pairs, those of two rows of one example.
 
@@ -46,34 +46,34 @@ def in_same_example(
     masked. The first row is always kept, so that no reduction is over an empty set.
 
     Args:
-        ragging: The context of the rule.
+        context: The context of the rule.
         shape: The shape of the mask.
         kind: The layout of the mask.
         over: The axis of the reduction, one of `kind.axes`; by default the second.
     """
-    kept, summed = ragging.batch_indices(kind.size), ragging.examples(kind.size)
-    if not ragging.sizes.is_exact(kind.size):
+    kept, summed = context.batch_indices(kind.size), context.examples(kind.size)
+    if not context.sizes.is_exact(kind.size):
         is_first = lax.iota(jnp.int32, summed.shape[0]) == 0
         summed = lax.select(is_first, kept, summed)
     first, second = (summed, kept) if over == kind.axes[0] else (kept, summed)
-    columns = ragging.sizes.band(kind.size).at_second(second[None], (0, 1), fill=-1)
+    columns = context.sizes.band(kind.size).at_second(second[None], (0, 1), fill=-1)
     return lax.broadcast_in_dim(first[:, None] == columns, shape, kind.axes)
 
 
 def without_others(
-    ragging: RaggedContext, array: Any, kind: Pairs, over: int, other: Any = 0
+    context: RaggedContext, array: Any, kind: Pairs, over: int, other: Any = 0
 ) -> Any:
     """Return pairs with `other` in those that a reduction over an axis must skip."""
-    counted = in_same_example(ragging, array.shape, kind, over)
+    counted = in_same_example(context, array.shape, kind, over)
     return lax.select(counted, array, lax.full_like(array, other))
 
 
-def paired(ragging: RaggedContext, array: Any, kind: Pairs) -> Any:
+def paired(context: RaggedContext, array: Any, kind: Pairs) -> Any:
     """Replace each invalid pair by a copy of the pair of its first row with itself."""
-    own = ragging.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
+    own = context.sizes.band(kind.size).own(lax.stop_gradient(array), kind.axes)
     dims = [i for i in range(array.ndim) if i != kind.axes[1]]
     others = lax.broadcast_in_dim(own, array.shape, dims)
-    return lax.select(in_same_example(ragging, array.shape, kind), array, others)
+    return lax.select(in_same_example(context, array.shape, kind), array, others)
 
 
 def pairs_of(x: Value) -> Pairs:
@@ -82,80 +82,80 @@ def pairs_of(x: Value) -> Pairs:
     return x.kind
 
 
-def result_kind(ragging: RaggedContext, eqn: JaxprEqn) -> Any:
+def result_kind(context: RaggedContext, eqn: JaxprEqn) -> Any:
     """Return the layout of the result of an equation."""
-    return ragging.sizes.canonical(eqn.outvars[0].aval)
+    return context.sizes.canonical(eqn.outvars[0].aval)
 
 
 # --- elements -----------------------------------------------------------------------------------
 
 
 @rule(pair_rules, "elementwise")
-def _elementwise(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
-    shape, kind = tuple(eqn.outvars[0].aval.shape), result_kind(ragging, eqn)
-    whole, (first, second) = ragging.sizes.shape(kind, shape), kind.axes
+def _elementwise(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+    shape, kind = tuple(eqn.outvars[0].aval.shape), result_kind(context, eqn)
+    whole, (first, second) = context.sizes.shape(kind, shape), kind.axes
     arrays = []
     for x in operands:
-        array = ragging.along(x, shape, first)
+        array = context.along(x, shape, first)
         if x.is_packed and x.axis == second:  # of size 1 along the first
-            array = ragging.sizes.band(kind.size).at_second(array, kind.axes)
-            array = paired(ragging, jnp.broadcast_to(array, whole), kind)
+            array = context.sizes.band(kind.size).at_second(array, kind.axes)
+            array = paired(context, jnp.broadcast_to(array, whole), kind)
         arrays.append(array)
-    return ragging.bind(eqn, *arrays)
+    return context.bind(eqn, *arrays)
 
 
 @rule(pair_rules, "iota")
-def _iota(ragging: RaggedContext, eqn: JaxprEqn) -> Any:
-    kind, dimension = result_kind(ragging, eqn), eqn.params["dimension"]
-    whole = ragging.sizes.shape(kind, eqn.params["shape"])
+def _iota(context: RaggedContext, eqn: JaxprEqn) -> Any:
+    kind, dimension = result_kind(context, eqn), eqn.params["dimension"]
+    whole = context.sizes.shape(kind, eqn.params["shape"])
     if dimension not in kind.axes:
-        return ragging.bind(eqn, shape=whole)
-    numbers = ragging.positions(kind.size).astype(eqn.params["dtype"])
+        return context.bind(eqn, shape=whole)
+    numbers = context.positions(kind.size).astype(eqn.params["dtype"])
     if dimension == kind.axes[0]:
         return lax.broadcast_in_dim(numbers, whole, (dimension,))
-    columns = ragging.sizes.band(kind.size).at_second(numbers[None], (0, 1))
-    return paired(ragging, lax.broadcast_in_dim(columns, whole, kind.axes), kind)
+    columns = context.sizes.band(kind.size).at_second(numbers[None], (0, 1))
+    return paired(context, lax.broadcast_in_dim(columns, whole, kind.axes), kind)
 
 
 @rule(pair_rules, "broadcast_in_dim")
-def _broadcast_in_dim(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _broadcast_in_dim(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
-    kind = result_kind(ragging, eqn)
-    whole = ragging.sizes.shape(kind, shape)
+    kind = result_kind(context, eqn)
+    whole = context.sizes.shape(kind, shape)
     if isinstance(x.kind, Batched):
         # Drop axes of size 1 that become ragged; each row gets the value of its example.
         kept = [i for i, dim in enumerate(dims) if dim not in kind.axes]
         array = x.array.reshape(x.array.shape[0], *(x.shape[i] for i in kept))
         places = [kind.axes[0], *(dims[i] for i in kept)]
-        return broadcast_unsorted(ragging.at_rows(array, kind.size), whole, places)
+        return broadcast_unsorted(context.at_rows(array, kind.size), whole, places)
     if x.is_packed and dims[x.axis] == kind.axes[1]:
         sizes = dict(zip(dims, x.array.shape, strict=True))
         rows = lax.broadcast_in_dim(x.array, [sizes.get(i, 1) for i in range(len(shape))], dims)
-        columns = ragging.sizes.band(kind.size).at_second(rows, kind.axes)
-        return paired(ragging, jnp.broadcast_to(columns, whole), kind)
-    return ragging.bind(eqn, x, shape=whole)
+        columns = context.sizes.band(kind.size).at_second(rows, kind.axes)
+        return paired(context, jnp.broadcast_to(columns, whole), kind)
+    return context.bind(eqn, x, shape=whole)
 
 
 @rule(pair_rules, "transpose")
-def _transpose(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _transpose(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     kind, order = pairs_of(x), eqn.params["permutation"]
     if order.index(kind.axes[0]) < order.index(kind.axes[1]):
-        return ragging.bind(eqn, x)
+        return context.bind(eqn, x)
     other = dict(zip(kind.axes, reversed(kind.axes), strict=True))
-    array = ragging.sizes.band(kind.size).exchanged(x.array, kind.axes)
-    moved = ragging.bind(eqn, array, permutation=tuple(other.get(axis, axis) for axis in order))
-    return paired(ragging, moved, result_kind(ragging, eqn))
+    array = context.sizes.band(kind.size).exchanged(x.array, kind.axes)
+    moved = context.bind(eqn, array, permutation=tuple(other.get(axis, axis) for axis in order))
+    return paired(context, moved, result_kind(context, eqn))
 
 
 @rule(pair_rules, "squeeze")
-def _squeeze(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
-    return ragging.bind(eqn, x)
+def _squeeze(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+    return context.bind(eqn, x)
 
 
 @rule(pair_rules, "reshape")
-def _reshape(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _reshape(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     """Reshape pairs if the sizes before, between and after the two ragged axes are unchanged."""
-    kind = result_kind(ragging, eqn)
+    kind = result_kind(context, eqn)
     if not (isinstance(x.kind, Pairs) and isinstance(kind, Pairs)) or eqn.params["dimensions"]:
         return None
     old, new = (
@@ -164,7 +164,7 @@ def _reshape(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     )
     if old != new or x.kind.size != kind.size:
         return None
-    return ragging.bind(eqn, x, new_sizes=ragging.sizes.shape(kind, eqn.params["new_sizes"]))
+    return context.bind(eqn, x, new_sizes=context.sizes.shape(kind, eqn.params["new_sizes"]))
 
 
 def _product(sizes: Any) -> Any:
@@ -175,63 +175,63 @@ def _product(sizes: Any) -> Any:
 
 
 @rule(pair_rules, "gather")
-def _gather(ragging: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
+def _gather(context: RaggedContext, eqn: JaxprEqn, x: Value, indices: Value) -> Any:
     """Gather elements of a shared table at pairs, such as a bias for each distance."""
     if not isinstance(x.kind, Shared) or not isinstance(indices.kind, Pairs):
         return None
-    return ragging.bind(eqn, x, indices)
+    return context.bind(eqn, x, indices)
 
 
 # --- reductions ---------------------------------------------------------------------------------
 
 
 @rule(pair_rules, "reduce_sum")
-def _sum(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _sum(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     axes, kind = eqn.params["axes"], pairs_of(x)
     over = [axis for axis in kind.axes if axis in axes]
     if not over:
-        return ragging.bind(eqn, x)
-    summed = without_others(ragging, x.array, kind, over[-1])
+        return context.bind(eqn, x)
+    summed = without_others(context, x.array, kind, over[-1])
     if over == [kind.axes[0]]:
-        band, second = ragging.sizes.band(kind.size), kind.axes[1]
+        band, second = context.sizes.band(kind.size), kind.axes[1]
         blocks = jnp.moveaxis(band.blocks(summed, over[0]), over[0], second)
-        each = ragging.bind(eqn, blocks, axes=tuple(axis + (axis > second) for axis in axes))
+        each = context.bind(eqn, blocks, axes=tuple(axis + (axis > second) for axis in axes))
         found = band.summed(each, _kept(second, axes))
-        return of_rows(ragging, found, eqn)
+        return of_rows(context, found, eqn)
     if len(over) == 1:
-        return of_rows(ragging, ragging.bind(eqn, summed), eqn)
+        return of_rows(context, context.bind(eqn, summed), eqn)
     rows = jnp.moveaxis(summed, kind.axes[0], 0)
     others = tuple(axis + (axis < kind.axes[0]) for axis in axes if axis != kind.axes[0])
-    return segment_sum(ragging, ragging.bind(eqn, rows, axes=others), 0, kind.size)
+    return segment_sum(context, context.bind(eqn, rows, axes=others), 0, kind.size)
 
 
 @rule(pair_rules, "reduce_max", "reduce_min")
-def _extremes(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _extremes(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
         return _extreme(eqn.primitive.name == "reduce_max", axes, array, valid)
 
-    return _over_one(ragging, eqn, x, reduce)
+    return _over_one(context, eqn, x, reduce)
 
 
 @rule(pair_rules, "reduce_or", "reduce_and")
-def _logical(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _logical(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     def reduce(array: Any, axes: tuple[int, ...], valid: Any) -> Any:
         # On integers the reduction is bitwise, and -1 has all bits set.
         is_and, is_bool = eqn.primitive.name == "reduce_and", array.dtype == bool
         identity = is_and if is_bool else -int(is_and)
         filled = lax.select(valid, array, lax.full_like(array, identity))
-        return ragging.bind(eqn, filled, axes=axes)
+        return context.bind(eqn, filled, axes=axes)
 
-    return _over_one(ragging, eqn, x, reduce)
+    return _over_one(context, eqn, x, reduce)
 
 
-def _over_one(ragging: RaggedContext, eqn: JaxprEqn, x: Value, reduce: Callable[..., Any]) -> Any:
+def _over_one(context: RaggedContext, eqn: JaxprEqn, x: Value, reduce: Callable[..., Any]) -> Any:
     """Reduce valid pairs over one of the two ragged axes; return None for a reduction over both.
 
     A reduction over the first axis exchanges the two axes, and reduces over the second.
 
     Args:
-        ragging: The context of the rule.
+        context: The context of the rule.
         eqn: The reduction.
         x: The pairs.
         reduce: `reduce(array, axes, valid)` reduces an array over axes, where a mask is True.
@@ -239,18 +239,18 @@ def _over_one(ragging: RaggedContext, eqn: JaxprEqn, x: Value, reduce: Callable[
     axes, kind, array = tuple(eqn.params["axes"]), pairs_of(x), x.array
     over = [axis for axis in kind.axes if axis in axes]
     if not over:
-        return ragging.bind(eqn, x)
+        return context.bind(eqn, x)
     if len(over) == 2:
         return None
     first, second = kind.axes
     reduced = axes
     if over == [first]:
-        array = ragging.sizes.band(kind.size).exchanged(array, kind.axes)
+        array = context.sizes.band(kind.size).exchanged(array, kind.axes)
         reduced = tuple(second if axis == first else axis for axis in axes)
-    found = reduce(array, reduced, in_same_example(ragging, array.shape, kind, second))
+    found = reduce(array, reduced, in_same_example(context, array.shape, kind, second))
     if over == [first]:
         found = jnp.moveaxis(found, _kept(first, reduced), _kept(second, axes))
-    return of_rows(ragging, found, eqn)
+    return of_rows(context, found, eqn)
 
 
 def _kept(axis: int, axes: tuple[int, ...]) -> int:
@@ -277,45 +277,45 @@ def _extreme_jvp(is_max: bool, axes: tuple[int, ...], primals: Any, tangents: An
     return best, (tangents[0] * is_best).sum(axes) / is_best.sum(axes)
 
 
-def of_rows(ragging: RaggedContext, found: Any, eqn: JaxprEqn) -> Any:
+def of_rows(context: RaggedContext, found: Any, eqn: JaxprEqn) -> Any:
     """Return the packed result of a reduction over one ragged axis, with its spare rows set."""
-    kind = result_kind(ragging, eqn)
-    return ragging.spared(found, kind.axis, kind.size)
+    kind = result_kind(context, eqn)
+    return context.spared(found, kind.axis, kind.size)
 
 
 # --- conversions --------------------------------------------------------------------------------
 
 
-def pairs_to_stacked(ragging: RaggedContext, x: Value) -> Any:
+def pairs_to_stacked(context: RaggedContext, x: Value) -> Any:
     """Return pairs of rows as padded examples, with zeros in the padding."""
-    first, second = ragging.sizes.axes(x.shape)
+    first, second = context.sizes.axes(x.shape)
     size = x.shape[first]
-    numbers = jnp.arange(ragging.sizes.bounds.padded(size), dtype=jnp.int32)
-    rows = ragging.starts(size)[:, None] + numbers
+    numbers = jnp.arange(context.sizes.bounds.padded(size), dtype=jnp.int32)
+    rows = context.starts(size)[:, None] + numbers
     pairs = jnp.moveaxis(x.array, (first, second), (0, 1))
-    starts = taken(ragging.sizes.band(size).starts(), rows)
+    starts = taken(context.sizes.band(size).starts(), rows)
     found = pairs.at[rows[:, :, None], rows[:, None] - starts[:, :, None]].get(mode="clip")
     padded = jnp.moveaxis(found, (1, 2), (first + 1, second + 1))
     if not is_number(x.array):
         return padded
-    valid = numbers < ragging.lengths(size)[:, None]
+    valid = numbers < context.lengths(size)[:, None]
     both = valid[:, :, None] & valid[:, None]
     within = lax.broadcast_in_dim(both, padded.shape, (0, first + 1, second + 1))
     return lax.select(within, padded, lax.full_like(padded, 0))
 
 
-def stacked_to_pairs(ragging: RaggedContext, x: Value) -> Any:
+def stacked_to_pairs(context: RaggedContext, x: Value) -> Any:
     """Return padded examples as pairs of rows, with copies in the invalid ones (see `paired`)."""
-    first, second = ragging.sizes.axes(x.shape)
+    first, second = context.sizes.axes(x.shape)
     size = x.shape[first]
     padded = jnp.moveaxis(x.array, (first + 1, second + 1), (1, 2))
-    padded = with_a_row(ragging, padded, 0, 1, 2)
-    of, at = ragging.batch_indices(size)[:, None], ragging.positions(size)
+    padded = with_a_row(context, padded, 0, 1, 2)
+    of, at = context.batch_indices(size)[:, None], context.positions(size)
     kind = Pairs((0, 1), size)
-    shape = ragging.sizes.shape(kind, (size, size))
+    shape = context.sizes.shape(kind, (size, size))
     others = lax.select(
-        in_same_example(ragging, shape, kind),
-        ragging.sizes.band(size).at_second(at[None], (0, 1)),
+        in_same_example(context, shape, kind),
+        context.sizes.band(size).at_second(at[None], (0, 1)),
         jnp.broadcast_to(at[:, None], shape),
     )
     found = padded.at[of, at[:, None], others].get(mode="clip")

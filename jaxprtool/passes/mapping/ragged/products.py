@@ -14,17 +14,17 @@ from jaxprtool.passes.mapping.ragged.values import Batched, Value
 
 
 @rule(ragged_rules, "dot_general")
-def _dot_general(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _dot_general(context: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     """Compute one product for the rows of all examples, unless a factor is batched."""
     if isinstance(x.kind, Batched) or isinstance(y.kind, Batched):
         return None
     contracted, _ = eqn.params["dimension_numbers"]
     if any(v.is_packed and v.axis in dims for v, dims in zip((x, y), contracted, strict=True)):
-        return _summed(ragging, eqn, x, y)
-    return ragging.bind(eqn, x, y)
+        return _summed(context, eqn, x, y)
+    return context.bind(eqn, x, y)
 
 
-def _summed(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
+def _summed(context: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     """Return a product that sums over rows, as a segment sum, if one factor is a vector.
 
     A product of two matrices, `x.T @ y`, takes less memory with padded examples.
@@ -36,4 +36,4 @@ def _summed(ragging: RaggedContext, eqn: JaxprEqn, x: Value, y: Value) -> Any:
     one, many = (x, y) if len(x.shape) == 1 else (y, x)
     axis = many.axis
     weights = lax.broadcast_in_dim(one.array.astype(kind), many.array.shape, (axis,))
-    return segment_sum(ragging, weights * many.array.astype(kind), axis, many.size)
+    return segment_sum(context, weights * many.array.astype(kind), axis, many.size)

@@ -17,12 +17,12 @@ from jaxprtool.passes.mapping.ragged.table import RaggedContext, ragged_rules, t
 from jaxprtool.passes.mapping.ragged.values import Value
 
 
-def segment_sum(ragging: RaggedContext, array: Any, axis: int, size: Any) -> Any:
+def segment_sum(context: RaggedContext, array: Any, axis: int, size: Any) -> Any:
     """Return the sum of the rows of each example: `[B, ...]`."""
     return jax.ops.segment_sum(
         jnp.moveaxis(array, axis, 0),
-        ragging.examples(size),
-        ragging.sizes.batch_size,
+        context.examples(size),
+        context.sizes.batch_size,
         indices_are_sorted=True,
     )
 
@@ -61,12 +61,12 @@ def _rows_first(eqn: JaxprEqn, x: Value) -> tuple[Any, tuple[int, ...]]:
 
 
 @rule(ragged_rules, "reduce_sum")
-def _sum(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _sum(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     if x.axis not in eqn.params["axes"]:
-        return ragging.bind(eqn, x)
+        return context.bind(eqn, x)
     rows, others = _rows_first(eqn, x)
-    within = ragging.bind(eqn, rows, axes=others) if others else rows
-    return segment_sum(ragging, within, 0, x.size)
+    within = context.bind(eqn, rows, axes=others) if others else rows
+    return segment_sum(context, within, 0, x.size)
 
 
 #: True for a reduction that is a maximum, False for a minimum.
@@ -75,33 +75,33 @@ _IS_MAX = {"reduce_max": True, "reduce_min": False, **_LOGICAL}
 
 
 @rule(ragged_rules, *_IS_MAX)
-def _extremes(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _extremes(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     if x.axis not in eqn.params["axes"]:
-        return ragging.bind(eqn, x)
+        return context.bind(eqn, x)
     logical, name = x.array.dtype == bool, eqn.primitive.name
     if name in _LOGICAL and not logical:
         return None  # a bitwise reduction of integers
     rows, others = _rows_first(eqn, x)
     rows = rows.astype(jnp.int32) if logical else rows
     found = _extreme(
-        _IS_MAX[name], others, rows, ragging.examples(x.size), ragging.sizes.batch_size
+        _IS_MAX[name], others, rows, context.examples(x.size), context.sizes.batch_size
     )
     return found > 0 if logical else found  # if empty, the least or largest integer
 
 
 @rule(ragged_rules, "argmax", "argmin")
-def _arg(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _arg(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     """Return the position of the first best row. As in JAX, NaN is better than any number."""
     axes, (axis, size) = eqn.params["axes"], (x.axis, x.size)
     if axis not in axes:
-        return ragging.bind(eqn, x)
+        return context.bind(eqn, x)
     rows = jnp.moveaxis(x.array, axis, 0)
     rows = rows.astype(jnp.int32) if rows.dtype == bool else rows
-    examples, batch_size = ragging.examples(size), ragging.sizes.batch_size
+    examples, batch_size = context.examples(size), context.sizes.batch_size
     reduce = jax.ops.segment_max if eqn.primitive.name == "argmax" else jax.ops.segment_min
     best = reduce(rows, examples, batch_size, indices_are_sorted=True)
-    is_best = (rows == ragging.at_rows(best, size)) | (rows != rows)
-    positions = lax.broadcast_in_dim(ragging.positions(size), rows.shape, (0,))
+    is_best = (rows == context.at_rows(best, size)) | (rows != rows)
+    positions = lax.broadcast_in_dim(context.positions(size), rows.shape, (0,))
     none = jnp.iinfo(jnp.int32).max
     first = jax.ops.segment_min(
         jnp.where(is_best, positions, none), examples, batch_size, indices_are_sorted=True
@@ -120,19 +120,19 @@ _SCANS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
 
 
 @rule(ragged_rules, *_SCANS)
-def _scan(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _scan(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     """Scan all rows as one segmented scan, which restarts where an example begins."""
     axis, size, reverse = x.axis, x.size, eqn.params["reverse"]
     if eqn.params["axis"] != axis:
-        return ragging.bind(eqn, x)
+        return context.bind(eqn, x)
     combine, start = _SCANS[eqn.primitive.name]
     identity = jnp.asarray(start(x.array.dtype), x.array.dtype)
     if is_symbolic_dimension(x.array.shape[axis]):  # not supported by `lax.associative_scan`
-        return _doubled(ragging, x, combine, identity, reverse)
-    positions = ragging.positions(size)
-    ends = ragging.at_rows(ragging.lengths(size), size) - 1
+        return _doubled(context, x, combine, identity, reverse)
+    positions = context.positions(size)
+    ends = context.at_rows(context.lengths(size), size) - 1
     # A spare row has the position of the first row, which need not be an end.
-    begins = (positions == (ends if reverse else 0)) | ~ragging.real(size)
+    begins = (positions == (ends if reverse else 0)) | ~context.real(size)
     flags = lax.broadcast_in_dim(begins, x.array.shape, (axis,))
 
     def step(before: Any, after: Any) -> Any:
@@ -143,11 +143,11 @@ def _scan(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
         )
 
     scanned = lax.associative_scan(step, (flags, x.array), reverse=reverse, axis=axis)[1]
-    return ragging.spared(scanned, axis, size)
+    return context.spared(scanned, axis, size)
 
 
 def _doubled(
-    ragging: RaggedContext,
+    context: RaggedContext,
     x: Value,
     combine: Callable[[Any, Any], Any],
     identity: Any,
@@ -158,12 +158,12 @@ def _doubled(
     In step k, each row is combined with the one 2**k rows before it, if that is in its example.
     """
     axis, size = x.axis, x.size
-    longest = ragging.sizes.bounds.padded(size)
+    longest = context.sizes.bounds.padded(size)
     steps = (longest - 1).bit_length() if isinstance(longest, int) else 31
-    before = ragging.positions(size)
+    before = context.positions(size)
     if reverse:
-        ends = ragging.at_rows(ragging.lengths(size), size) - 1
-        before = jnp.where(ragging.real(size), ends - before, 0)
+        ends = context.at_rows(context.lengths(size), size) - 1
+        before = jnp.where(context.real(size), ends - before, 0)
     rows = jnp.arange(x.array.shape[axis], dtype=jnp.int32)
 
     def step(value: Any, shift: Any) -> Any:
@@ -173,26 +173,26 @@ def _doubled(
 
     shifts = 2 ** jnp.arange(steps, dtype=jnp.int32)
     scanned, _ = lax.scan(step, x.array, shifts)
-    return ragging.spared(scanned, axis, size)
+    return context.spared(scanned, axis, size)
 
 
 @rule(ragged_rules, "sort")
-def _sort(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+def _sort(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     """Sort the rows of all examples at once, with the example as the first key."""
     axis, size = operands[0].axis, operands[0].size
     if eqn.params["dimension"] != axis:
-        return ragging.bind(eqn, *operands)
-    first = lax.broadcast_in_dim(ragging.examples(size), operands[0].array.shape, (axis,))
+        return context.bind(eqn, *operands)
+    first = lax.broadcast_in_dim(context.examples(size), operands[0].array.shape, (axis,))
     _, *results = lax.sort(
         (first, *(x.array for x in operands)),
         dimension=axis,
         is_stable=eqn.params["is_stable"],
         num_keys=eqn.params["num_keys"] + 1,
     )
-    return [ragging.spared(each, axis, size) for each in results]
+    return [context.spared(each, axis, size) for each in results]
 
 
 @rule(ragged_rules, "top_k")
-def _top_k(ragging: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
+def _top_k(context: RaggedContext, eqn: JaxprEqn, x: Value) -> Any:
     along = eqn.params.get("axis", len(x.shape) - 1) % len(x.shape)
-    return None if along == x.axis else ragging.bind(eqn, x)
+    return None if along == x.axis else context.bind(eqn, x)

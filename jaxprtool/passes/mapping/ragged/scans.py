@@ -45,12 +45,12 @@ _MAX_EXTRA = 8
 
 
 @rule(ragged_rules, "scan")
-def _scan(ragging: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
+def _scan(context: RaggedContext, eqn: JaxprEqn, *operands: Value) -> Any:
     scan = Scan.of(eqn)
-    batch_size = ragging.sizes.batch_size
+    batch_size = context.sizes.batch_size
     if not (isinstance(batch_size, int) and batch_size > 0 and _fits(scan, operands)):
         return None
-    return _by_slots(ragging, scan, operands)
+    return _by_slots(context, scan, operands)
 
 
 def _fits(scan: Scan, operands: Sequence[Value]) -> bool:
@@ -147,12 +147,12 @@ class _Shape(NamedTuple):
     block: Any
 
 
-def _shape(ragging: RaggedContext, size: Any) -> _Shape:
+def _shape(context: RaggedContext, size: Any) -> _Shape:
     """Return the shape for examples of a size, with enough iterations for any lengths.
 
     By the bound in `_dealt`, a slot has at most `rows / width + longest` rows.
     """
-    sizes, batch_size = ragging.sizes, ragging.sizes.batch_size
+    sizes, batch_size = context.sizes, context.sizes.batch_size
     rows, longest = sizes.count(size), sizes.bounds.padded(size)
     width = -(-batch_size // 3)
     if isinstance(rows, int) and isinstance(longest, int):
@@ -164,22 +164,22 @@ def _shape(ragging: RaggedContext, size: Any) -> _Shape:
     return _Shape(width, _BLOCKS, (longest + rows // width) // _BLOCKS + 1)
 
 
-def _by_slots(ragging: RaggedContext, scan: Scan, operands: Sequence[Value]) -> list[Any]:
+def _by_slots(context: RaggedContext, scan: Scan, operands: Sequence[Value]) -> list[Any]:
     """Return the results of a scan, computed by slots."""
     size, count = scan.length, len(scan.carry)
-    lengths, position = ragging.lengths(size), ragging.positions(size)
-    shape = _shape(ragging, size)
+    lengths, position = context.lengths(size), context.positions(size)
+    shape = _shape(context, size)
     deal = _dealt(lengths, shape.width)
-    slot = ragging.at_rows(deal.slots, size)
-    time = ragging.at_rows(deal.starts, size) + position
-    first = ragging.at_rows(lengths, size) - 1 if scan.reverse else jnp.zeros_like(position)
-    index = _rows_of_iterations(ragging, size, shape, time, slot, first[0])
+    slot = context.at_rows(deal.slots, size)
+    time = context.at_rows(deal.starts, size) + position
+    first = context.at_rows(lengths, size) - 1 if scan.reverse else jnp.zeros_like(position)
+    index = _rows_of_iterations(context, size, shape, time, slot, first[0])
 
-    masked = _masked(ragging, scan)
-    inner = operands if ragging.sizes.is_exact(size) else _guarded(lengths, operands)
+    masked = _masked(context, scan)
+    inner = operands if context.sizes.is_exact(size) else _guarded(lengths, operands)
     rows = [position == first]
-    rows += [ragging.at_rows(ragging.symbol(name), size) for name in masked.extras]
-    rows += [_at_rows(ragging, x, size) for x in inner if not isinstance(x.kind, Shared)]
+    rows += [context.at_rows(context.symbol(name), size) for name in masked.extras]
+    rows += [_at_rows(context, x, size) for x in inner if not isinstance(x.kind, Shared)]
     xs = [taken(each, index) for each in rows]
     stacked, places = _stacked(scan)
     shared = [x.array for x in inner if isinstance(x.kind, Shared)]
@@ -203,19 +203,19 @@ def _by_slots(ragging: RaggedContext, scan: Scan, operands: Sequence[Value]) -> 
 
 
 def _rows_of_iterations(
-    ragging: RaggedContext, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
+    context: RaggedContext, size: Any, shape: _Shape, time: Any, slot: Any, first: Any
 ) -> Any:
     """Return the row of each slot in each iteration, `i32[iterations,width]`; `first` if none."""
     iterations = shape.blocks * shape.block
-    if not ragging.sizes.is_exact(size):
-        time = jnp.where(ragging.real(size), time, iterations)
-    numbers = jnp.arange(ragging.sizes.count(size), dtype=jnp.int32)
+    if not context.sizes.is_exact(size):
+        time = jnp.where(context.real(size), time, iterations)
+    numbers = jnp.arange(context.sizes.count(size), dtype=jnp.int32)
     none = jnp.full((iterations, shape.width), first, jnp.int32)
     return none.at[time, slot].set(numbers, mode="drop")
 
 
-def _at_rows(ragging: RaggedContext, x: Value, size: Any) -> Any:
-    return ragging.at_rows(x.array, size) if _is_batched(x) else x.array
+def _at_rows(context: RaggedContext, x: Value, size: Any) -> Any:
+    return context.at_rows(x.array, size) if _is_batched(x) else x.array
 
 
 def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
@@ -227,10 +227,10 @@ def _guarded(lengths: Any, operands: Sequence[Value]) -> Sequence[Value]:
     return [replace(x, array=guarded(some, x.array)) if is_float(x.array) else x for x in operands]
 
 
-def _masked(ragging: RaggedContext, scan: Scan) -> Rewritten[Facts]:
+def _masked(context: RaggedContext, scan: Scan) -> Rewritten[Facts]:
     """Return the body of the scan for one slot, in which other ragged axes are padded."""
     facts = [Facts.of(var, active=True) for var in scan.body.invars]
-    return MaskDomain(ragging.sizes.bounds).masked(scan.body, facts, in_scan=True)
+    return MaskDomain(context.sizes.bounds).masked(scan.body, facts, in_scan=True)
 
 
 def _slot_body(

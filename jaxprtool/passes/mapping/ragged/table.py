@@ -1,8 +1,8 @@
 """The open table of rules for packed rows, and the context argument of rules.
 
     @rule("ragged", "my_primitive")
-    def _(ragging, eqn, x):
-        return ragging.bind(eqn, x)
+    def _(context, eqn, x):
+        return context.bind(eqn, x)
 
 A rule applies an equation to all examples, with JAX's functions. Its operands are `Shared`,
 `Batched` or `Packed` values (see `values`). A result with a ragged axis is returned packed along
@@ -33,7 +33,7 @@ from jaxprtool.passes.mapping.domains.rules import RuleContext
 from jaxprtool.passes.mapping.mask.sizes import computed
 from jaxprtool.passes.mapping.ragged.values import Batched, Sizes, Value
 
-#: `rule(ragging, eqn, *operands) -> result`, or a sequence of results if the primitive has several.
+#: `rule(context, eqn, *operands) -> result`, or a sequence of results if the primitive has several.
 RaggedRule = Callable[..., Any]
 
 #: The open table of rules by primitive.

@@ -10,7 +10,7 @@ is an array of the padded shape, or a `Filled` if the contents of its padding ar
 of a result may hold anything. The padding of an operand must not influence an element of a result.
 It must not influence a derivative either, although the padding of operands and cotangents may be
 NaN. An elementwise operation satisfies that as it is. A rule that combines elements along a padded
-axis, or repeats them along one (its transpose sums), must use `Masking.apply`.
+axis, or repeats them along one (its transpose sums), must use `MaskContext.apply`.
 """
 
 from __future__ import annotations

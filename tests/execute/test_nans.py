@@ -689,7 +689,7 @@ def test_symbolic_sizes_are_those_of_the_arguments():
 
 
 def test_a_way_ends_where_more_would_have_to_be_kept(monkeypatch):
-    monkeypatch.setattr(nans.search, "_REMEMBERED", 0)
+    monkeypatch.setattr(nans.search, "_RETAINED_BYTES", 0)
     found = only(lambda x: jnp.log(jnp.sin(x) * 2.0), X)
     assert [each.primitive for each in found.way] == ["mul"]
 

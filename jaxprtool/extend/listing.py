@@ -1,8 +1,9 @@
 """Display of programs on a screen: the tokens of equations, counts, and styles.
 
-A `Reader` names the variables of a `program_signature` as listings do, and returns the tokens of an equation's
-parts; `ShowOptions` has the options. `with_roles` pairs each token with its role, and `STYLES` has
-Rich's style of each role. `printable` escapes control characters. `Selection` counts equations.
+A `Reader` names the variables of a `program_signature` as listings do, and returns the tokens of
+an equation's parts; `ShowOptions` has the options. `with_roles` pairs each token with its role, and
+`STYLES` has Rich's style of each role. `printable` escapes control characters. `Selection` counts
+equations.
 """
 
 from jaxprtool.ir.basics.primitive_docs import summary

@@ -1,7 +1,7 @@
 """Source locations of equations: the frames of the user's files and of libraries, and their lines.
 
-`frames_now(program_signature(program).roots)` returns the `Frames`, which find the `SourceLocation` of an equation and
-the text of a frame; `Sources` has the lines of source files.
+`frames_now(program_signature(program).roots)` returns the `Frames`, which find the `SourceLocation`
+of an equation and the text of a frame; `Sources` has the lines of source files.
 """
 
 from jaxprtool.ir.source.frame_choice import FrameChoice

@@ -1,4 +1,4 @@
-"""The path of a NaN or an infinity, from its equation back of an argument."""
+"""The path of a NaN or an infinity, from its equation back to an argument."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class ConstantValue(Tracked):
 
 
 class ProvenanceValue(NamedTuple):
-    """A value that the path to an origin.
+    """A value on the path to an origin.
 
     Attributes:
         value: The value.

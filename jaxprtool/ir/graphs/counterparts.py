@@ -181,9 +181,9 @@ def _results(
         return _in_place(*outs)
     positions = edges[0].outs, edges[1].outs
     partner = dict(matched.result_pairs(*pair))
-    positions = {k: j for j, k in enumerate(positions[1])}
+    index_of = {k: j for j, k in enumerate(positions[1])}
     return [
-        (i, positions[partner[k]])
+        (i, index_of[partner[k]])
         for i, k in enumerate(positions[0])
-        if k is not None and partner.get(k) in positions
+        if k is not None and partner.get(k) in index_of
     ]

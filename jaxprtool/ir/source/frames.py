@@ -173,7 +173,8 @@ class Frames:
             eqns: An equation, preceded by those whose bodies contain it, the outermost first.
 
         Returns:
-            A location in a library if no equation has a line of user code; None if no location is known.
+            A location in a library if no equation has a line of user code; None if no location is
+            known.
         """
         best: SourceLocation | None = None
         for eqn in reversed(eqns):

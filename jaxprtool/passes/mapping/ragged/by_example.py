@@ -18,6 +18,7 @@ from jaxprtool.passes.mapping.domains.templates import Template, signature, temp
 from jaxprtool.passes.mapping.mask.values import Facts, fill, is_number
 from jaxprtool.passes.mapping.ragged.body import (
     BY_EXAMPLE,
+    RaggedBodyBuilder,
     RaggedDomain,
     structured_ragged_rules,
 )

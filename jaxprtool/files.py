@@ -31,7 +31,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
     """Return a path as text. Raises OutputError if no file can have this path."""
     path = os.fsdecode(path)
     if "\0" in path:
-        raise OutputError(f"cannot write {path!r}: a path has no NUL characters")
+        raise OutputError(f"cannot write {path!r}: a path cannot contain NUL characters")
     if os.path.isdir(path) or not os.path.basename(path):
         raise OutputError(f"cannot write '{path}': it is a folder")
     return path
@@ -154,4 +154,4 @@ def opened_plain(path: str | os.PathLike[str]) -> BinaryIO:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    raise OSError(errno.EINVAL, "it is a device or a pipe, and no plain file")
+    raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file")

@@ -51,9 +51,9 @@ def sow(value: object, *, tag: str, name: str, mode: str = "strict", key: object
         raise ValueError("Must provide a tag to sow under.")
     for what, text in ("tag", tag), ("name", name):
         if not isinstance(text, str | None):
-            raise TypeError(f"the {what} of a sown value is a string, not {text!r}")
+            raise TypeError(f"the {what} of a sown value must be a string, not {text!r}")
     if mode not in MODES:
-        raise ValueError(f"unknown mode {mode!r}; there are: {', '.join(MODES)}")
+        raise ValueError(f"unknown mode {mode!r}; available: {', '.join(MODES)}")
     leaves, tree = jax.tree.flatten(value)
     operands = (*leaves, *jax.tree.leaves(key))
     if not (jaxcompat.is_staging() or any(map(_is_traced, operands))):
@@ -74,7 +74,7 @@ def nest(fun: Callable[..., Any], *, scope: str) -> Callable[..., Any]:
     TypeError if the scope is not a string.
     """
     if not isinstance(scope, str):
-        raise TypeError(f"a scope is a string, not {scope!r}")
+        raise TypeError(f"a scope must be a string, not {scope!r}")
 
     @functools.wraps(fun)
     def nested(*args: Any, **kwargs: Any) -> Any:

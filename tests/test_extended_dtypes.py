@@ -95,7 +95,7 @@ def test_pairs_fit_a_program_that_takes_them(program):
 
 
 def test_no_values_of_a_foreign_type_are_made_up(program):
-    with pytest.raises(errors.ArgumentsError, match=r"argument 'x' is pair\[3\], of which no rand"):
+    with pytest.raises(errors.ArgumentsError, match=r"argument 'x' is pair\[3\], for which rand"):
         verify(program, program)
 
 

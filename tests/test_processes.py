@@ -78,7 +78,7 @@ def test_a_fatal_check_of_xla_is_what_is_said_of_a_crash():
 
 def test_out_of_time_the_whole_family_is_killed(tmp_path):
     done = processes.run(python(FAMILY, str(tmp_path / "pids")), seconds=1)
-    assert done.timed_out and not done.crashed and str(done) == "out of time after 1 s"
+    assert done.timed_out and not done.crashed and str(done) == "timed out after 1 s"
     assert not any(map(is_alive, family(tmp_path / "pids")))
 
 

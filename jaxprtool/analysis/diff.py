@@ -226,7 +226,7 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
         for body in bodies:
             found.add(body)
     except RecursionError:
-        message = "the programs hold more within each other than can be compared"
+        message = "the programs are too deeply nested to be compared"
         raise UnsupportedError(message) from None
     return Diff(
         _size(p, about[0]),

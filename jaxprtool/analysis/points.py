@@ -96,11 +96,13 @@ class _Points:
             kinds, what = (word,), rest
         what = what.strip()
         if not what:
-            raise PointError("a name is empty: an argument, a result, a line or a variable")
+            raise PointError("the name of an argument, a result, a line or a variable is empty")
         ends = [getattr(self, f"_{kind}")(what) for kind in kinds if kind in ("argument", "result")]
         if len(ends) == 2 and None not in ends:
             hint = f"write 'argument:{what}' or 'result:{what}'"
-            raise PointError(f"'{what}' is an argument and a result of {self._about.name}", hint)
+            raise PointError(
+                f"'{what}' is both an argument and a result of {self._about.name}", hint
+            )
         found: Point | None = next((each for each in ends if each is not None), None)
         for kind in kinds:
             found = found or getattr(self, f"_{kind}")(what)
@@ -138,7 +140,7 @@ class _Points:
             files = [file for file in self._files_called(name, lines) if number in lines[file]]
             if len(files) > 1:
                 paths = ", ".join(sorted(map(self._frames.path, files)))
-                raise PointError(f"'{what}' is in several files: {paths}", "write more of the path")
+                raise PointError(f"'{what}' is in several files: {paths}", "add more of the path")
             if files:
                 equations = lines[files[0]][number]
                 start = Start((), {jaxpr: frozenset(ids) for jaxpr, ids in equations.items()})
@@ -208,7 +210,7 @@ class _Points:
         letters = [each for each, of in self._named(Notation()).items() if of[0] in values]
         raise PointError(
             f"{len(values)} variables of {self._about.name} are called '{name}'",
-            f"write the letter that `show` has for one: {_some(letters)}",
+            f"use the letter that `show` prints for one: {_some(letters)}",
         )
 
     def _named(self, notation: Notation) -> dict[str, list[Value]]:
@@ -241,13 +243,13 @@ class _Points:
         roots = dict.fromkeys(each.name.partition("[")[0] for each in self._about.arguments)
         return (
             f"arguments: {_some(roots)}; results: {_some(outputs)}; lines as model.py:30; "
-            "variables as `show` names them"
+            "variables as `show` prints them"
         )
 
     def _missing_line(self, what: str, name: str, number: int) -> PointError:
         program = self._about.name
         if not self._lines:
-            return PointError(f"no line is known of the equations of {program}")
+            return PointError(f"the equations of {program} have no known lines")
         files = self._files_called(name, self._lines)
         if not files:
             paths = [self._frames.path(file) for file in self._lines]

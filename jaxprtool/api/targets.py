@@ -37,7 +37,7 @@ from jaxprtool.sizes.fitting import fitted
 
 STDIN = "-"
 
-_FUNCTION = "a function is written package.module:function or path/file.py:function"
+_FUNCTION = "write a function as package.module:function or path/file.py:function"
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,12 @@ def find(
         return functions.find(target, args, factory, types, symbolic, **static)
     if types is not None:
         raise TargetError(
-            f"{_shown(target)} is a program, which has types: --types is for functions",
-            "specialize(n=…) changes its sizes",
+            f"{_shown(target)} is a program, which already has types: --types applies to functions",
+            "change its sizes with specialize(n=…)",
         )
     if factory or any(places != () for places in static.values()):
         raise TargetError(
-            f"{_shown(target)} is a program, which has neither a factory nor static arguments",
+            f"{_shown(target)} is a program, so --factory and static arguments do not apply",
             _FUNCTION,
         )
     program = _program(target, _data(target))
@@ -141,7 +141,7 @@ def is_file(target: str) -> bool:
 def _data(target: str) -> bytes:
     if target == STDIN:
         if is_device(sys.stdin.buffer):
-            raise TargetError("cannot read stdin: it is a device, which holds no program")
+            raise TargetError("cannot read stdin: it is a device, not a program")
         return sys.stdin.buffer.read()
     try:
         with opened_plain(target) as file:
@@ -164,7 +164,8 @@ def _program(target: str, data: bytes) -> Program:
         return read_exported(data, _shown(target))
     if not is_program(data) and not target.endswith(".jaxpr"):
         raise TargetError(
-            f"{_shown(target)} holds neither a program that jaxprtool wrote nor one of jax.export",
+            f"{_shown(target)} is neither a program that jaxprtool wrote nor an artifact of "
+            "jax.export",
             _FUNCTION,
         )
     return parse(data, "<stdin>") if target == STDIN else read(target)
@@ -228,7 +229,7 @@ class Traced:
                 f"{each.name}: {each.type}" if each.type else each.name
                 for each in grouped(program_signature(program).arguments)
             ]
-            error.hint = error.hint or f"after the passes it takes {', '.join(takes)}"
+            error.hint = error.hint or f"the arguments after the passes are {', '.join(takes)}"
             raise
         by_name = dict(zip(program.arg_names, values, strict=True))
         if not program.symbols:

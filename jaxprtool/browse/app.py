@@ -284,7 +284,7 @@ class Browser(App[None]):
         """Go back or forward in the history of jumps."""
         here = self._here + by
         if not 0 <= here < len(self._history):
-            self._say("no place before this one" if by < 0 else "no place after this one")
+            self._say("this is the first place" if by < 0 else "this is the last place")
             return
         if self._here == len(self._history):
             self._history.append(self._place())
@@ -311,7 +311,7 @@ class Browser(App[None]):
         """Toggle between grouping by nesting and by scopes."""
         self._by_scope = not self._by_scope
         self._show(self._state)
-        self._say("grouped by name scopes" if self._by_scope else "by nesting")
+        self._say("grouped by name scopes" if self._by_scope else "grouped by nesting")
 
     def action_alone(self) -> None:
         """Toggle the panes next to the program."""
@@ -323,14 +323,14 @@ class Browser(App[None]):
         node = self.program.node
         if node is not None:
             ways = self._navigator.definitions(node)
-            self._choose_way("definitions", ways, "it reads nothing that is computed")
+            self._choose_way("definitions", ways, "its operands are not computed by equations")
 
     def action_uses(self) -> None:
         """Go to a use of the row's results, and mark all dependents."""
         node = self.program.node
         if node is not None:
             self._mark(1)
-            self._choose_way("uses", self._navigator.uses(node), "nothing uses it")
+            self._choose_way("uses", self._navigator.uses(node), "it has no uses")
 
     def _choose_way(self, title: str, ways: Sequence[Way], otherwise: str) -> None:
         if not ways:
@@ -375,7 +375,7 @@ class Browser(App[None]):
             self._match = self._next([_number(self.program.document, m) for m in self._matches], 0)
             self._show_match()
         else:
-            self._say(f"nothing fits {event.value}")
+            self._say(f"no match for {event.value}")
 
     def _leave_search(self) -> None:
         self.screen.remove_class("-searching")
@@ -468,7 +468,7 @@ class Browser(App[None]):
         if 0 <= number < len(self._states):
             self._show(self._states[number])
         elif len(self._states) == 1:
-            self._say("no pass has changed the program; -p PASSES runs some")
+            self._say("no pass has changed the program; run passes with -p PASSES")
         else:
             self._say("this is the first state" if by < 0 else "this is the last state")
 
@@ -492,7 +492,7 @@ class Browser(App[None]):
             return
         number = self._next([document.order[place] for place in changed], by)
         self._jump(self.program.outline.locate(*changed[number]))
-        self._say(f"{number + 1} of {len(changed)} that have changed")
+        self._say(f"{number + 1} of {len(changed)} changed")
 
     # --- the rest -----------------------------------------------------------------------------
 
@@ -510,14 +510,14 @@ class Browser(App[None]):
         """Open the editor at the line."""
         place = self.source.place
         if place is None or not os.path.isfile(place[0]):
-            self._say("its source is not at hand")
+            self._say("its source is unavailable")
             return
         try:
             with self.suspend():
                 editor.edit(*place)
             self._say("")
         except SuspendNotSupported:
-            self._say("no other program can run in this terminal")
+            self._say("this terminal cannot run another program")
         except JaxprToolError as error:
             self._say(error.message)
         self._sources.forget()
@@ -534,7 +534,7 @@ class Browser(App[None]):
         if self.source.frame is not None:
             line = document.frames.text(self.source.frame)
             texts["line"] = lambda: line
-        texts["all that it depends on"] = lambda: document.slice_text(node)
+        texts["its dependencies"] = lambda: document.slice_text(node)
 
         def take(number: int) -> None:
             text = list(texts.values())[number]()

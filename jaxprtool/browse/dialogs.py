@@ -58,7 +58,7 @@ class Chooser(ModalScreen[int | None]):
         ]
         choices = OptionList(*options)
         choices.border_title = self._title
-        choices.border_subtitle = "digit or enter; escape leaves"
+        choices.border_subtitle = "digit or enter chooses; escape closes"
         yield choices
 
     def on_mount(self) -> None:
@@ -85,29 +85,29 @@ _KEYS = (
     ("↑ ↓ k j", "one row up or down; also page up, page down, g, G"),
     ("enter", "fold or unfold; ← → as well"),
     ("* -", "unfold or fold everything"),
-    ("tab", "to the source, to what is said of the row, and back"),
-    ("t", "by nesting, or grouped by name scopes too"),
+    ("tab", "to the source, to the details of the row, and back"),
+    ("t", "group by nesting, or by name scopes too"),
     ("", "finding"),
     ("/", "search: dot_general  f32[8,3]  params['w']  Dense_0  model.py:9"),
-    ("n N", "the next that fits, the one before"),
-    ("d", "where what the row reads is defined; for a call, what makes its results"),
-    ("u", "what uses its results, and marks all that depends on them"),
-    ("m", "marks what depends on the row, what it depends on, nothing"),
+    ("n N", "the next match, the previous one"),
+    ("d", "definitions of the operands; for a call, what computes its results"),
+    ("u", "uses of the results; also marks all that depends on them"),
+    ("m", "mark what depends on the row, its dependencies, nothing"),
     ("< >", "back and forth; also alt+←, alt+→"),
     ("", "the source"),
     ("enter", "in the source: to the equations that come from the line, then n N"),
     ("f", "the next frame: your line, the library's behind it"),
-    ("e", "opens $EDITOR at the line"),
+    ("e", "open $EDITOR at the line"),
     ("", "passes"),
     ("[ ]", "the program before, and after a pass;  + added, - removed next, ± both"),
-    ("s", "chooses among all states"),
-    ("c C", "the next row that has changed, the one before"),
+    ("s", "choose among all states"),
+    ("c C", "the next changed row, the previous one"),
     ("", "other"),
-    ("y", "copies a path, a line, an equation, or all that it depends on"),
+    ("y", "copy a path, a line, an equation, or its dependencies"),
     ("v", "your names, or JAX's letters"),
-    ("i", "hides or shows the panes beside the program"),
-    ("escape", "takes marks away, and leaves a search"),
-    ("q", "quits"),
+    ("i", "hide or show the panes beside the program"),
+    ("escape", "remove marks, and leave a search"),
+    ("q", "quit"),
 )
 
 

@@ -29,7 +29,7 @@ def command(file: str, line: int) -> list[str]:
     except ValueError:
         editor = []
     if not editor:
-        raise OutputError(f"the editor '{chosen}' is no command", "set EDITOR to one")
+        raise OutputError(f"the editor '{chosen}' is not a command", "set EDITOR to a command")
     place = _PLACES.get(os.path.basename(editor[0]), ("+{line}", "{file}"))
     return [*editor, *(part.format(file=file, line=line) for part in place)]
 
@@ -41,7 +41,7 @@ def edit(file: str, line: int) -> None:
         code = subprocess.run(given).returncode
     except OSError as error:
         raise OutputError(
-            f"cannot start the editor '{given[0]}': {error.strerror}", "set EDITOR to one"
+            f"cannot start the editor '{given[0]}': {error.strerror}", "set EDITOR to a command"
         ) from error
     if code:
-        raise OutputError(f"the editor '{given[0]}' ended with exit code {code}")
+        raise OutputError(f"the editor '{given[0]}' exited with code {code}")

@@ -92,9 +92,9 @@ class Navigator:
         holder = self._holder(call, container)
         origins = self._flow.origins(holder, position)
         if not origins:
-            yield ", given here", call
+            yield ", bound by the call", call
         for number, (where, atom) in enumerate(origins):
-            note = ", carried back" if number else f" = {self._document.name(atom)}"
+            note = ", carried back" if number else ", from the previous iteration"
             if type(atom) is Literal:
                 yield note, call
                 continue
@@ -117,7 +117,7 @@ class Navigator:
                     Holder(node.jaxpr, node.index, number), position
                 ):
                     if where is node.jaxpr:
-                        label = f"{self._document.name(var)}, made inside"
+                        label = f"{self._document.name(var)}, computed inside"
                         yield Way(label, self._outline.leaf(held, index))
 
     def uses(self, node: Node) -> list[Way]:

@@ -23,34 +23,34 @@ _COMPLETE = "_JAXPRTOOL_COMPLETE"
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _EPILOG = (
-    "[dim]Exit codes: 0 done; 1 a check failed; 2 bad usage or input; 3 your function raised; "
-    "70 a fault of jaxprtool's own; 130 interrupted.[/]"
+    "[dim]Exit codes: 0 done; 1 a check failed; 2 invalid usage or input; 3 your function "
+    "raised; 70 internal error; 130 interrupted.[/]"
 )
 
 #: The commands, each a function in the module of its name, and the first lines of their docstrings.
 _LISTED = """\
 show: Show a function's jaxpr in JAX's own notation.
-browse: Look through a function's jaxpr on a full screen, beside its source.
-cost: Show where a function's FLOPs and bytes go, without compiling it unless --measure is given.
-source: Show your files with what each line costs beside it: FLOPs, bytes, what a gradient keeps.
-memory: Show the memory that a function needs, and what fills it where it needs most.
-residuals: Show what the gradient of a function keeps between its two passes: the residuals.
-why: Show what an argument touches, or what a result depends on, by your own lines.
-report: Write a page of a function: its listing after each pass, cost, memory and residuals.
+browse: Browse a function's jaxpr on the full screen, beside its source.
+cost: Estimate a function's FLOPs and memory traffic; --measure also compiles and times it.
+source: Show your source files with each line's FLOPs, bytes and residuals.
+memory: Estimate a function's peak memory, and list the values that are live at the peak.
+residuals: Show the residuals: the values that a gradient keeps for its backward pass.
+why: Show what an argument affects, or what a result depends on, by source line.
+report: Write an HTML report: the listing after each pass, cost, memory and residuals.
 opt: Run passes over a function's jaxpr and print the result.
-diff: Show the differences between two programs: what was removed, added or changed, at which line.
+diff: Show which equations were removed, added or changed between two programs, by line.
 run: Compile a function, run it, and show its results and times.
 nans: Find the equation that makes the first NaN or infinity, and whether it reaches a result.
-watch: Run a function and summarise the values that it computes on the way.
-compare: Run variants of a function on the same inputs, and say how far their results are apart.
-reduce: Make a function smaller as long as a check holds: a crash or wrong result in a few lines.
+watch: Run a function and summarise its intermediate values.
+compare: Run variants of a function on the same inputs, and measure how their results differ.
+reduce: Shrink a function while a check holds, to reproduce a crash or wrong result.
 emit: Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
-unzip: Split a function that declares variables: init makes them from keys, apply takes them.
-vmap: Map a function over an axis, as jax.vmap does; --args are those of one lane.
-outline: Show what a function repeats: why it is slow to compile, and what outlining it saves.
-shapecheck: Check the types of a function's results, for all sizes of its arguments.
-passes: List the passes and pipelines that a pipeline may name; `explain NAME` tells more of one.
-explain: Explain a pass, its options and rules; a named pipeline; or what a primitive is like.
+unzip: Split a function into init, which makes its variables from keys, and apply.
+vmap: Map a function over an axis, as jax.vmap does; --args are those of one batch element.
+outline: Show the bodies that a function repeats, and how outlining them shortens compilation.
+shapecheck: Check the types of a function's results for all sizes of its arguments.
+passes: List the available passes and named pipelines; `explain NAME` describes one.
+explain: Describe a pass with its options and rules, a named pipeline, or a primitive.
 backends: List the backends and devices of this machine.
 """
 COMMANDS = dict(line.split(": ", 1) for line in _LISTED.splitlines())

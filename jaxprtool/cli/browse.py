@@ -15,10 +15,10 @@ from jaxprtool.errors import OutputError
 def browse(
     session: Session,
 ) -> None:
-    """Look through a function's jaxpr on a full screen, beside its source.
+    """Browse a function's jaxpr on the full screen, beside its source.
 
-    It folds, searches, and leads from a value to its definition and its uses, from a line of your
-    source to its equations, and from what a pass was given to what it made. ? shows the keys.
+    Fold and search the listing, go from a value to its definition and uses, from a source line to
+    its equations, and from the program before a pass to the one after it. ? shows the keys.
 
     [bold]Examples[/]
 
@@ -45,17 +45,19 @@ def _require_terminal(target: str) -> None:
     """Raise OutputError without a screen and keyboard, or if the terminal is too limited."""
     if target == "-":
         raise OutputError(
-            "browse reads keys from stdin, and so no program", "write the program to a file"
+            "browse reads keys from stdin, so stdin cannot be the program",
+            "write the program to a file",
         )
     for name in ("stdin", "stdout", "stderr"):
         if not getattr(sys, name).isatty():
             raise OutputError(
-                f"browse needs a terminal, and {name} is none",
+                f"browse needs a terminal, but {name} is not a terminal",
                 "`jaxprtool show` writes to files and pipes",
             )
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         raise OutputError(
-            "browse needs a terminal that can move its cursor, and TERM names none", "set TERM"
+            "browse needs a terminal that can move its cursor, but TERM is not set to one",
+            "set TERM",
         )
 
 

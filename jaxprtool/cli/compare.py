@@ -12,18 +12,20 @@ from jaxprtool.cli.running import printed_by_functions
 from jaxprtool.cli.session import Function, command, pipeline
 
 _VARIANTS = Panel("Variants")
-_TOLERANCE = Panel("What is tolerated")
+_TOLERANCE = Panel("Tolerances")
 
 _Others = Annotated[
     list[str] | None,
-    options.target_argument("[TARGET]…", "Other functions or programs of the same arguments."),
+    options.target_argument(
+        "[TARGET]…", "Other functions or programs that take the same arguments."
+    ),
 ]
 _Passes = Annotated[
     list[str] | None,
     PASSES.option(
         "-p, --passes",
         "PIPELINE",
-        'Passes to run first: a variant for each -p. -p "" is the function as it is traced.',
+        'Passes to run first. Each -p adds a variant; -p "" is the function as traced.',
         autocompletion=completion.complete_passes,
     ),
 ]
@@ -32,7 +34,7 @@ _Backends = Annotated[
     _VARIANTS.option(
         "--backends",
         "NAME,…",
-        "A variant for each backend: cpu,gpu.",
+        "Add a variant for each backend: cpu,gpu.",
         parser=names,
         autocompletion=completion.complete_backends,
     ),
@@ -42,47 +44,53 @@ _Precision = Annotated[
     _VARIANTS.option(
         "--precision",
         "NAME,…",
-        "A variant for each precision of matrix products that name none: default,highest.",
+        "Add a variant for each default precision of matrix products: default,highest.",
         parser=names,
     ),
 ]
 _OpByOp = Annotated[
     bool,
-    _VARIANTS.flag("--op-by-op", "Each variant also one equation at a time, so nothing is fused."),
+    _VARIANTS.flag("--op-by-op", "Also run each variant one equation at a time, without fusion."),
 ]
 _Rtol = Annotated[
     float | None,
     _TOLERANCE.option(
         "--rtol",
         "ERROR",
-        "Relative error; else what JAX's tests tolerate of the dtype: 1e-6 of f32, 1e-2 of bf16.",
+        "Relative tolerance. Default: that of JAX's tests for the dtype, 1e-6 for f32, 1e-2 for "
+        "bf16.",
         min=0,
     ),
 ]
 _Atol = Annotated[
-    float | None, _TOLERANCE.option("--atol", "ERROR", "Absolute error; else the same.", min=0)
+    float | None,
+    _TOLERANCE.option(
+        "--atol", "ERROR", "Absolute tolerance. Default: that of JAX's tests, as for --rtol.", min=0
+    ),
 ]
 _Isolate = Annotated[
     bool,
-    RUN.flag("--isolate", "Each variant in a process of its own: one that crashes is told of."),
+    RUN.flag("--isolate", "Run each variant in its own process, and report one that crashes."),
 ]
 _Trials = Annotated[
     int,
     RUN.option(
         "--trials",
         "N",
-        "Try N random inputs; the first for which a variant differs is made as small as it can be.",
+        "Try N random inputs, and minimize the first one for which a variant differs.",
         min=1,
     ),
 ]
 _Html = Annotated[
     str | None,
-    OUTPUT.option("--html", "FILE.html", "Write a page of all results, and of where they part."),
+    OUTPUT.option(
+        "--html", "FILE.html", "Write an HTML page of all results and of the first difference."
+    ),
 ]
 _Bisect = Annotated[
     bool,
-    Panel("Where they part").flag(
-        "--bisect", "Find the pass and the first equation at which variants part."
+    Panel("First difference").flag(
+        "--bisect", "Find the pass and the first equation at which variants differ."
     ),
 ]
 
@@ -108,7 +116,7 @@ def compare(
     html: _Html = None,
     json: options.Json = False,
 ) -> None:
-    """Run variants of a function on the same inputs, and say how far their results are apart.
+    """Run variants of a function on the same inputs, and measure how their results differ.
 
     Variants are all of TARGETs x pipelines x precisions x backends. The first is the reference.
     Exit code 1 if a result is not within tolerance of its own.
@@ -154,7 +162,11 @@ def compare(
     else:
         output.write_rendered(render.comparison(found, output.width()))
     for each in found.unproven:
-        given = "--args gives others" if found.random else "other values in --args would prove more"
+        given = (
+            "pass other values in --args"
+            if found.random
+            else "other values in --args would be a stronger check"
+        )
         output.warning(f"{each}, on {found.inputs}; {given}")
     if not found.within or (strict and found.unproven):
         raise typer.Exit(1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs
     from jaxprtool.ir.programs.program import Program
 
-_COUNTED = Panel("What is counted")
+_COUNTED = Panel("Cost")
 
 
 #: The groupings of the cost.
@@ -27,32 +27,33 @@ _By = Annotated[
     _COUNTED.choice(
         "--by",
         By,
-        "By your lines; by the scopes that modules open; by the arguments that are read.",
+        "Group by source line, module scope, primitive, dtype, or argument read.",
     ),
 ]
-_Top = Annotated[int, _COUNTED.option("--top", "N", "Show the N dearest groups.", min=1)]
+_Top = Annotated[int, _COUNTED.option("--top", "N", "Show the N most expensive groups.", min=1)]
 Device = Annotated[
     str | None,
     _COUNTED.option(
         "--device",
         "NAME|FILE.toml",
-        "The least time on a device, and what limits it: h200, h100, a100, l4, tpu-v5e, tpu-v5p, "
-        "tpu-v6e, m3, or a file of its figures.",
+        "Show the minimum time on a device, and what limits it: h200, h100, a100, l4, tpu-v5e, "
+        "tpu-v5p, tpu-v6e, m3, or a TOML file of figures.",
     ),
 ]
 _Seconds = Annotated[
     float | None,
     _COUNTED.option(
-        "--seconds", "S", "How long it takes: tells the rate, and the utilisation.", min=1e-9
+        "--seconds", "S", "Measured run time, to report the FLOP rate and utilisation.", min=1e-9
     ),
 ]
 _Measure = Annotated[
-    bool, _COUNTED.flag("--measure", "Compile it, run it here, and take the time of that.")
+    bool,
+    _COUNTED.flag("--measure", "Compile and run the function here, and use the measured time."),
 ]
 _Pprof = Annotated[
     str | None,
     OUTPUT.option(
-        "--pprof", "FILE.pb.gz", "Write a profile by calls, too, for pprof and speedscope."
+        "--pprof", "FILE.pb.gz", "Also write a profile by call stack, for pprof and speedscope."
     ),
 ]
 
@@ -68,10 +69,10 @@ def cost(
     pprof: _Pprof = None,
     json: options.Json = False,
 ) -> None:
-    """Show where a function's FLOPs and bytes go, without compiling it unless --measure is given.
+    """Estimate a function's FLOPs and memory traffic; --measure also compiles and times it.
 
-    Loops count each round, branches from the least to the most, calls at each call; bytes are those
-    that go through memory once equations are fused.
+    Loops are counted once per iteration, calls once per call, and branches as a range from the
+    cheapest to the most expensive. Bytes are the memory traffic that remains after fusion.
 
     [bold]Examples[/]
 
@@ -80,7 +81,7 @@ def cost(
       jaxprtool cost jax.numpy:matmul --args "f32[n,d], f32[d,d]"
     """
     if seconds is not None and measure:
-        raise OutputError("--seconds says how long it takes, --measure measures it: not both")
+        raise OutputError("--seconds and --measure cannot be combined: both give the run time")
     session.start()
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named, with_times
@@ -94,7 +95,7 @@ def cost(
     if on is not None or measure:
         require_numbers(any(map(render.symbols_in, found)))
     if pprof is not None:
-        program = only_program("--pprof is of", [(each.name, each) for each in programs])
+        program = only_program("--pprof takes", [(each.name, each) for each in programs])
         with file_written_whole(pprof) as file:
             file.write(_profile(program))
     output.say_if_partitioned(programs, json)
@@ -115,7 +116,7 @@ def require_numbers(is_symbolic: object) -> None:
     """Raise OutputError if a requested time depends on symbolic sizes."""
     if is_symbolic:
         hint = 'write them in --args, or -p "specialize(n=512)"'
-        raise OutputError("a time needs sizes that are numbers", hint)
+        raise OutputError("a time estimate needs sizes that are numbers", hint)
 
 
 def _profile(program: Program) -> bytes:

@@ -28,13 +28,13 @@ class Two(Function):
         options.target_argument(
             "A",
             "A function, package.module:function or path/file.py:function, or a program, "
-            "file.jaxpr; as it was in a git revision: model.py:loss@HEAD~1.",
+            "file.jaxpr. Append @REVISION for a git revision: model.py:loss@HEAD~1.",
         ),
     ]
     other: Annotated[
         str | None,
         options.target_argument(
-            "[B]", "The other; by default A itself, with other passes, arguments or JAX."
+            "[B]", "The other program. Default: A, with other passes, arguments or JAX."
         ),
     ] = None
     args: Annotated[
@@ -42,7 +42,7 @@ class Two(Function):
         FUNCTION.option(
             "--args",
             "EXPR",
-            "The arguments of both: \"{'w': f32[3,4]}, f32[8,3]\"; if given twice, of A and of B.",
+            "The arguments of both: \"{'w': f32[3,4]}, f32[8,3]\". Given twice, of A and of B.",
         ),
     ] = None  # type: ignore[assignment]
 
@@ -73,12 +73,12 @@ _Passes = Annotated[
     PASSES.option(
         "-p, --passes",
         "PIPELINE",
-        'Passes to run on both first; if given twice, on A and on B: -p "" -p dce. Without B, A '
-        "is compared before and after them.",
+        'Passes to run on both first. Given twice, on A and on B: -p "" -p dce. Without B, '
+        "compare A before and after the passes.",
         autocompletion=completion.complete_passes,
     ),
 ]
-_Stat = Annotated[bool, OUTPUT.flag("--stat", "Count the equations that differ, by line.")]
+_Stat = Annotated[bool, OUTPUT.flag("--stat", "Show the number of differing equations, by line.")]
 
 
 _JaxA = Annotated[
@@ -87,7 +87,11 @@ _JaxA = Annotated[
 ]
 _JaxB = Annotated[
     str | None,
-    _OTHER.option("--jax-b", "PYTHON", "The same for B. jaxprtool must be installed there."),
+    _OTHER.option(
+        "--jax-b",
+        "PYTHON",
+        "Trace B with the Python of another environment. jaxprtool must be installed there.",
+    ),
 ]
 
 
@@ -102,10 +106,10 @@ def diff(
     json: options.Json = False,
     pager: options.Pager = False,
 ) -> None:
-    """Show the differences between two programs: what was removed, added or changed, at which line.
+    """Show which equations were removed, added or changed between two programs, by line.
 
-    They are matched as graphs: names, lines, and the order of independent equations make no
-    difference. Exit code 1 if they differ.
+    Programs are matched as graphs: names, lines, and the order of independent equations are
+    ignored. The exit code is 1 if they differ.
 
     [bold]Examples[/]
 
@@ -146,8 +150,8 @@ def _programs(
     several = [len(each or ()) > 1 for each in (passes, two.args)]
     if two.other is None and not any((*several, pythons[0] != pythons[1])):
         raise TargetError(
-            f"there is nothing to compare {two.target} with",
-            "name another program, or passes: -p dce",
+            f"{two.target} has no other program to be compared with",
+            "name a second program, or passes: -p dce",
         )
     places = [
         elsewhere(each.target, python) for each, python in zip(two.each(), pythons, strict=True)
@@ -164,5 +168,5 @@ def _programs(
             two.on_progress(f"tracing {place}")
             traced = function.trace_entry(find_elsewhere(place, function.arguments()), steps)
         made = pipeline_steps.run(steps, traced.program, two.on_progress)
-        programs.append(only_program("diff compares", made))
+        programs.append(only_program("diff takes", made))
     return programs

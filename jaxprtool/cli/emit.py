@@ -22,7 +22,7 @@ from jaxprtool.formats.emission import (
 if TYPE_CHECKING:
     from jaxprtool.ir.programs.program import Program
 
-_EMITTED = Panel("What is emitted")
+_EMITTED = Panel("Format")
 _LOWERED = (Format.stablehlo, Format.hlo, Format.hlo_optimized, Format.hlo_proto, Format.dot)
 
 _WITH_SOURCE = (Format.python, Format.jaxpr, Format.stablehlo)
@@ -32,45 +32,50 @@ _To = Annotated[
     _EMITTED.option(
         "--to",
         "FORMAT",
-        "python, jaxpr, stablehlo, hlo (as XLA is given it), hlo-optimized, hlo-proto, dot, "
-        "model-explorer, exported (for jax.export). Else what the name after -o says.",
+        "python, jaxpr, stablehlo, hlo (the input of XLA), hlo-optimized, hlo-proto, dot, "
+        "model-explorer, exported (for jax.export). Default: by the extension of -o.",
     ),
 ]
 _Backend = Annotated[
     str | None,
     options.backend_option(
-        "Lower for cpu, cuda, rocm or tpu, there or not; hlo-optimized needs it there.", _EMITTED
+        "Lower for cpu, cuda, rocm or tpu, which need not be present; hlo-optimized needs it.",
+        _EMITTED,
     ),
 ]
 _Platforms = Annotated[
     Any,
     _EMITTED.option(
-        "--platforms", "NAME,…", "What exported is to run on: cpu,cuda", parser=options.names
+        "--platforms",
+        "NAME,…",
+        "Platforms that exported is compiled for: cpu,cuda",
+        parser=options.names,
     ),
 ]
-_Binary = Annotated[bool, _EMITTED.flag("--binary", "stablehlo as bytecode.")]
+_Binary = Annotated[bool, _EMITTED.flag("--binary", "Write stablehlo as bytecode.")]
 _Source = Annotated[
     bool | None,
     _EMITTED.option(
         "--source/--no-source",
         "",
-        "Say which lines of your source it comes from, or not: Python and .jaxpr files do, "
-        "stablehlo does not.",
+        "Include source lines, or not. Default: Python and .jaxpr files do, stablehlo does not.",
     ),
 ]
 _Graph = Annotated[
     GraphKind | None,
-    _EMITTED.option("--graph", "<jaxpr|hlo>", "What dot draws: the jaxpr, or the HLO as XLA does."),
+    _EMITTED.option("--graph", "<jaxpr|hlo>", "What dot draws: the jaxpr, or XLA's HLO."),
 ]
 _Depth = Annotated[
     int | None,
-    _EMITTED.option("--depth", "N", "How deep dot draws layers and bodies; else as fits.", min=0),
+    _EMITTED.option(
+        "--depth", "N", "Depth to which dot opens layers and bodies. Default: as fits.", min=0
+    ),
 ]
-_Full = Annotated[bool, _EMITTED.flag("--full", "All layers and bodies open, in dot.")]
+_Full = Annotated[bool, _EMITTED.flag("--full", "Open all layers and bodies in dot.")]
 _Out = Annotated[
     str | None,
     options.out_option(
-        "Write a file, or several into a folder; picture.svg, .png, .pdf need Graphviz."
+        "Write a file, or several into a folder. picture.svg, .png and .pdf need Graphviz."
     ),
 ]
 
@@ -100,7 +105,7 @@ def emit(
       jaxprtool emit samples/transformer.py:grad_loss --to model-explorer -o grad.json
     """
     if to is None and output.is_page(out):
-        raise OutputError("emit writes no pages", f"`jaxprtool show TARGET -o {out}` does")
+        raise OutputError("emit does not write HTML pages", f"use `jaxprtool show TARGET -o {out}`")
     to, named_binary = format_of(out, to)
     binary = binary or named_binary
     emission = Emission(
@@ -143,18 +148,18 @@ def _check(emission: Emission, out: str | None) -> None:
     for name, (given, formats) in takes.items():
         if given and to not in formats:
             hint = f"write --platforms {emission.platform}" if to is Format.exported else None
-            raise OutputError(f"{name} goes with {', '.join(formats)}, not {to}", hint)
+            raise OutputError(f"{name} applies to {', '.join(formats)}, not to {to}", hint)
     if emission.platform and to is Format.dot and emission.graph is not GraphKind.hlo:
-        raise OutputError("--backend goes with --graph hlo; the graph of a jaxpr has none")
+        raise OutputError("--backend applies to --graph hlo; the graph of a jaxpr has no backend")
     if emission.graph is GraphKind.hlo and (emission.full or emission.depth is not None):
-        raise OutputError("--depth and --full go with the graph of a jaxpr, not of HLO")
+        raise OutputError("--depth and --full apply to the graph of a jaxpr, not of HLO")
     if emission.full and emission.depth is not None:
-        raise OutputError("--depth and --full exclude each other")
+        raise OutputError("--depth and --full cannot be combined")
     if emission.source and emission.binary:
-        raise OutputError("--source goes with text; bytecode has its source lines anyway")
+        raise OutputError("--source applies to text; bytecode always has source lines")
     if emission.is_binary and out in (None, STDOUT) and sys.stdout.isatty():
         what = "bytecode" if emission.binary else f"{to}"
-        raise OutputError(f"{what} is binary, and stdout a terminal", "write a file: -o FILE")
+        raise OutputError(f"{what} is binary, but stdout is a terminal", "write a file: -o FILE")
     if to is Format.dot and picture_format(out):
         from jaxprtool.formats.picture import require_graphviz
 
@@ -178,9 +183,9 @@ def _print(programs: list[tuple[str, Program]], emission: Emission) -> None:
     """Write programs to stdout; several are preceded by their names as comments."""
     if len(programs) > 1 and (emission.is_binary or emission.format is Format.model_explorer):
         names = ", ".join(name for name, _ in programs)
-        reason = "is binary and" if emission.is_binary else "is one document, which"
+        reason = "is binary and" if emission.is_binary else "is one document and"
         raise OutputError(
-            f"{emission.format} {reason} takes one program, and the passes gave {names}",
+            f"{emission.format} {reason} takes one program, but the passes returned {names}",
             "write a folder, with one file for each: -o DIR/",
         )
     mark = "#" if emission.format in (Format.python, Format.jaxpr) else "//"

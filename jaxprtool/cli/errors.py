@@ -79,11 +79,13 @@ def _report(error: Exception, show_traceback: bool) -> int:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "jaxprtool"
         message = _one_line(error.format_message()).rstrip(".").replace("Value error, ", "")
-        output.error(message[:1].lower() + message[1:], f"`{path} --help` lists what it takes")
+        output.error(
+            message[:1].lower() + message[1:], f"run `{path} --help` for its arguments and options"
+        )
         return 2
     output.error(
         f"internal error: {type(error).__name__}: {_one_line(str(error))}",
-        None if show_traceback else "please report it with what --traceback shows",
+        None if show_traceback else "report it with the output of --traceback",
     )
     return INTERNAL
 
@@ -133,7 +135,7 @@ class _Warnings:
             if self._cache_failed:
                 return
             self._cache_failed = True
-            text = f"JAX's cache of compiled programs fails: {text[fault.end() :]}"
+            text = f"JAX's compilation cache failed: {text[fault.end() :]}"
         output.warning(text)
 
 

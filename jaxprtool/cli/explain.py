@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
     _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument
 
-_Full = Annotated[bool, options.OUTPUT.flag("--full", "All of its rules, on a terminal too.")]
+_Full = Annotated[bool, options.OUTPUT.flag("--full", "Show all rules, on a terminal too.")]
 _Name = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="A pass, a named pipeline (O1), or a primitive (scan; scan_p if a pass has its name).",
+        help="A pass, a named pipeline (O1), or a primitive (scan; scan_p if a pass has the same "
+        "name).",
         show_default=False,
         autocompletion=completion.complete_passes,
     ),
@@ -45,7 +46,7 @@ def explain(
     *,
     on_progress: OnProgress,
 ) -> None:
-    """Explain a pass, its options and rules; a named pipeline; or what a primitive is like.
+    """Describe a pass with its options and rules, a named pipeline, or a primitive.
 
     [bold]Examples[/]
 
@@ -59,9 +60,9 @@ def explain(
     wanted = f"O{level}" if level is not None else (name or "").removeprefix("-")
     if level is not None and wanted not in levels:
         known = ", ".join(f"-{each}" for each in levels)
-        raise PipelineError(f"'-{wanted}' is no pipeline", f"there are: {known}")
+        raise PipelineError(f"'-{wanted}' is not a pipeline", f"available: {known}")
     if not wanted:
-        raise PipelineError("explain wants a pass", "`jaxprtool passes` lists those there are")
+        raise PipelineError("explain needs a pass", "`jaxprtool passes` lists the passes")
     if level is not None and name is not None:
         raise PipelineError(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)

@@ -12,18 +12,18 @@ from jaxprtool.files import file_written_whole
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
 
-_Top = Annotated[
-    int, Panel("What is shown").option("--top", "N", "Show the N largest groups.", min=1)
-]
+_Top = Annotated[int, Panel("Groups").option("--top", "N", "Show the N largest groups.", min=1)]
 _Plot = Annotated[
     str | None,
-    OUTPUT.option("--plot", "FILE.svg|FILE.png", "Draw the curve, too, with matplotlib."),
+    OUTPUT.option(
+        "--plot", "FILE.svg|FILE.png", "Also draw the memory over time, with matplotlib."
+    ),
 ]
 
 _Pprof = Annotated[
     str | None,
     OUTPUT.option(
-        "--pprof", "FILE.pb.gz", "Write what is alive at the peak by calls, too, for pprof."
+        "--pprof", "FILE.pb.gz", "Also write the values live at the peak by call stack, for pprof."
     ),
 ]
 
@@ -36,10 +36,10 @@ def memory(
     pprof: _Pprof = None,
     json: options.Json = False,
 ) -> None:
-    """Show the memory that a function needs, and what fills it where it needs most.
+    """Estimate a function's peak memory, and list the values that are live at the peak.
 
-    Nothing is compiled: it is an estimate of what XLA needs once it has fused equations. Equal
-    values are one row, with the line that makes them and the equation that reads them last.
+    Nothing is compiled: this estimates what XLA needs after fusion. Equal values share a row, with
+    the line that makes them and the equation that reads them last.
 
     [bold]Examples[/]
 
@@ -55,9 +55,9 @@ def memory(
 
     programs = session.programs()
     if plot is not None:
-        only_program("--plot draws", programs)
+        only_program("--plot takes", programs)
     if pprof is not None:
-        only_program("--pprof is of", programs)
+        only_program("--pprof takes", programs)
     session.on_progress("counting")
     found = [found_memory(each) for _, each in programs]
     if plot is not None and picture_format is not None:

@@ -13,7 +13,9 @@ from jaxprtool.cli.session import RunSession, command
 
 _All = Annotated[
     bool,
-    Panel("What is shown").flag("--all", "Every equation that makes one; reaching results first."),
+    Panel("Findings").flag(
+        "--all", "Show every equation that produces one, those that reach a result first."
+    ),
 ]
 
 
@@ -25,10 +27,10 @@ def nans(
     all: _All = False,
     json: options.Json = False,
 ) -> None:
-    """Find the equation that makes the first NaN or infinity, and whether it reaches a result.
+    """Find the equation that produces the first NaN or infinity, and whether it reaches a result.
 
-    The function runs equation by equation, into calls, branches and every round of loops. What is
-    shown is the first that reaches a result, or else the first. Exit code 1 if there is one.
+    Run the function equation by equation, inside calls, branches and every iteration of loops. Show
+    the first that reaches a result, or else the first. The exit code is 1 if there is one.
 
     [bold]Examples[/]
 
@@ -40,7 +42,7 @@ def nans(
     from jaxprtool.render.reports import nans as render
 
     require_device(session, backend)
-    prepared = ready(session.given("nans are searched in"), seed, backend)
+    prepared = ready(session.given("nans takes"), seed, backend)
     session.on_progress(f"running {prepared.program.name}, equation by equation")
     with printed_by_functions(json):
         found = find_nan(prepared.program, prepared.filled.arguments, prepared.device)

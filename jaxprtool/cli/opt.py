@@ -27,40 +27,40 @@ if TYPE_CHECKING:
 #: The formats of the result.
 PageFormat = Literal["text", "html"]
 
-_WATCHED = Panel("What is watched (on stderr)")
+_WATCHED = Panel("Diagnostics (on stderr)")
 
 _Level = Annotated[
     str | None,
     PASSES.option(
-        "-O", "0|1|2|3", "A named pipeline, run after the passes of -p: `jaxprtool explain -O1`."
+        "-O",
+        "0|1|2|3",
+        "A named pipeline, run after the passes of -p; see `jaxprtool explain -O1`.",
     ),
 ]
 _NoCheck = Annotated[
     bool, PASSES.flag("--no-check", "Do not type-check the program after each pass.")
 ]
 _PrintBeforeAll = Annotated[
-    bool, _WATCHED.flag("--print-before-all", "The program before each pass.")
+    bool, _WATCHED.flag("--print-before-all", "Print the program before each pass.")
 ]
-_PrintAfterAll = Annotated[bool, _WATCHED.flag("--print-after-all", "The program after each pass.")]
+_PrintAfterAll = Annotated[
+    bool, _WATCHED.flag("--print-after-all", "Print the program after each pass.")
+]
 _PrintAfter = Annotated[
     list[str] | None,
-    _WATCHED.option("--print-after", "NAME", "The program after this pass. May be repeated."),
+    _WATCHED.option("--print-after", "NAME", "Print the program after this pass. May be repeated."),
 ]
 _PrintChanged = Annotated[
     bool,
-    _WATCHED.flag(
-        "--print-changed", "What each pass changed, as a diff; those that did nothing not."
-    ),
+    _WATCHED.flag("--print-changed", "Print the diff of each pass that changed the program."),
 ]
 _Stats = Annotated[
-    bool, _WATCHED.flag("--stats", "How many equations each pass was given, and left.")
+    bool, _WATCHED.flag("--stats", "Print the number of equations before and after each pass.")
 ]
-_Timing = Annotated[bool, _WATCHED.flag("--timing", "How long each pass took.")]
+_Timing = Annotated[bool, _WATCHED.flag("--timing", "Print the time of each pass.")]
 _Verify = Annotated[
     bool,
-    PASSES.flag(
-        "--verify", "Run the program before and after each pass, and compare what they give."
-    ),
+    PASSES.flag("--verify", "Run the program before and after each pass, and compare the results."),
 ]
 _Format = Annotated[
     PageFormat,
@@ -71,8 +71,8 @@ _Format = Annotated[
 _Out = Annotated[
     str | None,
     options.out_option(
-        "Write the result as a .jaxpr file, several results into a folder, or a page: FILE.html; - "
-        "is stdout."
+        "Write the result as a .jaxpr file, several results into a folder, or an HTML page: "
+        "FILE.html. - is stdout."
     ),
 ]
 
@@ -122,12 +122,14 @@ def opt(
     output.check_out("opt", out, json, (Format.jaxpr,), "jaxprtool emit TARGET", page=True)
     as_page = format == "html" or output.is_page(out)
     if as_page and json and out in (None, STDOUT):
-        raise OutputError("--json and a page both want stdout", "write the page to a file")
+        raise OutputError(
+            "--json and an HTML page cannot both write to stdout", "write the page to a file"
+        )
     if no_cache and not verify:
-        message = "--no-cache goes with --verify, without which nothing runs"
+        message = "--no-cache needs --verify"
         raise OutputError(message, "add --verify")
     if strict and not verify:
-        raise OutputError("--strict goes with --verify, without which nothing runs", "add --verify")
+        raise OutputError("--strict needs --verify", "add --verify")
     function.start(not no_cache if verify else None)
     from jaxprtool.api.investigate.verification import Verifier
     from jaxprtool.api.targets import RunInputs
@@ -159,7 +161,7 @@ def opt(
             )  # an earlier incorrect pass may be why a later one failed
         raise
     if traced.after is not None:
-        given = traced.given_to(only_program("--args are of", programs))
+        given = traced.given_to(only_program("--args apply to", programs))
     if verifier is not None:
         if out is not None and not as_page:
             _require_writable(programs, callbacks)
@@ -207,7 +209,7 @@ def _write_pages(programs: Named, rows: list[PassRun]) -> None:
 def _say_verified(verified: Verified, strict: bool) -> None:
     """Print the number of compared passes, or that non-finite results prove nothing."""
     for what in verified.unproven:
-        output.warning(f"{what}: that it is the same after the passes proves little")
+        output.warning(f"{what}: equal results after the passes prove little")
     passes = "1 pass" if verified.passes == 1 else f"{verified.passes or 'no'} passes"
     if not verified.unproven:
         unchanged = verified.passes and not verified.changed
@@ -215,7 +217,7 @@ def _say_verified(verified: Verified, strict: bool) -> None:
         counts = f"{verified.nonfinite:,} of {verified.elements:,} elements not finite"
         output.say(f"verified: {passes} {how}{f', {counts}' if verified.nonfinite else ''}")
         return
-    output.say(f"not verified: {passes} compared on the same inputs; --args gives others")
+    output.say(f"not verified: {passes} compared on the same inputs; pass other inputs in --args")
     if strict:
         raise typer.Exit(1)
 

@@ -30,7 +30,7 @@ class Panel(str):
         return self.option(names, f"<{'|'.join(get_args(values))}>", help)
 
 
-FUNCTION, PASSES, RUN = Panel("Function and arguments"), Panel("Passes"), Panel("How it runs")
+FUNCTION, PASSES, RUN = Panel("Function and arguments"), Panel("Passes"), Panel("Execution")
 OUTPUT = Panel("Output")
 
 
@@ -100,8 +100,8 @@ Rewrite = Annotated[
     PASSES.option(
         "--rewrite",
         "FILE.py",
-        "Run the rewrites (@jaxprtool.rewrite) of a file before other passes, "
-        "or where -p names them. May be repeated.",
+        "Run the rewrites (@jaxprtool.rewrite) of a file before other passes, or where -p names "
+        "them. May be repeated.",
     ),
 ]
 Types = Annotated[
@@ -109,32 +109,37 @@ Types = Annotated[
     FUNCTION.option(
         "--types",
         "EXPR",
-        'Types to trace with, of some or all parameters: "x=f32[n,8]". --args are then those of '
-        "what the passes make.",
+        'Types to trace some or all parameters with: "x=f32[n,8]". --args then apply to the '
+        "program after the passes.",
     ),
 ]
 Backend = Annotated[
     str | None,
-    backend_option("cpu, gpu, tpu, cuda, rocm, or a PJRT plug-in's; else JAX's default.", RUN),
+    backend_option(
+        "cpu, gpu, tpu, cuda, rocm, or the name of a PJRT plug-in. Default: JAX's.", RUN
+    ),
 ]
 Device = Annotated[
     int | None,
     RUN.option(
-        "--device", "N", "Number of the backend's device. A program with a mesh runs on all of it."
+        "--device",
+        "N",
+        "Index of the backend's device. A program with a mesh runs on all devices of the mesh.",
     ),
 ]
 Seed = Annotated[
     int,
-    RUN.option("--seed", "N", "Of the random values for arguments given by type alone.", min=0),
+    RUN.option("--seed", "N", "Seed of the random values of arguments given by type alone.", min=0),
 ]
 Strict = Annotated[
     bool,
-    RUN.flag("--strict", "Exit code 1 if a result is not finite in most elements."),
+    RUN.flag("--strict", "Exit with code 1 if most elements of a result are not finite."),
 ]
 NoCache = Annotated[
     bool,
     RUN.flag(
-        "--no-cache", "Compile all anew: read and keep nothing in the cache of compiled programs."
+        "--no-cache",
+        "Compile everything again; do not read or write the cache of compiled programs.",
     ),
 ]
 Callbacks = Annotated[
@@ -142,7 +147,7 @@ Callbacks = Annotated[
     OUTPUT.choice(
         "--callbacks",
         CallbackChoice,
-        "Python functions that a written program calls: refuse it, or write stubs that raise.",
+        "For a program that calls Python functions: refuse to write it, or write stubs that raise.",
     ),
 ]
 Source = Annotated[
@@ -150,12 +155,12 @@ Source = Annotated[
     OUTPUT.option(
         "--source/--no-source",
         "",
-        "Say each equation's file and line, or not: files have them, listings do not.",
+        "Show each equation's file and line, or not. Default: in files, not in listings.",
     ),
 ]
-Json = Annotated[bool, OUTPUT.flag("--json", "One JSON document on stdout.")]
+Json = Annotated[bool, OUTPUT.flag("--json", "Print one JSON document on stdout.")]
 Full = Annotated[
-    bool, OUTPUT.flag("--full", "All of the listing on a terminal too, where else a page is shown.")
+    bool, OUTPUT.flag("--full", "Show the whole listing on a terminal too, instead of one page.")
 ]
-Pager = Annotated[bool, OUTPUT.flag("--pager", "Show it in $PAGER (less).")]
-Traceback = Annotated[bool, OUTPUT.flag("--traceback", "Show an error's whole traceback.")]
+Pager = Annotated[bool, OUTPUT.flag("--pager", "Show the output in $PAGER (less).")]
+Traceback = Annotated[bool, OUTPUT.flag("--traceback", "Show the whole traceback of an error.")]

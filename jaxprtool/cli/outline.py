@@ -20,21 +20,22 @@ if TYPE_CHECKING:
     from jaxprtool.ir.programs.repetition import Repetition
     from jaxprtool.passes.loops.outline import Outline
 
-_OUTLINED = Panel("What is outlined")
+_OUTLINED = Panel("Outlining")
 
 
 #: The XLA marks of calls of repeated bodies.
 Mark = Literal["unit", "call", "plain"]
 
 _Copies = Annotated[
-    int | None, _OUTLINED.option("--copies", "N", "The least number of copies of a body.", min=2)
+    int | None, _OUTLINED.option("--copies", "N", "The minimum number of copies of a body.", min=2)
 ]
 _Equations = Annotated[
     int | None,
     _OUTLINED.option(
         "--equations",
         "N",
-        "Take bodies of so many equations; unless given, those that save more than they cost.",
+        "The minimum number of equations of a body. Default: outline bodies that save more than "
+        "they cost.",
         min=1,
     ),
 ]
@@ -43,13 +44,16 @@ _Mark = Annotated[
     _OUTLINED.choice(
         "--mark",
         Mark,
-        "XLA compiles each body once (unit, the default), keeps the calls of it (call), or "
-        "inlines them (plain).",
+        "XLA compiles each body once (unit, the default), keeps calls to it (call), or inlines "
+        "it (plain).",
     ),
 ]
 _Compile = Annotated[
     bool,
-    RUN.flag("--compile", "Compile and run both, as traced and outlined: times and memory."),
+    RUN.flag(
+        "--compile",
+        "Compile and run the program as traced and outlined, and show times and memory.",
+    ),
 ]
 
 
@@ -64,7 +68,7 @@ def outline(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Show what a function repeats: why it is slow to compile, and what outlining it saves.
+    """Show the bodies that a function repeats, and how outlining them shortens compilation.
 
     [bold]Examples[/]
 
@@ -74,7 +78,7 @@ def outline(
     """
     if backend is not None and not compile:
         hint = "add --compile"
-        raise OutputError("--backend goes with --compile, without which nothing runs", hint)
+        raise OutputError("--backend needs --compile", hint)
     session.start()
     from jaxprtool.passes.loops.outline import Outline
     from jaxprtool.render.reports import repetition as render

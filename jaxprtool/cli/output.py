@@ -153,7 +153,7 @@ def write_exactly(text: str) -> None:
         text.encode(encoding)
     except UnicodeEncodeError as fault:
         raise OutputError(
-            f"stdout is written in {encoding}, which lacks '{text[fault.start]}'",
+            f"stdout uses the encoding {encoding}, which lacks '{text[fault.start]}'",
             "write a file (-o FILE), or set PYTHONUTF8=1",
         ) from None
     write(text)
@@ -257,22 +257,24 @@ def check_out(
     for two documents on stdout.
     """
     if json and out == STDOUT:
-        raise OutputError("--json and -o - both want stdout", "write the program to a file")
+        raise OutputError(
+            "--json and -o - cannot both write to stdout", "write the program to a file"
+        )
     ends = [end for end, (each, _) in SUFFIXES.items() if each in formats]
     ends += [PAGE] if page else []
     suffix = suffix_of(out)
     if suffix not in ends and (suffix in SUFFIXES or is_page(out)):
         instead = "jaxprtool show TARGET" if is_page(out) else instead
         raise OutputError(
-            f"{command} writes {' and '.join(ends)} files, and '{out}' is named otherwise",
-            f"`{instead} -o {out}` writes what its name says",
+            f"{command} writes {' and '.join(ends)} files, but -o names '{out}'",
+            f"`{instead} -o {out}` writes that format",
         )
 
 
 def refuse_stdout(option: str, path: str | None, command: str) -> None:
     """Raise OutputError for `-` after an option that takes a file."""
     if path == STDOUT:
-        raise OutputError(f"{option} takes a file: what {command} prints goes to stdout")
+        raise OutputError(f"{option} takes a file, because {command} prints to stdout")
 
 
 def write_page(page: str, out: str | None) -> None:
@@ -374,7 +376,7 @@ def paged(wanted: bool) -> Iterator[None]:
     except OSError as fault:
         raise OutputError(
             f"cannot start the pager '{command[0]}': {fault.strerror}",
-            hint="set PAGER to one that is there, or leave --pager out",
+            hint="set PAGER to an installed program, or omit --pager",
         ) from fault
     assert pager.stdin is not None
     terminal, terminal_interrupt = sys.stdout, signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -19,7 +19,7 @@ _GROUPS = "clean up", "transform", "split", "schedule and compile"
 
 @command
 def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
-    """List the passes and pipelines that a pipeline may name; `explain NAME` tells more of one.
+    """List the available passes and named pipelines; `explain NAME` describes one.
 
     [bold]Examples[/]
 

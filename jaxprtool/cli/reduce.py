@@ -20,25 +20,26 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.reduction import Reduction
     from jaxprtool.api.investigate.reduction.checks import Check
 
-_KEPT = Panel("What is kept")
+_KEPT = Panel("Check")
 _CheckText = Annotated[
     str | None,
     _KEPT.option(
         "--check",
         "CHECK",
         "crash; timeout SECONDS; nan; mismatch -p PIPELINE; mismatch --backends A,B; error TEXT; "
-        "or a command with {} for the program's file, which exits with 0 if the check holds.",
+        "or a command that exits with 0 if the check holds, with {} for the program's file.",
     ),
 ]
 _Jobs = Annotated[
-    int | None, RUN.option("--jobs", "N", "Tries in parallel; by default, one per core.", min=1)
+    int | None,
+    RUN.option("--jobs", "N", "Number of parallel tries. Default: the number of cores.", min=1),
 ]
 _Timeout = Annotated[
     float | None,
     RUN.option(
         "--timeout",
         "SECONDS",
-        "Time limit of a try; by default, three times that of the first, and at least 10.",
+        "Time limit of a try. Default: three times the time of the first, at least 10 s.",
         min=0.1,
     ),
 ]
@@ -48,7 +49,7 @@ _Out = Annotated[
     OUTPUT.option(
         "-o, --output",
         "FILE.jaxpr",
-        "Write the program, and beside it FILE.py, a script that shows the fault.",
+        "Write the program, and a script FILE.py next to it that shows the fault.",
     ),
 ]
 
@@ -64,10 +65,10 @@ def reduce(
     out: _Out = None,
     json: options.Json = False,
 ) -> None:
-    """Make a function smaller as long as a check holds: a crash or wrong result in a few lines.
+    """Shrink a function while a check holds, to reproduce a crash or wrong result.
 
-    Each try runs in a process of its own. TARGET may be a folder that --reproducer of opt or run
-    wrote. Ctrl-C ends the search with the smallest program so far.
+    Each try runs in its own process. TARGET may be a folder that --reproducer of opt or run wrote.
+    Ctrl-C ends the search with the smallest program so far.
 
     [bold]Examples[/]
 
@@ -85,7 +86,7 @@ def reduce(
         )
         check = check or failure.check
     if check is None:
-        raise JaxprToolError("--check says what is to be kept", "--check crash, or see --help")
+        raise JaxprToolError("--check is missing", "add --check crash, or see --help")
     session.start()
     from jaxprtool.api.investigate.reduction import checks, reduce
     from jaxprtool.execute.running.fill import fill
@@ -143,20 +144,20 @@ def _check_output(out: str) -> None:
     The script may replace an earlier generated script, but no other file.
     """
     if out == STDOUT or not out.endswith(".jaxpr"):
-        raise OutputError("-o takes FILE.jaxpr: a script is written beside it")
+        raise OutputError("-o takes FILE.jaxpr, because a script is written next to it")
     folder = os.path.dirname(os.path.abspath(out))
     if not os.path.isdir(folder):
-        raise OutputError(f"cannot write '{out}': there is no folder '{folder}'")
+        raise OutputError(f"cannot write '{out}': folder '{folder}' does not exist")
     if not os.access(folder, os.W_OK):
-        raise OutputError(f"cannot write '{out}': the folder '{folder}' may not be written to")
+        raise OutputError(f"cannot write '{out}': no permission to write in folder '{folder}'")
     check_path(out)
     beside = _script_of(out)
     if not os.path.exists(beside):
         return
     with open(beside, errors="replace") as file:
         if "from its jaxpr by jaxprtool" not in file.readline():  # as in the output of `to_python`
-            message = f"-o {out} would write a script to {beside}, where something else is"
-            raise OutputError(message, "take another name")
+            message = f"-o {out} would overwrite {beside}, which jaxprtool did not write"
+            raise OutputError(message, "choose another name")
 
 
 def _script_of(out: str) -> str:
@@ -184,12 +185,14 @@ def _print_summary(found: Reduction) -> None:
     counts = f"{found.equations_before} equations to {found.equations_after}"
     output.note(f"reduced {counts} in {found.tries} tries and {found.seconds:.0f} s")
     if found.seen:
-        output.note(f"seen at first: {found.seen}")
+        output.note(f"first seen: {found.seen}")
     if found.interrupted and not found.is_smaller:
-        output.warning("interrupted: nothing smaller was found so far")
+        output.warning("interrupted: no smaller program was found")
     elif found.interrupted:
-        output.warning("interrupted: this is the smallest so far")
+        output.warning("interrupted: this is the smallest program so far")
     elif not found.is_smaller:
-        output.warning("the check holds for nothing smaller")
+        output.warning("the check holds for no smaller program")
     if not found.holds:
-        output.warning("the check depends on time: it did not hold for the result once more")
+        output.warning(
+            "the check is not deterministic: it did not hold for the result a second time"
+        )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.residuals import Residuals
     from jaxprtool.ir.programs.program import Program
 
-_Out = Annotated[str | None, options.out_option("Write the page here.", "FILE.html")]
+_Out = Annotated[str | None, options.out_option("Write the page to this file.", "FILE.html")]
 
 
 @command
@@ -22,10 +22,10 @@ def report(
     session: Session,
     out: _Out = None,
 ) -> None:
-    """Write a page of a function: its listing after each pass, cost, memory and residuals.
+    """Write an HTML report: the listing after each pass, cost, memory and residuals.
 
-    The costs and the memory are those of what the passes make, the residuals those that a gradient
-    of the function itself keeps.
+    Cost and memory are those of the program after the passes. Residuals are those of the gradient
+    of the function as traced.
 
     [bold]Examples[/]
 
@@ -33,7 +33,7 @@ def report(
       jaxprtool report samples/transformer.py:loss -p "grad, -O2" -o report.html
     """
     if out is None:
-        raise OutputError("report writes a page, and -o does not say where", "add -o report.html")
+        raise OutputError("report writes an HTML page, but -o is missing", "add -o report.html")
     output.check_out("report", out, False, (), "jaxprtool opt TARGET", page=True)
     session.start()
     from jaxprtool.analysis.cost import cost

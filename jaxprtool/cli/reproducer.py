@@ -45,7 +45,7 @@ class Reproducer:
 
     def __init__(self, folder: str, plugins: Sequence[str]):
         if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
-            raise OutputError(f"--reproducer takes a new folder, and '{folder}' is there")
+            raise OutputError(f"--reproducer takes a new folder, but '{folder}' exists")
         self._folder = folder
         self._plugins = [os.path.abspath(p) if os.path.exists(p) else p for p in plugins]
 
@@ -67,7 +67,7 @@ class Reproducer:
 
         It is written first because a crash of the compiler may end the process.
         """
-        self._write(program, "crash", "", "the process has died")
+        self._write(program, "crash", "", "the process died")
         try:
             yield
         except Exception as error:
@@ -97,7 +97,7 @@ class Reproducer:
             # The failure of a pass or the compiler does not depend on callbacks.
             jaxprtool.write(program, os.path.join(self._folder, _PROGRAM), callbacks="stub")
         except JaxprToolError as fault:
-            output.warning(f"no reproducer: {fault.message}")
+            output.warning(f"no reproducer is written: {fault.message}")
             return False
         with file_written_whole(os.path.join(self._folder, _ABOUT)) as file:
             file.write(json.dumps(about, indent=2).encode() + b"\n")
@@ -134,7 +134,7 @@ def read(folder: str) -> Reproduction:
         program = os.path.join(folder, _PROGRAM)
         return Reproduction(program, about["check"], about["plugins"], about["x64"])
     except FileNotFoundError:
-        message = f"there is no reproducer in '{folder}': it has no {_ABOUT}"
+        message = f"no reproducer in '{folder}': it has no {_ABOUT}"
         raise JaxprToolError(message, "opt and run write one with --reproducer") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JaxprToolError(f"'{path}' is no reproducer: {described(error)}") from None
+        raise JaxprToolError(f"'{path}' is not a reproducer: {described(error)}") from None

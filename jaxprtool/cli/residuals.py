@@ -9,12 +9,14 @@ from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, command, only_program
 
 _Top = Annotated[
-    int, Panel("What is shown").option("--top", "N", "Show the N largest residuals.", min=1)
+    int, Panel("Residuals").option("--top", "N", "Show the N largest residuals.", min=1)
 ]
 _Budget = Annotated[
     str | None,
-    Panel("What is shown").option(
-        "--budget", "SIZE", "Propose what to save so that no more is kept: 8GiB, 500MB, 2e9 bytes."
+    Panel("Residuals").option(
+        "--budget",
+        "SIZE",
+        "Propose which values to save to keep at most this many bytes: 8GiB, 500MB, 2e9.",
     ),
 ]
 
@@ -26,11 +28,11 @@ def residuals(
     budget: _Budget = None,
     json: options.Json = False,
 ) -> None:
-    """Show what the gradient of a function keeps between its two passes: the residuals.
+    """Show the residuals: the values that a gradient keeps for its backward pass.
 
-    For each its line, what reads it, and the operations that it takes to compute it again from the
-    others; and how many bytes are kept under each policy of jax.checkpoint. With --budget, which
-    values to save so that all that is kept fits, and what that costs.
+    For each residual, show its line, what reads it, and the operations to recompute it from the
+    others. Also show the bytes kept under each policy of jax.checkpoint. With --budget, show which
+    values to save so that the residuals fit, and what that costs.
 
     [bold]Examples[/]
 
@@ -44,7 +46,7 @@ def residuals(
     from jaxprtool.render.reports import residuals as render
 
     limit = None if budget is None else bytes_of(budget)
-    program = only_program("residuals are of", session.programs())
+    program = only_program("residuals takes", session.programs())
     session.on_progress("differentiating")
     found = found_residuals(program, limit)
     if json:

@@ -29,14 +29,16 @@ _Repeat = Annotated[
     RUN.option(
         "--repeat",
         "N",
-        "Calls to time after the first: 10, or none if the function has effects.",
+        "Number of timed calls after the first. Default: 10, or none if the function has effects.",
         min=0,
     ),
 ]
 _Save = Annotated[
     str | None,
     OUTPUT.option(
-        "--save", "FILE.npz", "Write the results, by name; bfloat16 and such as float32, exactly."
+        "--save",
+        "FILE.npz",
+        "Write the results, by name. bfloat16 and similar types are stored exactly, as float32.",
     ),
 ]
 
@@ -46,7 +48,7 @@ _Check = Annotated[
     RUN.option(
         "--check",
         "NAME,…",
-        "Check every value on the way: nan, inf, subnormal, overflow-f16, underflow-f8_e4m3fn, …",
+        "Check every intermediate value: nan, inf, subnormal, overflow-f16, underflow-f8_e4m3fn, …",
         parser=options.names,
         autocompletion=completion.complete_checks,
     ),
@@ -117,7 +119,7 @@ def run(
         failed = ", ".join(dict.fromkeys(each.check for each in found))
         raise CheckError(
             f"{report.name} fails --check {failed}",
-            "`jaxprtool nans` says where a NaN comes from, `jaxprtool watch` shows all values",
+            "`jaxprtool nans` finds where a NaN comes from; `jaxprtool watch` shows all values",
             runs.finding_lines(found),
         )
 

@@ -66,16 +66,16 @@ class Function:
         FUNCTION.option(
             "--args",
             "EXPR",
-            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". "
-            "Without them, its own example arguments.",
+            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". Default: its "
+            "example arguments.",
         ),
     ] = None
     factory: Annotated[
         bool,
         FUNCTION.flag(
             "--factory",
-            "TARGET() gives a function, (function, args) or (function, args, kwargs). One with "
-            "arguments is called in TARGET: \"train.py:make_train({'lr': 1e-3})\".",
+            "Call TARGET() to get a function, (function, args) or (function, args, kwargs). "
+            "Write arguments of the call in TARGET: \"train.py:make_train({'lr': 1e-3})\".",
         ),
     ] = False
     static_argnums: Annotated[
@@ -96,7 +96,7 @@ class Function:
             parser=options.names,
         ),
     ] = None
-    x64: Annotated[bool, FUNCTION.flag("--x64", "Keep 64-bit types as they are.")] = False
+    x64: Annotated[bool, FUNCTION.flag("--x64", "Enable JAX's 64-bit types.")] = False
     mesh: Annotated[
         Any,
         FUNCTION.option(
@@ -111,8 +111,8 @@ class Function:
         OUTPUT.choice(
             "--frames",
             FrameChoice,
-            "Which line stands for an equation: the nearest of your own files, with the library's "
-            "behind it (mine, the default), the innermost, or all from yours on.",
+            "Which source line an equation shows: the nearest in your files, with the library's "
+            "line behind it (mine, the default), the innermost, or all from yours on.",
         ),
     ] = None
     mine: Annotated[
@@ -393,6 +393,8 @@ def only_program(wanted: str, programs: Sequence[tuple[str, Program]]) -> Progra
     """Return the only program after passes. Raises PipelineError if there are several."""
     if len(programs) != 1:
         names = ", ".join(name for name, _ in programs)
-        hint = "`jaxprtool unzip --run` runs init and apply" if names == "init, apply" else None
-        raise PipelineError(f"{wanted} one program, and the passes gave {names or 'none'}", hint)
+        hint = "run both with `jaxprtool unzip --run`" if names == "init, apply" else None
+        raise PipelineError(
+            f"{wanted} one program, but the passes returned {names or 'none'}", hint
+        )
     return programs[0][1]

@@ -22,7 +22,7 @@ _Arguments = Annotated[
     str,
     typer.Argument(
         metavar="ARGUMENTS",
-        help='Their types, as --args has them elsewhere: "f32[n,d], i32[n]".',
+        help='The types of the arguments, as in --args: "f32[n,d], i32[n]".',
         show_default=False,
     ),
 ]
@@ -30,7 +30,8 @@ _Results = Annotated[
     str,
     typer.Argument(
         metavar="RESULTS",
-        help='The types that are claimed, of the same symbols: "f32[n,d]", or "(f32[n], f32[])".',
+        help='The claimed types of the results, with the same symbols: "f32[n,d]", or "(f32[n], '
+        'f32[])".',
         show_default=False,
     ),
 ]
@@ -41,14 +42,16 @@ def shapecheck(
     target: _Target,
     arguments: _Arguments,
     results: _Results,
-    factory: Annotated[bool, FUNCTION.flag("--factory", "TARGET() gives a function.")] = False,
-    x64: Annotated[bool, FUNCTION.flag("--x64", "Keep 64-bit types as they are.")] = False,
+    factory: Annotated[
+        bool, FUNCTION.flag("--factory", "Call TARGET() to get the function.")
+    ] = False,
+    x64: Annotated[bool, FUNCTION.flag("--x64", "Enable JAX's 64-bit types.")] = False,
     *,
     on_progress: OnProgress,
 ) -> None:
-    """Check the types of a function's results, for all sizes of its arguments.
+    """Check the types of a function's results for all sizes of its arguments.
 
-    A result of another type is an error that names the equation which makes it so, with its line.
+    A result of another type is an error, which names the equation that causes it, with its line.
 
     [bold]Examples[/]
 

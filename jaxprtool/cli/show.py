@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxprtool.render.terminal.listing import Listing
     from jaxprtool.render.terminal.rendering import Rendering, ShowOptions
 
-_SHOWN = Panel("What is shown")
+_SHOWN = Panel("Contents")
 
 
 #: The formats of a program.
@@ -32,7 +32,7 @@ _Format = Annotated[
     _SHOWN.choice(
         "--format, -f",
         Format,
-        "How to show it; html is a page for a browser.",
+        "The format; html is a page for a browser.",
     ),
 ]
 _Depth = Annotated[
@@ -44,7 +44,7 @@ _Only = Annotated[
     _SHOWN.option(
         "--only",
         "NAME,…",
-        "Only these primitives, where they stand: dot_general,conv*",
+        "Show only equations of these primitives: dot_general,conv*",
         parser=options.names,
     ),
 ]
@@ -53,8 +53,8 @@ _Uses = Annotated[
     _SHOWN.option(
         "--uses",
         "PATH",
-        "Only the equations that an argument (params['w']), a line (model.py:30) or a variable "
-        "touches, or that a result depends on.",
+        "Show only the equations that an argument (params['w']), a line (model.py:30) or a "
+        "variable affects, or that a result depends on.",
     ),
 ]
 _Source = Annotated[
@@ -62,31 +62,34 @@ _Source = Annotated[
     _SHOWN.option(
         "--source/--no-source",
         "",
-        "Each equation's file and line, or not: html has them, with your files, the others do not.",
+        "Show each equation's file and line, or not. Default: html does, with your files; others "
+        "do not.",
     ),
 ]
-_Scopes = Annotated[bool, _SHOWN.flag("--scopes", "Each equation's name stack.")]
-_NoTypes = Annotated[bool, _SHOWN.flag("--no-types", "Leave types out.")]
+_Scopes = Annotated[bool, _SHOWN.flag("--scopes", "Show each equation's name stack.")]
+_NoTypes = Annotated[bool, _SHOWN.flag("--no-types", "Omit types.")]
 _Weak = Annotated[bool, _SHOWN.flag("--weak", "Mark weak types: ~f32[].")]
 _Names = Annotated[
     bool | None,
     _SHOWN.option(
         "--names/--no-names",
         "",
-        "Call variables what your source does, or by JAX's letters: the tree, the table and the "
-        "page do, text does not.",
+        "Name variables as in your source, or by JAX's letters. Default: by source in tree, "
+        "table and html, by letters in text.",
     ),
 ]
 _Terse = Annotated[
     bool | None,
     _SHOWN.option(
-        "--terse/--no-terse", "", "Leave parameters at their defaults out, or not: the page does."
+        "--terse/--no-terse",
+        "",
+        "Omit parameters that have their default values, or not. Default: html omits them.",
     ),
 ]
-_Out = Annotated[str | None, options.out_option("Write a page: FILE.html.", "FILE|-")]
+_Out = Annotated[str | None, options.out_option("Write an HTML page: FILE.html.", "FILE|-")]
 _Stats = Annotated[
     bool,
-    _SHOWN.flag("--stats", "Instead: equations by primitive and depth, constants, arguments."),
+    _SHOWN.flag("--stats", "Show instead: equations by primitive and depth, constants, arguments."),
 ]
 
 
@@ -111,8 +114,8 @@ def show(
 ) -> None:
     """Show a function's jaxpr in JAX's own notation.
 
-    On a terminal, unless more is asked for, that is a page: the size of the program, what it takes,
-    gives and is made of, the lines it comes from, and the listing as far as it fits.
+    On a terminal, the default is one page: the program's size, arguments, results, primitives and
+    source lines, and as much of the listing as fits.
 
     [bold]Examples[/]
 
@@ -124,7 +127,7 @@ def show(
     """
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
     if stats and uses is not None:
-        raise OutputError("--stats and --uses do not go together", "`jaxprtool why` counts")
+        raise OutputError("--stats and --uses cannot be combined", "`jaxprtool why` counts")
     session.start()
     programs = session.programs()
     from jaxprtool.render.terminal.rendering import ShowOptions
@@ -174,10 +177,10 @@ def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> 
     if format == "html":
         for name, given in others.items():
             if given:
-                raise OutputError(f"{name} and a page (--format html) do not go together")
+                raise OutputError(f"{name} and --format html cannot be combined")
     elif out is not None:
         raise OutputError(
-            f"-o writes a page, and --format is {format}", "write --format html, or `> FILE`"
+            f"-o writes an HTML page, but --format is {format}", "write --format html, or `> FILE`"
         )
     return format
 
@@ -187,7 +190,7 @@ def _slice(programs: Named, uses: str) -> dict[str, Any]:
     from jaxprtool.analysis.slices import why
     from jaxprtool.render.reports.why import slices_with_sentences
 
-    found = why(only_program("--uses is of", programs), uses)
+    found = why(only_program("--uses takes", programs), uses)
     each, _, others = slices_with_sentences(found)[0]
     return {"among": each.members, "others": others.replace("it does", f"{found.what} does")}
 
@@ -200,9 +203,11 @@ def _note_missing(only: Sequence[str], programs: Named) -> None:
     names = list(dict.fromkeys(count.name for count in counts))
     for pattern in only:
         if not fnmatch.filter(names, pattern):
-            has = f"there are {', '.join(names[:6])}" + (", …" if len(names) > 6 else "")
-            near = did_you_mean(pattern, names, likeness=0.4) or (has if names else "there is none")
-            output.warning(f"--only: no equation is of '{pattern}'; {near}")
+            has = f"the program has {', '.join(names[:6])}" + (", …" if len(names) > 6 else "")
+            near = did_you_mean(pattern, names, likeness=0.4) or (
+                has if names else "the program has no equations"
+            )
+            output.warning(f"--only: no equation has the primitive '{pattern}'; {near}")
 
 
 def _plain(shown: ShowOptions) -> bool:

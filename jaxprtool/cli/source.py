@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 _Residuals = Annotated[
     bool | None,
-    Panel("What is counted").option(
+    Panel("Cost").option(
         "--residuals/--no-residuals",
         "",
-        "The bytes that each line keeps for the gradient, or not: of what gives one float, yes.",
+        "Show the residual bytes of each line, or not. Default: if the result is one float.",
     ),
 ]
-_Full = Annotated[bool, OUTPUT.flag("--full", "Whole files, not the lines that matter alone.")]
+_Full = Annotated[bool, OUTPUT.flag("--full", "Show whole files, including lines of little cost.")]
 
 
 @command
@@ -32,9 +32,9 @@ def source(
     full: _Full = False,
     json: options.Json = False,
 ) -> None:
-    """Show your files with what each line costs beside it: FLOPs, bytes, what a gradient keeps.
+    """Show your source files with each line's FLOPs, bytes and residuals.
 
-    The forward and the backward part of a gradient are told apart. Nothing is compiled.
+    The forward and the backward part of a gradient are counted separately. Nothing is compiled.
 
     [bold]Examples[/]
 
@@ -55,8 +55,8 @@ def source(
         require_numbers(on is not None and is_symbolic(each.total))
         if not each.files:
             raise OutputError(
-                f"no line of your files is known of the equations of {each.name}",
-                "`jaxprtool cost --by primitive` counts without lines",
+                f"the equations of {each.name} come from no known line of your files",
+                "`jaxprtool cost --by primitive` needs no lines",
             )
     if on is not None:
         found = list(timed(tuple(found), on))

@@ -69,7 +69,7 @@ def use_cache(wanted: bool) -> None:
     try:
         compile_cache.keep_compiled()
     except OSError as error:
-        output.warning(f"compiled programs are not kept: {error.strerror or error}")
+        output.warning(f"compiled programs are not cached: {error.strerror or error}")
 
 
 def _own_frames() -> Iterator[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxprtool.passes.unzip.programs import VariableLeaf
     from jaxprtool.render.documents.programs import UnzipDocument
 
-_SPLIT = Panel("How it is split")
+_SPLIT = Panel("Splitting")
 
 
 def _key_args(text: str) -> tuple[int, ...]:
@@ -38,35 +38,36 @@ _KeyArgs = Annotated[
     _SPLIT.option(
         "--key-args",
         "N,…|none",
-        "Positions of the arguments that are keys. Unless given: 0, and with --auto all "
-        "that are keys by type, wherever they are.",
+        "Positions of the arguments that are keys. Default: 0; with --auto, all arguments of a "
+        "key type.",
         parser=_key_args,
     ),
 ]
 _Tag = Annotated[
     str | None,
-    _SPLIT.option("--tag", "NAME", "What the variables are sown under; 'variable' unless given."),
+    _SPLIT.option("--tag", "NAME", "The tag of the variables. Default: 'variable'."),
 ]
 _Auto = Annotated[
     bool,
-    _SPLIT.flag("--auto", "Choose the variables: the fewest bytes that cut the keys off."),
+    _SPLIT.flag(
+        "--auto", "Choose the variables: the fewest bytes that separate the keys from the results."
+    ),
 ]
 _Known = Annotated[
     Any,
     _SPLIT.option(
         "--known",
         "N,…",
-        "Instead of keys: arguments that init is given, whatever they are; what depends on "
-        "them alone is computed there, once.",
+        "Arguments of init, instead of keys. init computes all that depends on them alone, once.",
         parser=options.numbers,
     ),
 ]
 _Passes = Annotated[
     str | None,
-    options.passes_option('Passes to run on both afterwards, or on one: "apply.dce".'),
+    options.passes_option('Passes to run afterwards on both programs, or on one: "apply.dce".'),
 ]
 _Run = Annotated[
-    bool, RUN.flag("--run", "Run init, then apply on what it gives and the other arguments.")
+    bool, RUN.flag("--run", "Run init, then run apply on its results and the other arguments.")
 ]
 _Out = Annotated[
     str | None, options.out_option("Write init.jaxpr and apply.jaxpr into a folder.", "DIR/")
@@ -76,7 +77,7 @@ _Save = Annotated[
     OUTPUT.option(
         "--save",
         "FILE.npz",
-        "With --run: write the variables, by name, for load('FILE.npz') in --args.",
+        "With --run, write the variables, by name, for load('FILE.npz') in --args.",
     ),
 ]
 
@@ -102,7 +103,7 @@ def unzip(
     pager: options.Pager = False,
     source: options.Source = None,
 ) -> None:
-    """Split a function that declares variables: init makes them from keys, apply takes them.
+    """Split a function into init, which makes its variables from keys, and apply.
 
     [bold]Examples[/]
 
@@ -169,15 +170,15 @@ def unzip(
 
 def _check_split(known: bool, auto: bool, has_keys: bool, tag: str | None) -> None:
     """Raise ArgumentsError for options that cannot be combined."""
-    finds, says = "finds the variables", "says what init is given"
+    finds, says = "chooses the variables", "names the arguments of init"
     for first, other, given, why in (
         ("--known", "--auto", known and auto, finds),
         ("--known", "--key-args", known and has_keys, says),
         ("--known" if known else "--auto", "--tag", (known or auto) and tag is not None, finds),
     ):
         if given:
-            hint = f"{first} {why}: leave {other} out"
-            raise ArgumentsError(f"{first} and {other} do not go together", hint)
+            hint = f"{first} {why}: omit {other}"
+            raise ArgumentsError(f"{first} and {other} cannot be combined", hint)
 
 
 def _check_output(
@@ -187,10 +188,12 @@ def _check_output(
     wanted = {"--save": save is not None, "--backend": backend is not None, "--no-cache": no_cache}
     for name, given in wanted.items():
         if given and not run:
-            raise OutputError(f"{name} goes with --run, without which nothing runs", "add --run")
+            raise OutputError(f"{name} needs --run", "add --run")
     if out is not None and not (out.endswith(os.sep) or os.path.isdir(out)):
         folder = "DIR/" if out in (STDOUT, "") else f"{os.path.splitext(out)[0]}/"
-        raise OutputError(f"unzip writes two files, and '{out}' is no folder", f"write -o {folder}")
+        raise OutputError(
+            f"unzip writes two files, and '{out}' is not a folder", f"write -o {folder}"
+        )
 
 
 # --- messages ---------------------------------------------------------------------------------

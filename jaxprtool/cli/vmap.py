@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxprtool.passes.mapping.batch import Batch
     from jaxprtool.render.documents.programs import PassRun, VmapDocument
 
-_MAPPED = Panel("How it is mapped")
+_MAPPED = Panel("Mapping")
 
 
 def _in_axes(text: str) -> object:
@@ -32,8 +32,8 @@ def _literal(text: str, option: str) -> object:
     """Return the value of a Python literal. Raises ArgumentsError."""
     source = expressions.read(text, option, ArgumentsError)
     if len(source.args) != 1 or source.keywords:
-        hint = "an entry for each argument is written in parentheses: (None, 0)"
-        raise ArgumentsError(f"{option} takes one value, and '{text}' is none", hint)
+        hint = "write an entry for each argument in parentheses: (None, 0)"
+        raise ArgumentsError(f"{option} takes one value, not '{text}'", hint)
     return source.literal(source.args[0])
 
 
@@ -42,8 +42,8 @@ _InAxes = Annotated[
     _MAPPED.option(
         "--in-axes",
         "EXPR",
-        "The mapped axis of each argument: an integer, None where all lanes share it, or "
-        'a tuple with an entry for each positional argument that is traced: "(None, 0)".',
+        "The mapped axis of each argument: an integer, None for an argument that is not mapped, "
+        'or a tuple with an entry for each traced positional argument: "(None, 0)".',
         parser=_in_axes,
     ),
 ]
@@ -52,37 +52,37 @@ _OutAxes = Annotated[
     _MAPPED.option(
         "--out-axes",
         "EXPR",
-        "Where results are mapped; None where they are the same in all lanes.",
+        "The mapped axis of results; None for results that are the same for all batch elements.",
         parser=_out_axes,
     ),
 ]
 _AxisSize = Annotated[
     int,
-    _MAPPED.option("--axis-size", "N", "The size of the mapped axis: how many lanes.", min=0),
+    _MAPPED.option("--axis-size", "N", "The size of the mapped axis.", min=0),
 ]
 _AxisName = Annotated[
     str | None,
-    _MAPPED.option("--axis-name", "NAME", "What collectives call the axis: psum(x, 'NAME')."),
+    _MAPPED.option("--axis-name", "NAME", "The name of the axis for collectives: psum(x, 'NAME')."),
 ]
 _SpmdAxisName = Annotated[
     Any,
     _MAPPED.option(
         "--spmd-axis-name",
         "NAME,…",
-        "The mesh axes that lanes are spread over.",
+        "The mesh axes over which batch elements are sharded.",
         parser=options.names,
     ),
 ]
 _Chunk = Annotated[
     int | None,
     _MAPPED.option(
-        "--chunk", "K", "So many lanes at a time, in a scan, so that memory is bounded.", min=1
+        "--chunk", "K", "Compute K batch elements at a time, in a scan, to bound memory.", min=1
     ),
 ]
 _Passes = Annotated[str | None, options.passes_option('Passes to run afterwards: "dce".')]
 _Out = Annotated[
     str | None,
-    options.out_option("Write a .jaxpr file, or Python if it is called .py; - is stdout."),
+    options.out_option("Write a .jaxpr file, or Python if the name ends in .py; - is stdout."),
 ]
 
 
@@ -104,7 +104,7 @@ def vmap(
     pager: options.Pager = False,
     source: options.Source = None,
 ) -> None:
-    """Map a function over an axis, as jax.vmap does; --args are those of one lane.
+    """Map a function over an axis, as jax.vmap does; --args are those of one batch element.
 
     [bold]Examples[/]
 
@@ -139,10 +139,10 @@ def vmap(
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:
-    """Return a one-line summary of the mapping: `32 lanes: x at axis 0, w unmapped; ...`."""
+    """Return a one-line summary: `32 batch elements: x at axis 0, w unmapped; ...`."""
     from jaxprtool.passes.mapping.batch.mapped import mapped_arguments, names_by_axis
 
-    summary = "1 lane" if batch.axis_size == 1 else f"{batch.axis_size} lanes"
+    summary = "1 batch element" if batch.axis_size == 1 else f"{batch.axis_size} batch elements"
     if batch.axis_name is not None:
         summary += f" of axis '{batch.axis_name}'"
     if batch.chunk is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxprtool.execute.watch import Stopped
     from jaxprtool.ir.programs.program import Program
 
-_WATCHED = Panel("What is watched")
+_WATCHED = Panel("Values")
 
 
 #: The groupings of values.
@@ -39,7 +39,9 @@ def rounds(text: str) -> tuple[int | slice, ...]:
             continue
         ends = part.split(":")
         if len(ends) not in (2, 3) or not all(re.fullmatch(r"\s*(-?\d+)?\s*", e) for e in ends):
-            raise typer.BadParameter(f"'{text}' is not a list of rounds such as 0,10,-1 or ::100")
+            raise typer.BadParameter(
+                f"'{text}' is not a list of iterations such as 0,10,-1 or ::100"
+            )
         numbers = [int(end) if end.strip() else None for end in ends]
         if numbers[2:] == [0]:
             raise typer.BadParameter(f"'{part}' has a step of 0")
@@ -52,7 +54,7 @@ _By = Annotated[
     _WATCHED.choice(
         "--by",
         By,
-        "A row for each of your lines, scopes that modules open, or equations.",
+        "Show one row per source line, module scope, or equation.",
     ),
 ]
 _Only = Annotated[
@@ -60,7 +62,7 @@ _Only = Annotated[
     _WATCHED.option(
         "--only",
         "NAME,…",
-        "Only what these primitives compute: dot_general,conv*",
+        "Show only the results of these primitives: dot_general,conv*",
         parser=options.names,
     ),
 ]
@@ -69,7 +71,8 @@ _Rounds = Annotated[
     _WATCHED.option(
         "--rounds",
         "N,…",
-        "These rounds of loops, each in a row of its own: 0,10,-1 or ::100; else all in one.",
+        "Show these loop iterations, each in its own row: 0,10,-1 or ::100. Default: all in one "
+        "row.",
         parser=rounds,
     ),
 ]
@@ -78,7 +81,7 @@ _Break = Annotated[
     RUN.option(
         "--break",
         "LINE",
-        "Open a prompt behind this line (model.py:12, or 12 in TARGET's file) with its values.",
+        "Open a prompt with the values of this line (model.py:12, or 12 in TARGET's file).",
     ),
 ]
 _Save = Annotated[
@@ -86,7 +89,7 @@ _Save = Annotated[
     OUTPUT.option(
         "--save",
         "FILE.npz",
-        "Write the values, by the names of --by equation; bfloat16 as float32.",
+        "Write the values, with the names of --by equation. bfloat16 is stored as float32.",
     ),
 ]
 
@@ -105,10 +108,10 @@ def watch(
     json: options.Json = False,
     pager: options.Pager = False,
 ) -> None:
-    """Run a function and summarise the values that it computes on the way.
+    """Run a function and summarise its intermediate values.
 
-    Range, mean, deviation, zeros, NaNs and infinities, a histogram of exponents, and what bf16, f16
-    and fp8 would lose; into calls, branches, every round of loops and backward passes.
+    Show range, mean, deviation, zeros, NaNs, infinities, a histogram of exponents, and losses in
+    bf16, f16 and fp8, also inside calls, branches, every iteration of loops and backward passes.
 
     [bold]Examples[/]
 
@@ -124,7 +127,7 @@ def watch(
 
     require_device(session, backend, device)
     with file_to_save(save) as file:
-        prepared = ready(session.given("values are watched in"), seed, backend, device)
+        prepared = ready(session.given("watch takes"), seed, backend, device)
         # Stop at equations of the program that is actually run.
         program = with_scalar_predicates(prepared.program)
         stops = _equations_of(program, stop, session.target) if stop else frozenset[int]()
@@ -145,7 +148,7 @@ def watch(
             save_arrays(found.values, file)
     prepared.note_random()
     for each in found.left_out:
-        output.note(f"inside {each}, in a shard_map, nothing is watched")
+        output.note(f"values inside {each}, in a shard_map, are not watched")
     if json:
         output.write_json(found)
         return
@@ -161,7 +164,10 @@ def _equations_of(program: Program, line: str, target: str) -> frozenset[int]:
     file = split_target(target).place
     if line.isdigit():
         if not file.endswith(".py"):
-            raise OutputError(f"'{line}' is a line of no file", f"--break FILE.py:{line}")
+            raise OutputError(
+                f"TARGET is not a file, so '{line}' is not a line of it",
+                f"write --break FILE.py:{line}",
+            )
         line = f"{file}:{line}"
     ids = point(program, f"line:{line}").start.equations.values()
     return frozenset(each for of_body in ids for each in of_body)
@@ -173,12 +179,12 @@ def _prompt(stopped: Stopped) -> None:
     import numpy as np
 
     iterations = ", ".join(map(str, stopped.iteration))
-    about = stopped.source + (f", round {iterations}" if iterations else "")
+    about = stopped.source + (f", iteration {iterations}" if iterations else "")
     named = {name: value for name, value in stopped.values.items() if name.isidentifier()}
     local = {"np": np, "jnp": jnp, **named, "values": dict(stopped.values)}
     lines = [f"{name}: {getattr(x, 'aval', x)}" for name, x in stopped.values.items()]
     banner = "\n".join(
-        [about, *(f"  {each}" for each in lines), "values has all; Ctrl-D goes on, "]
+        [about, *(f"  {each}" for each in lines), "values has all; Ctrl-D continues, "]
     )
     try:
         from IPython.terminal import embed  # type: ignore[import-not-found]

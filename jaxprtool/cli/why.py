@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.slices import Why
     from jaxprtool.ir.programs.program import Program
 
-_SLICE = Panel("What is shown")
+_SLICE = Panel("Dependencies")
 
 
 #: The formats of a slice.
@@ -27,29 +27,29 @@ _What = Annotated[
     typer.Argument(
         metavar="WHAT",
         help="An argument by its path, such as params['w'], or params for all below it; a result; "
-        "a line, model.py:30; or a variable, as show names it.",
+        "a line, model.py:30; or a variable, as named by show.",
         show_default=False,
     ),
 ]
 _Forward = Annotated[
-    bool, _SLICE.flag("--forward", "All that it touches: so for all but a result.")
+    bool, _SLICE.flag("--forward", "Show what WHAT affects. Default, unless WHAT is a result.")
 ]
 _Back = Annotated[
-    bool, _SLICE.flag("--back", "All that it depends on: so for all but an argument.")
+    bool, _SLICE.flag("--back", "Show what WHAT depends on. Default, unless WHAT is an argument.")
 ]
 _Path = Annotated[
     tuple[str, str] | None,
-    _SLICE.option("--path", "A B", "Instead: the fewest equations that lead from A to B."),
+    _SLICE.option("--path", "A B", "Show the shortest chain of equations from A to B instead."),
 ]
 _Format = Annotated[
     Format | None,
     _SLICE.choice(
         "--format, -f",
         Format,
-        "By your lines; as a listing, a tree or a Graphviz picture of the equations.",
+        "Show source lines, or the equations as a listing, a tree or a Graphviz picture.",
     ),
 ]
-_Full = Annotated[bool, OUTPUT.flag("--full", "The equations, as with --format text.")]
+_Full = Annotated[bool, OUTPUT.flag("--full", "Show the equations, as with --format text.")]
 
 
 @command
@@ -65,10 +65,10 @@ def why(
     full: _Full = False,
     json: options.Json = False,
 ) -> None:
-    """Show what an argument touches, or what a result depends on, by your own lines.
+    """Show what an argument affects, or what a result depends on, by source line.
 
-    Values are followed through calls, loops, branches and refs: in each body only the equations
-    that lie on their way are shown.
+    Values are followed through calls, loops, branches and refs. In each body, only the equations
+    that they pass through are shown.
 
     [bold]Examples[/]
 
@@ -77,12 +77,12 @@ def why(
       jaxprtool why samples/transformer.py:loss --path tokens result
     """
     if (what is None) == (path is None):
-        fault = "WHAT and --path do not go together" if path else "WHAT is missing"
-        raise OutputError(fault, "an argument, a result, a line, a variable; or --path A B")
+        fault = "WHAT and --path cannot be combined" if path else "WHAT is missing"
+        raise OutputError(fault, "give an argument, a result, a line or a variable; or --path A B")
     if json and (format or full):
-        raise OutputError("--json and --format do not go together")
+        raise OutputError("--json and --format cannot be combined")
     if path and (format or full or forward or back):
-        raise OutputError("--path goes with none of --forward, --back, --format, --full")
+        raise OutputError("--path cannot be combined with --forward, --back, --format or --full")
     function.start()
     from jaxprtool.analysis.flow_paths import flow_path
     from jaxprtool.analysis.slices import why as found_why
@@ -91,7 +91,7 @@ def why(
 
     session = Session(**vars(function), passes=passes, plugin=plugin)
     traced = session.traced()
-    program = only_program("why is of", session.programs(traced))
+    program = only_program("why takes", session.programs(traced))
     session.on_progress("following values")
     if path is not None:
         way = flow_path(program, *path)

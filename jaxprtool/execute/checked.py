@@ -55,8 +55,8 @@ def require_checks(names: Sequence[str]) -> None:
     """Raise ArgumentsError unless these are names of checks."""
     for name in names:
         if name not in CHECKS:
-            hint = did_you_mean(name, CHECKS) or f"there are {', '.join(CHECKS)}"
-            raise ArgumentsError(f"there is no check '{name}'", hint)
+            hint = did_you_mean(name, CHECKS) or f"available: {', '.join(CHECKS)}"
+            raise ArgumentsError(f"unknown check '{name}'", hint)
 
 
 def findings(
@@ -82,7 +82,7 @@ def findings(
 
 def _of_bad(check: str, bad: BadValue) -> Finding:
     made = (bad.primitive,) if bad.primitive else ()
-    source = bad.source or bad.argument or "held by the program"
+    source = bad.source or bad.argument or "a constant of the program"
     backward = bool(bad.forward)
     return Finding(check, made, source, backward, bad.iteration, bad.count, bad.size, bad.reaches)
 

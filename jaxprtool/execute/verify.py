@@ -68,7 +68,7 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
         require_runnable(program)
     runs = random_runs(before, {}, seed) if arguments is None else Runs(before, arguments)
     for what in runs.compare(after).unproven():
-        warnings.warn(f"{what}, {runs.inputs}: that both give the same proves little", stacklevel=2)
+        warnings.warn(f"{what}, {runs.inputs}: equal results prove little", stacklevel=2)
 
 
 class Runs:
@@ -76,7 +76,7 @@ class Runs:
 
     @jax.transfer_guard("allow")
     def __init__(
-        self, program: Program, arguments: Sequence[object], inputs: str = "the values given"
+        self, program: Program, arguments: Sequence[object], inputs: str = "the given values"
     ):
         self.program, self.inputs = with_contents(program), inputs
         self._arguments = fitting(self.program, arguments)
@@ -101,19 +101,19 @@ class Runs:
         runs = Runs(after, self._arguments_of(after), self.inputs)
         stepped = _has_effects(self.program) or _has_effects(after)
         if self._run is None or self._run.stepped != stepped:
-            on_progress("running what it was given")
+            on_progress("running the program before the pass")
             self._run = _run(self.program, self._arguments, stepped, ())
         old = self._run
         effects = [e for e in old.effects if checks or not is_check(e.eqn)]
-        on_progress("running what it made")
+        on_progress("running the program after the pass")
         try:
             new = runs._run = _run(after, runs._arguments, stepped, effects)
         except JaxprToolError as error:
-            message = f"{after.name} cannot be run any more: {error.message}"
+            message = f"{after.name} can no longer be run: {error.message}"
             raise CheckError(message, details=self._about()) from error
         fault = effects_differ(effects, new.effects)
         if fault is not None:
-            message = f"{after.name} does something else: {fault}"
+            message = f"{after.name} has different effects: {fault}"
             raise CheckError(message, details=self._about(fault))
         fault = difference(old.values, new.values, values_agree, after.out_names)
         if fault is not None:
@@ -151,7 +151,9 @@ class Runs:
             return self._arguments
         for name in after.arg_names:
             if name not in known:
-                raise CheckError(f"{after.name} takes an argument '{name}' that was not there")
+                raise CheckError(
+                    f"{after.name} takes an argument '{name}' that it did not take before"
+                )
         return [known[name] for name in after.arg_names]
 
     def _where_first(self, after: Runs) -> Details | None:
@@ -187,7 +189,7 @@ def random_runs(program: Program, given: Mapping[str, Any], seed: int = 0) -> Ru
 def _same_results_declared(before: Program, after: Program) -> None:
     if before.out_names != after.out_names:
         names = (", ".join(p.out_names) or "nothing" for p in (before, after))
-        raise CheckError("{} gives {} before, {} after".format(after.name, *names))
+        raise CheckError("{} returns {} before, {} after".format(after.name, *names))
     pairs = zip(before.out_names, before.out_avals, after.out_avals, strict=True)
     for name, old, new in pairs:
         types = type_of(old, weak=True), type_of(new, weak=True)

@@ -93,10 +93,10 @@ def format_of(path: str | None, chosen: Format | None = None) -> tuple[Format, b
     if suffix[1:] in _PICTURES:
         return Format.dot, False
     if suffix:
-        message = f"the name '{path}' says nothing about a format"
+        message = f"the extension of '{path}' is not a known format"
         near = did_you_mean(suffix, [*(f".{each}" for each in _PICTURES), *SUFFIXES])
-        raise OutputError(message, near or f"--to takes {_ALL}")
-    raise OutputError("--to is missing, which says what to emit", f"it takes {_ALL}")
+        raise OutputError(message, near or f"--to is one of {_ALL}")
+    raise OutputError("--to is missing", f"--to is one of {_ALL}")
 
 
 @dataclass(frozen=True)
@@ -260,11 +260,11 @@ def destinations(
         names = ", ".join(name for name, _ in programs) or "none"
         folder = "DIR" if out == STDOUT else os.path.splitext(out)[0]
         raise OutputError(
-            f"'{out}' takes one program, and the passes gave {names}",
+            f"'{out}' takes one program, but the passes returned {names}",
             f"write a folder, with one file for each: -o {folder}/",
         )
     try:
         os.makedirs(out, exist_ok=True)
     except OSError as fault:
-        raise OutputError(f"cannot make the folder '{out}': {fault.strerror}") from fault
+        raise OutputError(f"cannot create the folder '{out}': {fault.strerror}") from fault
     return [(program, os.path.join(out, name + suffix)) for name, program in programs]

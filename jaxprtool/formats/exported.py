@@ -53,16 +53,16 @@ def _require_portable(program: Program) -> None:
     for eqn in equations(top_jaxpr(program)):
         if traits(eqn).callback:
             hint = "stablehlo and hlo show such a call as a custom_call"
-            raise UnsupportedError(f"{refused}: {named(eqn)} calls Python", hint)
+            raise UnsupportedError(f"{refused}: {named(eqn)} calls a Python function", hint)
     for name, aval in (*program.arguments, *program.results):
         if is_foreign(getattr(aval, "dtype", None)):
-            what = f"elements of {aval.dtype}, a type that a package has brought"
+            what = f"elements of {aval.dtype}, a type defined by a package"
             raise UnsupportedError(f"{refused}: {name} has {what}")
     if has_objects(filled(program.in_tree, program.in_avals)):
         raise UnsupportedError(
-            f"{refused}: it takes objects of Flax NNX, which an artifact has no form for",
-            "take nnx.to_pure_dict(nnx.state(model)) instead, nnx.update a model with it in the "
-            "function, and return the state that is new",
+            f"{refused}: it takes objects of Flax NNX, which an artifact cannot hold",
+            "take nnx.to_pure_dict(nnx.state(model)) instead, update a model with it in the "
+            "function with nnx.update, and return the new state",
         )
     if program.axis_env:
         axes = ", ".join(str(name) for name, _ in program.axis_env)
@@ -114,7 +114,7 @@ def read_exported(data: bytes, path: str = "the artifact") -> Program:
         raise OutputError(f"cannot read {path}: {error}", _FLATBUFFERS) from error
     except Exception as error:  # a decoder may raise anything on foreign bytes
         raise ProgramFileError(
-            f"{path} is no artifact of jax.export: {described(error)}"
+            f"{path} is not an artifact of jax.export: {described(error)}"
         ) from error
     return Program(
         name=artifact.fun_name,

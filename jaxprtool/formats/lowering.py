@@ -79,8 +79,8 @@ def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
     if program.axis_env:
         axes = ", ".join(str(name) for name, _ in program.axis_env)
         raise UnsupportedError(
-            f"{program.name} has free named axes ({axes}), and jax.jit compiles none",
-            "bind them with vmap or shard_map; hlo and stablehlo are given for any",
+            f"{program.name} has free named axes ({axes}), which jax.jit cannot compile",
+            "bind them with vmap or shard_map, or emit hlo or stablehlo",
         )
     place = nullcontext() if device is None else jax.default_device(device)
     mesh = concrete_mesh(program, (), device)
@@ -138,7 +138,7 @@ def _platform(wanted: str, default: str) -> str:
         return default if default in ("cuda", "rocm") else "cuda"
     if wanted not in (*PLATFORMS, default):
         raise BackendError(
-            f"JAX does not lower for '{wanted}'; it does for {', '.join(PLATFORMS)}",
+            f"JAX does not lower for '{wanted}', only for {', '.join(PLATFORMS)}",
             did_you_mean(wanted, PLATFORMS),
         )
     return wanted
@@ -174,8 +174,8 @@ def require_sizes(program: Program) -> None:
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
         if size_of(aval) is None:
             raise UnsupportedError(
-                f"{program.name} takes {name}:{type_of(aval)}, and HLO has no symbolic sizes",
-                "give numbers in --args, or take --to stablehlo or exported",
+                f"{program.name} takes {name}:{type_of(aval)}, but HLO has no symbolic sizes",
+                "give sizes in --args, or use --to stablehlo or --to exported",
             )
 
 

@@ -14,7 +14,8 @@ def require_graphviz(path: str) -> str:
     if program is None:
         raise OutputError(
             f"cannot draw '{path}': Graphviz's program 'dot' is not on the PATH",
-            "apt-get install graphviz, or brew install graphviz; -o graph.dot writes the text",
+            "install it with apt-get install graphviz, or brew install graphviz; -o graph.dot "
+            "writes the text",
         )
     return program
 
@@ -31,5 +32,5 @@ def picture(graph: str, format_name: str, path: str) -> bytes:
         raise OutputError(f"cannot draw '{path}': {command[0]}: {error.strerror}") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-        raise OutputError(f"cannot draw '{path}': dot ended with {done.returncode}: {said[:200]}")
+        raise OutputError(f"cannot draw '{path}': dot exited with {done.returncode}: {said[:200]}")
     return done.stdout

@@ -47,8 +47,8 @@ MAX_BYTES = 2**34
 #: Types of values that a Ref may hold.
 _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
-_TYPES_HINT = "types are written as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
-_STATIC_HINT = "a Python value that is not traced is written static(...)"
+_TYPES_HINT = "write types as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
+_STATIC_HINT = "write a Python value that is not traced as static(...)"
 
 
 def read_args(
@@ -91,7 +91,7 @@ def read_results(claim: Any, known: Mapping[str, Any]) -> Any:
         return read_strings(claim, symbols=symbols)
     reader = _Reader(claim, "the claimed results", None, symbols)
     if reader.source.keywords:
-        raise ArgumentsError("the claimed results are types, and have no names")
+        raise ArgumentsError("the claimed results must be types without names")
     results = tuple(map(reader.argument, reader.source.args))
     return results[0] if len(results) == 1 else results
 
@@ -135,14 +135,14 @@ def read_strings(
             read_node, tree, is_leaf=lambda node: not isinstance(node, tuple | list | dict)
         )
     except ValueError as error:  # dict keys that cannot be sorted, or a malformed node
-        raise ArgumentsError(f"the example arguments are no pytree: {error}") from error
+        raise ArgumentsError(f"the example arguments are not a pytree: {error}") from error
 
 
 def require_sequence(types: object) -> None:
     """Raise ArgumentsError unless these are argument types in a sequence."""
     if not isinstance(types, Sequence):
         raise ArgumentsError(
-            f"types of arguments are a text, 'f32[n,d], i32[n]', or a sequence, not {types!r}"
+            f"types of arguments must be a string, 'f32[n,d], i32[n]', or a sequence, not {types!r}"
         )
 
 
@@ -150,7 +150,7 @@ def _reader_of_one(text: str, module: ModuleType | None, symbols: Symbols) -> _R
     what = f"the example argument {text[:40]!r}"
     reader = _Reader(text, what, module, symbols)
     if len(reader.source.args) != 1 or reader.source.keywords:
-        raise ArgumentsError(f"{what} does not hold one value", "give one string per argument")
+        raise ArgumentsError(f"{what} must be one value", "give one string per argument")
     return reader
 
 
@@ -184,15 +184,15 @@ class _Reader:
 
     def _constant(self, node: ast.Constant) -> Any:
         if isinstance(node.value, str):
-            hint = f"a Python value that is not traced is written static({node.value!r})"
-            raise self.source.fail(node, "a string is no array", hint)
+            hint = f"write a Python value that is not traced as static({node.value!r})"
+            raise self.source.fail(node, "a string is not an array", hint)
         return self._number(node)
 
     def _number(self, node: ast.expr) -> Any:
         value = self.source.literal(node)
         bits = 64 if dtypes.x64_enabled() else 32
         if isinstance(value, int) and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-            hint = "--x64 allows integers of 64 bits" if bits == 32 else None
+            hint = "--x64 enables 64-bit integers" if bits == 32 else None
             raise self.source.fail(node, f"{value} does not fit an i{bits}", hint)
         return value
 
@@ -202,7 +202,7 @@ class _Reader:
         try:
             sorted(result)
         except TypeError:
-            raise self.source.fail(node, "the keys of a dict must be of one type") from None
+            raise self.source.fail(node, "the keys of a dict must all have one type") from None
         return result
 
     def _name(self, node: ast.Name) -> Any:
@@ -217,7 +217,7 @@ class _Reader:
         while isinstance(root, ast.Subscript):
             root = root.value
         if _called(root) not in ("load", "ref"):
-            raise self.source.not_allowed(node, "load(...) and ref(...) can be subscripted")
+            raise self.source.not_allowed(node, "only load(...) and ref(...) can be subscripted")
         return self._item(node)
 
     # --- types
@@ -260,21 +260,22 @@ class _Reader:
         mesh = jax.sharding.get_abstract_mesh()
         axis_types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         if "varying" in parsed.axes:
-            message = f"{text} varies over axes of a mesh, as only values inside shard_map do"
+            message = f"{text} varies over mesh axes, which only values inside shard_map can do"
             raise self.source.fail_at(start, message)
         for name in parsed.axis_names:
             if mesh.empty:
                 raise self.source.fail_at(
                     start,
-                    f"{text} is laid out over '{name}', an axis of a mesh, and no mesh is set",
-                    f"--mesh {name}=2 sets one, as jax.set_mesh does",
+                    f"{text} is sharded over the mesh axis '{name}', but no mesh is set",
+                    f"set one with --mesh {name}=2, or jax.set_mesh",
                 )
             if name not in axis_types:
                 message = f"the mesh has no axis '{name}'"
                 raise self.source.fail_at(start, message, f"it has {_list(axis_types)}")
             if axis_types[name] is not jax.sharding.AxisType.Explicit:
                 message = (
-                    f"the axis '{name}' is {axis_types[name].name}, and types name Explicit ones"
+                    f"the axis '{name}' is {axis_types[name].name}, but types can name only Explicit "
+                    "axes"
                 )
                 raise self.source.fail_at(start, message)
         return mesh
@@ -283,8 +284,8 @@ class _Reader:
         if name.startswith("key<"):
             impl, known = name[4:-1], dtypes.key_dtypes()
             if impl not in known:
-                message = f"no kind of key is called '{impl}'"
-                raise self.source.fail_at(at + 4, message, f"there are {_list(known)}")
+                message = f"unknown impl of key '{impl}'"
+                raise self.source.fail_at(at + 4, message, f"available: {_list(known)}")
             return known[impl]
         dtype = dtypes.array_dtypes().get(name)
         if dtype is None:
@@ -322,7 +323,7 @@ class _Reader:
             raise
         except (ValueError, TypeError, OverflowError, MemoryError, NotImplementedError) as error:
             detail = " ".join(str(error).split())[:200]
-            message = f"{self.source.segment(node)} cannot be made: {detail}"
+            message = f"{self.source.segment(node)} cannot be created: {detail}"
             raise self.source.fail(node, message) from error
 
     def _options(
@@ -354,20 +355,20 @@ class _Reader:
         """Return the type of an array to fill; its shape is in numbers and its size is limited."""
         struct = self.argument(node)
         if not isinstance(struct, jax.ShapeDtypeStruct) or struct.is_ref:
-            raise self.source.fail(node, "a type such as f32[3] is needed here")
+            raise self.source.fail(node, "expected a type such as f32[3]")
         if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.extended) or (
             struct.dtype == jax.dtypes.float0 and not float0
         ):
             raise self.source.fail(node, "an array of this type cannot be filled with numbers")
         if not all(isinstance(size, int) for size in struct.shape):
-            raise self.source.fail(node, "an array with values needs its dimensions in numbers")
+            raise self.source.fail(node, "an array with values needs dimensions that are numbers")
         self._check_bytes(node, math.prod(struct.shape) * 8)
         return struct
 
     def _check_bytes(self, node: ast.expr, size: int) -> None:
         if size > MAX_BYTES:
-            hint = "give its type alone, such as f32[1000,1000]"
-            raise self.source.fail(node, f"an array of {size / 2**30:.3g} GiB is too much", hint)
+            hint = "give only its type, such as f32[1000,1000]"
+            raise self.source.fail(node, f"an array of {size / 2**30:.3g} GiB is too large", hint)
 
     def _zeros(self, node: ast.Call) -> np.ndarray:
         struct = self._array_type(self._options(node, ("type",))["type"], float0=True)
@@ -420,7 +421,10 @@ class _Reader:
             least, most = _range(dtype)
             low, high = numbers.min(), numbers.max()
             if not least <= np.trunc(low) <= np.trunc(high) <= most:
-                message = f"{self.source.segment(node)} has {low} to {high}, beyond {dtype}"
+                message = (
+                    f"{self.source.segment(node)} has values from {low} to {high}, which {dtype} "
+                    "cannot represent"
+                )
                 raise self.source.fail(node, message)
         return numbers.astype(dtype)
 
@@ -432,7 +436,7 @@ class _Reader:
     def _real(self, node: ast.expr) -> int | float:
         value = self._number(node)
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.source.fail(node, "a finite number is needed here")
+            raise self.source.fail(node, "expected a finite number")
         return value
 
     @jax.transfer_guard("allow")
@@ -450,10 +454,10 @@ class _Reader:
             raise self.source.fail(
                 path,
                 "ref(...) takes the name of an attribute",
-                "new_ref(...) is a Ref that holds an array, such as new_ref(f32[3])",
+                "write new_ref(f32[3]) for a Ref that holds an array",
             )
         if self.module is None:
-            raise self.source.fail(node, "ref(...) needs a module to look in")
+            raise self.source.fail(node, "ref(...) needs a TARGET with a module")
         value: Any = self.module
         for part in self._string(path).split("."):
             try:
@@ -479,7 +483,7 @@ class _Reader:
     def _string(self, node: ast.expr) -> str:
         value = self.source.literal(node)
         if not isinstance(value, str):
-            raise self.source.fail(node, "a string is needed here")
+            raise self.source.fail(node, "expected a string")
         return value
 
     def _item(self, node: ast.expr) -> Any:

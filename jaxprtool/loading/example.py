@@ -56,7 +56,7 @@ def example(*args: object, **kwargs: object) -> Callable[[F], F]:
             type_name = type(fun).__name__
             raise ArgumentsError(
                 f"example arguments cannot be attached to an object of type {type_name}",
-                "wrap it in a function of your own, and attach them to that",
+                "wrap it in a function, and attach them to the function",
             ) from error
         return fun
 

@@ -72,7 +72,7 @@ def load_arrays(path: str) -> np.ndarray | Arrays:
     reader = {".npy": _numpy, ".npz": _numpy, ".safetensors": _safetensors}.get(suffix)
     if reader is None:
         raise ArgumentsError(
-            f"cannot load {path!r}: the kinds of file read are .npy, .npz and .safetensors"
+            f"cannot load {path!r}: only .npy, .npz and .safetensors files can be read"
         )
     try:
         with opened_plain(path) as file:
@@ -91,14 +91,14 @@ def _numpy(file: BinaryIO) -> np.ndarray | Arrays:
     start = file.read(6)
     file.seek(0)
     if not start.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")):
-        raise ArgumentsError("this is no file that numpy.save or numpy.savez wrote")
+        raise ArgumentsError("it is not a file written by numpy.save or numpy.savez")
     loaded = np.load(file, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return loaded
     size = sum(entry.file_size for entry in loaded.zip.infolist())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:  # decompressed data may be a thousand times larger
-        message = f"it holds {size:,} bytes of arrays, and this machine has {memory:,} of memory"
+        message = f"it holds {size:,} bytes of arrays, but this machine has {memory:,} of memory"
         raise ArgumentsError(message)
     return Arrays({name: loaded[name] for name in loaded.files})
 
@@ -108,11 +108,11 @@ def _safetensors(file: BinaryIO) -> Arrays:
     data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
-        raise ArgumentsError("its header is cut short, or this is no safetensors file")
+        raise ArgumentsError("its header is truncated, or it is not a safetensors file")
     try:
         header = json.loads(data[8 : 8 + size])
     except (ValueError, RecursionError):
-        raise ArgumentsError("its header is damaged, or this is no safetensors file") from None
+        raise ArgumentsError("its header is damaged, or it is not a safetensors file") from None
     if not isinstance(header, dict):
         raise ArgumentsError("its header is damaged")
     header.pop("__metadata__", None)
@@ -132,5 +132,7 @@ def _tensor(name: str, entry: Any, buffer: memoryview) -> np.ndarray:
     if not all(type(n) is int and n >= 0 for n in numbers):
         raise ArgumentsError(f"its entry for '{name}' is damaged")
     if end > len(buffer) or end - begin != math.prod(shape) * dtype.itemsize:
-        raise ArgumentsError(f"its data for '{name}' is cut short, or has another size than stated")
+        raise ArgumentsError(
+            f"its data for '{name}' is truncated, or its size differs from the header's"
+        )
     return np.frombuffer(buffer[begin:end], dtype).reshape(shape)

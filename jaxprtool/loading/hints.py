@@ -29,8 +29,10 @@ def target_hint(fun: Callable, target: str, args: str, made: bool) -> str | None
         return hint
     if any(cls.__module__.startswith("flax.linen") for cls in type(fun).__mro__):
         if made:
-            return "return the module's apply, and (variables, x) as its arguments"
-        return f'a key makes its variables: {target}.init_with_output --args "key(0), {args}"'
+            return "return the module's apply, with (variables, x) as its arguments"
+        return (
+            f'pass a key to create its variables: {target}.init_with_output --args "key(0), {args}"'
+        )
     return None
 
 
@@ -50,17 +52,17 @@ def require_arrays(program: Program, target: str, hint: str | None) -> None:
     tree, name = program.out_tree, program.name
     add = f"to trace that function, add --factory: {target} --factory"
     if _is_made_by_factory(tree, bool(program.jaxpr.invars)):
-        raise TargetError(f"{name} returns a function and arguments for it", add)
+        raise TargetError(f"{name} returns a function and its arguments", add)
     node = tree.node_data()
     if node is None or node[0] is not StaticLeaf:
         return
     value = node[1].value
     if not callable(value):
         type_name = type(value).__name__
-        raise TargetError(f"{name} returns no arrays, but a value of type {type_name}", hint)
+        raise TargetError(f"{name} returns a value of type {type_name}, not arrays", hint)
     if program.jaxpr.invars:
         add = f'to trace that function, write the call in TARGET: "{target}(...)"'
-    raise TargetError(f"{name} returns a function, and no arrays", hint or add)
+    raise TargetError(f"{name} returns a function, not arrays", hint or add)
 
 
 def _is_made_by_factory(tree: PyTreeDef, takes_arrays: bool) -> bool:
@@ -88,22 +90,27 @@ def _has_call(cls: type) -> bool:
 #: Messages of module libraries for incorrect use, and what to write instead.
 _OF_MODULES = (
     (r"missing .* argument: 'rngs'", "give it rngs=nnx.Rngs(0)"),
-    (r"`deterministic` is False, but no `rngs`", "model.eval() turns dropout off, or give it rngs"),
+    (
+        r"`deterministic` is False, but no `rngs`",
+        "turn dropout off with model.eval(), or pass rngs",
+    ),
     (
         r"Cannot mutate \w+ from a different trace level",
-        "what a module changes is an argument: def f(model, x), --args \"ref('model'), f32[3]\"",
+        "pass the module that it changes as an argument: def f(model, x), --args \"ref('model'), "
+        'f32[3]"',
     ),
-    (r"missing .* argument: 'key'", "give it key=jax.random.key(0)"),
+    (r"missing .* argument: 'key'", "pass key=jax.random.key(0)"),
     (
         r"Dropout requires a key",
-        "eqx.nn.inference_mode(model) turns dropout off, or give the call a key",
+        "turn dropout off with eqx.nn.inference_mode(model), or pass a key to the call",
     ),
-    (r"Can't call compact methods on unbound modules", "call it by model.apply(variables, x)"),
+    (r"Can't call compact methods on unbound modules", "call it as model.apply(variables, x)"),
     (
         r'from collection "\w+" in .* but the collection is empty',
-        "its variables are a first argument: jax.eval_shape(model.init, jax.random.key(0), x)",
+        "pass its variables as the first argument: jax.eval_shape(model.init, jax.random.key(0), "
+        "x)",
     ),
-    (r"needs PRNG for \"dropout\"", 'give apply rngs={"dropout": key}, or deterministic=True'),
+    (r"needs PRNG for \"dropout\"", 'pass apply rngs={"dropout": key}, or deterministic=True'),
     (
         r"must be initialized inside an `hk.transform`",
         "write net = hk.transform(f) in the file, and name net.apply as TARGET",
@@ -126,10 +133,10 @@ _ASKED_BY = re.compile(
 
 #: Messages of JAX for a traced value that Python code needs, and what to write instead.
 _INSTEAD = {
-    "boolean conversion": "jnp.where or jax.lax.cond chooses by an array",
-    "__array__": "jax.numpy does with traced arrays what numpy does with others",
-    "`float` function": "jnp.asarray(x, float) converts an array",
-    "`int` function": "jnp.asarray(x, int) converts an array",
+    "boolean conversion": "choose by an array with jnp.where or jax.lax.cond",
+    "__array__": "use jax.numpy instead of numpy for traced arrays",
+    "`float` function": "convert an array with jnp.asarray(x, float)",
+    "`int` function": "convert an array with jnp.asarray(x, int)",
 }
 
 
@@ -169,7 +176,7 @@ _COMPARED = re.compile(rf"'{_LINEAR}' (?P<by>[<>]=?) '(?P<to>\d+)'")
 _CUT = re.compile(rf"min\((?P<to>\d+), {_LINEAR}\)")
 
 
-_MULTIPLE = "of type f32[8*n] there are a multiple of 8 rows"
+_MULTIPLE = "with type f32[8*n] the number of rows is a multiple of 8"
 
 
 def _size_needed(text: str) -> tuple[str, str | None]:
@@ -184,7 +191,10 @@ def _size_needed(text: str) -> tuple[str, str | None]:
         return text, None
     if "comparison" in said:
         return said, _comparison_hint(said)
-    return said, "a symbol is no number: x.shape[0] can be one, len(x) and float(x.shape[0]) cannot"
+    return said, (
+        "a symbol is not a number: x.shape[0] can be symbolic, but len(x) and float(x.shape[0]) "
+        "cannot"
+    )
 
 
 def _limit(found: re.Match[str]) -> int:
@@ -193,11 +203,11 @@ def _limit(found: re.Match[str]) -> int:
 
 
 def _no_more(name: str, most: int) -> str:
-    return f"f32[{name}<={most}] says that there {_rows(most, 'at most')}"
+    return f"f32[{name}<={most}] declares {_rows(most, 'at most')}"
 
 
 def _rows(count: int, bound: str) -> str:
-    return f"is {bound} 1 row" if count == 1 else f"are {bound} {count} rows"
+    return f"{bound} 1 row" if count == 1 else f"{bound} {count} rows"
 
 
 def _comparison_hint(said: str) -> str:
@@ -206,11 +216,11 @@ def _comparison_hint(said: str) -> str:
     if "floordiv" in said or "mod(" in said:
         return _MULTIPLE
     if found is None:
-        return "a symbol is any size from 1 on: of type f32[n+1] there are at least 2 rows"
+        return "a symbol is any size from 1; f32[n+1] declares at least 2 rows"
     name, least = found["name"], _limit(found) + (found["by"] in (">", "<="))
     if least <= 1:
         return _no_more(name, 1)
-    more = f"f32[{name}>={least}], or f32[{name}+{least - 1}], that there are at least {least}"
+    more = f"f32[{name}>={least}], or f32[{name}+{least - 1}], declares at least {least}"
     return f"{_no_more(name, least - 1)}; {more}"
 
 
@@ -227,8 +237,8 @@ def _is_setting(value: object) -> bool:
 
 def _static_hint(paths: Sequence[str], given: Mapping[str, Any]) -> str:
     if all(path.isidentifier() and isinstance(given[path], int) for path in paths):
-        return f"not to trace it, add --static-argnames {','.join(paths)}"
+        return f"to make it static, add --static-argnames {','.join(paths)}"
     path, value = paths[0], given[paths[0]]
     if not isinstance(value, int):  # a type, or an array
         value = value.dtype == bool or 1
-    return f"not to trace {path}, write its value in --args as static({value})"
+    return f"to make {path} static, write its value in --args as static({value})"

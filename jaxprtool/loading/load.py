@@ -40,7 +40,8 @@ from jaxprtool.loading.trace import (
 from jaxprtool.loading.typed_call import Arguments, typed_call
 
 _FACTORY_GIVES = (
-    "a factory returns function, (function, args) or (function, args, kwargs), args a tuple"
+    "a factory must return function, (function, args) or (function, args, kwargs), with args a "
+    "tuple"
 )
 
 #: Seconds after which the duration of a factory call is mentioned.
@@ -106,8 +107,9 @@ class Entry:
         if self.factory_seconds < LONG or not size:
             return None
         return (
-            f"the factory took {self.factory_seconds:.0f} s and made {in_bytes(size)} of "
-            "values; jax.eval_shape(init, ...) in it makes their types alone, which are enough here"
+            f"the factory took {self.factory_seconds:.0f} s and created {in_bytes(size)} of "
+            "values, but only their types are needed; use jax.eval_shape(init, ...) in the "
+            "factory"
         )
 
     def position(self, number: int) -> int:
@@ -125,8 +127,8 @@ class Entry:
 
 #: The hint if a pass is for symbolic sizes and no argument has one.
 _NO_SIZES = (
-    "--args are those of the function; --types 'f32[n,128]' says what they are, and makes --args "
-    "those of what passes make"
+    "--args apply to the function; with --types 'f32[n,128]', they apply to the program after "
+    "the passes"
 )
 
 
@@ -207,8 +209,10 @@ def _call_factory(found: Target, target: str) -> tuple[Callable, Arguments | Non
         raise TargetError(
             f"the factory {shown_signature(found.value)} cannot be called without arguments",
             class_hint(found.value)
-            or f'write them in TARGET: "{target}(...)"; without --factory, the function itself is '
-            "traced",
+            or (
+                f'write them in TARGET: "{target}(...)"; or omit --factory to trace the function '
+                "itself"
+            ),
         )
     args, kwargs = argspec.read_values(found.call or "", found.module, f"the call of {found.name}")
     if known is not None:
@@ -293,7 +297,7 @@ def _as_example(held: object, found: Target) -> Example:
     if not isinstance(held, tuple | list):
         raise ArgumentsError(
             f"example_args of {found.name} is {_described_type(held)}",
-            "it is a tuple of the arguments, or a function that returns one",
+            "it must be a tuple of the arguments, or a function that returns one",
         )
     return Example(tuple(held), {})
 
@@ -303,7 +307,9 @@ def _no_arguments(fun: Callable, suggestion: str, hint: str | None) -> Arguments
     known = signature(fun)
     if known is not None and not _required(known):
         return (), {}
-    give = f'give them, e.g. --args "{suggestion}", or attach @jaxprtool.example(...) to it'
+    give = (
+        f'pass them, e.g. --args "{suggestion}", or attach @jaxprtool.example(...) to the function'
+    )
     raise ArgumentsError(f"{shown_signature(fun)} needs arguments", hint or give)
 
 

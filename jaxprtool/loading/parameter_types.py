@@ -55,12 +55,12 @@ class TypedValue:
 
     def check_dtype(self, name: str) -> None:
         """Raise ArgumentsError, which has the function's `name`, if the array has another dtype."""
-        wanted = f"and its type is {type_of(self.aval)}"
+        wanted = f"but its type is {type_of(self.aval)}"
         try:
             aval = jax.typeof(self.value)
         except TypeError:
             raise ArgumentsError(
-                f"argument '{self.path}' of {name} is no array, {wanted}"
+                f"argument '{self.path}' of {name} is not an array, {wanted}"
             ) from None
         if jax.dtypes.canonicalize_dtype(aval.dtype, allow_extended_dtype=True) != self.type.dtype:
             raise ArgumentsError(f"argument '{self.path}' of {name} is {type_of(aval)}, {wanted}")
@@ -204,7 +204,7 @@ class ParameterTypes:
                 types += jax.tree.leaves(jax.tree.broadcast(self.by_name[name], value))
             except ValueError:
                 raise ArgumentsError(
-                    f"argument '{name}' of {self.name} is of another structure than its type: "
+                    f"argument '{name}' of {self.name} has a different structure than its type: "
                     f"{jax.tree.structure(value)}, not {jax.tree.structure(self.by_name[name])}"
                 ) from None
         leaves = jax.tree.leaves_with_path(dict(given))
@@ -226,7 +226,7 @@ def _type(given: Any) -> Any:
     if given is None:
         return _ANY
     if not (hasattr(given, "shape") and hasattr(given, "dtype")):
-        raise ArgumentsError(f"{given!r} is no type: types are written 'f32[n,128]'")
+        raise ArgumentsError(f"{given!r} is not a type: write types as 'f32[n,128]'")
     return jax.ShapeDtypeStruct(given.shape, given.dtype, is_ref=is_ref(given))
 
 
@@ -266,4 +266,6 @@ def _check_count(fun: Callable, count: int) -> None:
         return
     if count > len(own):
         takes = plural(len(own), "positional argument")
-        raise ArgumentsError(f"types has {count}, and it takes {takes}", shown_signature(fun))
+        raise ArgumentsError(
+            f"types has {count}, but the function takes {takes}", shown_signature(fun)
+        )

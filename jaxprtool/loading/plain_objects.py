@@ -60,8 +60,8 @@ def warn_about_changes(name: str, fun: Any, given: Mapping[str, object]) -> Iter
         line = reached.line(first)
         more = f" and {len(others)} more" if others else ""
         warnings.warn(
-            f"{name} changes {first}{more} in place{f' at {line}' if line else ''}: tracing does "
-            "that once, and calls of its Program do not",
+            f"{name} changes {first}{more} in place{f' at {line}' if line else ''}: the change "
+            "happens once, during tracing, and not when the Program is called",
             stacklevel=2,
         )
 

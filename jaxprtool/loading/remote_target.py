@@ -97,7 +97,7 @@ def _python(place: RemoteTarget) -> str:
     found = shutil.which(os.path.expanduser(place.python))
     if found is None:
         hint = "name the interpreter of an environment, such as .venv/bin/python"
-        raise TargetError(f"'{place.python}' is no Python that can be run", hint)
+        raise TargetError(f"cannot run '{place.python}' as a Python interpreter", hint)
     return os.path.abspath(found)
 
 
@@ -108,7 +108,9 @@ def _fault(place: RemoteTarget, outcome: processes.Outcome) -> JaxprToolError:
     hints = [line.partition(": ")[2] for line in lines if line.startswith("hint: ")]
     if not said and "No module named jaxprtool" in outcome.stderr:
         python = place.python or sys.executable
-        return TargetError(f"{python} has no jaxprtool", f"{python} -m pip install jaxprtool")
+        return TargetError(
+            f"jaxprtool is not installed for {python}", f"{python} -m pip install jaxprtool"
+        )
     error_type = UserFunctionError if outcome.status == _FUNCTION_RAISED else TargetError
     message = f"{place}: {said[-1] if said else outcome}"
     return error_type(message, hints[-1] if hints else None)
@@ -132,7 +134,7 @@ def _unpacked(place: RemoteTarget, folder: str) -> tuple[str, str, list[str]]:
     revision = f"{place.revision}^{{commit}}"
     commit = _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", revision).strip()
     if not commit:
-        raise TargetError(f"{place}: there is no revision '{place.revision}' in {top}")
+        raise TargetError(f"{place}: no revision '{place.revision}' in {top}")
     imported = [] if is_file else [_root_of(place, path, top)]
     archive = f"{folder}.tar"
     _git(top, "archive", "--format=tar", "-o", archive, commit)
@@ -148,10 +150,10 @@ def _unpacked(place: RemoteTarget, folder: str) -> tuple[str, str, list[str]]:
     if is_file:
         inside = _below(os.path.realpath(os.path.abspath(path)), top)
         if inside is None:
-            raise TargetError(f"{place}: '{path}' is a link to a file that is not in {top}")
+            raise TargetError(f"{place}: '{path}' is a link to a file outside {top}")
         whole = os.path.join(folder, inside)
         if not os.path.isfile(whole):
-            raise TargetError(f"{place}: there is no file '{path}' in that revision")
+            raise TargetError(f"{place}: no file '{path}' in that revision")
         target = os.path.relpath(whole, there) + target[len(path) :]
     return target, there, [os.path.join(folder, each) for each in dict.fromkeys(mapped)]
 
@@ -187,10 +189,10 @@ def _root_of(place: RemoteTarget, module: str, top: str) -> str:
 def _git(folder: str, *arguments: str) -> str:
     """Return the output of git; empty if it fails and is run quietly."""
     if shutil.which("git") is None:
-        raise TargetError("revisions need git, which is not installed")
+        raise TargetError("git revisions need git, which is not installed")
     outcome = processes.run(["git", "-C", folder, *arguments])
     if outcome.status == 0 or "--quiet" in arguments:
         return outcome.stdout
     if "not a git repository" in outcome.stderr:
-        raise TargetError(f"{folder} is in no git repository, so that it has no revisions")
+        raise TargetError(f"{folder} is not in a git repository, so it has no revisions")
     raise TargetError(f"git {arguments[0]}: {processes.stderr_tail(outcome.stderr)}")

@@ -55,7 +55,7 @@ def split_target(target: str) -> TargetText:
     call = None
     if (found := _CALL.fullmatch(target)) is not None:
         if not found[2].endswith(")"):
-            message = f"the target '{target}' is to end with the ')' of its call"
+            message = f"the target '{target}' must end with the ')' of its call"
             raise TargetError(message, "write file.py:make({'lr': 1e-3}), in quotes")
         target, call = found[1], found[2][:-1]
     place, colon, path = target.rpartition(":")
@@ -97,7 +97,7 @@ def resolve(target: str) -> Target:
         raise _without_attribute(target)
     if not place or not path:
         missing = "module or file" if not place else "function"
-        raise TargetError(f"the target '{target}' names no {missing}", _FORM)
+        raise TargetError(f"the target '{target}' has no {missing}", _FORM)
     module = import_place(place)
     value = _attribute(module, path, place)
     if not callable(value):
@@ -105,7 +105,7 @@ def resolve(target: str) -> Target:
         own = [name for name in ("apply", "update", "init") if _is_callable(value, name)]
         hint = " or ".join(f"{target}.{name}" for name in own)
         raise TargetError(
-            f"'{path}' in {place} is not callable, but of type {type_name}",
+            f"'{path}' in {place} is not callable; its type is {type_name}",
             f"write {hint}" if own and not isinstance(value, dict | set) else _listing(module),
         )
     return Target(value, module, path, call)
@@ -114,7 +114,7 @@ def resolve(target: str) -> Target:
 def import_place(place: str) -> ModuleType:
     """Return the module named before the colon of a TARGET, by dotted name or by file."""
     if "\0" in place:
-        raise TargetError("the target has a NUL character in it")
+        raise TargetError("the target contains a NUL character")
     if place.endswith(".py") or os.sep in place or os.path.isfile(place):
         return _import_file(place)
     if not all(part.isidentifier() for part in place.split(".")):
@@ -139,7 +139,8 @@ def _import_file(path: str) -> ModuleType:
     module = _import(name, path)
     if not _is_file(module, path):
         raise TargetError(
-            f"'{_short(path)}' is {name}, but that name means {module.__file__}",
+            f"'{_short(path)}' has the module name {name}, but {name} is imported from "
+            f"{module.__file__}",
             "rename the package, or run where only one of them can be imported",
         )
     return module
@@ -210,7 +211,7 @@ def _guarded(load: Callable[[], Any], name: str, shown: str) -> Any:
         raise UserFunctionError(f"{where}: {type(error).__name__}: {error.msg}") from error
     except SystemExit as error:
         message = f"{_short(shown)} called sys.exit({error.code!r}) while it was imported"
-        hint = 'put what a script does under `if __name__ == "__main__":`'
+        hint = 'move the script\'s code under `if __name__ == "__main__":`'
         raise UserFunctionError(message, hint) from error
     except OSError as error:
         if user_frames(error):
@@ -287,8 +288,8 @@ def _listing(module: ModuleType) -> str | None:
 
 
 def _without_attribute(target: str) -> TargetError:
-    """Return the error for a TARGET without a colon, with suggestions."""
-    message = f"the target '{target}' does not say which function"
+    """Return the error for a TARGET without a colon, with suggestions for what was meant."""
+    message = f"the target '{target}' does not name a function"
     module, _, name = target.rpartition(".")
     try:
         names = _functions(import_place(target))
@@ -307,7 +308,7 @@ def _file_hint(path: str) -> str | None:
     try:
         files = [file for file in os.listdir(folder or ".") if file.endswith(".py")]
     except OSError:
-        return f"there is no folder '{folder}'"
+        return f"folder '{folder}' does not exist"
     hint = did_you_mean(name, files)
     return hint.replace("'", f"'{os.path.join(folder, '')}", 1) if hint else None
 

@@ -94,11 +94,11 @@ class BoundCall:
         """
         count = len(self.args) + len(self.static_args)
         if not -count <= number < count:
-            has = f"there are {count}" if count else "there is none"
+            has = f"the call has {count}" if count else "the call has none"
             raise ArgumentsError(f"no positional argument {number} is given; {has}")
         number %= count
         if number in self.static_args:
-            raise ArgumentsError(f"argument {number} is static, and not traced")
+            raise ArgumentsError(f"argument {number} is static, so it is not traced")
         return number - sum(position < number for position in self.static_args)
 
 
@@ -453,7 +453,7 @@ def _static_arguments(
     for number in numbers:
         if not -len(order) <= number < len(order):
             raise ArgumentsError(
-                f"static_argnums has {number}, but the function is given {count} positions",
+                f"static_argnums has {number}, but the call has {count} positional arguments",
                 shown_signature(fun),
             )
     require_parameters(fun, sorted(names), "static_argnames")
@@ -470,7 +470,7 @@ def require_parameters(fun: Callable, names: Iterable[str], what: str) -> None:
     for name in names:
         if name not in known.parameters:
             hint = did_you_mean(name, known.parameters) or shown_signature(fun)
-            raise ArgumentsError(f"{what} has '{name}', which is no parameter", hint)
+            raise ArgumentsError(f"{what} has '{name}', which is not a parameter", hint)
 
 
 def positional_names(fun: Callable, count: int) -> list[str]:
@@ -499,9 +499,9 @@ def _check_fit(fun: Callable, args: Sequence[object], kwargs: Mapping[str, objec
     except TypeError as error:
         message = f"the arguments do not fit {shown_signature(fun)}: {error}"
         given = f"{len(args)} positional" + (f", and {', '.join(kwargs)}" if kwargs else "")
-        hint = f"given were {given}"
+        hint = f"the call has {given}"
         if not known.parameters:
-            hint = "add --factory if it makes the function that takes them"
+            hint = "if it returns the function that takes them, add --factory"
         raise ArgumentsError(message, hint) from None
 
 
@@ -516,17 +516,18 @@ def _flatten(name: str, value: object) -> list[tuple[Any, Any]]:
 def _check_leaf(path: str, leaf: Any) -> None:
     if isinstance(leaf, jaxcompat.RefView):
         raise ArgumentsError(
-            f"argument {path} is a view of a ref", "pass the ref, and take the view in the function"
+            f"argument {path} is a view of a ref",
+            "pass the ref, and take the view inside the function",
         )
     try:
         jax.api_util.shaped_abstractify(_as_array_type(leaf))
     except OverflowError:
-        hint = "--x64 allows integers of 64 bits" if -(2**63) <= leaf < 2**63 else None
+        hint = "--x64 enables 64-bit integers" if -(2**63) <= leaf < 2**63 else None
         raise ArgumentsError(f"argument {path} is {leaf}, too large for its type", hint) from None
     except TypeError:
         raise ArgumentsError(
             f"argument {path} is an array of dtype {leaf.dtype}, which JAX does not trace",
-            "to pass a value as it is, write static(...)",
+            "to pass an untraced value, write static(...)",
         ) from None
 
 
@@ -572,14 +573,14 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
     text = text if len(text) <= 400 else text[:397] + "..."
     type_name = type(error).__name__
     if "Non-hashable static arguments" in text and "Tracer" in text:
-        text = "an inner function takes an argument as static, and was given a traced one"
-        hint = "write static(...) around it, or name it with --static-argnames"
+        text = "a traced value was passed for a static argument of an inner function"
+        hint = "write static(...) around it, or name it in --static-argnames"
     if "'dict' object has no attribute" in text:
-        hint = "ref('NAME') in --args is an object of the target's module"
+        hint = "to pass an object of the target's module, write ref('NAME') in --args"
     if "in-place item assignment" in text:
-        hint = "new_ref(f32[3]) in --args is a jax.Ref, which is written to in place"
+        hint = "to pass a jax.Ref, which can be written in place, write new_ref(f32[3]) in --args"
     if "unbound axis name" in text:
-        hint = '`jaxprtool vmap --axis-name NAME` binds it, as does -p "batch(axis_name=...)"'
+        hint = 'bind it with `jaxprtool vmap --axis-name NAME`, or -p "batch(axis_name=...)"'
     return UserFunctionError(
         f"{name} raised {type_name}: {text}" if text else f"{name} raised {type_name}", hint
     )

@@ -90,7 +90,7 @@ class Outcome:
     def __str__(self) -> str:
         """Describe the outcome on one line: `SIGABRT: F0000 ... Check failed: ...`."""
         if self.timed_out:
-            return f"out of time after {self.seconds:.0f} s"
+            return f"timed out after {self.seconds:.0f} s"
         how = f"exit status {self.status}" if self.signal is None else self.signal
         said = stderr_tail(self.stderr)
         return f"{how}: {said}" if said else how

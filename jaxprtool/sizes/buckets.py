@@ -67,7 +67,7 @@ class Buckets:
         """Return the buckets given to `jit`. Raises ArgumentsError for invalid ones."""
         if not isinstance(shapes, Mapping) or not shapes:
             raise ArgumentsError(
-                f"shapes are buckets by symbol, {{'n': (64, 128)}}, not {shapes!r}"
+                f"shapes must be buckets by symbol, {{'n': (64, 128)}}, not {shapes!r}"
             )
         read = ParameterTypes.read(fun, types)
         known = sizes_by_symbol(read.leaves)
@@ -75,11 +75,11 @@ class Buckets:
         for symbol in shapes:
             if symbol not in known:
                 say = (
-                    f'types="x=f32[{symbol},d]", or that type as the annotation of x, says which '
-                    f"axes are {symbol}"
+                    f'declare the axes of size {symbol} with types="x=f32[{symbol},d]", or '
+                    "annotate x with that type"
                 )
                 raise ArgumentsError(
-                    f"no type of a parameter of {name} has the symbol '{symbol}'",
+                    f"no parameter of {name} has a type with the symbol '{symbol}'",
                     did_you_mean(symbol, known) or say,
                 )
         sizes = {symbol: _buckets(symbol, shapes[symbol]) for symbol in shapes}
@@ -147,7 +147,7 @@ class Buckets:
         missing = sorted(self.sizes.keys() - sizes_by_symbol(avals).keys())
         if missing:
             raise ArgumentsError(
-                f"no argument that {self.name} is given has the symbol '{missing[0]}' in its type"
+                f"no argument of the call of {self.name} has the symbol '{missing[0]}' in its type"
             )
         names, shapes = [v.path for v in values], [np.shape(v.value) for v in values]
         try:
@@ -170,7 +170,7 @@ class Buckets:
                 return bucket
         path = next(v.path for v in values if symbol in sizes_by_symbol([v.aval]))
         raise ArgumentsError(
-            f"argument '{path}' of {self.name} has {symbol}={size}, and the largest bucket of "
+            f"argument '{path}' of {self.name} has {symbol}={size}, but the largest bucket of "
             f"{symbol} is {self.sizes[symbol][-1]}"
         )
 
@@ -327,7 +327,9 @@ def _buckets(symbol: str, given: int | Sequence[int]) -> tuple[int, ...]:
     except TypeError:
         found = []
     if not found or found[0] < 1 or found[-1] > MOST:
-        raise ArgumentsError(f"the buckets of {symbol} are sizes from 1 to {MOST}, not {given!r}")
+        raise ArgumentsError(
+            f"the buckets of {symbol} must be sizes from 1 to {MOST}, not {given!r}"
+        )
     return tuple(found)
 
 

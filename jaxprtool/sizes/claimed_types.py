@@ -60,11 +60,11 @@ def other_structure(program: Program, claimed: Any) -> str | None:
     names = paths("result", claimed)
     for name in names:
         if name not in program.out_names:
-            return f"{program.name} gives no {name}; it gives {_types(program)}"
+            return f"{program.name} does not return {name}; it returns {_types(program)}"
     for name in program.out_names:
         if name not in names:
-            return f"{program.name} gives {name} too; it gives {_types(program)}"
-    return f"{program.name} gives {program.out_tree}, not {wanted}"
+            return f"{program.name} also returns {name}; it returns {_types(program)}"
+    return f"{program.name} returns {program.out_tree}, not {wanted}"
 
 
 def _types(program: Program) -> str:
@@ -114,7 +114,7 @@ def _origin(program: Program, atom: Atom) -> str:
     top = top_jaxpr(program)
     eqn, source = _definition(top, atom)
     if eqn is not None:
-        return f"{named(eqn)} makes it so"
+        return f"caused by {named(eqn)}"
     if isinstance(source, Var) and source in top.invars:
         return f"it has the type of the argument {program.arg_names[top.invars.index(source)]}"
     return "it is a constant"

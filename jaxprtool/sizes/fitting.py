@@ -50,7 +50,7 @@ def fitted(
     try:
         leaves = program.matched(args, kwargs).leaves
     except StructureError as error:
-        hint = "a program has no static arguments left" if has_static else None
+        hint = "a traced program has no static arguments" if has_static else None
         raise StructureError(error.message, hint) from None
     avals = program.in_avals
     if program.symbols:
@@ -126,17 +126,19 @@ class _RaggedArguments:
         name, aval = self._program.arguments[position]
         takes = [each for each, bound in self._lengths.items() if (bound.rows,) == aval.shape[:1]]
         if len(takes) != 1:
-            which = f"{' and '.join(takes)} may be its lengths" if takes else "no lengths of it"
+            which = (
+                f"{' and '.join(takes)} may be its lengths" if takes else "has no lengths for it"
+            )
             raise ArgumentsError(
-                f"argument '{name}' has values and lengths, and {self._program.name} takes "
+                f"argument '{name}' has values and lengths, but {self._program.name} takes "
                 f"{type_of(aval)}, and {which}",
-                "give both: load('batch.npz')['values']"
+                "pass both: load('batch.npz')['values']"
                 if takes
-                else "ragged(axis='n', lanes=…) makes a program that takes them",
+                else "create a program that takes them with ragged(axis='n', lanes=…)",
             )
         if not np.array_equal(self.found.setdefault(takes[0], lengths), lengths):
             raise ArgumentsError(
-                f"argument '{name}' has other lengths than those before it, and "
+                f"argument '{name}' has other lengths than earlier arguments, but "
                 f"{self._program.name} takes '{takes[0]}' for all of them"
             )
         return values
@@ -157,16 +159,18 @@ class _RaggedArguments:
                 continue
             lengths = self.found.pop(name)
             if name in given:
-                raise ArgumentsError(f"argument '{name}' is given, and is that of a Ragged, too")
+                raise ArgumentsError(
+                    f"argument '{name}' is given twice: by itself, and in a Ragged"
+                )
             if i <= len(placed):
                 placed.insert(i, lengths)
             else:
                 given[name] = lengths
         if self.found:
             raise ArgumentsError(
-                f"a Ragged is given, and its lengths, {next(iter(self.found))}, are a part of "
-                f"another argument of {self._program.name}",
-                "give both as arrays: load('batch.npz')['values']",
+                f"the lengths of a Ragged, {next(iter(self.found))}, are part of another "
+                f"argument of {self._program.name}",
+                "pass both as arrays: load('batch.npz')['values']",
             )
         return tuple(placed), given
 
@@ -247,7 +251,7 @@ def _fitted_leaf(program: Program, name: str, value: Any, aval: Aval) -> Any:
     if isinstance(value, np.ndarray):
         value = _as_saved(value, aval)
     if is_ref(value):
-        message = f"argument '{name}' is a Ref, and the program takes {type_of(aval)}"
+        message = f"argument '{name}' is a Ref, but the program takes {type_of(aval)}"
         raise ArgumentsError(message)
     given = value
     if not isinstance(value, jax.ShapeDtypeStruct):
@@ -255,25 +259,28 @@ def _fitted_leaf(program: Program, name: str, value: Any, aval: Aval) -> Any:
             given = jax.api_util.shaped_abstractify(value)
         except (TypeError, OverflowError):  # texts, objects, dates; integers of more than 64 bits
             shown = f"an array of {value.dtype}" if hasattr(value, "dtype") else value
-            message = f"argument '{name}' is {shown}, and the program takes {type_of(aval)}"
+            message = f"argument '{name}' is {shown}, but the program takes {type_of(aval)}"
             raise ArgumentsError(message) from None
     if (given.shape, given.dtype) != (aval.shape, aval.dtype):
         shown = type_of(jax.core.ShapedArray(given.shape, given.dtype))
-        message = f"argument '{name}' is {shown}, and the program takes {type_of(aval)}"
+        message = f"argument '{name}' is {shown}, but the program takes {type_of(aval)}"
         raise ArgumentsError(message, _misfit_hint(program, given, aval))
     return value
 
 
 def _misfit_hint(program: Program, given: Any, aval: Aval) -> str | None:
     if aval.dtype == jax.dtypes.float0:
-        return f"its one value is {type_of(aval)}"
+        return f"the only value has type {type_of(aval)}"
     sizes = [name for name, bound in program.bounds if isinstance(bound, SizeBound)]
     fewer = len(given.shape) == len(aval.shape) and all(
         isinstance(size, int) and size <= most
         for size, most in zip(given.shape, aval.shape, strict=True)
     )
     if sizes and fewer and given.dtype == aval.dtype:
-        return f"pad it, and give its size as {' or '.join(sizes)}; jaxprtool.jit(shapes=…) pads"
+        return (
+            f"pad it, and pass its size as {' or '.join(sizes)}; jaxprtool.jit(shapes=…) pads "
+            "automatically"
+        )
     return None
 
 

@@ -102,7 +102,8 @@ def ragged_vmap(
     if _inside.get():
         place = next(i for i, value in enumerate(values) if isinstance(value, Ragged))
         raise BatchError(
-            f"{names()[place]} is a Ragged inside an example of another, which is not supported"
+            f"{names()[place]} is a Ragged inside an example of another Ragged, which is not "
+            "supported"
         )
     known = _batches(values, axes, names)
     count = _number_of_examples(values, axes, axis_size, names)
@@ -116,8 +117,7 @@ def ragged_vmap(
             results, out_tree = call(elements)
         except jax.errors.InconclusiveDimensionOperation as error:
             error.add_note(
-                "Ragged(values, lengths, shortest=2) says that no example has fewer rows, "
-                "longest=64 that none has more"
+                "declare the range with Ragged(values, lengths, shortest=2) or longest=64"
             )
             raise
         results = list(map(_checked, results))
@@ -187,8 +187,8 @@ def _batches(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[s
             continue
         if type(axis) is not int or axis != 0:
             raise BatchError(
-                f"{names()[place]} is a Ragged, whose examples are mapped over: its in_axes must "
-                f"be 0, not {axis}"
+                f"{names()[place]} is a Ragged, whose examples are mapped: its in_axes must be "
+                f"0, not {axis}"
             )
         if jnp.ndim(value.lengths) != 1 or jnp.ndim(value.values) == 0:
             raise BatchError(
@@ -202,7 +202,7 @@ def _batches(values: Sequence[Any], axes: Sequence[Any], names: Names) -> dict[s
             raise BatchError(
                 f"{names()[place]} and {names()[first_place]} have examples of different lengths, "
                 f"but both have axis '{value.axis}'",
-                "give one of them another name: Ragged(values, lengths, axis='m')",
+                "give one of them another axis name: Ragged(values, lengths, axis='m')",
             )
         longest = [each.longest for each in (first, value) if each.longest is not None]
         bounds = min(longest, default=None), first.full, max(first.shortest, value.shortest)
@@ -338,7 +338,7 @@ class _Results:
                 )
             if kind.axis != 0:
                 raise BatchError(
-                    f"{path} is {type_of(aval)} of each example: its rows must be along axis 0"
+                    f"{path} is {type_of(aval)} for each example, but its rows must be along axis 0"
                 )
             return self._ragged(value, kind.size)
         source = None if isinstance(kind, Shared) else 0

@@ -76,7 +76,7 @@ def check_claim(program: Program, out_types: Any) -> None:
         first, more = wrong[0], len(wrong) - 1
         raise CheckError(
             f"{first.name} of {program.name} is {first.type}, not {first.claimed}: {first.origin}",
-            f"{more} more {'result has' if more == 1 else 'results have'} another type"
+            f"{more} more {'result has' if more == 1 else 'results have'} a different type"
             if more
             else None,
         )

@@ -55,7 +55,7 @@ class Specialize(Pass):
     def __post_init__(self) -> None:
         if not self.sizes:
             raise PipelineError(
-                "pass 'specialize' needs the size of a symbol", "specialize(n=512) says what n is"
+                "pass 'specialize' needs the size of a symbol", "specialize(n=512) sets n to 512"
             )
 
     def __call__(self, program: Program) -> Program:

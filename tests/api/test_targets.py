@@ -82,8 +82,8 @@ def test_an_exported_artifact_is_a_target(program, tmp_path):
     ("name", "data", "message"),
     [
         ("no.jaxpr", None, "cannot read 'no.jaxpr': No such file"),
-        ("notes.txt", b"some notes", "'notes.txt' holds neither a program"),
-        ("empty", b"", "'empty' holds neither a program"),
+        ("notes.txt", b"some notes", "'notes.txt' is neither a program"),
+        ("empty", b"", "'empty' is neither a program"),
     ],
 )
 def test_a_file_that_holds_no_program_is_refused(name, data, message, tmp_path, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_file_that_holds_no_program_is_refused(name, data, message, tmp_path, 
     "options", [{"factory": True}, {"static_argnums": 0}, {"static_argnames": "x"}]
 )
 def test_options_for_functions_are_refused_for_a_program(file, options):
-    with pytest.raises(TargetError, match="neither a factory nor static arguments"):
+    with pytest.raises(TargetError, match="--factory and static arguments do not apply"):
         find(file, **options)
 
 
@@ -129,13 +129,16 @@ def test_arguments_that_fit_are_given_flat(file):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("f32[3]", "the arguments do not fit scaled: it takes 2 positional arguments, not 1"),
+        (
+            "f32[3]",
+            "the arguments do not fit scaled: the program takes 2 positional arguments, not 1",
+        ),
         ("{'v': f32[3]}, f32[3], factor=1.0", "'params' lacks 'w', and has 'v', which scaled does"),
         ("{'w': f32[3]}, f32[3], scale=1.0", "the keyword argument 'factor' is missing"),
         ("{'w': f32[4]}, f32[3], factor=1.0", r"argument 'params\['w'\]' is f32\[4\], .* f32\[3\]"),
         ("{'w': i32[3]}, f32[3], factor=1.0", r"is i32\[3\]"),
         ("{'w': f32[3]}, f32[3], factor=1j", r"argument 'factor' is c64\[\], .* f32\[\]"),
-        ("{'w': f32[3]}, f32[3], factor=static(1)", "factor is to be an array, not 1"),
+        ("{'w': f32[3]}, f32[3], factor=static(1)", "factor must be an array, not 1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(file, args, message):
@@ -149,7 +152,7 @@ def test_any_container_will_do_in_place_of_one_of_a_custom_type(tmp_path):
     read = jaxprtool.read(path)
     assert fitted(read, ((1.0, 2.0),), {}) == fitted(read, ([1.0, 2.0],), {})
     assert fitted(read, ({"second": 2.0, "first": 1.0},), {}) == (1.0, 2.0)
-    with pytest.raises(ArgumentsError, match="p is to have 2 entries, not 3"):
+    with pytest.raises(ArgumentsError, match="p must have 2 entries, not 3"):
         fitted(read, ((1.0, 2.0, 3.0),), {})
 
 
@@ -264,7 +267,7 @@ def test_a_flat_dict_is_a_flat_dict_where_that_is_what_is_taken(tmp_path):
         ),
         ({f"x{i}": 1.0 for i in range(9)}, "has 'x0', .*'x5' and 3 more, which many", "it takes"),
         (dict.fromkeys(NAMES), "lacks 'first/w', 'first/b', 'rest/0/w/0', 'rest/1'$", "it takes"),
-        ({"first/w": np.ones(4)}, r"'params\['first'\].w' is f32\[4\], and the program", None),
+        ({"first/w": np.ones(4)}, r"'params\['first'\].w' is f32\[4\], but the program", None),
         ({"rest/0/w/0": np.full(3, 0.1, np.float32)}, r"is f32\[3\], .* takes bf16\[3\]", None),
     ],
 )
@@ -293,14 +296,14 @@ def test_positions_are_told_without_static_arguments(number, position, tmp_path,
     assert entry.position(number) == position
     with pytest.raises(ArgumentsError, match="argument 1 is static"):
         entry.position(1)
-    with pytest.raises(ArgumentsError, match="no positional argument 3 is given; there are 3"):
+    with pytest.raises(ArgumentsError, match="no positional argument 3 is given; the call has 3"):
         entry.position(3)
 
 
 def test_positions_in_a_program_file(file):
     entry = find(file)
     assert [entry.position(n) for n in (0, 1, -1, -2)] == [0, 1, 1, 0]
-    with pytest.raises(ArgumentsError, match="no positional argument 2 is given; there are 2"):
+    with pytest.raises(ArgumentsError, match="no positional argument 2 is given; the call has 2"):
         entry.position(2)
 
 
@@ -311,9 +314,9 @@ def test_arrays_come_in_the_types_that_a_file_has_for_them(tmp_path):
     given = "zeros(u32[2]), zeros(u32[2,4]), ones(f32[2])"
     values = find(path, given).arguments()
     assert [v.dtype for v in values] == [types[0].dtype, types[1].dtype, jnp.bfloat16]
-    with pytest.raises(ArgumentsError, match=r"is u32\[3\], and the program takes key<fry>"):
+    with pytest.raises(ArgumentsError, match=r"is u32\[3\], but the program takes key<fry>"):
         find(path, given.replace("u32[2])", "u32[3])")).arguments()
-    with pytest.raises(ArgumentsError, match=r"is f32\[2\], and the program takes bf16"):
+    with pytest.raises(ArgumentsError, match=r"is f32\[2\], but the program takes bf16"):
         find(path, given.replace("ones(f32[2])", "normal(f32[2])")).arguments()
 
 

@@ -120,7 +120,7 @@ def test_a_search_goes_from_match_to_match_and_unfolds(browser):
         await screen.press("N", "N")
         assert screen.row.startswith("scaled") and screen.status.startswith("3 of 3")
         await screen.search("nowhere")
-        assert screen.status == "nothing fits nowhere" and screen.row.startswith("scaled")
+        assert screen.status == "no match for nowhere" and screen.row.startswith("scaled")
         await screen.press("slash", "x", "tab")
         assert screen.app.focused is screen.app.source
         await screen.press("tab", "tab", "slash", "x", "escape")
@@ -143,7 +143,7 @@ def test_to_a_definition_and_back_and_forth(browser):
         await screen.press("greater_than_sign")
         assert screen.row.startswith("hidden")
         await screen.press("less_than_sign", "less_than_sign", "less_than_sign")
-        assert screen.status == "no place before this one"
+        assert screen.status == "this is the first place"
         await screen.search("iota")
         await screen.search(":13")
         await screen.press("d")  # the one thing that it reads
@@ -166,7 +166,7 @@ def test_to_uses_and_what_depends_on_a_value_is_marked(browser):
         await screen.press("escape")
         assert screen.marked == []
         await screen.press("u")
-        assert screen.status == "nothing uses it"
+        assert screen.status == "it has no uses"
         await screen.search("scaled")
         await screen.search(":23")
         await screen.press("m", "m")

@@ -48,7 +48,7 @@ def test_what_a_loop_carries_comes_from_outside_and_from_the_last_round(model):
 
 def test_a_call_leads_to_what_makes_its_results(model):
     shown = model()
-    assert ("hidden, made inside", "a:f32[3] = tanh z_1") in definitions(shown, "hidden")
+    assert ("hidden, computed inside", "a:f32[3] = tanh z_1") in definitions(shown, "hidden")
 
 
 def test_uses_are_readers_also_in_bodies_and_results(model):

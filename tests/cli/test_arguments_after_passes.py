@@ -204,55 +204,56 @@ def test_types_before_the_passes_stay_what_they_were(cli, files):
     [
         ("loss", RAGGED, "load('params.npz'), load('short.npy')", "lengths is missing"),
         ("loss", "ragged(axis='n', lanes=4)", BOTH, "argument 'lengths' has shape [3]"),
-        ("loss", "ragged(axis='m', lanes=3)", BOTH, "there is no symbol 'm'"),
+        ("loss", "ragged(axis='m', lanes=3)", BOTH, "no symbol 'm'"),
         ("loss", RAGGED, f"{BOTH}, ones(i32[3])", "takes 3 positional arguments, not 4"),
         (
             "loss",
             RAGGED,
             f"{BOTH}, lengths=ones(i32[3])",
-            "argument 'lengths' is given, and is that",
+            "argument 'lengths' is given twice: by itself, and",
         ),
         (
             "loss",
             "mask(n=16)",
             BOTH,
-            "argument 'x' has values and lengths, and loss takes f32[16,4]",
+            "argument 'x' has values and lengths, but loss takes f32[16,4]",
         ),
         (
             "loss",
             "mask(n=16)",
             "load('params.npz'), load('padded.npy'), 17",
-            "it is a size from 0 to",
+            "but must be a size from 0 to",
         ),
         (
             "loss",
             "mask(n=16)",
             "load('params.npz'), load('short.npy'), 5",
-            "hint: pad it, and give",
+            "hint: pad it, and pass",
         ),
         (
             "loss",
             RAGGED,
             "load('params.npz'), {'values': ones(f32[3,3]), 'lengths': arange(3)}",
-            "hint: after the passes it takes params, x: f32[N,4], lengths: i32[3] of N rows",
+            "hint: the arguments after the passes are params, x: f32[N,4], lengths: i32[3] of N "
+            "rows",
         ),
         (
             "loss",
             "mask(buckets=(8, 16))",
             "load('params.npz'), load('padded.npy'), 5",
-            "gave n8, n16",
+            "returned n8, n16",
         ),
         (
             "bare",
             "mask(n=16)",
             "ref('given'), load('padded.npy')",
-            "hint: it has no symbols: a type",
+            "hint: it has no symbols; trace it with a type",
         ),
         (
             "loss",
             RAGGED,
             "load('params.npz'), {'values': ones(f32[9,4]), 'lengths': arange(3)}",
-            "adds up to 3, and there are 9 rows",
+            "adds up to 3, but there are 9 rows",
         ),
         (
             "loss",
@@ -264,19 +265,19 @@ def test_types_before_the_passes_stay_what_they_were(cli, files):
             "loss",
             RAGGED,
             "load('params.npz'), {'values': ones(f32[9,4]), 'lengths': [3, 1.5, 5]}",
-            "lengths are whole numbers of rows, not [3, 1.5, 5]",
+            "lengths must be whole numbers of rows, not [3, 1.5, 5]",
         ),
         (
             "loss",
             RAGGED,
             "load('params.npz'), {'values': ones(f32[9,4]), 'lengths': 9}",
-            "lengths of examples of different length are no array, but int",
+            "lengths of examples of different lengths is not an array, but int",
         ),
         (
             "both",
             "ragged(axis=('n', 'm'), lanes=3)",
             "load('batch.npz'), {'values': ones(f32[3]), 'lengths': ones(i32[3])}, ones(f32[3])",
-            "argument 'y' has other lengths than those before it",
+            "argument 'y' has other lengths than earlier arguments",
         ),
     ],
 )
@@ -289,8 +290,8 @@ def test_what_does_not_fit_is_one_line(cli, files, target, passes, args, said):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--types", "y=f32[n]"), "types has 'y', which is no parameter"),
-        (("--types", "x=f32[n"), "'[' in types is never closed"),
+        (("--types", "y=f32[n]"), "types has 'y', which is not a parameter"),
+        (("--types", "x=f32[n"), "'[' in types is not closed"),
         (("--types", "x=f32[n,3]"), "bare raised TypeError"),
     ],
 )
@@ -301,13 +302,13 @@ def test_types_that_do_not_fit_are_one_line(cli, files, more, said):
 
 def test_where_types_are_not_known_the_error_says_how_to_give_them(cli, files):
     found = cli("run", "train.py:bare", "-p", RAGGED, "--args", BOTH)
-    assert found.code == 3 and "hint: --args are those of the function; --types" in found.err
+    assert found.code == 3 and "hint: --args apply to the function; with --types" in found.err
 
 
 def test_a_program_has_types_of_its_own(cli, files):
     cli("opt", "train.py:exampled", "-o", "p.jaxpr")
     found = cli("run", "p.jaxpr", "--types", "x=f32[n,4]")
-    assert found.code == 2 and "--types is for functions" in found.err
+    assert found.code == 2 and "--types applies to functions" in found.err
 
 
 def test_opt_verifies_on_them(cli, files, monkeypatch):
@@ -325,7 +326,7 @@ def test_opt_verifies_on_them(cli, files, monkeypatch):
         "opt", "train.py:loss", "-p", f"{RAGGED}, dce, simplify", "--verify", "--args", BOTH
     )
     assert found.code == 0 and "verified: 2 passes" in found.err
-    assert seen == ["the values given"]
+    assert seen == ["the given values"]
     found = cli("opt", "train.py:loss", "-p", "mask(n=16), dce", "--verify", "--args", BOTH)
     assert found.code == 2 and "has values and lengths" in found.err
 

@@ -68,7 +68,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(cli, folder, command):
         (["opt", DOUBLE, "-p", "dec"], "hint: did you mean 'dce'?"),
         (["show", "functions.py:duoble"], "hint: did you mean 'double'?"),
         (["run", DOUBLE, "--backend", "cpuu"], "hint: did you mean 'cpu'?"),
-        (["show", "--frobnicate", DOUBLE], "hint: `jaxprtool show --help` lists what it takes"),
+        (
+            ["show", "--frobnicate", DOUBLE],
+            "hint: run `jaxprtool show --help` for its arguments and options",
+        ),
     ],
 )
 def test_what_is_near_is_hinted_at(cli, command, hint):
@@ -135,7 +138,7 @@ def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(cli, monkeypatch)
     result = cli("show", DOUBLE)
     assert result.code == 70
     assert result.lines[-2] == "error: internal error: KeyError: 'lost\\nit'"
-    assert result.lines[-1] == "hint: please report it with what --traceback shows"
+    assert result.lines[-1] == "hint: report it with the output of --traceback"
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (BrokenPipeError, 141)])

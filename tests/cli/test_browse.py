@@ -22,7 +22,7 @@ NET = str(ROOT / "tests" / "browse" / "tiny.py") + ":net"
 def test_without_a_terminal_it_says_so(cli):
     found = cli("browse", NET)
     assert found.code == 2 and found.out == ""
-    assert found.lines[0] == "error: browse needs a terminal, and stdin is none"
+    assert found.lines[0] == "error: browse needs a terminal, but stdin is not a terminal"
 
 
 def test_a_program_on_stdin_leaves_no_keys(cli):

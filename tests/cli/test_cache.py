@@ -46,7 +46,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning(cli, home):  # noqa: F81
     (home / "jaxprtool").write_text("no folder")
     cached, warned = compiled(cli)
     assert not cached and len(warned) == 1
-    assert "compiled programs are not kept: " in warned[0]
+    assert "compiled programs are not cached: " in warned[0]
 
 
 def test_a_damaged_cache_is_one_warning(cli, home):  # noqa: F811
@@ -60,7 +60,7 @@ def test_a_damaged_cache_is_one_warning(cli, home):  # noqa: F811
     result = cli("opt", DOUBLE, "-p", "jit", "--verify")
     assert result.code == 0
     assert len(warnings(result)) == 1
-    assert "JAX's cache of compiled programs fails: " in warnings(result)[0]
+    assert "JAX's compilation cache failed: " in warnings(result)[0]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,6 @@ def test_no_cache_is_refused_where_nothing_runs(cli, command, missing):
     result = cli(command, DOUBLE, "--no-cache")
     assert result.code == 2
     assert result.lines[-2:] == [
-        f"error: --no-cache goes with {missing}, without which nothing runs",
+        f"error: --no-cache needs {missing}",
         f"hint: add {missing}",
     ]

@@ -33,7 +33,7 @@ def test_results_that_are_beyond_tolerance_are_told_and_the_exit_code_is_1(cli):
     assert found.code == 1 and found.err == ""
     heading, _, verdict, _, _, same, kept = found.out.splitlines()
     assert heading == "exact on random values, seed 0; reference: parts.py:exact"
-    assert verdict == "parts.py:rounded: 2 results, 1 equal to the bit, 1 beyond tolerance"
+    assert verdict == "parts.py:rounded: 2 results, 1 bitwise equal, 1 beyond tolerance"
     assert same.split() == ["result['double']", "same", "bits"]
     assert kept.startswith("result['kept']") and kept.endswith("of 64")
     assert max(map(len, found.out.splitlines())) <= 80
@@ -56,16 +56,19 @@ def test_json_has_every_number(cli):
 def test_pipelines_are_variants(cli):
     found = cli("compare", "parts.py:exact", "-p", "", "-p", "-O1")
     assert found.code == 0
-    assert "-O1: 2 results, equal to the bit" in found.out
+    assert "-O1: 2 results, bitwise equal" in found.out
 
 
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ((), "there is but one variant"),
-        (("parts.py:other",), "parts.py:other cannot be compared, since it takes other arguments"),
+        ((), "at least two variants"),
+        (
+            ("parts.py:other",),
+            "parts.py:other cannot be compared, because it takes different arguments",
+        ),
         (("--backends", "cpu,abacus"), "no backend 'abacus'"),
-        (("--precision", "default,hihgest"), "'hihgest' is no precision"),
+        (("--precision", "default,hihgest"), "unknown precision 'hihgest'"),
         (("--rtol", "-1"), "--rtol"),
     ],
 )
@@ -100,9 +103,9 @@ def test_bisect_names_the_pass_and_the_equation(cli, folder):
         *("--rewrite", "wrong.py", "--bisect"),
     )
     lines = found.out.splitlines()
-    where = next(i for i, line in enumerate(lines) if " parts from " in line)
+    where = next(i for i, line in enumerate(lines) if " differs from " in line)
     assert found.code == 1
-    assert " by twice (pass 1 of " in lines[where] and lines[where].endswith("at mul")
+    assert " after twice (pass 1 of " in lines[where] and lines[where].endswith("at mul")
     assert lines[where + 1].startswith("wrong.py:15  x = jax.numpy.sin(x) * 2.0 + x")
     assert max(map(len, lines)) <= 80
 
@@ -152,16 +155,16 @@ def test_results_that_are_not_finite_prove_nothing(cli, folder):
     assert "within tolerance" not in found.out and "which proves nothing" in found.out
     assert "8 NaN" in found.out
     assert "warning: result is not finite in 8 of 8 elements" in found.err
-    assert "--args gives others" in found.err
+    assert "pass other values in --args" in found.err
     assert cli(*command, "--strict").code == 1
 
 
 def test_elements_that_are_not_finite_are_counted_where_bits_are_equal(cli, folder):
     (folder / "few.py").write_text("def kept(x): return x\ndef inverse(x): return 1 / x")
     more = "-p", "", "-p", "dce", "--args", "arange(f32[3])"
-    assert "1 result, equal to the bit\n" in cli("compare", "few.py:kept", *more).out
+    assert "1 result, bitwise equal\n" in cli("compare", "few.py:kept", *more).out
     found = cli("compare", "few.py:inverse", *more)
-    assert found.code == 0 and "equal to the bit, 1 of 3 elements not finite" in found.out
+    assert found.code == 0 and "bitwise equal, 1 of 3 elements not finite" in found.out
 
 
 def test_verify_calls_nothing_verified_where_results_are_not_finite(cli, folder):

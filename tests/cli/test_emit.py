@@ -85,7 +85,7 @@ def test_binary_is_kept_from_terminals(cli, monkeypatch, to):
     result = cli("emit", DOUBLE, "--to", to)
     assert result.code == 2
     assert result.lines == [
-        f"error: {to} is binary, and stdout a terminal",
+        f"error: {to} is binary, but stdout is a terminal",
         "hint: write a file: -o FILE",
     ]
 
@@ -199,11 +199,13 @@ def test_several_programs_go_into_a_folder(cli, folder, halves, options, ending)
 
 def test_several_programs_fit_into_no_file_and_no_stream_of_bytes(cli, halves):
     result = cli(*halves, "-o", "one.mlir")
-    assert result.code == 2 and "takes one program, and the passes gave left, right" in result.err
+    assert (
+        result.code == 2 and "takes one program, but the passes returned left, right" in result.err
+    )
     result = cli(*halves, "--to", "hlo-proto")
     assert result.code == 2 and "hlo-proto is binary and takes one program" in result.err
     result = cli(*halves, "--to", "model-explorer")
-    assert result.code == 2 and "one document, which takes one program" in result.err
+    assert result.code == 2 and "one document and takes one program" in result.err
 
 
 # --- mistakes ---------------------------------------------------------------------------------
@@ -212,40 +214,43 @@ def test_several_programs_fit_into_no_file_and_no_stream_of_bytes(cli, halves):
 MISTAKES = {
     "no format": (("emit", DOUBLE), "--to is missing"),
     "unknown format": (("emit", DOUBLE, "--to", "xml"), "'xml' is not one of 'python'"),
-    "a name that says nothing": (("emit", DOUBLE, "-o", "x.foo"), "'x.foo' says nothing"),
+    "a name that says nothing": (("emit", DOUBLE, "-o", "x.foo"), "'x.foo' is not a known format"),
     "a name without an end": (("emit", DOUBLE, "-o", "x"), "--to is missing"),
-    "binary text": (("emit", DOUBLE, "--to", "hlo", "--binary"), "--binary goes with stablehlo, "),
+    "binary text": (("emit", DOUBLE, "--to", "hlo", "--binary"), "--binary applies to stablehlo, "),
     "binary source": (
         ("emit", DOUBLE, "--to", "stablehlo", "--binary", "--source"),
-        "--source goes with text",
+        "--source applies to text",
     ),
-    "graph of no dot": (("emit", DOUBLE, "--to", "hlo", "--graph", "hlo"), "--graph goes with dot"),
-    "depth of no dot": (("emit", DOUBLE, "--to", "hlo", "--depth", "1"), "--depth goes with dot"),
-    "all of no dot": (("emit", DOUBLE, "-o", "x.json", "--full"), "--full goes with dot"),
+    "graph of no dot": (
+        ("emit", DOUBLE, "--to", "hlo", "--graph", "hlo"),
+        "--graph applies to dot",
+    ),
+    "depth of no dot": (("emit", DOUBLE, "--to", "hlo", "--depth", "1"), "--depth applies to dot"),
+    "all of no dot": (("emit", DOUBLE, "-o", "x.json", "--full"), "--full applies to dot"),
     "depth of all": (
         ("emit", DOUBLE, "--to", "dot", "--full", "--depth", "1"),
-        "--depth and --full exclude each other",
+        "--depth and --full cannot be combined",
     ),
     "depth of HLO": (
         ("emit", DOUBLE, "--to", "dot", "--graph", "hlo", "--depth", "1"),
-        "--depth and --full go with the graph of a jaxpr",
+        "--depth and --full apply to the graph of a jaxpr",
     ),
     "unknown graph": (("emit", DOUBLE, "--to", "dot", "--graph", "ast"), "'ast' is not one of"),
     "backend of a jaxpr": (
         ("emit", DOUBLE, "--to", "dot", "--backend", "cpu"),
-        "--backend goes with --graph hlo",
+        "--backend applies to --graph hlo",
     ),
     "backend of python": (
         ("emit", DOUBLE, "--to", "python", "--backend", "cpu"),
-        "--backend goes with stablehlo, hlo",
+        "--backend applies to stablehlo, hlo",
     ),
     "platforms of hlo": (
         ("emit", DOUBLE, "--to", "hlo", "--platforms", "cpu"),
-        "--platforms goes with exported",
+        "--platforms applies to exported",
     ),
     "unknown backend": (
         ("emit", DOUBLE, "--to", "hlo", "--backend", "abacus"),
-        "JAX does not lower for 'abacus'; it does for cpu, cuda, rocm, tpu",
+        "JAX does not lower for 'abacus', only for cpu, cuda, rocm, tpu",
     ),
     "unknown platform": (
         ("emit", DOUBLE, "--to", "exported", "--platforms", "cpu,abacus", "-o", "x"),
@@ -262,7 +267,7 @@ MISTAKES = {
     "an empty path": (("emit", DOUBLE, "--to", "hlo", "-o", ""), "the path to write to is empty"),
     "symbolic sizes in hlo": (
         ("emit", DOUBLE, "--args", "f32[n]", "--to", "hlo"),
-        "takes x:f32[n], and HLO has no symbolic sizes",
+        "takes x:f32[n], but HLO has no symbolic sizes",
     ),
     "a callback that is exported": (
         ("emit", "functions.py:callback", "--to", "exported", "-o", "x"),

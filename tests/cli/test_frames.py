@@ -256,7 +256,7 @@ def test_scopes_stay_without_places(out, folder):
 
 def test_a_format_without_places_refuses_the_option(cli, project):
     result = cli("emit", "model.py:net", "--to", "dot", "--no-source")
-    assert result.code == 2 and "--no-source goes with" in result.lines[0]
+    assert result.code == 2 and "--no-source applies to" in result.lines[0]
 
 
 def test_opt_lists_places_if_asked(out):
@@ -368,7 +368,7 @@ def test_source_of_a_library_s_function_behind_a_wrapper(out, folder):
     found = ("source", "wrapper.py:case", "--factory", "--args", "f32[2,3], f32[3,3]")
     (program,) = json.loads(out(*found, "--json"))["programs"]
     assert [file["file"] for file in program["files"]] == ["tinylib/layers.py"]
-    assert "no line is of your own files: these are of tinylib" in out(*found)
+    assert "no lines are in your own files; these are from tinylib" in out(*found)
 
 
 @pytest.mark.parametrize(
@@ -376,8 +376,8 @@ def test_source_of_a_library_s_function_behind_a_wrapper(out, folder):
     [
         ("tinylab", "--mine: no package 'tinylab' is installed"),
         ("a b", "'a b' is not the name of a package"),
-        ("jax", "the lines of jax cannot be yours: the frames of JAX itself are hidden"),
-        ("jax.numpy", "the lines of jax.numpy cannot be yours"),
+        ("jax", "the lines of jax cannot be your own: JAX hides its own frames"),
+        ("jax.numpy", "the lines of jax.numpy cannot be your own"),
     ],
 )
 def test_mine_names_a_package(cli, project, name, said):
@@ -406,9 +406,9 @@ def test_frames_are_chosen_from_python_for_a_block(project):
         with jaxprtool.frames("library"):
             assert lines() == {"model.py", "tinylib/layers.py"}
     assert lines() == {"model.py"}
-    with pytest.raises(ArgumentsError, match="frames are mine, library or all"):
+    with pytest.raises(ArgumentsError, match="frames must be mine, library or all"):
         jaxprtool.frames("ours").__enter__()
-    with pytest.raises(ArgumentsError, match="the frames of JAX itself are hidden"):
+    with pytest.raises(ArgumentsError, match="JAX hides its own frames"):
         jaxprtool.frames(mine="jax").__enter__()
 
 

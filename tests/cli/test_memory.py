@@ -60,7 +60,7 @@ def test_a_profile_has_what_is_alive_at_the_peak_by_calls(cli, filled):
     assert sum(int(row["value"][0]) for row in profile["sample"]) == told["peak_bytes"]
     assert {"params[*] f32[64,64]", "sin f32[128,64]", "loss"} <= set(strings)
     several = cli(*LOSS, "-p", "vjp", "--pprof", "memory.pb.gz")
-    assert several.code == 2 and several.err.startswith("error: --pprof is of one program")
+    assert several.code == 2 and several.err.startswith("error: --pprof takes one program")
 
 
 def test_several_programs_have_a_page_each(cli):
@@ -92,7 +92,7 @@ def test_mistakes_are_one_line(cli, monkeypatch):
     found = cli(*LOSS, "--plot", "curve.gif")
     assert found.code == 2 and found.err.startswith("error: cannot draw 'curve.gif'")
     found = cli(*LOSS, "-p", "vjp", "--plot", "curve.svg")
-    assert found.code == 2 and found.err.startswith("error: --plot draws one program")
+    assert found.code == 2 and found.err.startswith("error: --plot takes one program")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     found = cli(*LOSS, "--plot", "curve.svg")
     assert found.code == 2 and 'pip install "jaxprtool[plot]"' in found.err

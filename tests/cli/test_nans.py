@@ -42,8 +42,8 @@ def test_the_first_that_reaches_a_result_is_shown_with_its_line_round_and_operan
         heading == "loss: div makes a NaN, which reaches no result: select_n at bad.py:11 drops it"
     )
     assert line == "bad.py:6  return x / jnp.sqrt((x * x).sum())"
-    assert facts[0] == "gives  f32[2], all NaN, the first at [0]"
-    assert "round  1 (counted from 0)" in facts
+    assert facts[0] == "value      f32[2], all NaN, the first at [0]"
+    assert "iteration  1 (counted from 0)" in facts
     assert any(fact.split()[:3] == ["sqrt", "bad.py:6", "f32[]"] for fact in facts)
     assert max(map(len, found.out.splitlines())) <= 80
 
@@ -78,7 +78,7 @@ def test_a_nan_that_the_program_holds_is_told_of_with_the_result_that_it_is(cli)
     stats = "nans", "bad.py:stats", "--args", "arange(4.)"
     found = cli(*stats)
     assert found.code == 1
-    assert found.out.startswith("stats: result[1] is NaN (held by the program)\n")
+    assert found.out.startswith("stats: result[1] is NaN (a constant of the program)\n")
     assert "the program" in cli(*stats, "--all").out
     document = json.loads(cli(*stats, "--json").out)
     assert document["found"] and document["primitive"] == ""
@@ -89,7 +89,7 @@ def test_an_argument_with_a_nan_is_named(cli, bad):
     np.save(bad / "x.npy", np.array([1.0, np.nan], np.float32))
     found = cli("nans", "jax.numpy:sin", "--args", "load('x.npy')")
     assert found.code == 1
-    assert found.out.startswith("sin: a NaN comes with the argument x and reaches result\n")
+    assert found.out.startswith("sin: argument x contains a NaN, which reaches result\n")
 
 
 def test_random_values_are_told_of(cli):

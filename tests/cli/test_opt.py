@@ -96,8 +96,8 @@ def test_several_programs_bear_their_names(cli, plugin):
     [
         ("cli_raises", 2, "error: pass 'cli_raises' failed on double: KeyError: 'nothing'"),
         ("cli_exits", 2, "error: pass 'cli_exits' failed on double: SystemExit: 0"),
-        ("cli_gives_none", 2, "error: pass 'cli_gives_none' gave no Program, but NoneType"),
-        ("cli_breaks", 1, "error: pass 'cli_breaks' broke the program"),
+        ("cli_gives_none", 2, "error: pass 'cli_gives_none' returned NoneType, not a Program"),
+        ("cli_breaks", 1, "error: pass 'cli_breaks' produced an invalid program"),
     ],
 )
 def test_a_pass_that_fails_is_named(cli, plugin, name, code, message):
@@ -140,9 +140,9 @@ def test_roll_says_what_its_scans_cost_in_memory_or_that_nothing_repeats(cli, tm
     )
     args = "[f32[4,4], f32[4,4], f32[4,4], f32[4,4]], f32[2,4]"
     result = cli("opt", f"{path}:run", "--args", args, "-p", "roll")
-    assert "note: roll: run has 1 scan; 256 bytes are copied" in " ".join(result.err.split())
+    assert "note: roll: run has 1 scan; stacking copies 256 bytes" in " ".join(result.err.split())
     result = cli("opt", f"{path}:run", "--args", "[f32[4,4]], f32[2,4]", "-p", "roll")
-    assert "note: roll: nothing repeats in run" in " ".join(result.err.split())
+    assert "note: roll: run has no repetition" in " ".join(result.err.split())
 
 
 def test_a_page_has_a_tab_for_each_pass(cli, folder):
@@ -168,7 +168,7 @@ def test_a_page_names_the_program_that_a_pass_has_changed(cli, folder):
 
 def test_a_page_and_json_do_not_share_stdout(cli):
     result = cli("opt", "functions.py:double", "--format", "html", "--json")
-    assert result.code == 2 and "--json and a page both want stdout" in result.err
+    assert result.code == 2 and "--json and an HTML page cannot both write to stdout" in result.err
 
 
 def test_print_changed_shows_what_each_pass_did_and_skips_those_that_did_nothing(cli):

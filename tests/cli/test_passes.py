@@ -81,7 +81,7 @@ def test_a_plugin_that_raises_is_one_warning_and_the_rest_works(cli, folder):
     result = cli("passes", "--plugin", "broken.py", "--plugin", "no_such_module_at_all")
     assert result.code == 0 and "dce" in result.out
     assert len(result.lines) == 2
-    assert result.lines[0] == ("warning: plug-in broken.py is left out: RuntimeError: two lines")
+    assert result.lines[0] == ("warning: plug-in broken.py is ignored: RuntimeError: two lines")
     assert "no_such_module_at_all" in result.lines[1]
 
 

@@ -196,7 +196,7 @@ def test_a_terminal_gets_the_times_first_and_a_table_of_at_most_twenty_results(f
     assert lines[0].startswith("device") and "later calls" in lines[5]
     assert lines[7].split() == ["result", "type", "value"]
     assert lines[9].split() == ["result[0]", "f32[]", "1."]
-    assert lines[-1] == "… 5 more, 1 of them with NaN or inf: --json and pipes have all"
+    assert lines[-1] == "… 5 more, 1 of them with NaN or inf; --json and pipes show all"
 
 
 def test_the_pager_gets_the_listing(folder):

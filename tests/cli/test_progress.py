@@ -240,9 +240,9 @@ def test_verify_says_which_pass_it_runs(cli, monkeypatch):
     target, options = "functions.py:wasteful", ("-p", "dce, jit, cse", "--verify")
     told = told_by(cli, monkeypatch, "opt", *options, target=target)
     assert told[-4:] == [
-        "verify: dce 1/2 · running what it was given",
-        "verify: dce 1/2 · running what it made",
-        "verify: jit 2/2 · running what it made",
+        "verify: dce 1/2 · running the program before the pass",
+        "verify: dce 1/2 · running the program after the pass",
+        "verify: jit 2/2 · running the program after the pass",
         "rendering",
     ]
 

@@ -41,7 +41,7 @@ def test_the_page_has_all_views(cli, folder):
     for name in ("cost", "memory", "residuals"):
         assert f'id="report-{name}"' in text
     assert "by line" in text and "by scope" in text and "by primitive" in text
-    assert "alive at the peak of loss" in text and "<svg" in text
+    assert "live at the peak of loss" in text and "<svg" in text
     assert "loss keeps" in text and "dots_saveable" in text
     assert '<a href="#f0-8">model.py:8</a>' in text
     assert "<b>grad</b>" in text and "<b>dce</b>" in text
@@ -88,7 +88,7 @@ def test_a_program_of_no_bytes_has_no_list_of_them(cli, folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "error: report writes a page, and -o does not say where"),
+        ((), "error: report writes an HTML page, but -o is missing"),
         (("-o", "report.jaxpr"), "error: report writes .html files"),
         (("-o", "no/such/report.html"), "error: "),
     ],

@@ -65,7 +65,7 @@ def test_a_budget_has_names_to_save_and_where_to_put_them(cli):
     found = cli(*LOSS, "--budget", "400")
     assert found.code == 0 and "within 400 bytes, save nothing" in found.out
     found = cli(*LOSS, "--budget", "1KiB").out
-    assert "within 1.0 KiB: all that loss keeps fits, without a policy" in found
+    assert "within 1.0 KiB: all residuals of loss fit, without a policy" in found
     args = "residuals", "kept.py:deep", "--args", "f32[8,8], f32[4,8]"
     found = cli(*args, "--budget", "700").out
     assert "checkpoint_name(x @ w, " in found
@@ -78,12 +78,12 @@ def test_a_budget_has_names_to_save_and_where_to_put_them(cli):
 def test_mistakes_are_one_line(cli):
     found = cli(*LOSS, "-p", "vjp")
     assert (found.code, found.out) == (2, "")
-    assert found.err.startswith("error: residuals are of one program")
+    assert found.err.startswith("error: residuals takes one program")
     assert cli(*LOSS, "--top", "0").code == 2
     found = cli(*LOSS, "--budget", "much")
     assert (found.code, found.out) == (2, "") and "'much' is not a number of bytes" in found.err
     found = cli(*LOSS, "--budget", "5")
-    assert (found.code, found.out) == (2, "") and "the least is 384" in found.err
+    assert (found.code, found.out) == (2, "") and "the minimum is 384" in found.err
 
 
 def test_types_of_a_symbolic_program_are_shown_whole(cli):

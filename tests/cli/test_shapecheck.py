@@ -34,8 +34,8 @@ def test_a_claim_that_does_not_hold_is_one_line_with_the_equation(cli):
     found = cli("shapecheck", "shapes.py:encode", "f32[n,d]", "f32[n,d]")
     assert (found.code, found.out) == (1, "")
     assert found.err == (
-        "error: result of encode is f32[n,2*d], not f32[n,d]: "
-        "concatenate at shapes.py:6 makes it so\n"
+        "error: result of encode is f32[n,2*d], not f32[n,d]: caused by concatenate at "
+        "shapes.py:6\n"
     )
 
 
@@ -50,7 +50,7 @@ def test_a_program_file_is_checked_too(cli):
     [
         (("shapes.py:encode", "f32[n,d]"), 2, "missing argument 'RESULTS'"),
         (("shapes.py:encode", "f32[n,d]", "f32[n,k]"), 2, "no argument has the symbol 'k'"),
-        (("shapes.py:encode", "f32[n,d", "f32[n,d]"), 2, "'[' in --args is never closed"),
+        (("shapes.py:encode", "f32[n,d", "f32[n,d]"), 2, "'[' in --args is not closed"),
         (("shapes.py:encod", "f32[n,d]", "f32[n,d]"), 2, "has no attribute 'encod'"),
         (("shapes.py:product", "f32[n,d], f32[k]", "f32[n]"), 3, "product raised TypeError"),
     ],

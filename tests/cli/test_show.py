@@ -50,7 +50,7 @@ def test_types_name_the_axes_of_the_mesh_that_is_asked_for(cli):
         == "{ lambda ; a:f32[8@x]. let b:f32[8@x] = sin a in (b,) }\n"
     )
     assert "f32[8@x]" in cli(*command, "--mesh", "x=4,y=2").out  # more than there are devices
-    assert cli(*command).lines[-1] == "hint: --mesh x=2 sets one, as jax.set_mesh does"
+    assert cli(*command).lines[-1] == "hint: set one with --mesh x=2, or jax.set_mesh"
     assert "'x' is not a list of axes" in cli(*command, "--mesh", "x").lines[0]
 
 
@@ -96,9 +96,9 @@ def test_only_says_what_it_does_not_find(cli):
     result = cli("show", "functions.py:wasteful", "--only", "sinn,co*,xyz,mul")
     assert result.code == 0 and "cos" in result.out
     assert [line for line in result.lines if line.startswith("warning")] == [
-        "warning: --only: no equation is of 'sinn'; did you mean 'sin'?",
-        "warning: --only: no equation is of 'xyz'; there are cos, sin",
-        "warning: --only: no equation is of 'mul'; there are cos, sin",
+        "warning: --only: no equation has the primitive 'sinn'; did you mean 'sin'?",
+        "warning: --only: no equation has the primitive 'xyz'; the program has cos, sin",
+        "warning: --only: no equation has the primitive 'mul'; the program has cos, sin",
     ]
 
 
@@ -115,11 +115,11 @@ def test_a_page_goes_where_it_is_told(cli, folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("-o", "x.py"), "show writes .html files, and 'x.py' is named otherwise"),
-        (("-o", "x.txt"), "-o writes a page, and --format is text"),
-        (("-o", "x.html", "--format", "tree"), "-o writes a page, and --format is tree"),
-        (("-o", "x.html", "--stats"), "--stats and a page (--format html) do not go together"),
-        (("--format", "html", "--json"), "--json and a page (--format html) do not go together"),
+        (("-o", "x.py"), "show writes .html files, but -o names 'x.py'"),
+        (("-o", "x.txt"), "-o writes an HTML page, but --format is text"),
+        (("-o", "x.html", "--format", "tree"), "-o writes an HTML page, but --format is tree"),
+        (("-o", "x.html", "--stats"), "--stats and --format html cannot be combined"),
+        (("--format", "html", "--json"), "--json and --format html cannot be combined"),
         (("-o", "no/such/folder.html"), "cannot write 'no/such/folder.html': No such file"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_page_is_not_written_by_a_command_that_has_none(cli):
     result = cli("vmap", "functions.py:double", "--axis-size", "2", "-o", "x.html")
     assert result.code == 2 and "hint: `jaxprtool show TARGET -o x.html`" in result.err
     result = cli("emit", "functions.py:double", "-o", "x.html")
-    assert result.code == 2 and "hint: `jaxprtool show TARGET -o x.html` does" in result.err
+    assert result.code == 2 and "hint: use `jaxprtool show TARGET -o x.html`" in result.err
 
 
 def test_a_narrow_table_has_parameters_below_its_equations(cli):
@@ -163,7 +163,7 @@ def test_large_signatures_are_folded_on_a_terminal(terminal, cli, wide):
     assert any(line.endswith(" more) }") for line in shown)
     table = shown[shown.index("the largest arguments") + 1 :]
     assert table[0].split()[1:] == ["params['w29']", "f32[30,256]", "30.0", "KiB"]
-    assert len(table) == 9 and table[-1] == "… 22 more: --full shows them"
+    assert len(table) == 9 and table[-1] == "… 22 more; --full shows them"
     full = terminal("show", wide, "--source", "--full")
     assert "arguments" not in full and full.count("more") == 0 and full.count(":f32[30,256]") > 1
     piped = cli("show", wide).out

@@ -64,7 +64,9 @@ def test_names_that_an_encoding_lacks_are_escaped_but_not_in_programs(narrow, fo
     code, out, err = narrow("cp1252", "opt", "names.py:f", "-o", "-")
     assert code == 2 and not out
     assert err.startswith(
-        "error: stdout is written in cp1252, which lacks 'ж'".encode("cp1252", "backslashreplace")
+        "error: stdout uses the encoding cp1252, which lacks 'ж'".encode(
+            "cp1252", "backslashreplace"
+        )
     )
     assert narrow("utf-8", "opt", "names.py:f", "-o", "-")[:1] == (0,)
 

@@ -289,8 +289,8 @@ def test_an_argument_called_variables_is_not_taken_for_them(cli):
 def test_run_hints_at_unzip_where_it_is_given_two_programs(cli):
     result = cli("run", "nets.py:net", "-p", "unzip")
     assert result.lines == [
-        "error: run takes one program, and the passes gave init, apply",
-        "hint: `jaxprtool unzip --run` runs init and apply",
+        "error: run takes one program, but the passes returned init, apply",
+        "hint: run both with `jaxprtool unzip --run`",
     ]
 
 
@@ -298,7 +298,10 @@ def test_run_hints_at_unzip_where_it_is_given_two_programs(cli):
 
 NET = ["unzip", "nets.py:net"]
 MISTAKES = {
-    "no such argument": ([*NET, "--key-args", "2"], "no positional argument 2 is given; there are"),
+    "no such argument": (
+        [*NET, "--key-args", "2"],
+        "no positional argument 2 is given; the call has",
+    ),
     "an argument that is no number": (
         [*NET, "--key-args", "key"],
         "invalid value for '--key-args'",
@@ -309,26 +312,29 @@ MISTAKES = {
     ),
     "a static key": (["unzip", "nets.py:several", "--key-args", "0"], "argument 0 is static"),
     "a tag of nothing": ([*NET, "--tag", "no"], "net sows nothing under the tag 'no'"),
-    "auto and known": ([*NET, "--auto", "--known", "0"], "--known and --auto do not go together"),
+    "auto and known": ([*NET, "--auto", "--known", "0"], "--known and --auto cannot be combined"),
     "auto and a tag": (
         [*NET, "--auto", "--tag", "variable"],
-        "--auto and --tag do not go together",
+        "--auto and --tag cannot be combined",
     ),
-    "known and a tag": ([*NET, "--known", "0", "--tag", "t"], "--known and --tag do not go"),
-    "keys and known": ([*NET, "--key-args", "0", "--known", "0"], "--known and --key-args do not"),
+    "known and a tag": ([*NET, "--known", "0", "--tag", "t"], "--known and --tag cannot be"),
+    "keys and known": ([*NET, "--key-args", "0", "--known", "0"], "--known and --key-args cannot"),
     "known that is not there": ([*NET, "--known", "5"], "no positional argument 5 is given"),
-    "saving what is not run": ([*NET, "--save", "p.npz"], "--save goes with --run"),
-    "a backend for nothing": ([*NET, "--backend", "cpu"], "--backend goes with --run"),
+    "saving what is not run": ([*NET, "--save", "p.npz"], "--save needs --run"),
+    "a backend for nothing": ([*NET, "--backend", "cpu"], "--backend needs --run"),
     "an unknown backend": ([*NET, "--run", "--backend", "abacus"], "no backend 'abacus'"),
     "a file for two programs": (
         [*NET, "-o", "net.jaxpr"],
         "unzip writes two files, and 'net.jaxpr'",
     ),
-    "stdout for two programs": ([*NET, "-o", "-"], "unzip writes two files, and '-' is no folder"),
-    "an empty path": ([*NET, "-o", ""], "unzip writes two files, and '' is no folder"),
+    "stdout for two programs": (
+        [*NET, "-o", "-"],
+        "unzip writes two files, and '-' is not a folder",
+    ),
+    "an empty path": ([*NET, "-o", ""], "unzip writes two files, and '' is not a folder"),
     "a folder that cannot be": (
         [*NET, "-o", "nets.py/net/"],
-        "cannot make the folder 'nets.py/net/'",
+        "cannot create the folder 'nets.py/net/'",
     ),
     "a folder to save into": ([*NET, "--run", "--save", "."], "cannot write '.': it is a folder"),
     "variables that do not cut": (
@@ -341,10 +347,10 @@ MISTAKES = {
         "two variables have the path 'a/b'",
     ),
     "what cannot be written": (["unzip", "nets.py:alive", "-o", "net/"], "pure_callback at "),
-    "a pass for nobody": ([*NET, "-p", "first.dce"], "there is no program 'first' for 'first.dce'"),
+    "a pass for nobody": ([*NET, "-p", "first.dce"], "no program 'first' for 'first.dce'"),
     "passes that leave no apply": (
         [*NET, "--run", "-p", "apply.unzip(key_args=None)"],
-        "--run takes init and apply, and the passes gave init, apply.init, apply.apply",
+        "--run takes init and apply, but the passes returned init, apply.init, apply.apply",
     ),
     "a symbolic size to run": (
         [*NET, "--run", "--args", "key(0), f32[n,3]"],

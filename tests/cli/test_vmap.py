@@ -69,20 +69,32 @@ def test_a_line_says_what_is_mapped_and_the_program_follows(cli):
 @pytest.mark.parametrize(
     "options, head",
     [
-        (["lanes.py:layer"], "4 lanes: params, x at axis 0; "),
+        (["lanes.py:layer"], "4 batch elements: params, x at axis 0; "),
         (
             ["lanes.py:layer", "--in-axes", "-1"],
-            "4 lanes: params['b'], x at axis 1, params['w'] at axis 2; ",
+            "4 batch elements: params['b'], x at axis 1, params['w'] at axis 2; ",
         ),
         (
             ["lanes.py:layer", "--in-axes", "({'w': None, 'b': 1}, 0)"],
-            "4 lanes: x at axis 0, params['b'] at axis 1, params['w'] unmapped; ",
+            "4 batch elements: x at axis 0, params['b'] at axis 1, params['w'] unmapped; ",
         ),
-        (["lanes.py:layer", "--in-axes", "None"], "4 lanes: params, x unmapped; 3 -> "),
-        (["lanes.py:power", "--in-axes", "(0, None)"], "4 lanes: x at axis 0, y unmapped; "),
-        (["lanes.py:layer", "--chunk", "3"], "4 lanes, 3 at a time: params, x at axis 0; "),
-        (["lanes.py:centred", "--axis-name", "rows"], "4 lanes of axis 'rows': x at axis 0; "),
-        (["functions.py:double", "--args", "x=f32[3]"], "4 lanes: x at axis 0; 1 -> 1 equations"),
+        (["lanes.py:layer", "--in-axes", "None"], "4 batch elements: params, x unmapped; 3 -> "),
+        (
+            ["lanes.py:power", "--in-axes", "(0, None)"],
+            "4 batch elements: x at axis 0, y unmapped; ",
+        ),
+        (
+            ["lanes.py:layer", "--chunk", "3"],
+            "4 batch elements, 3 at a time: params, x at axis 0; ",
+        ),
+        (
+            ["lanes.py:centred", "--axis-name", "rows"],
+            "4 batch elements of axis 'rows': x at axis 0; ",
+        ),
+        (
+            ["functions.py:double", "--args", "x=f32[3]"],
+            "4 batch elements: x at axis 0; 1 -> 1 equations",
+        ),
     ],
 )
 def test_what_is_mapped_in_one_line(cli, options, head):
@@ -182,7 +194,7 @@ def test_a_pipeline_binds_the_axes_that_a_function_is_traced_with(cli, command, 
     assert result.code == 0, result.err
     unbound = cli(command, "lanes.py:centred", *more)
     assert unbound.code == 3 and "unbound axis name" in unbound.err
-    assert unbound.lines[-1].startswith("hint: `jaxprtool vmap --axis-name NAME` binds it")
+    assert unbound.lines[-1].startswith("hint: bind it with `jaxprtool vmap --axis-name NAME`")
 
 
 def test_run_keeps_the_values_that_still_fit(cli):
@@ -216,10 +228,10 @@ MISTAKES = {
     "a size that cannot be": ([*LAYER[:-1], "-2"], "invalid value for '--axis-size'"),
     "a name for axes": ([*LAYER, "--in-axes", "first"], "the name 'first' is not allowed in --in"),
     "a call for axes": ([*LAYER, "--out-axes", "f()"], "a call is not allowed in --out-axes"),
-    "a bracket left open": ([*LAYER, "--in-axes", "(None, 0"], "'(' in --in-axes is never closed"),
-    "nothing": ([*LAYER, "--in-axes", ""], "--in-axes takes one value, and '' is none"),
+    "a bracket left open": ([*LAYER, "--in-axes", "(None, 0"], "'(' in --in-axes is not closed"),
+    "nothing": ([*LAYER, "--in-axes", ""], "--in-axes takes one value, not ''"),
     "a tuple without parentheses": ([*LAYER, "--in-axes", "None, 0"], "--in-axes takes one value"),
-    "axes by name": ([*LAYER, "--in-axes", "x=0"], "--in-axes takes one value, and 'x=0' is none"),
+    "axes by name": ([*LAYER, "--in-axes", "x=0"], "--in-axes takes one value, not 'x=0'"),
     "a float": ([*LAYER, "--in-axes", "0.5"], "vmap in_axes must be an int, None, or a tuple"),
     "a string": ([*LAYER, "--in-axes", "(None, 'x')"], "vmap in_axes must be an int, None, or ("),
     "too many axes": ([*LAYER, "--in-axes", "(None, 0, 0)"], "vmap in_axes must be an int, None"),
@@ -238,12 +250,15 @@ MISTAKES = {
     ),
     "lanes spread and in chunks": (
         [*LAYER, "--spmd-axis-name", "data", "--chunk", "2"],
-        "chunk and spmd_axis_name do not go together",
+        "chunk and spmd_axis_name cannot be combined",
     ),
     "an ordered effect": (["vmap", "lanes.py:ordered", "--axis-size", "2"], "io_callback at "),
     "an unknown pass": ([*LAYER, "-p", "dcf"], "unknown pass 'dcf'"),
-    "another format": ([*LAYER, "-o", "x.mlir"], "vmap writes .jaxpr and .py files, and 'x.mlir'"),
-    "two documents": ([*LAYER, "-o", "-", "--json"], "--json and -o - both want stdout"),
+    "another format": (
+        [*LAYER, "-o", "x.mlir"],
+        "vmap writes .jaxpr and .py files, but -o names 'x.mlir'",
+    ),
+    "two documents": ([*LAYER, "-o", "-", "--json"], "--json and -o - cannot both write to stdout"),
     "a file for two programs": (
         [*LAYER, "-o", "two.py", "-p", "unzip(key_args=None)"],
         "'two.py' takes one program",
@@ -268,4 +283,4 @@ def test_a_process_maps_what_another_pipes_into_it(lanes):
     line = f"{command} opt lanes.py:layer -o - | {command} vmap - --axis-size 3 --chunk 2"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("3 lanes, 2 at a time: params, x at axis 0; 3 -> ")
+    assert done.stdout.startswith("3 batch elements, 2 at a time: params, x at axis 0; 3 -> ")

@@ -52,8 +52,11 @@ def test_lines_are_shown_with_their_numbers_and_what_formats_lose(cli):
 
 def test_chosen_rounds_have_rows_of_their_own(cli):
     found = cli(*LOSS, "--only", "mul", "--by", "equation", "--rounds", "0,-1")
-    rows = [line.split() for line in found.out.splitlines() if line.startswith("  round")]
-    assert [row[:4] for row in rows] == [["round", "0", "0", "3"], ["round", "2", "0", "2.36"]]
+    rows = [line.split() for line in found.out.splitlines() if line.startswith("  iteration")]
+    assert [row[:4] for row in rows] == [
+        ["iteration", "0", "0", "3"],
+        ["iteration", "2", "0", "2.36"],
+    ]
 
 
 def test_values_are_saved_by_name(cli, model):
@@ -83,7 +86,7 @@ def test_a_prompt_opens_behind_a_line(cli, monkeypatch, without_ipython):
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     found = cli(*LOSS, "--break", "7")
     assert found.code == 0 and "y is [0.0, 1.0, 2.0, 3.0]" in found.out
-    assert "model.py:7, round 0" in found.err and "values by line" not in found.out
+    assert "model.py:7, iteration 0" in found.err and "values by line" not in found.out
 
 
 def test_the_end_of_the_input_goes_on_to_the_next_stop(cli, monkeypatch, without_ipython):
@@ -92,13 +95,13 @@ def test_the_end_of_the_input_goes_on_to_the_next_stop(cli, monkeypatch, without
 
     monkeypatch.setattr("builtins.input", ended)
     found = cli(*LOSS, "--break", "model.py:7", "--rounds", "0,-1")
-    assert found.code == 0 and found.err.count("Ctrl-D goes on") == 2
+    assert found.code == 0 and found.err.count("Ctrl-D continues") == 2
     assert "values by line" in found.out
 
 
 def test_nothing_that_is_asked_for_is_said(cli):
     found = cli(*LOSS, "--only", "fft")
-    assert (found.code, found.out) == (0, "loss: no value that is asked for is computed\n")
+    assert (found.code, found.out) == (0, "loss: no selected value is computed\n")
 
 
 def test_rounds_are_numbers_and_slices():
@@ -108,7 +111,7 @@ def test_rounds_are_numbers_and_slices():
 
 def test_mistakes_are_one_line(cli):
     for arguments, said in (
-        (("--rounds", "first"), "is not a list of rounds such as 0,10,-1 or ::100"),
+        (("--rounds", "first"), "is not a list of iterations such as 0,10,-1 or ::100"),
         (("--rounds", "::0"), "has a step of 0"),
         (("--by", "file"), "--by"),
         (("--break", "99"), "no equation"),
@@ -122,7 +125,7 @@ def test_mistakes_are_one_line(cli):
         errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and said in found.err.replace("\n", " "), (arguments, found.err)
     assert (
-        "is a line of no file"
+        "is not a line of it"
         in cli("watch", "jax.numpy:sin", "--args", "f32[3]", "--break", "3").err
     )
 
@@ -135,9 +138,9 @@ def test_run_checks_the_values_on_the_way(cli):
     assert found.code == 1 and found.out.splitlines()[-1].startswith("first call")
     assert found.err.splitlines() == [
         "error: loss fails --check inf, overflow-f16",
-        "  inf           model.py:8 log: round 0, 1 of 4 elements",
+        "  inf           model.py:8 log: iteration 0, 1 of 4 elements",
         "  overflow-f16  model.py:12 mul, reduce_sum: 2 of 5 elements",
-        "hint: `jaxprtool nans` says where a NaN comes from, `jaxprtool watch` shows all values",
+        "hint: `jaxprtool nans` finds where a NaN comes from; `jaxprtool watch` shows all values",
     ]
 
 
@@ -154,7 +157,7 @@ def test_run_without_a_finding_ends_with_0_and_json_has_what_is_found(cli):
 def test_a_check_that_is_not_known_is_one_line(cli):
     found = cli("run", *LOSS[1:], "--check", "nan,overflow-f61")
     assert found.code == 2 and found.err.splitlines() == [
-        "error: there is no check 'overflow-f61'",
+        "error: unknown check 'overflow-f61'",
         "hint: did you mean 'overflow-f16'?",
     ]
 

@@ -36,13 +36,13 @@ def kept(folder):
 
 def test_an_argument_has_the_lines_that_it_touches_and_its_results(cli):
     found = cli("why", *LOSS, "params['w']")
-    told = "params['w'] reaches 7 of 8 equations and 1 of 2 results: result['loss']; not"
+    told = "params['w'] affects 7 of 8 equations and 1 of 2 results: result['loss']; not"
     assert " ".join(found.out.splitlines()[:2]) == f"{told} result['rows']"
     lines = found.out.splitlines()[2:]
     assert lines[0].split()[:2] == ["2", "kept.py:5"]
     assert 'hidden = jnp.tanh(x @ params["w"])' in lines[0]
     assert "(dot_general, 1 more)" in lines[0]
-    assert lines[-1] == "… 1 equation that it does not touch"
+    assert lines[-1] == "… 1 equation that it does not affect"
 
 
 def test_a_result_has_what_it_depends_on(cli):
@@ -50,21 +50,21 @@ def test_a_result_has_what_it_depends_on(cli):
     assert found.out.startswith("result['rows'] depends on 2 of 8 equations and 1 of 3 arguments")
     assert "params['b']" in found.out
     several = cli("why", *LOSS, "params").out
-    assert several.startswith("params (2 arguments) reach all 8 equations and all 2 results")
+    assert several.startswith("params (2 arguments) affect all 8 equations and all 2 results")
 
 
 def test_a_line_and_a_variable_have_both(cli):
     ahead, behind = cli("why", *LOSS, "kept.py:5").out.split("\n\n")
-    assert ahead.startswith("kept.py:5 reaches 7 of 8") and "depends on 2 of 8" in behind
+    assert ahead.startswith("kept.py:5 affects 7 of 8") and "depends on 2 of 8" in behind
     only = cli("why", *LOSS, "kept.py:5", "--back").out
     assert only.startswith("kept.py:5 depends on 2 of 8 equations")
-    assert cli("why", *LOSS, "hidden").out.startswith("hidden reaches 5 of 8 equations")
+    assert cli("why", *LOSS, "hidden").out.startswith("hidden affects 5 of 8 equations")
 
 
 def test_equations_as_listing_tree_and_picture(cli):
     text = cli("why", *LOSS, "params['b']", "--full").out
-    assert text.startswith("# params['b'] reaches 2 of 8") and "mul" in text
-    assert "dot_general" not in text and "… 4 equations that it does not touch" in text
+    assert text.startswith("# params['b'] affects 2 of 8") and "mul" in text
+    assert "dot_general" not in text and "… 4 equations that it does not affect" in text
     assert text == cli("why", *LOSS, "params['b']", "--format", "text").out
     tree = cli("why", *LOSS, "params['b']", "--format", "tree").out
     assert "mul" in tree and "tanh" not in tree
@@ -92,7 +92,7 @@ def test_json_has_the_same(cli):
 
 def test_show_uses_leaves_out_what_is_not_touched(cli):
     found = cli("show", *LOSS, "--uses", "params['b']")
-    assert "equations that params['b'] does not touch" in found.out
+    assert "equations that params['b'] does not affect" in found.out
     assert "scan" in found.out and "dot_general" not in found.out
     for format in ("tree", "table"):
         out = cli("show", *LOSS, "--uses", "params['b']", "--format", format).out
@@ -109,7 +109,7 @@ def test_show_uses_leaves_out_what_is_not_touched(cli):
         ("other.py:5", "no equation of loss comes from a file 'other.py'", "kept.py"),
         ("nothing", "no argument, result, line or variable 'nothing'", "arguments: params, x"),
         ("variable:nothing", "no variable 'nothing'", None),
-        ("", "a name is empty", None),
+        ("", "variable is empty", None),
     ],
 )
 def test_what_is_not_there_is_one_line_with_the_nearest(cli, what, fault, hint):
@@ -140,8 +140,8 @@ def test_files_of_one_name_are_told_by_their_folders(cli, folder):
     call = "alike.twice(x, x) + other.alike.twice(x, x)"
     (folder / "both.py").write_text(f"import alike, other.alike\ndef both(x):\n    return {call}\n")
     both = "both.py:both", "--args", "f32[3]"
-    assert cli("why", *both, "other/alike.py:13").out.startswith("other/alike.py:13 reaches")
-    assert cli("why", *both, "alike.py:13").out.startswith("alike.py:13 reaches")
+    assert cli("why", *both, "other/alike.py:13").out.startswith("other/alike.py:13 affects")
+    assert cli("why", *both, "alike.py:13").out.startswith("alike.py:13 affects")
     assert cli("why", *both, "both.py:3").code == 0
 
 
@@ -149,9 +149,9 @@ def test_files_of_one_name_are_told_by_their_folders(cli, folder):
     "function, what, told",
     [
         (lambda x: (1.0, x), "[0]", "result[0] depends on no equation and not the argument x"),
-        (lambda x: (x, x), "x", "x reaches no equation and all 2 results"),
+        (lambda x: (x, x), "x", "x affects no equation and all 2 results"),
         (lambda: jnp.arange(3.0).sum(), "result", "result depends on all 2 equations and no"),
-        (lambda x, y: jnp.sin(jnp.cos(x)), "y", "y reaches none of 2 equations and not the result"),
+        (lambda x, y: jnp.sin(jnp.cos(x)), "y", "y affects none of 2 equations and not the result"),
     ],
 )
 def test_nothing_and_all_are_said_in_words(function, what, told):
@@ -189,7 +189,7 @@ def test_a_constant_is_named_as_the_tables_name_it(cli, folder):
     case = "held.py:captured", "--args", "f32[3], f32[3]"
     assert "constant[0]" in cli("show", *case, "--stats").out
     found = cli("why", *case, "constant[0]")
-    assert found.out.startswith("constant[0] reaches ")
+    assert found.out.startswith("constant[0] affects ")
     assert "not result[1]" in " ".join(found.out.split()) and "held.py:7" in found.out
     missing = cli("why", *case, "constant[1]")
     assert missing.code == 2 and "'constant[1]'" in missing.err

@@ -114,14 +114,14 @@ def test_scans_of_other_lengths_or_directions_are_to_blame_themselves():
         return lambda x: lax.scan(body, x, None, length=length, reverse=reverse)[0]
 
     longer = parted(f(10), f(11), X)
-    assert (longer.primitive, longer.parameters) == ("scan", ("length: 11 in place of 10",))
+    assert (longer.primitive, longer.parameters) == ("scan", ("length: 11 instead of 10",))
 
     def g(reverse):
         return lambda x: lax.scan(lambda c, i: (c * 1.1 + i, None), x, X, reverse=reverse)[0]
 
     backwards = parted(g(False), g(True), X)
     assert (backwards.primitive, backwards.iteration) == ("scan", ())
-    assert backwards.parameters == ("reverse: True in place of False",)
+    assert backwards.parameters == ("reverse: True instead of False",)
 
 
 @pytest.mark.parametrize("op_by_op", [False, True])

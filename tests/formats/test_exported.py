@@ -122,7 +122,7 @@ def test_what_no_artifact_can_hold_is_refused():
 
 @pytest.mark.parametrize("cut", [0, 1, 4, 100, 500, -300])
 def test_a_damaged_artifact_is_an_error(program, cut):
-    with pytest.raises(ProgramFileError, match=r"^x\.exported is no artifact of jax\.export: "):
+    with pytest.raises(ProgramFileError, match=r"^x\.exported is not an artifact of jax\.export: "):
         read_exported(exported(program)[:cut], "x.exported")
 
 

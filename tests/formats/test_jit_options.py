@@ -162,9 +162,9 @@ def test_python_refuses_several_shardings_for_one_class(what):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("'donated'", "'donate'", "jit is told nothing of 'donate'"),
-        ("('k', ", "('z', ", "jit is told of 'z'"),
-        ("('k', ", "('k', 3, ", "'donated' of jit is not well formed"),
+        ("'donated'", "'donate'", "unknown entry 'donate'"),
+        ("('k', ", "('z', ", "jit names 'z'"),
+        ("('k', ", "('k', 3, ", "'donated' of jit is not valid"),
     ],
 )
 def test_a_faulty_entry_is_refused(old, new, message):

@@ -171,7 +171,7 @@ def test_symbolic_sizes_stay_in_stablehlo_and_are_refused_in_hlo():
     program = trace(lambda x: x @ x, jax.ShapeDtypeStruct((n,), "float32"))
     assert "tensor<?xf32>" in lowering.stablehlo(program)
     for refused in (lowering.hlo, lowering.hlo_proto, lowering.hlo_optimized):
-        with pytest.raises(UnsupportedError, match=r"takes x:f32\[n\], and HLO has no symbolic"):
+        with pytest.raises(UnsupportedError, match=r"takes x:f32\[n\], but HLO has no symbolic"):
             refused(program)
 
 

@@ -112,7 +112,7 @@ def test_a_table_is_as_long_as_a_size_may_be():
 
 
 def test_claimed_results_say_nothing_of_sizes():
-    with pytest.raises(ArgumentsError, match="n <= 64 is to be said of arguments"):
+    with pytest.raises(ArgumentsError, match="n <= 64 must be declared in the types of arguments"):
         argspec.read_results("f32[n<=64]", {"n": one("f32[n]").shape[0]})
 
 
@@ -132,26 +132,26 @@ def test_sizes_are_read_as_jax_reads_them(size):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("f32[n^0]", "an exponent is a number from 1 to 64 (column 8)"),
-        ("f32[2^99999999999]", "an exponent is a number from 1 to 64"),
-        ("f32[n^m]", "an exponent is a number from 1 to 64"),
-        ("f32[((9^64)^64)^64]", "an integer of more than 64 bits"),
+        ("f32[n^0]", "an exponent must be from 1 to 64 (column 8)"),
+        ("f32[2^99999999999]", "an exponent must be from 1 to 64"),
+        ("f32[n^m]", "an exponent must be from 1 to 64"),
+        ("f32[((9^64)^64)^64]", "an integer has more than 64 bits"),
         ("f32[max(n)]", "a call is not allowed"),
         ("f32[-1]", "a dimension cannot be -1 (column 5)"),
-        ("f32[1.5]", "an integer is needed here, not 1.5 (column 5)"),
+        ("f32[1.5]", "expected an integer, not 1.5 (column 5)"),
         ("f32[:]", "a slice is not allowed in --args (column 5)"),
         ("f32[n//0]", "not a dimension"),
-        ("f32[max]", "'max' cannot name one (column 5)"),
-        ("f32[n<65]", "'n<65' does not say what a size is, as n<=64 and 2<=n<=64 do (column 5)"),
-        ("f32[3], f32[n<=m]", "'n<=m' does not say what a size is"),
-        ("f32[_<=3]", "'_<=3' does not say what a size is"),
-        ("f32[2<=3]", "'2<=3' does not say what a size is"),
-        ("f32[3,n=3]", "'n=3' does not say what a size is, as n<=64 and 2<=n<=64 do (column 7)"),
+        ("f32[max]", "'max' is not a valid symbol name (column 5)"),
+        ("f32[n<65]", "'n<65' does not give bounds of a size, as n<=64 and 2<=n<=64 do (column 5)"),
+        ("f32[3], f32[n<=m]", "'n<=m' does not give bounds of a size"),
+        ("f32[_<=3]", "'_<=3' does not give bounds of a size"),
+        ("f32[2<=3]", "'2<=3' does not give bounds of a size"),
+        ("f32[3,n=3]", "'n=3' does not give bounds of a size, as n<=64 and 2<=n<=64 do (column 7)"),
         ("f32[f(3)]", "a call is not allowed"),
         ("f32[99999999999999999999]", "more than 64 bits"),
         ("f32", "the type f32 needs a shape (column 1) | write f32[] for a scalar"),
         ("f33[2]", "unknown name 'f33' in --args (column 1) | did you mean 'f32'?"),
-        ("key<foo>[]", "no kind of key is called 'foo' (column 5) | there are fry"),
+        ("key<foo>[]", "unknown kind of key 'foo' (column 5) | available: fry"),
         ("key<fry>", "cannot be read"),
     ],
 )
@@ -181,13 +181,17 @@ def test_types_on_the_mesh_that_is_set_are_read_as_jax_prints_them(text):
 @pytest.mark.parametrize(
     ("kinds", "text", "expected"),
     [
-        ((), "f32[8@x]", "an axis of a mesh, and no mesh is set (column 1) | --mesh x=2 sets one"),
+        (
+            (),
+            "f32[8@x]",
+            "the mesh axis 'x', but no mesh is set (column 1) | set one with --mesh x=2",
+        ),
         ((EXPLICIT,), "5, f32[8@z]", "the mesh has no axis 'z' (column 4) | it has x"),
         ((AUTO,), "f32[8@x]", "the axis 'x' is Auto"),
         ((EXPLICIT,), "f32[7@x]", "does not evenly divide"),
         ((EXPLICIT,), "f32[8@x,8@x]", "f32[8@x,8@x]: "),
-        ((EXPLICIT,), "f32[8]{V:x}", "as only values inside shard_map do"),
-        ((EXPLICIT,), "f32[8]{W:x}", "'W:x' mentions no axes"),
+        ((EXPLICIT,), "f32[8]{V:x}", "which only values inside shard_map can do"),
+        ((EXPLICIT,), "f32[8]{W:x}", "'W:x' names no axes"),
         ((), "f32<host>[8]", "cannot be put in a memory space"),
     ],
 )
@@ -288,38 +292,59 @@ def test_load_and_its_items(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("zeros(f32[n])", "an array with values needs its dimensions in numbers (column 7)"),
-        ("zeros(f32[10000000000000])", "GiB is too much (column 7)"),
-        ("zeros(3)", "a type such as f32[3] is needed here (column 7)"),
+        ("zeros(f32[n])", "an array with values needs dimensions that are numbers (column 7)"),
+        ("zeros(f32[10000000000000])", "GiB is too large (column 7)"),
+        ("zeros(3)", "expected a type such as f32[3] (column 7)"),
         ("zeros()", "zeros(...) needs an argument 'type'"),
         ("zeros(f32[3], 2)", "zeros(...) takes at most 1 arguments"),
         ("zeros(shape=f32[3])", "zeros(...) takes no argument 'shape' here"),
         ("zeros(key<fry>[2])", "cannot be filled with numbers"),
-        ("zeros(new_ref(f32[3]))", "a type such as f32[3] is needed here (column 7)"),
+        ("zeros(new_ref(f32[3]))", "expected a type such as f32[3] (column 7)"),
         ("new_ref([f32[3]])", "new_ref(...) takes one array, or its type (column 1)"),
         ("new_ref(new_ref(f32[3]))", "new_ref(...) takes one array, or its type (column 1)"),
         ("new_ref(float0[3])", "a Ref cannot hold a float0 (column 1)"),
-        ("ref(f32[3])", "ref(...) takes the name of an attribute (column 5) | new_ref(...) is a"),
+        (
+            "ref(f32[3])",
+            "ref(...) takes the name of an attribute (column 5) | write new_ref(f32[3]) for a",
+        ),
         ("ones(float0[2])", "cannot be filled with numbers"),
         ("normal(i32[2])", "normal(...) needs a floating or complex type"),
         ("normal(f32[2], seed=-1)", "a seed cannot be negative"),
         ("arange(1, 10, 0)", "the step cannot be 0"),
-        ("arange(0, 2, 1e-300)", "GiB is too much"),
-        ("arange(inf)", "a finite number is needed here"),
-        ("arange(i8[300])", "arange(i8[300]) has 0 to 299, beyond int8 (column 1)"),
-        ("arange(300, dtype=u8)", "has 0 to 299, beyond uint8 (column 1)"),
-        ("arange(-1, 3, dtype=u8)", "has -1 to 2, beyond uint8 (column 1)"),
-        ("arange(bool[3])", "has 0 to 2, beyond bool (column 1)"),
-        ("arange(f16[70000])", "has 0 to 69999, beyond float16 (column 1)"),
-        ("arange(f6_e2m3fn[9])", "has 0 to 8, beyond float6_e2m3fn (column 1)"),
-        ("ones(i1[3])", "ones(i1[3]) has 1.0 to 1.0, beyond int1 (column 1)"),
-        ("normal(f8_e8m0fnu[40])", "beyond float8_e8m0fnu (column 1)"),
-        ("key('x')", "an integer is needed here"),
-        ("key(18446744073709551615)", "cannot be made"),
-        ("key(0, impl='foo')", "cannot be made: unrecognized PRNG implementation"),
-        ("load(1)", "a string is needed here"),
+        ("arange(0, 2, 1e-300)", "GiB is too large"),
+        ("arange(inf)", "expected a finite number"),
+        (
+            "arange(i8[300])",
+            "arange(i8[300]) has values from 0 to 299, which int8 cannot represent (column 1)",
+        ),
+        (
+            "arange(300, dtype=u8)",
+            "has values from 0 to 299, which uint8 cannot represent (column 1)",
+        ),
+        (
+            "arange(-1, 3, dtype=u8)",
+            "has values from -1 to 2, which uint8 cannot represent (column 1)",
+        ),
+        ("arange(bool[3])", "has values from 0 to 2, which bool cannot represent (column 1)"),
+        (
+            "arange(f16[70000])",
+            "has values from 0 to 69999, which float16 cannot represent (column 1)",
+        ),
+        (
+            "arange(f6_e2m3fn[9])",
+            "has values from 0 to 8, which float6_e2m3fn cannot represent (column 1)",
+        ),
+        (
+            "ones(i1[3])",
+            "ones(i1[3]) has values from 1.0 to 1.0, which int1 cannot represent (column 1)",
+        ),
+        ("normal(f8_e8m0fnu[40])", "which float8_e8m0fnu cannot represent (column 1)"),
+        ("key('x')", "expected an integer"),
+        ("key(18446744073709551615)", "cannot be created"),
+        ("key(0, impl='foo')", "cannot be created: unrecognized PRNG implementation"),
+        ("load(1)", "expected a string"),
         ("load", "load is a function: write load(...)"),
-        ("ref('params')", "ref(...) needs a module to look in"),
+        ("ref('params')", "ref(...) needs a TARGET with a module"),
         ("static()", "static(...) needs an argument 'value'"),
         ("static(f32[3])", "a subscript is not allowed"),
     ],
@@ -341,7 +366,7 @@ def test_ref_to_what_is_not_there(module):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("jnp.float32", "attribute access is not allowed in --args (column 1) | types are written"),
+        ("jnp.float32", "attribute access is not allowed in --args (column 1) | write types"),
         ("__import__('os').system('x')", "attribute access is not allowed in --args (column 1)"),
         ("open('/etc/passwd')", "unknown name 'open' in --args (column 1)"),
         ("[x for x in (1, 2)]", "a comprehension is not allowed in --args (column 1)"),
@@ -356,9 +381,9 @@ def test_ref_to_what_is_not_there(module):
         ("1[]", "the literal 1 is not allowed in --args (column 1)"),
         ("foo[3]", "unknown name 'foo' in --args (column 1)"),
         ("zeros(f32[2])[0]", "a subscript is not allowed in --args (column 1)"),
-        ("'relu'", "a string is no array (column 1) | a Python value that is not traced"),
-        ("{1: 2, 'a': 3}", "the keys of a dict must be of one type (column 1)"),
-        ("f32[8,128", "'[' in --args is never closed (column 4)"),
+        ("'relu'", "a string is not an array (column 1) | write a Python value that is not traced"),
+        ("{1: 2, 'a': 3}", "the keys of a dict must all have one type (column 1)"),
+        ("f32[8,128", "'[' in --args is not closed (column 4)"),
         ("f32[8] f32[8]", "Perhaps you forgot a comma? (column 1)"),
         (") + evil(", "')' in --args does not match an opening bracket (column 1)"),
         ("[" * 1000 + "]" * 1000, "nested too deeply"),
@@ -374,7 +399,10 @@ def test_example_strings_are_read_wherever_they_stand():
     assert tree[0]["w"] == jax.ShapeDtypeStruct((3,), jnp.float32)
     assert tree[0]["n"][0] == 2
     assert tree[1] == Static("x")
-    for bad, expected in [("f32[3], f32[4]", "does not hold one value"), ("f32[3", "never closed")]:
+    for bad, expected in [
+        ("f32[3], f32[4]", "must be one value"),
+        ("f32[3", "is not closed"),
+    ]:
         with pytest.raises(ArgumentsError, match=expected):
             read_strings((bad,))
 

@@ -92,13 +92,13 @@ def test_nothing_is_ever_unpickled(file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("x.pkl", b"", "the kinds of file read are .npy, .npz and .safetensors"),
-        ("x.npy", b"", "no file that numpy.save"),
+        ("x.pkl", b"", "only .npy, .npz and .safetensors files can be read"),
+        ("x.npy", b"", "not a file written by numpy.save"),
         ("x.npy", b"\x93NUMPY\x01\x00", "cannot load"),
         ("x.npz", b"PK\x03\x04 and no more", "cannot load"),
-        ("x.safetensors", b"", "its header is cut short"),
-        ("x.safetensors", b"\xff" * 8, "its header is cut short"),
-        ("x.safetensors", (2**62).to_bytes(8, "little") + b"{}", "its header is cut short"),
+        ("x.safetensors", b"", "its header is truncated"),
+        ("x.safetensors", b"\xff" * 8, "its header is truncated"),
+        ("x.safetensors", (2**62).to_bytes(8, "little") + b"{}", "its header is truncated"),
         ("x.safetensors", safetensors(b"{"), "its header is damaged"),
         ("x.safetensors", safetensors(b"[" * 100_000), "its header is damaged"),
         ("x.safetensors", safetensors([]), "its header is damaged"),
@@ -106,9 +106,9 @@ def test_nothing_is_ever_unpickled(file, tmp_path):
         ("x.safetensors", safetensors({"w": entry(shape=[-2])}), "its entry for 'w' is damaged"),
         ("x.safetensors", safetensors({"w": entry(shape=[1.0])}), "its entry for 'w' is damaged"),
         ("x.safetensors", safetensors({"w": entry("F3")}), "'w' has dtype F3"),
-        ("x.safetensors", safetensors({"w": entry()}, b"123"), "its data for 'w' is cut short"),
-        ("x.safetensors", safetensors({"w": entry(shape=[3])}, b"1" * 8), "cut short"),
-        ("x.safetensors", safetensors({"w": entry(offsets=[8, 0])}, b"1" * 8), "cut short"),
+        ("x.safetensors", safetensors({"w": entry()}, b"123"), "its data for 'w' is truncated"),
+        ("x.safetensors", safetensors({"w": entry(shape=[3])}, b"1" * 8), "truncated"),
+        ("x.safetensors", safetensors({"w": entry(offsets=[8, 0])}, b"1" * 8), "truncated"),
     ],
 )
 def test_damaged_files(file, name, data, expected):
@@ -150,7 +150,7 @@ def test_what_has_no_end_is_refused_at_once(tmp_path, suffix, kind):
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    expected = f"cannot load {str(path)!r}: it is a device or a pipe, and no plain file"
+    expected = f"cannot load {str(path)!r}: it is a device or a pipe, not a regular file"
     assert fault(str(path)) == expected
 
 
@@ -159,7 +159,7 @@ def test_arrays_larger_than_memory_are_refused_before_they_are_read(tmp_path, mo
     np.savez_compressed(path, a=np.zeros(1000, np.int8), b=np.zeros(10**6, np.int8))
     assert len(load_arrays(path)["b"]) == 10**6
     monkeypatch.setattr(os, "sysconf", lambda name: 999)
-    assert re.search(r"it holds 1,001,\d+ bytes of arrays, and this mach.*998,001", fault(path))
+    assert re.search(r"it holds 1,001,\d+ bytes of arrays, but this mach.*998,001", fault(path))
 
 
 def test_a_header_that_claims_more_than_there_is(file):

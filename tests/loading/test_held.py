@@ -88,7 +88,7 @@ def test_what_equinox_filters_has_its_scalars_held_too():
     assert program.arg_names == ("layer.w", "x") and program.name == "step"
     after, _ = program(layer, X)
     assert type(after.rate) is float
-    with pytest.raises(TypeError, match=r"layer.rate is no array .* is to be 0.5, not 0.25$"):
+    with pytest.raises(TypeError, match=r"layer.rate is not an array, .* must be 0.5, not 0.25$"):
         program(Layer(X, jnp.tanh, rate=0.25), X)
     bound = jaxprtool.trace(partial(Filtered(step), layer), X)
     np.testing.assert_allclose(bound(X)[1], step(layer, X)[1], rtol=1e-6)
@@ -97,10 +97,10 @@ def test_what_equinox_filters_has_its_scalars_held_too():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"act": jnp.sin}, "layer.act is no array .* is to be .*tanh.*, not .*sin"),
-        ({"kind": "other"}, "layer.kind is no array .* is to be 'dense', not 'other'$"),
-        ({"kind": X}, r"layer.kind is no array .* is to be 'dense', not array\(\[0., 1., 2."),
-        ({"w": "text"}, "layer.w is to be an array, not 'text'$"),
+        ({"act": jnp.sin}, "layer.act is not an array, .* must be .*tanh.*, not .*sin"),
+        ({"kind": "other"}, "layer.kind is not an array, .* must be 'dense', not 'other'$"),
+        ({"kind": X}, r"layer.kind is not an array, .* must be 'dense', not array\(\[0., 1., 2."),
+        ({"w": "text"}, "layer.w must be an array, not 'text'$"),
     ],
 )
 def test_another_leaf_than_was_traced_is_told_by_its_path(change, message, read):
@@ -128,7 +128,7 @@ def test_whole_arguments_and_results_may_be_anything():
     program = jaxprtool.trace(lambda x, mode: {"y": x + mode.value, "mode": mode}, X, Mode.MEAN)
     assert program(X, Mode.MEAN)["mode"] is Mode.MEAN
     with pytest.raises(
-        TypeError, match=r"args\[1\] is no array .* is to be <Mode.MEAN: 2>, not <Mode.SUM: 1>$"
+        TypeError, match=r"args\[1\] is not an array, .* must be <Mode.MEAN: 2>, not <Mode.SUM: 1>$"
     ):
         program(X, Mode.SUM)
 

@@ -86,8 +86,8 @@ def said(kind, call):
 @pytest.mark.parametrize("name", ["make", "make_model"])
 def test_a_factory_that_was_not_called(model, name):
     assert said(TargetError, model(name).trace) == (
-        f"{name} returns a function and arguments for it | "
-        f"to trace that function, add --factory: hints_file.py:{name} --factory"
+        f"{name} returns a function and its arguments | to trace that function, add --factory: "
+        f"hints_file.py:{name} --factory"
     )
     model(name, factory=True).trace()
 
@@ -95,12 +95,12 @@ def test_a_factory_that_was_not_called(model, name):
 @pytest.mark.parametrize("name", ["build", "build_net"])
 def test_a_function_that_returns_another_one(model, name):
     assert said(TargetError, model(name).trace) == (
-        f"{name} returns a function, and no arrays | "
-        f"to trace that function, add --factory: hints_file.py:{name} --factory"
+        f"{name} returns a function, not arrays | to trace that function, add --factory: "
+        f"hints_file.py:{name} --factory"
     )
     assert model(name, "f32[3]", factory=True).trace().arg_names == ("x",)
     message = said(ArgumentsError, lambda: model(name, factory=True))
-    assert " needs arguments | give them, e.g. --args " in message
+    assert " needs arguments | pass them, e.g. --args " in message
 
 
 def test_a_function_that_returns_another_one_of_its_arguments(model):
@@ -110,7 +110,7 @@ def test_a_function_that_returns_another_one_of_its_arguments(model):
 
 def test_arguments_for_the_function_that_a_factory_makes(model):
     assert said(ArgumentsError, model("build", "f32[3]").trace).endswith(
-        "too many positional arguments | add --factory if it makes the function that takes them"
+        "too many positional arguments | if it returns the function that takes them, add --factory"
     )
 
 
@@ -120,7 +120,9 @@ def test_a_flax_module_is_called_by_its_apply(model, project):
         "linen_file.py",
         "import flax.linen as nn\nnet = nn.Dense(3)\ndef make(): return net, (1.0,)\n",
     )
-    hint = 'a key makes its variables: linen_file.py:net.init_with_output --args "key(0), {}"'
+    hint = (
+        'pass a key to create its variables: linen_file.py:net.init_with_output --args "key(0), {}"'
+    )
     assert said(ArgumentsError, lambda: find("linen_file.py:net")).endswith(
         hint.format("f32[8,128]")
     )
@@ -133,7 +135,7 @@ def test_a_flax_module_is_called_by_its_apply(model, project):
 
 def test_an_object_without_arrays_is_no_result(model):
     assert said(TargetError, model("config").trace) == (
-        "config returns no arrays, but a value of type Layer | None"
+        "config returns a value of type Layer, not arrays | None"
     )
 
 
@@ -197,27 +199,27 @@ def test_near_names_can_be_called(model, name, expected):
 @pytest.mark.parametrize(
     ("name", "args", "hint"),
     [
-        ("flag", "f32[3], True", "not to trace it, add --static-argnames training"),
-        ("count", "f32[3], 2", "not to trace it, add --static-argnames n"),
-        ("shaped", "f32[6], 2, 3", "not to trace it, add --static-argnames n,m"),
+        ("flag", "f32[3], True", "to make it static, add --static-argnames training"),
+        ("count", "f32[3], 2", "to make it static, add --static-argnames n"),
+        ("shaped", "f32[6], 2, 3", "to make it static, add --static-argnames n,m"),
         (
             "flag",
             "f32[3], bool[]",
-            "not to trace training, write its value in --args as static(True)",
+            "to make training static, write its value in --args as static(True)",
         ),
         (
             "setting",
             "f32[3], {'train': False}",
-            "not to trace config['train'], write its value in --args as static(False)",
+            "to make config['train'] static, write its value in --args as static(False)",
         ),
-        ("branch", "f32[3]", "jnp.where or jax.lax.cond chooses by an array"),
-        ("to_numpy", "f32[3]", "jax.numpy does with traced arrays what numpy does with others"),
-        ("to_float", "f32[]", "jnp.asarray(x, float) converts an array"),
+        ("branch", "f32[3]", "choose by an array with jnp.where or jax.lax.cond"),
+        ("to_numpy", "f32[3]", "use jax.numpy instead of numpy for traced arrays"),
+        ("to_float", "f32[]", "convert an array with jnp.asarray(x, float)"),
         ("inner", "f32[3], 1", "None"),
         (
             "width",
             "{'width': 3}, f32[3]",
-            "ref('NAME') in --args is an object of the target's module",
+            "to pass an object of the target's module, write ref('NAME') in --args",
         ),
     ],
 )
@@ -232,41 +234,38 @@ def test_values_that_python_asks_for_are_static(model, name, args, hint):
     [
         (
             lambda x: x if x.shape[0] > 3 else 2 * x,
-            "Symbolic dimension comparison 'n' > '3' is inconclusive | "
-            "f32[n<=3] says that there are at most 3 rows; "
-            "f32[n>=4], or f32[n+3], that there are at least 4",
+            "Symbolic dimension comparison 'n' > '3' is inconclusive | f32[n<=3] declares at "
+            "most 3 rows; f32[n>=4], or f32[n+3], declares at least 4",
         ),
         (
             lambda x: x if x.shape[0] - 1 <= 63 else 2 * x,
-            "Symbolic dimension comparison 'n - 1' <= '63' is inconclusive | "
-            "f32[n<=64] says that there are at most 64 rows; "
-            "f32[n>=65], or f32[n+64], that there are at least 65",
+            "Symbolic dimension comparison 'n - 1' <= '63' is inconclusive | f32[n<=64] declares "
+            "at most 64 rows; f32[n>=65], or f32[n+64], declares at least 65",
         ),
         (
             lambda x: x if x.shape[0] > 3 * x.shape[0] - 7 else 2 * x,
-            "Symbolic dimension comparison 'n' > '3*n - 7' is inconclusive | "
-            "a symbol is any size from 1 on: of type f32[n+1] there are at least 2 rows",
+            "Symbolic dimension comparison 'n' > '3*n - 7' is inconclusive | a symbol is any "
+            "size from 1; f32[n+1] declares at least 2 rows",
         ),
         (
             lambda x: x + jnp.arange(9.0)[: x.shape[0]],
-            "add got incompatible shapes for broadcasting: (n,), (min(9, n),) | "
-            "f32[n<=9] says that there are at most 9 rows",
+            "add got incompatible shapes for broadcasting: (n,), (min(9, n),) | f32[n<=9] "
+            "declares at most 9 rows",
         ),
         (
             lambda x: x.reshape(-1, 4),
-            "Cannot divide evenly the sizes of shapes (n,) and (-1, 4). "
-            "The remainder mod(n, - 4) should be 0 | "
-            "of type f32[8*n] there are a multiple of 8 rows",
+            "Cannot divide evenly the sizes of shapes (n,) and (-1, 4). The remainder mod(n, - "
+            "4) should be 0 | with type f32[8*n] the number of rows is a multiple of 8",
         ),
         (
             lambda x: x if x.shape[0] // 2 > 3 else 2 * x,
-            "Symbolic dimension comparison 'floordiv(n, 2)' > '3' is inconclusive | "
-            "of type f32[8*n] there are a multiple of 8 rows",
+            "Symbolic dimension comparison 'floordiv(n, 2)' > '3' is inconclusive | with type "
+            "f32[8*n] the number of rows is a multiple of 8",
         ),
         (
             lambda x: x / len(x),
-            "'_DimExpr' object cannot be interpreted as an integer | "
-            "a symbol is no number: x.shape[0] can be one, len(x) and float(x.shape[0]) cannot",
+            "'_DimExpr' object cannot be interpreted as an integer | a symbol is not a number: "
+            "x.shape[0] can be symbolic, but len(x) and float(x.shape[0]) cannot",
         ),
     ],
 )
@@ -291,7 +290,7 @@ def test_what_the_hints_say_does(model, name, args, more):
 
 def test_a_string_is_written_static(model):
     message = said(ArgumentsError, lambda: model("flag", "f32[3], 'train'"))
-    assert message.endswith("is written static('train')")
+    assert message.endswith("as static('train')")
 
 
 def test_a_factory_that_took_long_is_said_to(model, monkeypatch):

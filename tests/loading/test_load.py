@@ -124,9 +124,9 @@ def test_a_lambda_is_named_after_its_attribute(model):
 def test_without_arguments_the_error_says_how_to_give_them(model):
     said = fault(ArgumentsError, model, "bare")
     assert said == (
-        "bare(params, x, *, key, training=False) needs arguments | give them, e.g. "
-        "--args \"{'w': f32[3,4]}, f32[8,128], key=key(0)\", "
-        "or attach @jaxprtool.example(...) to it"
+        "bare(params, x, *, key, training=False) needs arguments | pass them, e.g. --args "
+        "\"{'w': f32[3,4]}, f32[8,128], key=key(0)\", or attach @jaxprtool.example(...) to the "
+        "function"
     )
     assert model("bare", "{'w': f32[3,4]}, f32[8,128], key=key(0)").trace().name == "bare"
 

@@ -82,7 +82,7 @@ def test_what_a_function_changes_is_told_with_the_line(module, name, said):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         load(f"told.py:{name}", "f32[3]")
-    tail = ": tracing does that once, and calls of its Program do not"
+    tail = ": the change happens once, during tracing, and not when the Program is called"
     assert [str(each.message) for each in told] == ([said + tail] if said else [])
 
 

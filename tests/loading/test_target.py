@@ -105,25 +105,25 @@ def test_classes_of_a_file_can_be_pickled_and_be_dataclasses(project):
         ("code/modle.py:f", "no file 'code/modle.py' | did you mean 'code/model.py'?"),
         ("code/model:f", "no file 'code/model' | did you mean 'code/model.py'?"),
         ("code.model.py:f", "no file 'code.model.py'"),
-        ("nowhere/x.py:f", "no file 'nowhere/x.py' | there is no folder 'nowhere'"),
+        ("nowhere/x.py:f", "no file 'nowhere/x.py' | folder 'nowhere' does not exist"),
         ("code:f", "'code' has no attribute 'f'"),
         ("code/:f", "no file 'code/'"),
         ("data.txt:f", "'data.txt' is not a Python file"),
         ("not-a-name:f", "'not-a-name' is not the name of a module"),
         ("a..b:f", "'a..b' is not the name of a module"),
-        ("some_model:", "names no function"),
-        (":f", "names no module or file"),
-        ("", "does not say which function"),
+        ("some_model:", "has no function"),
+        (":f", "has no module or file"),
+        ("", "does not name a function"),
         ("a\0b:f", "NUL character"),
         ("some_model:los", "'some_model' has no attribute 'los' | did you mean 'loss'?"),
         ("some_model:zzzz", "'some_model' has no attribute 'zzzz' | it has loss"),
         ("some_model:loss.grad", "'some_model.loss' has no attribute 'grad'"),
         ("some_model:..", "'some_model' has no attribute ''"),
-        ("some_model:params", "'params' in some_model is not callable, but of type dict"),
-        ("some_model", "does not say which function | write some_model:loss"),
-        ("some_model.py", "does not say which function | write some_model.py:loss"),
-        ("some_model.loss", "does not say which function | did you mean 'some_model:loss'?"),
-        ("empty_one", "does not say which function | write empty_one:NAME"),
+        ("some_model:params", "'params' in some_model is not callable; its type is dict"),
+        ("some_model", "does not name a function | write some_model:loss"),
+        ("some_model.py", "does not name a function | write some_model.py:loss"),
+        ("some_model.loss", "does not name a function | did you mean 'some_model:loss'?"),
+        ("empty_one", "does not name a function | write empty_one:NAME"),
     ],
 )
 def test_what_cannot_be_found(project, target, expected):
@@ -142,7 +142,9 @@ def test_a_package_hidden_by_another_of_its_name(project):
     project("two/hidden_pkg/__init__.py")
     project("two/hidden_pkg/m.py", FUNCTION)
     resolve("one/hidden_pkg/m.py:f")
-    assert "is hidden_pkg.m, but that name means" in fault("two/hidden_pkg/m.py:f")
+    assert "has the module name hidden_pkg.m, but hidden_pkg.m is imported from" in fault(
+        "two/hidden_pkg/m.py:f"
+    )
 
 
 # --- what raises while it is imported

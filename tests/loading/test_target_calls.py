@@ -69,9 +69,9 @@ def test_values_are_python_s(entry):
 @pytest.mark.parametrize(
     "call, kind, said",
     [
-        ("make_train({'lr': 1}", TargetError, r"is to end with the '\)' of its call"),
-        ("make_train({'lr': 1}).inner", TargetError, r"is to end with the '\)' of its call"),
-        ("make_train({'lr': 1)", ArgumentsError, r"'{' in the call of make_train is never closed"),
+        ("make_train({'lr': 1}", TargetError, r"must end with the '\)' of its call"),
+        ("make_train({'lr': 1}).inner", TargetError, r"must end with the '\)' of its call"),
+        ("make_train({'lr': 1)", ArgumentsError, r"'{' in the call of make_train is not closed"),
         ("make_train(lambda: 1)", ArgumentsError, "a lambda is not allowed in the call of"),
         ("make_train(open('f'))", ArgumentsError, "unknown name 'open' in the call of make_train"),
         ("make_train(CONFIG)", ArgumentsError, "unknown name 'CONFIG' in the call of make_train"),

@@ -178,7 +178,7 @@ def test_a_jitted_functions_own_static_arguments_see_the_value():
 
 def test_static_places_that_are_none():
     assert "static_argnums has 7" in fault(ArgumentsError, scaled, X, 1, X, static_argnums=7)
-    assert "static_argnames has 'nmaes', which is no parameter | did you mean 'names'?" in fault(
+    assert "static_argnames has 'nmaes', which is not a parameter | did you mean 'names'?" in fault(
         ArgumentsError, scaled, X, 1, X, static_argnames="nmaes"
     )
 

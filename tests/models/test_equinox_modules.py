@@ -57,7 +57,7 @@ def test_scalars_of_a_module_are_held_without_filter_jit():
     assert program(NET, X) == pytest.approx(loss(NET, X))
     again = program(Net(), X)
     assert again == pytest.approx(loss(NET, X))
-    with pytest.raises(TypeError, match=r"model\.depth is no array .* to be 2, not 3"):
+    with pytest.raises(TypeError, match=r"model\.depth is not an array, .* must be 2, not 3"):
         program(Net(depth=3), X)
 
 

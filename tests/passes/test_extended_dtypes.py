@@ -35,5 +35,5 @@ def test_pairs_are_shown_and_counted():
 
 def test_pairs_at_the_border_are_not_exported():
     program = trace(lambda x: x, jax.ShapeDtypeStruct((3,), Pair()))
-    with pytest.raises(UnsupportedError, match=r"x has elements of pair, a type that a package"):
+    with pytest.raises(UnsupportedError, match=r"x has elements of pair, a type defined by"):
         exported(program)

@@ -48,7 +48,7 @@ def prove_outlining(
         before, args = case.program(), case.arguments()
         after = outline(before)
         if after.jaxpr is before.jaxpr:
-            return Counter({"nothing repeats": 1})
+            return Counter({"no repetition": 1})
         type_check(after)
         outcomes = Counter({"outlined": 1})
         assert lasting_effects(opened(after).jaxpr) == lasting_effects(opened(before).jaxpr)
@@ -91,7 +91,7 @@ def _unrolled(after: Program, before: Program) -> str:
     programs = _UNROLL(before), _UNROLL(after)
     if difference(*programs) is None:
         return "equivalent"
-    return "other equations" if difference_but_for_order(*programs) else "in another order"
+    return "other equations" if difference_but_for_order(*programs) else "in a different order"
 
 
 def _stacked(original: Original) -> Counter[str]:
@@ -141,7 +141,7 @@ def undone(after: Program, before: Program) -> str:
         return "equivalent"
     found = difference_but_for_order(*programs)
     assert found is None, f"inlined again: {found}"
-    return "equivalent, in another order"
+    return "equivalent, in a different order"
 
 
 def size(program: Program) -> int:

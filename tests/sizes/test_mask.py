@@ -106,14 +106,19 @@ def test_symbols_that_are_given_no_size_have_that_of_the_arguments():
 @pytest.mark.parametrize(
     ("args", "sizes", "error", "message"),
     [
-        (X, {"n": 6}, ArgumentsError, "argument 'n' of sum is 6: it is a size from 0 to 5"),
-        (X, {"n": -1}, ArgumentsError, "argument 'n' of sum is -1: it is a size from 0 to 5"),
-        (X, {"m": 1}, ArgumentsError, "mask: sum: there is no symbol 'm'"),
+        (X, {"n": 6}, ArgumentsError, "argument 'n' of sum is 6, but must be a size from 0 to 5"),
+        (X, {"n": -1}, ArgumentsError, "argument 'n' of sum is -1, but must be a size from 0 to 5"),
+        (X, {"m": 1}, ArgumentsError, "mask: sum: no symbol 'm'"),
         (X, {}, ArgumentsError, "sum takes sizes by symbol, such as {'n': 3}, not {}"),
         (X, 3, ArgumentsError, "sum takes sizes by symbol, such as {'n': 3}, not 3"),
-        ([], {"n": 1}, StructureError, "it takes 1 positional argument, not 0: a is missing"),
-        (X[None], {"n": 1}, ArgumentsError, r"argument 'a' has shape \[1,5\], and sum takes"),
-        (X.astype(int), {"n": 1}, ArgumentsError, r"'a' of sum is i32\[5\], and its type is f32"),
+        (
+            [],
+            {"n": 1},
+            StructureError,
+            "the program takes 1 positional argument, not 0: a is missing",
+        ),
+        (X[None], {"n": 1}, ArgumentsError, r"argument 'a' has shape \[1,5\], but sum takes"),
+        (X.astype(int), {"n": 1}, ArgumentsError, r"'a' of sum is i32\[5\], but its type is f32"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_line(args, sizes, error, message):

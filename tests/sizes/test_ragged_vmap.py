@@ -316,7 +316,7 @@ def test_a_pile_meets_an_array():
             lambda: vmap(lambda x: vmap(lambda y: y)(Ragged(x, jnp.array([1]))).values)(
                 ragged([2])
             ),
-            "argument y is a Ragged inside an example of another, which is not supported",
+            "argument y is a Ragged inside an example of another Ragged, which is not supported",
         ),
         (
             lambda: vmap(lambda x, y: x)(ragged([2, 1]), ragged([1, 2])),
@@ -324,8 +324,7 @@ def test_a_pile_meets_an_array():
         ),
         (
             lambda: vmap(lambda x: x, in_axes=None, axis_size=2)(ragged([2, 1])),
-            "argument x is a Ragged, whose examples are mapped over: its in_axes must be 0, not "
-            "None",
+            "argument x is a Ragged, whose examples are mapped: its in_axes must be 0, not None",
         ),
         (
             lambda: vmap(lambda x, y: x)(ragged([2, 1]), jnp.ones(3)),
@@ -339,12 +338,12 @@ def test_a_pile_meets_an_array():
         ),
         (
             lambda: vmap(lambda x: {"t": x.T})(ragged([2, 1])),
-            "result['t'] is f32[4,n] of each example: its rows must be along axis 0",
+            "result['t'] is f32[4,n] for each example, but its rows must be along axis 0",
         ),
         (
             lambda: vmap(lambda x: x @ x.T)(ragged([2, 1])),
-            "result is f32[n,n] of each example: a result can have one ragged axis, of a size such "
-            "as n, 2*n or n + 1",
+            "result is f32[n,n] for each example, but a result can have only one ragged axis, of "
+            "a size such as n, 2*n or n + 1",
         ),
         (
             lambda: Ragged(W, [4], longest=0),
@@ -366,14 +365,14 @@ def test_a_pile_meets_an_array():
         (lambda: Ragged.of([W, W[:1]], shortest=2), "Ragged: lengths[1] is 1, but shortest=2"),
         (
             lambda: vmap(lambda x: x)(changed(Ragged(W, [2, 2], shortest=1), [0, 4])),
-            "argument x.lengths is 0 at [0]: it is a length from 1 on",
+            "argument x.lengths is 0 at [0], but must be a length from 1 on",
         ),
         (lambda: Ragged.of([W], axis="1x"), "Ragged.of: axis must be an identifier, not '1x'"),
         (
             lambda: Ragged.of([W], rows=4.5),
             "Ragged.of: rows must be an integer of at least 0, not 4.5",
         ),
-        (lambda: Ragged.of([W, W[0, 0]]), "Ragged.of: example 1 is f32[], without rows"),
+        (lambda: Ragged.of([W, W[0, 0]]), "Ragged.of: example 1 is f32[], which has no rows"),
         (lambda: Ragged.of(3), "Ragged.of: examples must be a sequence of arrays, not 3"),
         (
             lambda: ragged([2]).padded("x"),
@@ -381,19 +380,19 @@ def test_a_pile_meets_an_array():
         ),
         (
             lambda: vmap(jnp.sum)(jax.tree.map(jnp.zeros_like, ragged([2, 1]))),
-            "argument a.lengths adds up to 0, and there are 3 rows",
+            "argument a.lengths adds up to 0, but there are 3 rows",
         ),
         (
             lambda: vmap(lambda x: x)(changed(ragged([2, 1]), [4, -1])),
-            "argument x.lengths is -1 at [1]: it is a length from 0 on",
+            "argument x.lengths is -1 at [1], but must be a length from 0 on",
         ),
         (
             lambda: vmap(lambda x: x)(changed(Ragged(W, [2, 2], longest=2), [1, 3])),
-            "argument x.lengths is 3 at [1]: it is a length from 0 to 2",
+            "argument x.lengths is 3 at [1], but must be a length from 0 to 2",
         ),
         (
             lambda: vmap(lambda x: x)(changed(Ragged.of([W], rows=6), [7])),
-            "argument x.lengths adds up to 7, and there are 6 rows",
+            "argument x.lengths adds up to 7, but there are 6 rows",
         ),
         (
             lambda: jax.jit(vmap(lambda x: x))(jax.tree.map(jnp.float32, ragged([2, 1]))),
@@ -401,7 +400,7 @@ def test_a_pile_meets_an_array():
         ),
         (
             lambda: vmap(lambda x: x.sum(), axis_name="i")(ragged([2, 1])),
-            "vmap axis_name='i' does not go with an argument that is Ragged",
+            "vmap axis_name='i' cannot be combined with a Ragged argument",
         ),
         (
             lambda: vmap(lambda x: x.sum(), out_axes=None)(ragged([2, 1])),
@@ -451,8 +450,7 @@ def test_examples_that_have_some_rows_at_least():
     with pytest.raises(jax.errors.InconclusiveDimensionOperation) as error:
         loss(Ragged.of(examples), w)
     assert error.value.__notes__[-1] == (
-        "Ragged(values, lengths, shortest=2) says that no example has fewer rows, longest=64 that "
-        "none has more"
+        "declare the range with Ragged(values, lengths, shortest=2) or longest=64"
     )
 
 

@@ -58,36 +58,41 @@ def test_a_claim_that_holds_gives_the_function_back():
             doubled,
             "f32[n,d]",
             "f32[n,d]",
-            r"doubled is f32\[n,2\*d\], not f32\[n,d\]: concatenate at .*check.py:\d+ makes",
+            r"doubled is f32\[n,2\*d\], not f32\[n,d\]: caused by concatenate at .*check.py:\d+",
         ),
         (
             dense,
             "f32[n,8]",
             "f32[n,8]",
-            r"is f32\[n,16\], not .*: dot_general at .*check.py:\d+ makes",
+            r"is f32\[n,16\], not .*: caused by dot_general at .*check.py:\d+",
         ),
         (
             looped,
             "f32[n,d]",
             "f32[d], f32[n,d]",
-            r"result\[1\] of looped is .*: scan at .*check.py:\d+",
+            r"result\[1\] of looped is .*: caused by scan at .*check.py:\d+",
         ),
         (
             branching,
             "f32[n,d]",
             "f32[n,d]",
-            r"is f32\[d,n\].*: transpose at .*check.py:\d+ makes",
+            r"is f32\[d,n\].*: caused by transpose at .*check.py:\d+",
         ),
-        (pair, "f32[n], f32[n]", {"sum": "f32[n]", "signs": "f32[n]"}, r"\['signs'\].*: gt at"),
+        (
+            pair,
+            "f32[n], f32[n]",
+            {"sum": "f32[n]", "signs": "f32[n]"},
+            r"\['signs'\].*: caused by gt at",
+        ),
         (lambda x: x, "f32[n,d]", "f32[d,n]", "not .*: it has the type of the argument x"),
         (lambda x: jnp.sort(-x, 0), "f32[n,d]", "f32[d,n]", "it has the type of the argument x"),
-        (lambda x, w: x @ w, "f32[n,d], f32[d,d]", "f32[d,n]", "dot_general at .* makes it so"),
-        (lambda x: x.T, "f32[3,3]", "f32[3]", "transpose at .* makes it so"),
+        (lambda x, w: x @ w, "f32[n,d], f32[d,d]", "f32[d,n]", "caused by dot_general at .*"),
+        (lambda x: x.T, "f32[3,3]", "f32[3]", "caused by transpose at .*"),
         (
             lambda x: jax.jit(lambda y: y.astype("bfloat16"))(x) * 2,
             "f32[n]",
             "f32[n]",
-            r"bf16\[n\], not f32\[n\]: convert_element_type at",
+            r"bf16\[n\], not f32\[n\]: caused by convert_element_type at",
         ),
         (lambda x: jax.jit(lambda y: y)(x), "f32[n]", "f32[1]", "the argument x"),
         (lambda x: 3.0, "f32[n]", "f32[n]", "it is a constant"),
@@ -101,8 +106,8 @@ def test_the_equation_that_says_otherwise_is_named(fun, types, results, message)
 
 def test_other_results_that_are_wrong_are_counted():
     for claim, more in (
-        ("f32[n], f32[n]", "1 more result has another type"),
-        ("f32[n], f32[n], f32[n]", "2 more results have another type"),
+        ("f32[n], f32[n]", "1 more result has a different type"),
+        ("f32[n], f32[n], f32[n]", "2 more results have a different type"),
     ):
         count = claim.count("f32")
         with pytest.raises(CheckError) as caught:
@@ -112,13 +117,15 @@ def test_other_results_that_are_wrong_are_counted():
 
 @pytest.mark.parametrize("types", [None, 5])
 def test_what_is_no_text_of_types_and_no_sequence_is_refused(types):
-    with pytest.raises(ArgumentsError, match=f"types of arguments are a text, .*, not {types}"):
+    with pytest.raises(
+        ArgumentsError, match=f"types of arguments must be a string, .*, not {types}"
+    ):
         jaxprtool.shapecheck(types, "f32[n]")(jnp.sin)
 
 
 def test_the_line_is_that_of_the_equation():
     line = doubled.__code__.co_firstlineno + 2
-    with pytest.raises(CheckError, match=rf"concatenate at .*test_shapecheck.py:{line} makes"):
+    with pytest.raises(CheckError, match=rf"caused by concatenate at .*test_shapecheck.py:{line}"):
         jaxprtool.shapecheck("f32[n,d]", "f32[n,d]")(doubled)
 
 
@@ -163,9 +170,11 @@ def test_placeholders_of_arguments_may_differ():
 
 
 def test_results_of_another_structure_are_told_by_name():
-    with pytest.raises(CheckError, match=r"pair gives no result\['total'\]; it gives result\['s"):
+    with pytest.raises(
+        CheckError, match=r"pair does not return result\['total'\]; it returns result\['s"
+    ):
         jaxprtool.shapecheck("f32[n], f32[n]", "{'total': f32[n], 'signs': f32[n]}")(pair)
-    with pytest.raises(CheckError, match=r"pair gives result\['signs'\] too"):
+    with pytest.raises(CheckError, match=r"pair also returns result\['signs'\]"):
         jaxprtool.shapecheck("f32[n], f32[n]", "{'sum': f32[n]}")(pair)
     with pytest.raises(CheckError, match=r"PyTreeDef\(\(\*, \*\)\), not PyTreeDef\(\[\*, \*\]\)"):
         jaxprtool.shapecheck("f32[n,d]", ["f32[d]", "f32[n,d,d]"])(looped)
@@ -175,11 +184,11 @@ def test_results_of_another_structure_are_told_by_name():
     ("types", "results", "message"),
     [
         ("f32[n]", "f32[k]", "no argument has the symbol 'k'"),
-        ("f32[n", "f32[n]", "never closed"),
-        ("f32[n]", "f32[n", "claimed results is never closed"),
-        ("f32[n]", "y=f32[n]", "the claimed results are types, and have no names"),
+        ("f32[n", "f32[n]", "not closed"),
+        ("f32[n]", "f32[n", "claimed results is not closed"),
+        ("f32[n]", "y=f32[n]", "the claimed results must be types without names"),
         ("f32[n]", "f32[2*_]", "no argument has the symbol '_'"),
-        ("f32[2*_]", "f32[_]", "'_' cannot name one"),
+        ("f32[2*_]", "f32[_]", "'_' is not a valid symbol name"),
         ("f32[n], f32[n]", "f32[n]", "too many positional arguments"),
     ],
 )

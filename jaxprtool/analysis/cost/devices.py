@@ -183,9 +183,8 @@ def device_named(name: str) -> Device:
     if not name.endswith(".toml"):
         known = ", ".join(DEVICES)
         raise ArgumentsError(
-            f"there is no device '{name}'",
-            did_you_mean(name, DEVICES)
-            or f"there are {known}; or give a file of figures, FILE.toml",
+            f"unknown device '{name}'",
+            did_you_mean(name, DEVICES) or f"available: {known}; or a file of figures, FILE.toml",
         )
     try:
         with open(name, "rb") as file:
@@ -193,11 +192,12 @@ def device_named(name: str) -> Device:
     except OSError as error:
         raise ArgumentsError(f"cannot read {name}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ArgumentsError(f"{name} is no TOML: {error}") from None
+        raise ArgumentsError(f"{name} is not valid TOML: {error}") from None
 
 
 _EXAMPLE = (
-    "vector = 40e12, bandwidth = 2e12, products = {bf16 = 600e12}, in FLOP/s and bytes a second"
+    "write vector = 40e12, bandwidth = 2e12, products = {bf16 = 600e12}, in FLOP/s and bytes per "
+    "second"
 )
 
 
@@ -205,16 +205,16 @@ def _read(path: str, figures: dict[str, Any]) -> Device:
     known = ("name", "products", "vector", "bandwidth", "source")
     for key in figures:
         if key not in known:
-            raise ArgumentsError(f"{path}: there is no figure '{key}'", did_you_mean(key, known))
+            raise ArgumentsError(f"{path}: unknown figure '{key}'", did_you_mean(key, known))
     products = figures.get("products", {})
     if not isinstance(products, dict):
-        raise ArgumentsError(f"{path}: products are FLOP/s by dtype", _EXAMPLE)
+        raise ArgumentsError(f"{path}: products must be FLOP/s by dtype", _EXAMPLE)
     numbers = {"vector": figures.get("vector"), "bandwidth": figures.get("bandwidth")}
     for key, value in {**numbers, **{f"products.{k}": v for k, v in products.items()}}.items():
         if value is None:
             raise ArgumentsError(f"{path} lacks the figure '{key}'", _EXAMPLE)
         if type(value) not in (int, float) or not value > 0:
-            raise ArgumentsError(f"{path}: {key} = {value!r} is no positive number", _EXAMPLE)
+            raise ArgumentsError(f"{path}: {key} = {value!r} is not a positive number", _EXAMPLE)
     return Device(
         str(figures.get("name", path)),
         products,

@@ -98,7 +98,7 @@ def jit(
     if fun is _NOT_GIVEN:
         return functools.partial(jit, passes=passes, shapes=shapes, types=types, **jit_options)
     if shapes is None and types is not None:
-        raise ArgumentsError("jit: types say which axes shapes are of, and none are given")
+        raise ArgumentsError("jit: types is only used with shapes, which is missing")
     transform = _Transform.of(passes)
     jaxcompat.check_callable(fun)
     original = fun
@@ -110,9 +110,9 @@ def jit(
 
         if jit_options.get("in_shardings") is not None:
             raise ArgumentsError(
-                "jit: in_shardings cannot be given with shapes: JAX then takes no arguments by "
-                "name, as the sizes are",
-                "jax.device_put says where an argument is",
+                "jit: in_shardings cannot be combined with shapes, because JAX then does not "
+                "accept the sizes, which are passed by name",
+                "place arguments with jax.device_put instead",
             )
         buckets = Buckets.read(fun, shapes, types)
     if is_filtered(fun):
@@ -381,12 +381,12 @@ def _without_state(fun: Callable, out: Changed, padded: bool) -> object:
     if padded:
         raise ArgumentsError(
             f"jit: {name} changes {first} in place, and with shapes its new state would be lost",
-            "return nnx.state(model) beside the result, of a model that the function makes with "
-            "nnx.merge or nnx.clone",
+            "also return nnx.state(model), of a model that the function creates with nnx.merge "
+            "or nnx.clone",
         )
     warnings.warn(
-        f"{name} changes {first} in place, and under jit the object stays as it is; "
-        f"jaxprtool.jit(nnx.jit({name})) changes it",
+        f"{name} changes {first} in place, but under jit the object is not changed; use "
+        f"jaxprtool.jit(nnx.jit({name}))",
         stacklevel=2,
     )
     return out.result
@@ -432,7 +432,7 @@ class _Transform:
             )
         if not callable(passes):
             raise PipelineError(
-                f"passes is a pipeline, a pass or a function of a Program, not {passes!r}"
+                f"passes must be a pipeline, a pass or a function of a Program, not {passes!r}"
             )
         return cls(passes, function_name(passes))
 
@@ -440,12 +440,12 @@ class _Transform:
         result = self.run(program)
         if isinstance(result, Programs):
             raise PipelineError(
-                f"the passes '{self.text}' make several programs of {program.name}: "
+                f"the passes '{self.text}' return several programs for {program.name}: "
                 f"{', '.join(result)}; jit compiles one"
             )
         if not isinstance(result, Program):
             raise PipelineError(
-                f"the passes '{self.text}' gave no Program, but {type(result).__name__}"
+                f"the passes '{self.text}' returned {type(result).__name__}, not a Program"
             )
         return result
 
@@ -475,7 +475,7 @@ def _check_arguments(program: Program, result: Program, transform: _Transform) -
     if program.in_tree == result.in_tree and old == new:
         return
     raise PipelineError(
-        f"the passes '{transform.text}' change what {program.name} takes: "
+        f"the passes '{transform.text}' change the arguments of {program.name}: "
         f"({', '.join(old)}) before, ({', '.join(new)}) after",
-        "trace the function and apply them to the Program, or apply jax.jit to that",
+        "trace the function and apply the passes to the Program, or apply jax.jit to the result",
     )

@@ -126,7 +126,7 @@ def _donated_leaves(positions: Indices, count: int, call: BoundCall) -> list[int
     for position in wanted:
         if not -count <= position < count:
             raise ArgumentsError(
-                f"donate_argnums has {position}, but the function is given {count} positions"
+                f"donate_argnums has {position}, but the function has {count} positional arguments"
             )
     chosen = sorted({call.position(position) for position in wanted})
     tree = jax.tree.structure((call.args, call.kwargs))
@@ -149,7 +149,7 @@ def _partitions(
         )
     except (ValueError, TypeError) as error:
         detail = " ".join(str(error).split())[:200]
-        raise ArgumentsError(f"{option} is no prefix of the tree of values: {detail}") from error
+        raise ArgumentsError(f"{option} is not a prefix of the tree of values: {detail}") from error
     flat += [None] * (len(names) - len(flat))  # keyword arguments
     return [_sharding(option, *each) for each in zip(flat, names, avals, strict=True)]
 
@@ -165,8 +165,8 @@ def _sharding(option: str, parts: Any, name: str, aval: Aval) -> str:
     counts = [1 if part is None else part for part in parts] if _is_partition(parts) else [parts]
     if not _is_partition(parts) or not all(type(n) is int and n > 0 for n in counts):
         raise ArgumentsError(
-            f"{option} has {parts} for {name}; it takes PartitionSpec of numbers, and None",
-            "PartitionSpec(2, 1) cuts the first dimension in two; for axes of a mesh use jax.jit",
+            f"{option} has {parts} for {name}; it must be a PartitionSpec of numbers, or None",
+            "PartitionSpec(2, 1) splits the first dimension in two; for mesh axes use jax.jit",
         )
     if len(counts) != len(aval.shape):
         raise ArgumentsError(

@@ -218,7 +218,7 @@ def _require_none(options: dict[str, Any]) -> None:
     """Raise an error for options that do not support Ragged arguments."""
     for name, value in options.items():
         if value not in (None, False):
-            raise BatchError(f"vmap {name}={value!r} does not go with an argument that is Ragged")
+            raise BatchError(f"vmap {name}={value!r} cannot be combined with a Ragged argument")
 
 
 def _mapped_type(value: Any, axis: object) -> Aval | None:
@@ -273,5 +273,5 @@ def _function_name(fun: Callable) -> str:
 
 
 def _documentation(fun: Callable, name: str) -> str:
-    text = f"`{name}` mapped over an axis that its mapped arguments have in addition."
+    text = f"`{name}` mapped over an additional axis of its mapped arguments."
     return f"{text}\n\nOriginal documentation:\n\n{fun.__doc__}" if fun.__doc__ else text

@@ -131,9 +131,9 @@ def _choose(program: Program, model: Saving, budget: int) -> _Proven:
     if not fitting:
         least = min(each.bytes for each in proven.values())
         raise ArgumentsError(
-            f"no choice of values to save keeps {program.name} within {budget:,} bytes: the least "
-            f"is {least:,}, with the arguments that are read again",
-            f"a budget of {least}, which is {in_bytes(least)}, can be kept",
+            f"no choice of values to save keeps {program.name} within {budget:,} bytes: the "
+            f"minimum is {least:,}, including arguments that are read again",
+            f"the minimum budget is {least}, which is {in_bytes(least)}",
         )
     return min(fitting, key=lambda each: (each.flops, each.bytes))
 

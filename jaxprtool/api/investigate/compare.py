@@ -83,7 +83,7 @@ def compare(
     for each in traced:
         require_program(each)
     if trials < 1:
-        raise ArgumentsError(f"there is at least one trial, not {trials}")
+        raise ArgumentsError(f"trials must be at least 1, not {trials}")
     pipelines = [Pipeline.parse(each) if isinstance(each, str) else each for each in _many(passes)]
     axes = Axes(pipelines, _many(backends), _many(precisions), op_by_op)
     axes.require_backends()
@@ -142,8 +142,8 @@ def comparison(
     if checks.trials == 1:
         return several.completed(found, filled.arguments)
     if not filled.random:
-        message = f"no argument of {given.program.name} is random, so that there is but one trial"
-        raise ArgumentsError(message, "give some by type alone: f32[8,3]")
+        message = f"several trials need random arguments, but {given.program.name} has none"
+        raise ArgumentsError(message, "give some arguments by type alone: f32[8,3]")
     free = [name in filled.random for name in given.program.arg_names]
     for trial in range(checks.trials):
         on_progress(f"trial {trial + 1} of {checks.trials}")
@@ -153,7 +153,7 @@ def comparison(
         tried = several.completed(found, arguments, bisect=False)
         if not tried.within:
             return several.smallest(tried, arguments, free, trial)
-    return replace(tried, inputs=f"{checks.trials} random inputs; shown is the last")
+    return replace(tried, inputs=f"{checks.trials} random inputs; the last is shown")
 
 
 class _Variants:
@@ -165,7 +165,9 @@ class _Variants:
         self._reference, *self._others = plan
         self._tolerance, self._checks, self._on_progress = tolerance, checks, on_progress
         if checks.isolate and checks.trials > 1:
-            raise ArgumentsError("several trials run in one process, and so none is isolated")
+            raise ArgumentsError(
+                "--isolate cannot be combined with several trials, which run in one process"
+            )
         runner = IsolatedRunner if checks.isolate else Runner
         self._runners = {each.variant.name: runner(each.variant, on_progress) for each in plan}
 
@@ -232,8 +234,8 @@ class _Variants:
         values, count = minimized(arguments, free, fails)
         names = self._reference.variant.program.arg_names
         text = (
-            f"the input of trial {trial + 1} of {self._checks.trials}, "
-            f"made smaller by {plural(count, 'run')}"
+            f"the input of trial {trial + 1} of {self._checks.trials}, minimized in "
+            f"{plural(count, 'run')}"
         )
         said = [
             SmallestArgument(name, described(value))

@@ -46,11 +46,11 @@ class IsolatedRunner:
                 values = list(map(as_numpy, arguments))
             request = values, variant.platform, variant.op_by_op, x64_enabled()
             _dump(request, os.path.join(folder, _REQUEST))
-            self._on_progress(f"running {variant.name} in a process of its own")
+            self._on_progress(f"running {variant.name} in its own process")
             command = [sys.executable, "-m", __name__, folder]
             outcome = processes.run(command)
             if outcome.status != 0:
-                raise UnsupportedError(f"{variant.name} has crashed: {outcome}")
+                raise UnsupportedError(f"{variant.name} crashed: {outcome}")
             error, results = _load(os.path.join(folder, _RESULTS))
         if error is not None:
             raise error

@@ -23,8 +23,8 @@ def with_precision(program: Program, name: str) -> Program:
     """
     if name not in PRECISIONS:
         raise ArgumentsError(
-            f"'{name}' is no precision",
-            did_you_mean(name, PRECISIONS) or f"one of {', '.join(PRECISIONS)}",
+            f"unknown precision '{name}'",
+            did_you_mean(name, PRECISIONS) or f"available: {', '.join(PRECISIONS)}",
         )
     precision: Any = jax.lax.Precision(name)
 

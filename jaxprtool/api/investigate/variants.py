@@ -88,16 +88,16 @@ def planned(
         for precision, platform in product(axes.precisions, axes.backends):
             for steps in (False, True) if axes.op_by_op else (False,):
                 said = list(parts)
-                said += [precision or "its own precision"] if len(axes.precisions) > 1 else []
-                said += [platform or "its own device"] if len(axes.backends) > 1 else []
+                said += [precision or "traced precision"] if len(axes.precisions) > 1 else []
+                said += [platform or "default device"] if len(axes.backends) > 1 else []
                 said += [("op by op" if steps else "compiled")] if axes.op_by_op else []
                 program = at_precision(states[-1][1], precision)
                 variant = Variant(", ".join(said), program, platform, steps)
                 found.append(Planned(variant, number, tuple(states), precision))
     if len(found) < 2:
         raise ArgumentsError(
-            "there is but one variant, and nothing to compare it with",
-            'say what differs: -p "" -p "-O2", --backends cpu,gpu, --op-by-op, another TARGET',
+            "compare needs at least two variants",
+            'add -p "" -p "-O2", --backends cpu,gpu, --op-by-op, or another TARGET',
         )
     return _named_apart(found)
 
@@ -126,7 +126,7 @@ def _states(
     result = pipeline.run(traced, states)
     if isinstance(result, Programs):
         names = ", ".join(result)
-        raise PipelineError(f"compare takes one program, and '{pipeline}' gives {names}")
+        raise PipelineError(f"compare takes one program, but '{pipeline}' returns {names}")
     return states.found
 
 

@@ -62,9 +62,9 @@ class Verifier(Observer):
         self._inner.after(step, program, result, seconds)
         assert isinstance(step.transform, Pass)
         if isinstance(result, Programs) or not step.transform.preserves:
-            self._leave(step, "it changes what is computed")
+            self._leave(step, "it changes the computation")
         elif program.axis_env:
-            self._leave(step, f"{program.name} has named axes that nothing binds yet")
+            self._leave(step, f"{program.name} has free named axes")
         else:
             self._compared.add(id(step))
             if result is not program:
@@ -98,7 +98,7 @@ class Verifier(Observer):
             runs = self._runs.pop(id(program), None)
             if runs is None:
                 require_runnable(program)
-                on_progress(f"{which} · running what it was given")
+                on_progress(f"{which} · running the program before the pass")
                 runs = random_runs(program, given)
             assert isinstance(step.transform, Pass)
             try:
@@ -111,7 +111,10 @@ class Verifier(Observer):
                 unproven |= dict.fromkeys(f"{what}, {runs.inputs}" for what in compared.unproven())
                 counts[result.name] = compared.nonfinite()
             except CheckError as error:
-                hint = f"--print-after {type(step.transform).name} shows what the pass has made"
+                hint = (
+                    "show the program after the pass with --print-after "
+                    f"{type(step.transform).name}"
+                )
                 message = f"pass '{step}': {error.message}"
                 raise CheckError(message, error.hint or hint, error.details) from error
         nonfinite, elements = (sum(each[i] for each in counts.values()) for i in (0, 1))

@@ -165,8 +165,8 @@ class _Describer:
 
 
 _FUSED = (
-    "no equation gives other values once those on the way are results too: the variants part only "
-    "where the compiler fuses several"
+    "run with intermediate values as results, no equation differs: the variants differ only "
+    "where the compiler fuses equations"
 )
 
 
@@ -180,4 +180,4 @@ def _other_parameters(old: JaxprEqn | None, new: JaxprEqn | None) -> tuple[str, 
     if old is None or new is None or old.primitive is not new.primitive:
         return ()
     pairs = ((k, a, new.params.get(k)) for k, a in old.params.items() if not holds_jaxpr([a]))
-    return tuple(f"{k}: {b} in place of {a}" for k, a, b in pairs if str(a) != str(b))
+    return tuple(f"{k}: {b} instead of {a}" for k, a, b in pairs if str(a) != str(b))

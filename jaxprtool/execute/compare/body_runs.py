@@ -68,7 +68,7 @@ class Executor:
             except Exception as error:  # lowering rules may raise anything
                 name = self._program.name
                 raise UnsupportedError(
-                    f"a piece of {name} cannot be compiled: {described(error)}"
+                    f"a part of {name} cannot be compiled: {described(error)}"
                 ) from error
             return list(jax.block_until_ready(compiled(*arguments)))
 

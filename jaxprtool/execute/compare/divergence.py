@@ -165,7 +165,7 @@ class DivergenceSearch:
             case (Scan() | While()) as loop, (Scan() | While()) as other:
                 if len(loop.carry) != len(other.carry) or _order(loop) != _order(other):
                     return None
-                self._on_progress(f"looking for the round of {old.primitive.name}")
+                self._on_progress(f"looking for the iteration of {old.primitive.name}")
                 results = x.values(old.outvars), y.values(new.outvars)
                 loops = loop, other
                 part = first_iteration(self._comparator, self._executors, loops, operands, results)

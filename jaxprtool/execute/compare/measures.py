@@ -34,7 +34,7 @@ class Tolerance:
         """Raise ArgumentsError for a tolerance that is negative or not a number."""
         for name, error in (("rtol", self.rtol), ("atol", self.atol)):
             if error is not None and not error >= 0:
-                raise ArgumentsError(f"{name} is a number from 0 on, not {error}")
+                raise ArgumentsError(f"{name} must be a number of at least 0, not {error}")
 
     def of(self, *dtypes: Any) -> tuple[float, float]:
         """Return the relative and the absolute tolerance for values of these dtypes."""

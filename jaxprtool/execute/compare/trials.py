@@ -121,4 +121,4 @@ def described(value: Any) -> str:
     if len(indices) > _FEW:
         return f"{len(indices):,} of {array.size:,} elements are not zero"
     parts = (f"{list(map(int, place))} = {array[tuple(place)]}" for place in indices)
-    return "zero but for " + ", ".join(parts)
+    return "zero except " + ", ".join(parts)

@@ -157,6 +157,6 @@ def _others(verb: str, reference: Program, variant: Variant) -> ArgumentsError:
     old, new = (each[first] if first < len(each) else "nothing" for each in texts)
     what = "arguments" if verb == "takes" else "results"
     return ArgumentsError(
-        f"{variant.name} cannot be compared, since it {verb} other {what}: {new}, where "
+        f"{variant.name} cannot be compared, because it {verb} different {what}: {new}, where "
         f"the first {verb} {old}"
     )

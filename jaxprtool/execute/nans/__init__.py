@@ -202,7 +202,7 @@ def origin_of(program: Program, arguments: Sequence[Any], position: int, check: 
         return f"the argument '{origin.name}'"
     if result.state & states:
         return "a constant"
-    return "no single equation: run one by one, none makes it"
+    return "no single equation: run one at a time, none produces it"
 
 
 @contextmanager

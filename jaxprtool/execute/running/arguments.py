@@ -21,8 +21,8 @@ def require_program(program: object) -> None:
     """Raise ArgumentsError unless this is a `Program`, for instance for an untraced function."""
     if not isinstance(program, Program):
         name = getattr(program, "__name__", None) or type(program).__name__
-        hint = "jaxprtool.trace(function, *arguments) makes one"
-        raise ArgumentsError(f"{name} is no Program", hint)
+        hint = "create one with jaxprtool.trace(function, *arguments)"
+        raise ArgumentsError(f"{name} is not a Program", hint)
 
 
 def require_count(program: Program, arguments: Sequence[object]) -> None:
@@ -74,8 +74,8 @@ def require_runnable(program: Program) -> None:
     if program.axis_env:
         axes = ", ".join(repr(name) for name, _ in program.axis_env)
         raise UnsupportedError(
-            f"{program.name} cannot be run to compare it: it has the free named axes {axes}",
-            "batch(axis_name=…) binds one",
+            f"{program.name} cannot be run for comparison: it has the free named axes {axes}",
+            "bind one with batch(axis_name=…)",
         )
 
 

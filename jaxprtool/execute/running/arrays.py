@@ -88,7 +88,7 @@ def _by_how_much(a: np.ndarray, b: np.ndarray, wrong: np.ndarray) -> Details:
         most += f", {(errors[sizes > 0] / sizes[sizes > 0]).max():.3g} relative"
     return [
         ("largest error", most),
-        ("tolerated", f"{absolute:.3g} absolute and {relative:.3g} relative"),
+        ("tolerance", f"{absolute:.3g} absolute and {relative:.3g} relative"),
     ]
 
 

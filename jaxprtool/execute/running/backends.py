@@ -116,7 +116,7 @@ def _host_devices_hint(backend: Backend, index: int) -> str | None:
     if backend.platform != "cpu" or index < 0:
         return None
     flag = f"--xla_force_host_platform_device_count={index + 1}"
-    return f"XLA_FLAGS={flag} makes {index + 1} devices of one CPU"
+    return f"XLA_FLAGS={flag} creates {index + 1} devices on one CPU"
 
 
 def _first_line(text: object) -> str:

@@ -48,8 +48,8 @@ class Filled:
         """Return a description of the values: `random values, seed 0, v positive`."""
         count, random = len(self.arguments), len(self.random)
         if not random:
-            return "the values given" if count else "no inputs"
-        given = f"the values given, {random} of {count} of them random"
+            return "the given values" if count else "no inputs"
+        given = f"the given values, {random} of {count} of them random"
         return f"{'random values' if random == count else given}, seed {seed}{self.domains_text()}"
 
     def domains_text(self) -> str:
@@ -85,7 +85,7 @@ def fill(
     for position, (name, aval) in enumerate(names):
         if name not in given:
             raise ArgumentsError(
-                f"the passes have given {program.name} an argument '{name}' that has no value"
+                f"the passes added an argument '{name}' to {program.name}, which has no value"
             )
         value = contents(given[name])
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -100,9 +100,9 @@ def fill(
                 random.append(name)
         elif np.shape(value) != aval.shape:
             raise ArgumentsError(
-                f"argument '{name}' has shape {np.shape(value)}, and after the passes "
+                f"argument '{name}' has shape {np.shape(value)}, but after the passes "
                 f"{program.name} takes {aval.str_short(short_dtypes=True)}",
-                hint="give it by type alone, and it is filled with random values that fit",
+                hint="give it by type alone, to fill it with random values that fit",
             )
         arguments.append(value)
     return Filled(tuple(program.checked(arguments)), tuple(random), within)
@@ -206,8 +206,8 @@ def random_array(aval: Aval, seed: tuple[int, int], name: str = "argument") -> A
     dtype, shape = aval.dtype, aval.shape
     if is_foreign(dtype):
         raise ArgumentsError(
-            f"argument '{name}' is {aval.str_short(short_dtypes=True)}, of which no random values "
-            "can be made: only its package knows which are valid"
+            f"argument '{name}' is {aval.str_short(short_dtypes=True)}, for which random values "
+            "cannot be generated: only its package knows which are valid"
         )
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         key = jax.random.key(int(rng.integers(2**31)), impl=dtype)

@@ -57,7 +57,7 @@ def run_init_apply(
     """
     if parts.keys() != {"init", "apply"}:
         names = ", ".join(parts)
-        raise PipelineError(f"--run takes init and apply, and the passes gave {names}")
+        raise PipelineError(f"--run takes init and apply, but the passes returned {names}")
     whole, init, apply = map(with_contents, (whole, parts["init"], parts["apply"]))
     filled = fill(whole, dict(zip(whole.arg_names, arguments, strict=True)), seed)
     values = dict(zip(whole.arg_names, filled.arguments, strict=True))

@@ -120,14 +120,15 @@ def choose_device(program: Program, platform: str | None, index: int | None) -> 
             raise BackendError(
                 f"{program.name} runs on a mesh of {mesh.size} devices, "
                 f"so it cannot run on {chosen}",
-                hint="leave --device out",
+                hint="omit --device",
             )
         return chosen
     if chosen not in own or (index is not None and len(own) > 1):
         names = ", ".join(map(str, own[:4])) + (", …" if len(own) > 4 else "")
         raise BackendError(
-            f"{program.name} runs on devices of its own ({names}), so it cannot run on {chosen}",
-            hint="the mesh that the function builds decides; leave --backend and --device out",
+            f"{program.name} runs on the devices of its own mesh ({names}), so it cannot run on "
+            f"{chosen}",
+            hint="the function builds the mesh; omit --backend and --device",
         )
     return None
 

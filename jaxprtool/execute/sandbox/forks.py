@@ -59,7 +59,7 @@ class ForkOutcome:
     def __str__(self) -> str:
         """Describe the failure on one line."""
         if self.timed_out:
-            return f"out of time after {self.seconds:.2g} s"
+            return f"timed out after {self.seconds:.2g} s"
         if self.signal:
             return f"{self.signal}: {text}" if (text := stderr_tail(self.output)) else self.signal
         return self.error or stderr_tail(self.output)

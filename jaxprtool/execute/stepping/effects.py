@@ -34,7 +34,7 @@ class Event:
         fault = difference(self.operands, other.operands, values_agree)
         if fault is None:
             return None
-        message = f"({named(other.eqn)}) is given other values: {fault}"
+        message = f"({named(other.eqn)}) receives different values: {fault}"
         return Difference(
             message, [("operand" if k == "result" else k, v) for k, v in fault.details]
         )
@@ -80,9 +80,9 @@ def effects_differ(before: Sequence[Event], after: Sequence[Event]) -> Differenc
     for number, (old, new) in enumerate(zip_longest(before, after), 1):
         if new is None:
             of = f"effect {number} of {len(before)}"
-            return Difference(f"{named(old.eqn)} is not called any more ({of})")
+            return Difference(f"{named(old.eqn)} is no longer called ({of})")
         if old is None:
-            message = f"{named(new.eqn)} is called and was not before (effect {number})"
+            message = f"{named(new.eqn)} is called, but was not before (effect {number})"
             return Difference(message)
         fault = old.difference(new)
         if fault is not None:

@@ -174,9 +174,9 @@ def first_difference(
     if new is not None:
         found.append(("first equation", f"{_shown(new)}, from the same values as before"))
     if old is not None:
-        label = "in place of" if new is not None else "gone"
+        label = "instead of" if new is not None else "removed"
         found.append((label, _shown(old)))
-    same = "every equation gives what one gave before, but other values are handed on"
+    same = "every equation computes the same values as before, but different values are passed on"
     return found or [("equations", same)]
 
 

@@ -89,7 +89,7 @@ def watch(
         UnsupportedError: If the program has free named axes.
     """
     if by not in get_args(By):
-        raise ArgumentsError(f"values are watched by line, scope or equation, not by {by!r}")
+        raise ArgumentsError(f"values are grouped by line, scope or equation, not by {by!r}")
     chosen = IterationChoice([rounds] if isinstance(rounds, int | slice) else rounds)
     selection = None if only is None else Selection(only=[only] if isinstance(only, str) else only)
     with ready_to_step(program, args, device) as (program, arguments):

@@ -181,9 +181,9 @@ class Recorder:
         backward = any(map(is_backward, eqns))
         key: Any = name
         if self._by == "line":
-            name, key = source or "no line known", (source, backward)
+            name, key = source or "unknown line", (source, backward)
         elif self._scopes is not None:
-            name = self._scopes.name(eqns) or "outside of all scopes"
+            name = self._scopes.name(eqns) or "outside all scopes"
             source, key = "", (name, backward)
         if key not in self._groups:
             path = self._frames.path_of(result.around) if self._by == "equation" else ()

@@ -22,7 +22,7 @@ class IterationChoice:
     def __init__(self, chosen: Sequence[int | slice] | None):
         for each in chosen or ():
             if not isinstance(each, int | slice):
-                raise ArgumentsError(f"a round is a number or a slice, not {each!r}")
+                raise ArgumentsError(f"an iteration must be a number or a slice, not {each!r}")
         self.chosen = chosen
 
     @cached_property

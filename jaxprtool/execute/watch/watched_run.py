@@ -151,8 +151,8 @@ class WatchedRun(SteppingInterpreter):
         """Return the number of iterations of a loop, which is run once to count them."""
         if loop.eqn.effects:
             raise UnsupportedError(
-                f"rounds cannot be counted from the last one of {named(loop.eqn)}, which has "
-                "effects",
+                f"iterations of {named(loop.eqn)} cannot be counted from the last one, because "
+                "it has effects",
                 "count them from the first: --rounds 0,10",
             )
 

@@ -27,11 +27,11 @@ def check_bodies(eqn: JaxprEqn) -> None:
             carry = _types(loop.carry)
             _fit("cond_jaxpr takes", _types(loop.cond.invars), _types(loop.cond_consts) + carry)
             _fit("body_jaxpr takes", _types(loop.body.invars), _types(loop.body_consts) + carry)
-            _fit("body_jaxpr gives", _types(loop.body.outvars), carry)
+            _fit("body_jaxpr returns", _types(loop.body.outvars), carry)
             # The predicate is a bool, or under vmap one bool per batch element.
             gives = [type_of(aval) for aval in _types(loop.cond.outvars)]
             if len(gives) != 1 or not gives[0].startswith("bool["):
-                raise ValueError(f"cond_jaxpr gives {' '.join(gives) or 'nothing'}, not a bool")
+                raise ValueError(f"cond_jaxpr returns {' '.join(gives) or 'nothing'}, not a bool")
 
 
 # --- the rules of custom derivatives --------------------------------------------------------------
@@ -45,7 +45,7 @@ def _check_jvp(eqn: JaxprEqn) -> None:
     tangents = [aval.to_tangent_aval() for aval in primals]
     out_tangents = [aval.to_tangent_aval() for aval in _nonzero(results, rule.out_zeros)]
     _fit("jvp takes", _types(rule.jaxpr.invars), [*primals, *tangents], _alike)
-    _fit("jvp gives", _types(rule.jaxpr.outvars), [*results, *out_tangents], _alike)
+    _fit("jvp returns", _types(rule.jaxpr.outvars), [*results, *out_tangents], _alike)
 
 
 def _check_vjp(eqn: JaxprEqn) -> None:
@@ -53,17 +53,19 @@ def _check_vjp(eqn: JaxprEqn) -> None:
     primals, results = _primals(eqn), _types(eqn.outvars)
     fwd, bwd, gives = rule.fwd, rule.bwd, _types(rule.fwd.outvars)
     if len(rule.forwarded) != len(bwd.invars) - len(results):
-        raise ValueError(f"bwd takes {len(bwd.invars)} operands: not residuals and cotangents")
+        raise ValueError(
+            f"bwd takes {len(bwd.invars)} operands, which are not residuals and cotangents"
+        )
     new = iter(gives[: len(gives) - len(results)])
     residuals = [next(new, None) if i is None else primals[i] for i in rule.forwarded]
     if None in residuals or any(True for _ in new):
-        raise ValueError("fwd gives another number of residuals than bwd takes")
+        raise ValueError("the numbers of residuals of fwd and bwd differ")
     cotangents = [aval.to_ct_aval() for aval in results]
     wanted = [aval.to_ct_aval() for aval in _nonzero(primals, rule.in_zeros)]
     _fit("fwd takes", _types(fwd.invars), primals, _alike)
-    _fit("fwd gives", gives[len(gives) - len(results) :], results, _alike)
+    _fit("fwd returns", gives[len(gives) - len(results) :], results, _alike)
     _fit("bwd takes", _types(bwd.invars), [*residuals, *cotangents], _alike)
-    _fit("bwd gives", _types(bwd.outvars), wanted, _alike)
+    _fit("bwd returns", _types(bwd.outvars), wanted, _alike)
 
 
 #: Functions that raise ValueError if the rules of a custom derivative do not fit the equation.

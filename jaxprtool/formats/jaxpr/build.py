@@ -106,14 +106,14 @@ class Builder:
         """Return the closed jaxpr of a tree in the current scope, which has been entered."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self.source.fail(tree.position, f"more than {MAX_DEPTH} jaxprs within each other")
+            raise self.source.fail(tree.position, f"jaxprs are nested more than {MAX_DEPTH} deep")
         env: dict[str, Atom] = {}
         consts = [self._constant(binder) for binder in tree.constants]
         constvars, invars = self._bound(tree.constants, env), self._bound(tree.arguments, env)
         for binder in tree.arguments:
             if binder.value is not None:
                 raise self.source.fail(
-                    binder.position, "only a constant has a value, before the ';'"
+                    binder.position, "only a constant, before the ';', has a value"
                 )
         eqns = [self._equation(equation, env, scope) for equation in tree.equations]
         outvars = self._atoms(tree.results, env, tree.results_at)
@@ -124,7 +124,9 @@ class Builder:
         try:
             jaxpr = jaxcompat.new_jaxpr(constvars, consts, invars, outvars, eqns, debug_info)
         except ValueError:
-            message = "an equation has an effect on a ref that is neither an argument nor made here"
+            message = (
+                "an equation has an effect on a ref that is neither an argument nor created here"
+            )
             raise self.source.fail(tree.position, message) from None
         self._depth -= 1
         return jaxpr
@@ -148,7 +150,7 @@ class Builder:
         return variables
 
     def _bound_twice(self, name: str, position: int) -> ProgramFileError:
-        return self.source.fail(position, f"'{name}' is bound already")
+        return self.source.fail(position, f"'{name}' is already bound")
 
     # --- atoms --------------------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class Builder:
         if literal is None:
             if ":" not in text:
                 hint = did_you_mean(text, env) if len(text) > 2 else None
-                raise self.source.fail(position, f"there is no variable '{text}' here", hint)
+                raise self.source.fail(position, f"no variable '{text}' here", hint)
             if text not in self.file.literals:
                 number, _, type_ = text.partition(":")
                 self.file.literals[text] = Expression(number, position, {}), type_
@@ -201,7 +203,7 @@ class Builder:
             position = expression.position_of(error.node)
             raise self.source.fail(position, str(error)) from error
         except (RecursionError, MemoryError):
-            raise self.source.fail(expression.position, "a value that cannot be read") from None
+            raise self.source.fail(expression.position, "this value cannot be read") from None
 
     # --- equations ----------------------------------------------------------------------------
 
@@ -266,7 +268,7 @@ class Builder:
         except Exception as error:  # the file may contain anything, and rules may raise anything
             hint = None
             if None in tree.types:
-                hint = f"perhaps the type of '{tree.results[-1]}' is needed"
+                hint = f"the type of '{tree.results[-1]}' may be missing"
             raise self.source.fail(tree.position, f"{name}: {_said(error)}", hint) from error
 
     def _agreed(
@@ -275,11 +277,11 @@ class Builder:
         """Return the types of an equation's results: as declared, if they match the actual ones."""
         name = tree.operation.primitive
         if len(declared) != len(actual):
-            message = f"{name} gives {len(actual)} results, not {len(declared)}"
+            message = f"{name} returns {len(actual)} results, not {len(declared)}"
             raise self.source.fail(tree.position, message)
         for i, (said, found) in enumerate(zip(declared, actual, strict=True)):
             if said is not None and not jaxcompat.fits(said, found):
-                message = f"declared {tree.types[i]}, but {name} gives {type_of(found)}"
+                message = f"declared {tree.types[i]}, but {name} returns {type_of(found)}"
                 raise self.source.fail(self._result_position(tree, i), message)
         pairs = zip(declared, actual, strict=True)
         return [found if said is None else said for said, found in pairs]
@@ -300,7 +302,7 @@ class Builder:
             value = self._value(parameter, self.type_names)
             if isinstance(value, str) and "jaxpr" in parameter.name:
                 hint = did_you_mean(value, self.file.shared)
-                message = f"there is no jaxpr '{value}' in this file"
+                message = f"no jaxpr '{value}' in this file"
                 raise self.source.fail(parameter.value.position, message, hint)
             table = read.settings if parameter.name[0] == "@" else read.given
             table[parameter.name.removeprefix("@")] = value
@@ -337,7 +339,7 @@ class Builder:
         node = parameter.value.parse(self.source)
         tree = names.tree(node.id) if isinstance(node, ast.Name) else None
         if tree is None or not isinstance(name, str):
-            message = f"{parameter.name} is a name and a jaxpr"
+            message = f"{parameter.name} must be a name and a jaxpr"
             raise self.source.fail(parameter.position, message)
         return params.NamedRule(name, self._rule(tree, scope, name))
 
@@ -361,7 +363,7 @@ class Builder:
             self._shared[key] = None
             self._shared[key] = self.jaxpr(tree, scope, debug_info)
         if self._shared[key] is None:
-            raise self.source.fail(tree.position, f"'{name}' holds itself")
+            raise self.source.fail(tree.position, f"'{name}' contains itself")
         return self._shared[key]
 
     @contextmanager
@@ -429,7 +431,7 @@ def _said(error: Exception) -> str:
     if missing := re.search(r"missing \d+ required .*arguments?: (.*)", text):
         return f"missing: {missing[1]}"
     if unknown := re.search(r"unexpected keyword argument ('\w+')", text):
-        return f"there is no parameter {unknown[1]}"
+        return f"no parameter {unknown[1]}"
     if isinstance(error, KeyError):
         return f"missing: {text}"
     if not text or not isinstance(error, ValueError | TypeError | NotImplementedError):

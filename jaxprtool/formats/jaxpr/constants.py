@@ -97,11 +97,11 @@ class ConstantWriter:
     def constant(self, value: Any, aval: Aval) -> str:
         """Return the text of a constant of the type `aval`. Raises Unwritable."""
         if not hasattr(aval, "dtype") or isinstance(aval, jaxcompat.AbstractRef):
-            raise Unwritable(f"a constant that is no array, but of the type {aval}")
+            raise Unwritable(f"a constant of the type {aval}, which is not an array")
         try:
             data = _data(value, aval)
         except Exception as error:  # an array on other hosts, or deleted
-            raise Unwritable(f"a constant whose value is not at hand: {error}") from error
+            raise Unwritable(f"a constant whose value is unavailable: {error}") from error
         if data.size <= MOST_INLINE:
             return _nested(data)
         if self.inline:
@@ -154,7 +154,7 @@ class Constants:
             raise Unreadable(node, f"a value of the type {aval} cannot be written")
         dtype, shape = _data_type(aval)
         if not all(type(size) is int for size in shape):
-            raise Unreadable(node, "a value has no symbolic dimensions")
+            raise Unreadable(node, "a value cannot have symbolic dimensions")
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "npz":
                 return self._from_npz(node, dtype, shape)
@@ -165,7 +165,9 @@ class Constants:
     def _from_npz(self, node: ast.Call, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         name = _only_text(node)
         if not self._paths:
-            raise Unreadable(node, f"the constant {name} is in a file, and none is given")
+            raise Unreadable(
+                node, f"the constant {name} is in a file, but the program names no file"
+            )
         path = next(filter(Path.exists, self._paths), self._paths[0])
         seen = _digest_of(dtype, shape)
         try:
@@ -173,16 +175,16 @@ class Constants:
                 self._stored = NpzReader(path)
             data = self._stored.array(name, dtype, shape, seen.update)
         except FileNotFoundError:
-            fault = f"the constant {name} is missing, and so is the file {path}"
+            fault = f"the constant {name} is missing, because the file {path} is missing"
             raise Unreadable(node, fault) from None
         except KeyError:
-            raise Unreadable(node, f"the constant {name} is missing in {path}") from None
+            raise Unreadable(node, f"the constant {name} is missing from {path}") from None
         except Exception as error:  # zipfile and NumPy raise many classes
             said = getattr(error, "strerror", None) or error
             fault = f"the constant {name} in {path} cannot be read: {said}"
             raise Unreadable(node, fault) from error
         if data is None or _digest_text(seen) != name:
-            raise Unreadable(node, f"the constant {name} in {path} has been altered")
+            raise Unreadable(node, f"the constant {name} in {path} was modified")
         return data
 
 
@@ -190,10 +192,10 @@ def _from_base64(node: ast.Call, dtype: np.dtype, shape: tuple[int, ...]) -> np.
     try:
         data = base64.b64decode(_only_text(node), validate=True)
     except binascii.Error as error:
-        raise Unreadable(node, f"bad base64: {error}") from None
+        raise Unreadable(node, f"invalid base64: {error}") from None
     wanted = math.prod(shape) * dtype.itemsize
     if len(data) != wanted:
-        raise Unreadable(node, f"these are {len(data):,} bytes, and the type has {wanted:,}")
+        raise Unreadable(node, f"the data has {len(data):,} bytes, but the type has {wanted:,}")
     return np.frombuffer(data, dtype).reshape(shape)
 
 
@@ -201,14 +203,14 @@ def _only_text(node: ast.Call) -> str:
     match node:
         case ast.Call(args=[ast.Constant(value=str(text))], keywords=[]):
             return text
-    raise Unreadable(node, "a text in quotes is wanted here, and nothing else")
+    raise Unreadable(node, "expected a single string in quotes")
 
 
 def _scalars(node: ast.expr, dtype: np.dtype, shape: tuple[int, ...]) -> Iterator[np.generic]:
     """Yield the numbers in nested lists of this shape."""
     if shape:
         if not isinstance(node, ast.List) or len(node.elts) != shape[0]:
-            raise Unreadable(node, f"a list of {shape[0]} is wanted here")
+            raise Unreadable(node, f"expected a list of {shape[0]}")
         for item in node.elts:
             yield from _scalars(item, dtype, shape[1:])
         return

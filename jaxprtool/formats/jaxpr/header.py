@@ -171,7 +171,7 @@ def read_header(source: FileText, entries: Mapping[str, Expression]) -> Header:
     for name, entry in entries.items():
         if name not in _READERS:
             hint = did_you_mean(name, _READERS)
-            raise source.fail(entry.position, f"there is no header entry '{name}'", hint)
+            raise source.fail(entry.position, f"unknown header entry '{name}'", hint)
     for name in REQUIRED:
         if name not in entries:
             end = max((e.position + len(e.text) for e in entries.values()), default=0)
@@ -230,22 +230,22 @@ def _is_file_name(value: str) -> bool:
     return "\0" not in value and value not in ("", ".", "..") and os.path.basename(value) == value
 
 
-_text = _checked(lambda value: isinstance(value, str), "a text in quotes is needed here")
+_text = _checked(lambda value: isinstance(value, str), "expected a string in quotes")
 _file_name = _checked(
     lambda value: value is None or _is_file_name(_text(value)),
-    "the name of a file in the same folder is needed here, in quotes",
+    "expected the name of a file in the same folder, in quotes",
 )
 _checked_arguments = _checked(
     lambda value: isinstance(value, tuple) and [*map(type, value)] == [tuple, dict],
-    "arguments are written ((positional, ...), {'keyword': ..., ...})",
+    "write arguments as ((positional, ...), {'keyword': ..., ...})",
 )
-_checked_axes = _checked(_is_axes, "an axis environment is written (('name', size), ...)")
+_checked_axes = _checked(_is_axes, "write an axis environment as (('name', size), ...)")
 
 
 def _structure(value: Any) -> tuple[PyTreeDef, tuple[str, ...]]:
     names, tree = jax.tree.flatten(value)
     if not all(isinstance(name, str) for name in names):
-        raise ValueError("at each value's place in its structure stands its name, in quotes")
+        raise ValueError("each leaf of the structure must be the value's name, in quotes")
     return tree, tuple(names)
 
 
@@ -257,13 +257,13 @@ def _axis_env(value: Any) -> tuple[tuple[Hashable, int], ...]:
 def _jit(value: Any) -> dict[str, Any]:
     for name, part in _checked_jit(value).items():
         if name not in _JIT_PARTS:
-            raise ValueError(f"jit is told nothing of '{name}'; it may be: {', '.join(_JIT_PARTS)}")
+            raise ValueError(f"unknown entry '{name}' of jit; available: {', '.join(_JIT_PARTS)}")
         if not _JIT_PARTS[name](part):
-            raise ValueError(f"'{name}' of jit is not well formed")
+            raise ValueError(f"'{name}' of jit is not valid")
     return {**value, "inline": jaxcompat.inline_of_word(value.get("inline", False))}
 
 
-_checked_jit = _checked(_is_dict, "what jit was told is written {'donated': ('x',), ...}")
+_checked_jit = _checked(_is_dict, "write jit as {'donated': ('x',), ...}")
 _JIT_PARTS: dict[str, Callable[[Any], bool]] = {
     "donated": lambda part: isinstance(part, tuple) and all(isinstance(n, str) for n in part),
     "in": lambda part: _is_dict(part, Sharding, Format),
@@ -282,20 +282,20 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "constants": _file_name,
     "files": _checked(
         lambda value: _is_dict(value, str) and all(map(str.isprintable, chain(*value.items()))),
-        "files are written {'name in comments': 'path', ...}",
+        "write files as {'name in comments': 'path', ...}",
     ),
     "axis_env": _axis_env,
     "bounds": _checked(
         lambda value: _is_dict(value) and all(map(_is_bound, value.values())),
-        "bounds are written {'n': 512, 'lengths': {'rows': 'N', 'longest': 512}, ...}",
+        "write bounds as {'n': 512, 'lengths': {'rows': 'N', 'longest': 512}, ...}",
     ),
     "mesh": _checked(
         lambda value: isinstance(value, AbstractMesh),
-        "a mesh is written AbstractMesh((2,), ('x',), axis_types=...)",
+        "write a mesh as AbstractMesh((2,), ('x',), axis_types=...)",
     ),
     "meshes": _checked(
         lambda value: _is_dict(value, AbstractMesh),
-        "meshes are written {'name in types': AbstractMesh(...), ...}",
+        "write meshes as {'name in types': AbstractMesh(...), ...}",
     ),
     "symbols": lambda value: None if value is None else jax.export.SymbolicScope(value),
     "jit": _jit,
@@ -319,7 +319,7 @@ def jit_options(program: Program, parts: Mapping[str, Any]) -> JitOptions:
     for named, known in pairs:
         for name in named:
             if name not in known:
-                raise ValueError(f"jit is told of '{name}', which the program does not have")
+                raise ValueError(f"jit names '{name}', which the program does not have")
     options = jaxcompat.TracedOptions(
         donated=tuple(name in donated for name in program.arg_names),
         in_placements=tuple(placed.get(name) for name in program.arg_names),

@@ -77,7 +77,7 @@ def as_scalar(dtype: np.dtype, value: Any) -> np.generic:
     if isinstance(value, Bits):
         return np.frombuffer(value.to_bytes(dtype.itemsize, "little"), dtype)[0]
     if type(value) not in next(v for k, v in _ACCEPTED.items() if jnp.issubdtype(dtype, k)):
-        raise ValueError(f"this is no {dtype.name}")
+        raise ValueError(f"the value is not of dtype {dtype.name}")
     return dtype.type(value)
 
 
@@ -200,7 +200,7 @@ def _callback(held: Any, encode: Encode) -> str:
 
 def _read_stub(name: str, source: str = "") -> Stub:
     if not (isinstance(name, str) and isinstance(source, str)):
-        raise ValueError("a stub is written stub('module.function', 'digest of its source')")
+        raise ValueError("write a stub as stub('module.function', 'digest of its source')")
     return Stub(name, source)
 
 
@@ -270,7 +270,7 @@ def _read_mesh(
     if not axis_names:
         return Mesh(np.empty((), dtype=object), ())
     if abstract_device is None:
-        raise ValueError("abstract_device is missing, which says what the devices are")
+        raise ValueError("abstract_device, which describes the devices, is missing")
     # JAX aborts the process on a sharding over a mesh with axes but no devices.
     if not devices or len(devices) != math.prod(axis_sizes):
         raise ValueError(f"{len(devices)} devices do not fill a mesh of {tuple(axis_sizes)}")
@@ -330,7 +330,7 @@ def _read_opaque(type_name: str, children: Any, aux: str = "") -> Opaque:
         and all(isinstance(key, str) for key in keys)
         and isinstance(aux, str)
     ):
-        raise ValueError("a node is written Node('type', {'.key': child}, 'what is its own')")
+        raise ValueError("write a node as Node('type', {'.key': child}, 'its data')")
     parts = children.values() if isinstance(children, dict) else children
     return Opaque(type_name, aux, keys, tuple(parts))
 
@@ -346,13 +346,15 @@ def _held(held: StaticLeaf, encode: Encode) -> str:
 
 def _static(value: Any) -> StaticLeaf:
     if type(value) not in LITERALS:
-        raise ValueError("static is a number, a bool, a text or bytes; else it is an Object('...')")
+        raise ValueError(
+            "Static takes a number, a bool, a string or bytes; write other values as Object('...')"
+        )
     return StaticLeaf(value)
 
 
 def _object(text: str) -> StaticLeaf:
     if not isinstance(text, str):
-        raise ValueError("an object is written Object('how it prints')")
+        raise ValueError("write an object as Object('its repr')")
     return StaticLeaf(Placeholder(text))
 
 

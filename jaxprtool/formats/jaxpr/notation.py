@@ -125,7 +125,7 @@ class FileNotation(Notation):
         operands, results = ([v.aval for v in atoms] for atoms in (eqn.invars, eqn.outvars))
         try:
             if not _PRIMITIVE.fullmatch(name):
-                raise Unwritable("a name that is no word")
+                raise Unwritable("a name that is not a word")
             mesh = params.implied_mesh(operands, results, self.usual_mesh)
             settings = params.encode_context(eqn.ctx, mesh)
             shown = {**{f"@{k}": v for k, v in settings.items()}, **params.encode_params(eqn)}
@@ -181,7 +181,7 @@ class FileNotation(Notation):
             raise Unwritable("a traced value, which its function closes over")
         known = self._consts.setdefault(body, consts)
         if len(known) != len(consts) or any(a is not b for a, b in zip(known, consts, strict=True)):
-            raise Unwritable("a jaxpr that is used twice, with different constants")
+            raise Unwritable("one jaxpr with different constants in two places")
         return body
 
 

@@ -144,12 +144,12 @@ def decode_params(
     if traits(primitive).call == "closed_call" and primitive not in known:
         primitive = "eval_jaxpr"
     if primitive not in known:
-        raise UnknownPrimitive(f"there is no primitive '{primitive}'")
+        raise UnknownPrimitive(f"unknown primitive '{primitive}'")
     found = known[primitive]
     form = forms.get(primitive, _PLAIN)
     unknown = set() if form.names is None else given.keys() - form.names
     if unknown:
-        raise BadParameter(f"there is no parameter '{min(unknown)}'")
+        raise BadParameter(f"unknown parameter '{min(unknown)}'")
     try:
         given = {**_hidden(found), **form.defaults(given, operands, results), **given}
         params = form.read(given, operands, results)
@@ -204,12 +204,12 @@ def decode_context(given: Params, operands: Avals, results: Avals, usual_mesh: A
     """Return the context of an equation from the settings in a file. Raises BadParameter."""
     unknown = given.keys() - _SETTINGS.keys()
     if unknown:
-        raise BadParameter(f"there is no setting '@{min(unknown)}' of equations")
+        raise BadParameter(f"unknown setting '@{min(unknown)}' of equations")
     named = {"mesh": implied_mesh(operands, results, usual_mesh), **given}
     try:
         return jaxcompat.equation_context({_SETTINGS[name]: v for name, v in named.items()})
     except (TypeError, ValueError, AttributeError) as error:
-        raise BadParameter(f"bad settings of an equation: {error}") from error
+        raise BadParameter(f"invalid settings of an equation: {error}") from error
 
 
 # --- optional parameters --------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def _write_jit(eqn: JaxprEqn) -> Params:
 
 def _read_jit(given: Params, operands: Avals, results: Avals) -> Params:
     if not isinstance(given["name"], str):
-        raise BadParameter("name is a text")
+        raise BadParameter("name must be a string")
     return {**given, "inline": jaxcompat.inline_of_word(given["inline"])}
 
 
@@ -318,7 +318,7 @@ def _read_scan(given: Params, operands: Avals, results: Avals) -> Params:
     consts, carry = given.pop("num_consts"), given.pop("num_carry")
     xs, ys = len(operands) - consts - carry, len(results) - carry
     if min(consts, carry, xs, ys) < 0:
-        raise BadParameter("fewer operands or results than num_consts and num_carry say")
+        raise BadParameter("num_consts and num_carry exceed the number of operands or results")
     return {**given, **jaxcompat.scan_count_params({}, consts, carry, xs, ys)}
 
 
@@ -361,7 +361,7 @@ def _write_select(eqn: JaxprEqn) -> Params:
 def _read_select(given: Params, operands: Avals, results: Avals) -> Params:
     found = {"ge": lax.ge_p, "le": lax.le_p}.get(given["select_prim"])
     if found is None:
-        raise BadParameter("select_prim is ge or le")
+        raise BadParameter("select_prim must be ge or le")
     return {**given, "select_prim": found}
 
 
@@ -393,11 +393,13 @@ def _write_sow(eqn: JaxprEqn) -> Params:
 def _read_sow(given: Params, operands: Avals, results: Avals) -> Params:
     tag, name, mode, tree = (given[k] for k in _SOW_NAMES)
     if not (isinstance(tag, str) and isinstance(name, str | None)):
-        raise BadParameter("tag and name are texts")
+        raise BadParameter("tag and name must be strings")
     if mode not in primitives.MODES:
-        raise BadParameter(f"mode is one of {', '.join(primitives.MODES)}")
+        raise BadParameter(f"mode must be one of {', '.join(primitives.MODES)}")
     if not isinstance(tree, PyTreeDef) or tree.num_leaves > len(operands):
-        raise BadParameter("tree is the structure of a value, of not more leaves than operands")
+        raise BadParameter(
+            "tree must be the structure of a value, with at most as many leaves as operands"
+        )
     return given
 
 
@@ -434,7 +436,7 @@ def _mask(given: Params, name: str, avals: Avals) -> tuple[bool, ...]:
     """Return a parameter with one bool per value."""
     mask = given[name]
     if not isinstance(mask, tuple) or len(mask) != len(avals):
-        raise BadParameter(f"{name} has not one entry for each of {len(avals)} values")
+        raise BadParameter(f"{name} must have one entry for each of {len(avals)} values")
     return mask
 
 
@@ -448,9 +450,12 @@ def _write_custom_jvp(eqn: JaxprEqn) -> Params:
 def _read_custom_jvp(given: Params, operands: Avals, results: Avals) -> Params:
     jvp, raises, num_consts = given["jvp"], given["raises"], given["num_consts"]
     if isinstance(jvp, NamedRule) == (raises is not None):
-        raise BadParameter("a rule is a jaxpr, or it raises what the parameter 'raises' says")
+        raise BadParameter(
+            "a rule must be a jaxpr, or the parameter 'raises' must have the exception that it "
+            "raises"
+        )
     if raises is not None and not (isinstance(jvp, str) and isinstance(raises, str)):
-        raise BadParameter("a rule that raises has two texts: its name, and what it raises")
+        raise BadParameter("a rule that raises needs two strings: its name, and the exception")
     name, jaxpr = jvp if raises is None else (jvp, None)
     zeros = _mask(given, "out_zeros", results)
     perturbed = _mask(given, "perturbed", operands[num_consts:])
@@ -513,7 +518,7 @@ def _write_custom_vmap(eqn: JaxprEqn) -> Params:
 
 def _read_custom_vmap(given: Params, operands: Avals, results: Avals) -> Params:
     if not isinstance(given["rule"], Stub):
-        raise BadParameter("rule is a stub")
+        raise BadParameter("rule must be a stub")
     return custom_vmap_params(_renamed(given), given["rule"], len(operands), len(results))
 
 

@@ -126,7 +126,7 @@ def _decoded(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        message = f"{name}:{line}:{column}: this is not a text in UTF-8"
+        message = f"{name}:{line}:{column}: the text is not valid UTF-8"
         raise ProgramFileError(message) from None
 
 
@@ -148,7 +148,7 @@ def _bounds(
     for name, value in header.bounds.items():
         position = file.header["bounds"].position
         if not np.issubdtype(getattr(avals.get(name), "dtype", None), np.integer):
-            raise source.fail(position, f"'{name}' is no argument that is a size")
+            raise source.fail(position, f"'{name}' is not an argument that is a size")
         try:
             found.append((name, bound_of(value, types)))
         except ValueError as error:

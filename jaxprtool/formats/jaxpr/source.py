@@ -53,7 +53,7 @@ class FileText:
                 end = text.find("\n", start) % (len(text) + 1)
                 constants = sum(len(found[0]) for found in _CONSTANTS.finditer(text, start, end))
                 if end - start - constants > MAX_LINE:
-                    raise self.fail(start, f"a line of more than {MAX_LINE:,} characters")
+                    raise self.fail(start, f"a line is longer than {MAX_LINE:,} characters")
             start = end + 1
 
     def _blank(self, match: re.Match[str]) -> str:
@@ -95,17 +95,17 @@ class Expression:
     def parse(self, source: FileText) -> ast.expr:
         """Return the expression's syntax tree. Raises ProgramFileError if it is not well formed."""
         if not self.text.strip():
-            raise source.fail(self.position, "a value is missing here")
+            raise source.fail(self.position, "expected a value")
         if self.text.count(",") > MAX_VALUES:
-            raise source.fail(self.position, f"more than {MAX_VALUES:,} values in one place")
+            raise source.fail(self.position, f"a nested value has more than {MAX_VALUES:,} parts")
         try:
             return ast.parse(f"({self.text})", mode="eval").body
         except SyntaxError as error:
             position = self._index(error.lineno or 1, (error.offset or 1) - 1)
-            raise source.fail(position, f"bad value: {error.msg}") from None
+            raise source.fail(position, f"invalid value: {error.msg}") from None
         except (ValueError, MemoryError, RecursionError):
             # NUL characters, lone surrogates, integers of thousands of digits, endless operators
-            raise source.fail(self.position, "a value that cannot be read") from None
+            raise source.fail(self.position, "this value cannot be read") from None
 
     def position_of(self, node: ast.expr) -> int:
         """Return the position in the file of a node of the expression's tree."""

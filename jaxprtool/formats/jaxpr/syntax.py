@@ -226,12 +226,10 @@ class _Parser:
     def _version(self) -> None:
         first = self._take(_FIRST_LINE)
         if first is None:
-            message = (
-                f"this is no program of jaxprtool: it does not begin with 'jaxprtool {VERSION}'"
-            )
+            message = f"not a jaxprtool program: it does not begin with 'jaxprtool {VERSION}'"
             raise self.source.fail(self._next(), message)
         if first[1] != str(VERSION):
-            message = f"written in format {first[1]}; this jaxprtool reads format {VERSION}"
+            message = f"the file has format {first[1]}, but this jaxprtool reads format {VERSION}"
             raise self.source.fail(first.start(1), message)
 
     def _header(self) -> dict[str, Expression]:
@@ -250,7 +248,7 @@ class _Parser:
         self._expect(_OPENING, "'{ lambda'")
         start = self.text.rfind("{", 0, self.at)
         if len(self._open) == MAX_DEPTH:
-            raise self.source.fail(start, f"more than {MAX_DEPTH} jaxprs within each other")
+            raise self.source.fail(start, f"jaxprs are nested more than {MAX_DEPTH} deep")
         self._open.append(start)
         constants = self._binders()
         self._expect(_SEMICOLON, "a variable with its type, or ';'")
@@ -326,7 +324,9 @@ class _Parser:
         if equation.results:
             self._expect(_EQUALS, "a variable with its type, or '='")
         elif _EQUALS.match(self.text, self.at):
-            message = "no variable before the '='; nan, inf, True, False and None are values"
+            message = (
+                "expected a variable before the '='; nan, inf, True, False and None are values"
+            )
             raise self.source.fail(self._next(), message)
         if found := self._take(_HEAD):
             known = self._operations.get(found[1])
@@ -407,11 +407,11 @@ class _Parser:
                 at = done = self.at
                 continue
             if what == "quote":
-                raise self.source.fail(at, "a string that is never closed")
+                raise self.source.fail(at, "a string is not closed")
             if what == "open":
                 brackets.append((piece, at))
                 if len(brackets) > MAX_DEPTH:
-                    raise self.source.fail(at, f"more than {MAX_DEPTH} brackets within each other")
+                    raise self.source.fail(at, f"brackets are nested more than {MAX_DEPTH} deep")
             elif not brackets and what in ("close", "space", "stop"):
                 break
             elif what == "close":
@@ -423,7 +423,7 @@ class _Parser:
             at = found.end()
         if brackets:
             bracket, position = brackets[-1]
-            raise self.source.fail(position, f"'{bracket}' is never closed")
+            raise self.source.fail(position, f"'{bracket}' is not closed")
         self.at = at
         whole = "".join((*pieces, text[done:at]))
         if _ROW_OF_NAMES.fullmatch(whole):

@@ -45,7 +45,7 @@ class TypeWriter:
             raise Unwritable(f"a type of {type(aval).__module__}.{type(aval).__qualname__}")
         # Most types have only a shape and a dtype. Others may have parts that JAX's listing drops.
         if not _PLAIN.fullmatch(text) and not self._reads_back(text, aval):
-            raise Unwritable(f"a type of which {text} does not say all")
+            raise Unwritable(f"a type that {text} does not fully describe")
         return text
 
     def dimension(self, size: Any) -> str:
@@ -65,9 +65,9 @@ class TypeWriter:
 
     def _array(self, aval: Aval) -> str:
         if is_foreign(aval.dtype):
-            raise Unwritable(f"the element type {aval.dtype}, which a package has brought")
+            raise Unwritable(f"the element type {aval.dtype}, which a package defines")
         if not jaxcompat.has_plain_layout(aval):
-            raise Unwritable(f"a type with a layout of its own ({aval})")
+            raise Unwritable(f"a type with its own layout ({aval})")
         for size in aval.shape:
             if jaxcompat.is_symbolic_dimension(size):
                 self.dimension(size)
@@ -125,9 +125,9 @@ class TypeReader:
         if text.isdecimal() and text.isascii() and len(text) < 20:
             return int(text)
         if self._scope is None:
-            raise ValueError(f"'{text}' is no size, and the header names no symbolic dimensions")
+            raise ValueError(f"'{text}' is not a size, and the header names no symbolic dimensions")
         if len(text) > 1000 or text.count("(") > 20:
-            raise ValueError("a symbolic dimension that long is not read")
+            raise ValueError("this symbolic dimension is too long to read")
         (size,) = jax.export.symbolic_shape(text, scope=self._scope)
         return size
 

@@ -262,14 +262,14 @@ class _Reader(WhitelistReader):
         name = self._dotted(node)
         table = self._names if name in self._names else NAMES
         if name not in table:
-            raise self.fail(node, f"'{name}' stands for nothing here")
+            raise self.fail(node, f"unknown name '{name}'")
         return table[name]
 
     def visit_Call(self, node: ast.Call) -> Any:
         name = self._dotted(node.func)
         make = self._names.get(name) or CONSTRUCTORS.get(name)
         if not callable(make):
-            raise self.fail(node, f"there is no '{name}(...)'")
+            raise self.fail(node, f"unknown constructor '{name}(...)'")
         args = [self.visit(arg) for arg in node.args]
         kwargs: dict[str, Any] = {}
         for word in node.keywords:
@@ -281,11 +281,11 @@ class _Reader(WhitelistReader):
         except Unreadable:
             raise
         except Exception as error:  # of any class: JAX's constructors check their arguments
-            raise self.fail(node, f"{name}(...) cannot be made: {error}") from error
+            raise self.fail(node, f"{name}(...) cannot be created: {error}") from error
 
     def _dotted(self, node: ast.expr) -> str:
         if isinstance(node, ast.Attribute):
             return f"{self._dotted(node.value)}.{node.attr}"
         if isinstance(node, ast.Name):
             return node.id
-        raise self.fail(node, "a dotted name begins with a name")
+        raise self.fail(node, "a dotted name must begin with a name")

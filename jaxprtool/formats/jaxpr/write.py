@@ -139,8 +139,11 @@ def _require_shallow(program: Program) -> None:
     while level:
         depth += 1
         if depth > MAX_DEPTH:
-            message = f"{program.name} cannot be written to a file: it has more than {MAX_DEPTH} "
-            raise UnsupportedError(f"{message}jaxprs within each other", "-p inline opens calls")
+            message = (
+                f"{program.name} cannot be written to a file: its jaxprs are nested more than "
+                f"{MAX_DEPTH} "
+            )
+            raise UnsupportedError(f"{message}deep", "inline calls with -p inline")
         inner = (jaxcompat.open_jaxpr(b) for j in level for e in j.eqns for _, b in sub_jaxprs(e))
         level = list({id(body): body for body in inner}.values())
 

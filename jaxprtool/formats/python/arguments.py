@@ -208,7 +208,7 @@ def result_structure(program: Program, called: CallSignature) -> tuple[Any, str 
     if not results.classes:
         return made, None
     names = ", ".join(sorted(results.classes))
-    return made, f"Of its results, these are named tuples of a class's fields: {names}."
+    return made, f"These results are named tuples of a class's fields: {names}."
 
 
 class _Results:

@@ -39,8 +39,8 @@ def definition_of(name: str, value: Any, scope: Scope, store: Store | None) -> l
         return _keys(name, value, scope, store)
     if is_foreign(value.dtype):
         raise UnsupportedError(
-            f"a constant of the element type {value.dtype}, which a package has brought, "
-            "cannot be written as Python"
+            f"a constant of the element type {value.dtype}, which a package defines, cannot be "
+            "written as Python"
         )
     if jax.typeof(value).weak_type:
         dtype, strong = dtype_name(value.dtype), np.asarray(value)

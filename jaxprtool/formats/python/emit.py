@@ -127,7 +127,7 @@ def _source(module: Module) -> str:
     if module.file is not None and module.arrays:
         file = module.file(module.arrays)
         module.helpers["stored"] = [_STORED.format(file=plain(file))]
-        notes.append(f"Large constants are read from {mention(file)}, which must lie beside.")
+        notes.append(f"Large constants are read from {mention(file)}, in the same folder.")
     header = [
         f'"""`{name}`, written as Python from its jaxpr by jaxprtool, under JAX {jax.__version__}.',
         "",

@@ -106,7 +106,8 @@ JVP_BY = Helper(
                 zero = isinstance(tangent, SymbolicZero)
                 if not zero and i not in operands:
                     raise TypeError(
-                        f"{rule.__name__} does not differentiate by operand {i}"
+                        f"{rule.__name__} does not differentiate "
+                        f"with respect to operand {i}"
                     )
                 if zero and i in operands:
                     tangent = zeros_like_aval(tangent.aval)
@@ -130,7 +131,8 @@ FWD_BY = Helper(
             for i, primal in enumerate(primals):
                 if primal.perturbed and i not in operands:
                     raise TypeError(
-                        f"{rule.__name__} does not differentiate by operand {i}"
+                        f"{rule.__name__} does not differentiate "
+                        f"with respect to operand {i}"
                     )
             return rule(*[primal.value for primal in primals])
 

@@ -159,7 +159,7 @@ def _bind(eqn: JaxprEqn, slots: list[Slot]) -> Expression:
     try:
         bind = Attribute(primitive(eqn.primitive), "bind")
     except TypeError as error:
-        raise unsupported(eqn, f"no public function gives it, and {error}") from error
+        raise unsupported(eqn, f"no public function creates it, and {error}") from error
     params = {}
     for name, value in sorted(eqn.params.items()):
         try:

@@ -228,7 +228,7 @@ def _untold(symbols: Sequence[str], arguments: Sequence[tuple[Var, str]]) -> Uns
         if names_of(getattr(var.aval, "shape", ())) & {*symbols}
     ]
     return UnsupportedError(
-        f"the size of {', '.join(symbols)} cannot be found from the shapes of the arguments "
+        f"the size of {', '.join(symbols)} cannot be derived from the shapes of the arguments "
         f"({', '.join(shapes) or 'none has it'})",
-        "a symbol is found from a size that is linear in it, such as n or 2*n + 1",
+        "a symbol can be derived from a size that is linear in it, such as n or 2*n + 1",
     )

@@ -102,7 +102,7 @@ def as_json(value: Any) -> Any:
 
     if jaxcompat.is_symbolic_dimension(value):
         return str(value)
-    raise TypeError(f"a {type(value).__name__} has no JSON: {value!r}")
+    raise TypeError(f"cannot convert a {type(value).__name__} to JSON: {value!r}")
 
 
 #: A tuple of types is checked faster than a union, and a program has many values.

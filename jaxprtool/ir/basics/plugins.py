@@ -50,4 +50,4 @@ def missing_plugin(primitive: str) -> str | None:
     if primitive in _installed():
         return None
     package = next((name for name, known in _KNOWN.items() if primitive in known), None)
-    return package and f"the plug-in {package} has rules for '{primitive}': install it"
+    return package and f"install the plug-in {package}, which has rules for '{primitive}'"

@@ -74,8 +74,8 @@ class RuleTable(dict[str, R]):
 def table_named(name: str) -> RuleTable[Any]:
     """Return the filled table with a name, one of `TABLES`. Raises PluginError."""
     if name not in TABLES:
-        hint = did_you_mean(name, TABLES) or f"there are: {', '.join(TABLES)}"
-        raise PluginError(f"there is no table of rules '{name}'", hint)
+        hint = did_you_mean(name, TABLES) or f"available: {', '.join(TABLES)}"
+        raise PluginError(f"unknown table of rules '{name}'", hint)
     module, variable = TABLES[name]
     return getattr(import_module(module), variable)
 

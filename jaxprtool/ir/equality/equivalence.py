@@ -52,9 +52,7 @@ def difference(p: object, q: object) -> str | None:
     except _Different as found:
         return ", ".join(reversed(found.where)) + f": {found}"
     except RecursionError:
-        raise UnsupportedError(
-            "the programs hold more within each other than can be compared"
-        ) from None
+        raise UnsupportedError("the programs are too deeply nested to be compared") from None
     return None
 
 

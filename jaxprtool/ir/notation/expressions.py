@@ -133,7 +133,7 @@ class Source(WhitelistReader):
         """Return the value of an integer literal; raise for anything else."""
         value = self.literal(node)
         if type(value) is not int:
-            raise self.fail(node, f"an integer is needed here, not {self.segment(node)}")
+            raise self.fail(node, f"expected an integer, not {self.segment(node)}")
         return value
 
     def visit_Constant(self, node: ast.Constant) -> Any:
@@ -141,7 +141,7 @@ class Source(WhitelistReader):
         if isinstance(value, bytes) or value is ...:
             raise self.not_allowed(node)
         if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
-            raise self.fail(node, f"an integer of more than {MAX_INTEGER_BITS} bits")
+            raise self.fail(node, f"an integer has more than {MAX_INTEGER_BITS} bits")
         return value
 
     def visit_Name(self, node: ast.Name) -> float:
@@ -181,7 +181,7 @@ def read(text: str, what: str, error: type[JaxprToolError], *, types: bool = Fal
     """
     if len(text) > MAX_LENGTH:
         raise error(
-            f"{what} is {len(text):,} characters long; at most {MAX_LENGTH:,} are read",
+            f"{what} is {len(text):,} characters long; the maximum is {MAX_LENGTH:,}",
         )
     source = Source(text.replace("\r\n", "\n").replace("\r", "\n"), what, error)
     found = _check_brackets(source)
@@ -212,13 +212,13 @@ def _check_brackets(source: Source) -> dict[int, int]:
     """
     text = source.text
     if "\0" in text:
-        raise source.fail_at(text.index("\0"), f"{source.what} has a NUL character")
+        raise source.fail_at(text.index("\0"), f"{source.what} contains a NUL character")
     types: dict[int, int] = {}
     opened: list[re.Match[str]] = []
     for mark in _MARKS.finditer(text):
         symbol = mark.group()
         if symbol in ("'", '"'):
-            raise source.fail_at(mark.start(), f"a string in {source.what} is never closed")
+            raise source.fail_at(mark.start(), f"a string in {source.what} is not closed")
         before = max(0, mark.start() - 3), mark.start()
         if symbol[0] in "'\"" and _FORMAT_PREFIX.search(text, *before):
             message = f"an f-string is not allowed in {source.what}"
@@ -238,7 +238,7 @@ def _check_brackets(source: Source) -> dict[int, int]:
                 tail = _TYPE_TAIL.match(text, mark.end())
                 types[start] = tail.end() if tail else mark.end()
     if opened:
-        message = f"'{opened[-1].group()}' in {source.what} is never closed"
+        message = f"'{opened[-1].group()}' in {source.what} is not closed"
         raise source.fail_at(opened[-1].start(), message)
     return types
 
@@ -292,7 +292,7 @@ def _check_depth(call: ast.expr, source: Source) -> None:
 
 
 def _too_deep(source: Source) -> str:
-    return f"{source.what} is nested too deeply; at most {MAX_DEPTH} levels are read"
+    return f"{source.what} is nested too deeply; the maximum is {MAX_DEPTH} levels"
 
 
 def _keywords(call: ast.Call, source: Source) -> tuple[tuple[str, ast.expr], ...]:

@@ -99,7 +99,7 @@ def parse(text: str) -> TypeText:
     """
     parts = _ARRAY.fullmatch(text)
     if parts is None:
-        raise ValueError(f"'{text}' is no type")
+        raise ValueError(f"'{text}' is not a type")
     weak, dtype, space, shape, axes, mesh = parts.groups()
     start = parts.start(4)
     dims = tuple(_dimension(item, start + at) for item, at in _items(shape))
@@ -129,7 +129,7 @@ def constrained(dim: Dimension) -> tuple[Dimension, list[str]]:
     sizes, signs = parts[::2], parts[1::2]
     named = [i for i, size in enumerate(sizes) if not size.isdecimal()]
     if len(named) != 1 or not set(signs) <= {"<=", ">="} or sizes[named[0]] == "_":
-        raise ValueError(f"'{dim.size}' does not say what a size is, as n<=64 and 2<=n<=64 do")
+        raise ValueError(f"'{dim.size}' does not give bounds of a size, as n<=64 and 2<=n<=64 do")
     (place,) = named
     at = dim.at + dim.size.rindex(sizes[place]) if place else dim.at
     pairs = zip(sizes, signs, sizes[1:], strict=False)
@@ -142,7 +142,7 @@ def _named_axes(text: str) -> dict[str, list[str]]:
     for item, _ in _items(text):
         kind, _, names = item.partition(":")
         if kind not in _AXES or not names:
-            raise ValueError(f"'{item}' mentions no axes")
+            raise ValueError(f"'{item}' names no axes")
         found[_AXES[kind]] = _names(names)
     return found
 
@@ -181,11 +181,11 @@ def dtype_named(name: str) -> DType:
     if name.startswith("key<"):
         found = key_dtypes().get(name[4:-1])
         if found is None:
-            raise ValueError(f"there is no random number generator '{name[4:-1]}'")
+            raise ValueError(f"unknown random number generator '{name[4:-1]}'")
         return found
     found = array_dtypes().get(name)
     if found is None:
-        raise ValueError(f"there is no dtype '{name}'")
+        raise ValueError(f"unknown dtype '{name}'")
     return found
 
 
@@ -194,7 +194,7 @@ def memory_space_named(name: str) -> Any:
     for space in jax.memory.Space:
         if space.name.lower() == name:
             return space
-    raise ValueError(f"there is no memory space '{name}'")
+    raise ValueError(f"unknown memory space '{name}'")
 
 
 def array_type(parsed: TypeText, sizes: Sequence[Any], mesh: AbstractMesh | None = None) -> Aval:
@@ -295,14 +295,14 @@ class SizeExpression:
             ):
                 combine = _FUNCTIONS[name]
             case _:
-                hint = "dimensions are integers, or names such as n and 2*n"
+                hint = "a dimension must be an integer, or a name such as n or 2*n"
                 raise self.source.not_allowed(node, hint)
         first, second = self._value(left, sizes), self._value(right, sizes)
         if combine is operator.pow and second not in range(1, _MOST_EXPONENT + 1):
-            raise self.source.fail(right, f"an exponent is a number from 1 to {_MOST_EXPONENT}")
+            raise self.source.fail(right, f"an exponent must be from 1 to {_MOST_EXPONENT}")
         value = combine(first, second)
         if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
-            raise self.source.fail(node, f"an integer of more than {MAX_INTEGER_BITS} bits")
+            raise self.source.fail(node, f"an integer has more than {MAX_INTEGER_BITS} bits")
         return value
 
 

@@ -100,7 +100,7 @@ def _type_of_value(value: Any) -> Aval:
     except TypeError:
         dtype = getattr(value, "dtype", None)
         shown = type(value).__name__ if dtype is None else f"an array of dtype {dtype}"
-        raise _Fault(f"is {shown}, which is no array of JAX's") from None
+        raise _Fault(f"is {shown}, which is not a JAX array") from None
 
 
 def _without_weak_type(aval: Aval) -> Any:

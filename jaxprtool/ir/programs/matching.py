@@ -100,7 +100,7 @@ def matched(
         if name not in kwargs:
             raise Mismatch(f"the keyword argument '{name}' is missing")
         if name not in keywords:
-            raise Mismatch(f"it takes no keyword argument '{name}'")
+            raise Mismatch(f"the program takes no keyword argument '{name}'")
     found = MatchedArguments(args, kwargs)
     for triple in zip(numbers.children(), wanted, args, roots, strict=True):
         _match(found, *triple)
@@ -135,7 +135,9 @@ def _by_position(
         arguments = "positional argument" + "s" * (len(roots) != 1)
         missing = [name for name in left if name not in given]
         lacks = f": {', '.join(missing)} is missing" if len(missing) == 1 else ""
-        raise Mismatch(f"it takes {len(roots)} {arguments}, not {len(args) + len(given)}{lacks}")
+        raise Mismatch(
+            f"the program takes {len(roots)} {arguments}, not {len(args) + len(given)}{lacks}"
+        )
     return [*args, *(kwargs.pop(name) for name in given)], kwargs
 
 
@@ -160,7 +162,7 @@ def _match(
         return
     is_other = wanted.kind == own.kind == "leaf" and is_no_array(given)
     if is_other or not _fits(wanted, own, tree, given_tree):
-        raise Mismatch(f"{path} is to be {_named(wanted)}, not {_shown(own, given)}")
+        raise Mismatch(f"{path} must be {_named(wanted)}, not {_shown(own, given)}")
     if wanted.kind == "leaf":
         found.leaves.append(given)
         return
@@ -170,7 +172,7 @@ def _match(
         by_key = dict(zip(given_keys, given_parts, strict=True))
         given_parts = _by_name(wanted, keys, parts, by_key, path)
     elif len(parts) != len(given_parts):
-        raise Mismatch(f"{path} is to have {len(parts)} entries, not {len(given_parts)}")
+        raise Mismatch(f"{path} must have {len(parts)} entries, not {len(given_parts)}")
     children = zip(tree.children(), parts, given_parts, map(str, keys), strict=True)
     for part, one, other, key in children:
         _match(found, part, one, other, path + key)
@@ -189,8 +191,8 @@ def _match_held(found: MatchedArguments, wanted: StaticLeaf, given: object, path
     value = given.value if isinstance(given, StaticLeaf) else given
     if wanted != StaticLeaf(value):
         raise Mismatch(
-            f"{path} is no array and so held as it is: "
-            f"it is to be {_short(wanted.value)}, not {_short(value)}"
+            f"{path} is not an array, so its value is fixed: it must be {_short(wanted.value)}, "
+            f"not {_short(value)}"
         )
     if isinstance(wanted.value, Placeholder):
         found.objects[wanted.value.text] = value
@@ -209,8 +211,8 @@ def _match_data(
     data = (wanted.aux, own.aux) if any(is_opaque) else (tree.node_data(), given_tree.node_data())
     if data[0] != data[1]:
         raise Mismatch(
-            f"{path}, of class {wanted.type_name}, is to have the data "
-            f"{wanted.aux[:_LONGEST]}, not {own.aux[:_LONGEST]}"
+            f"{path}, of class {wanted.type_name}, must have the data {wanted.aux[:_LONGEST]}, "
+            f"not {own.aux[:_LONGEST]}"
         )
     if is_opaque == [True, False]:
         found.nodes[wanted] = given_tree
@@ -231,7 +233,7 @@ def _by_name(
         else:
             raise Mismatch(f"{path}{key} is missing")
     for key, _ in by_name.values():
-        raise Mismatch(f"{path}{key} is not taken")
+        raise Mismatch(f"{path}{key} is not an entry of the argument")
     return children
 
 

@@ -46,9 +46,9 @@ def concrete_mesh(
         axes = ", ".join(f"{name}={size}" for name, size in wanted.shape.items())
         platform = devices[0].platform
         raise BackendError(
-            f"{program.name} runs on a mesh of {count} devices ({axes}), and backend "
+            f"{program.name} runs on a mesh of {count} devices ({axes}), but backend "
             f"'{platform}' has {len(devices)}",
-            f"JAX_NUM_CPU_DEVICES={count} makes {count} devices of one CPU"
+            f"JAX_NUM_CPU_DEVICES={count} creates {count} devices on one CPU"
             if platform == "cpu"
             else None,
         )

@@ -116,7 +116,7 @@ class Program:
         except TypeMismatch as mismatch:
             name, aval = self.arguments[mismatch.position]
             raise StructureError(
-                f"argument '{name}' {mismatch.fault}, and {self.name} takes {type_of(aval)}"
+                f"argument '{name}' {mismatch.fault}, but {self.name} takes {type_of(aval)}"
             ) from None
 
     def _given_sizes(self, flat: Sequence[Any]) -> dict[str, int]:
@@ -145,7 +145,7 @@ class Program:
             array = value if traced else np.asarray(value)
         if not jnp.issubdtype(array.dtype, np.integer):
             shown = "" if np.ndim(value) else f"{value} "
-            fault: str | None = f"is {shown}of dtype {array.dtype}: it is {bound}"
+            fault: str | None = f"is {shown}of dtype {array.dtype}, but must be {bound}"
         else:
             fault = None if traced else bound.fault(array, sizes)
         if fault:
@@ -177,7 +177,7 @@ class Program:
             closed_over = next(iter(symbols))
             raise ArgumentsError(
                 f"{self.name} cannot be run: no argument has the symbol '{closed_over}'",
-                f"specialize({closed_over}=…) says what {closed_over} is",
+                f"give it a size with specialize({closed_over}=…)",
             ) from None
         with jax.transfer_guard("allow"):  # the guard is for the user's transfers
             return list(map(_as_result, outs, self.out_avals))
@@ -367,7 +367,7 @@ def type_check(program: Program, before: Program | None = None, *, preserves: bo
     }
     for what, counts in sizes.items():
         if len(set(counts)) != 1:
-            raise CheckError(f"{program.name}: the counts of {what} disagree: {counts}")
+            raise CheckError(f"{program.name}: the numbers of {what} differ: {counts}")
     try:
         with jaxcompat.axes_bound(program.axis_env):
             known = None
@@ -396,10 +396,12 @@ def check_results(program: Program, before: Program) -> None:
         return
     old, new = ([type_of(aval, weak=True) for aval in p.out_avals] for p in (before, program))
     if len(old) != len(new):
-        raise CheckError(f"{program.name} had {len(old)} results, and has {len(new)}")
+        raise CheckError(f"{program.name} had {len(old)} results before, but has {len(new)} now")
     for name, was, now in zip(before.out_names, old, new, strict=True):
         if was != now:
-            raise CheckError(f"result '{name}' of {program.name} was {was}, and is {now}")
+            raise CheckError(
+                f"result '{name}' of {program.name} was {was} before, but is {now} now"
+            )
 
 
 def _require_weak_types(program: Program, before: Program) -> None:
@@ -409,7 +411,9 @@ def _require_weak_types(program: Program, before: Program) -> None:
         for name, aval in getattr(program, what):
             old, new = (type_of(each, weak=True) for each in (known.get(name, aval), aval))
             if old.startswith("~") != new.startswith("~"):
-                raise CheckError(f"{what[:-1]} '{name}' of {program.name} was {old}, and is {new}")
+                raise CheckError(
+                    f"{what[:-1]} '{name}' of {program.name} was {old} before, but is {new} now"
+                )
 
 
 def _equations(jaxpr: AnyJaxpr) -> list[JaxprEqn]:

@@ -39,7 +39,9 @@ def all_contents(program: Program, values: Sequence[Any]) -> list[Any]:
     """
     refs = [id(value) for value in values if isinstance(value, jax.Ref)]
     if len(set(refs)) < len(refs):
-        raise ArgumentsError(f"{program.name} is given one Ref as two arguments, as JAX forbids")
+        raise ArgumentsError(
+            f"{program.name} receives one Ref for two arguments, which JAX forbids"
+        )
     return list(map(contents, values))
 
 

@@ -127,7 +127,7 @@ class Repetition:
     def line(self) -> str:
         """A line on the repetition in the program, with the largest of the repeated bodies."""
         if not self.bodies:
-            return f"nothing is outlined in {self.name}"
+            return f"{self.name} has nothing to outline"
         names = [f"{body.name} {body.copies} times" for body in self.bodies]
         shown = ", ".join([*names[:_MOST_NAMED], *["…"][: len(names) > _MOST_NAMED]])
         counts = f"{self.compiled:,} of {self.equations:,} equations to compile"

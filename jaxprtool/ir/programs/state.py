@@ -88,8 +88,8 @@ class Changed:
                 continue
             old, new = (list(jnp.shape(value)) for value in (leaf, self.state[source]))
             raise ArgumentsError(
-                f"{source} has shape {old}, and its new value has shape {new}",
-                "of what a function changes in place, give every example its own: in_axes=0",
+                f"{source} has shape {old}, but its new value has shape {new}",
+                "map an object that the function changes in place with in_axes=0",
             )
 
 

@@ -309,7 +309,7 @@ def _example(tree: Tree) -> Any:
             return OrderedDict(zip(tree.keys, children, strict=True))
         case "custom":
             return Opaque(tree.type_name, tree.aux, tree.keys, children)
-    raise ValueError(f"no kind of tree node: {tree.kind}")
+    raise ValueError(f"unknown kind of tree node: {tree.kind}")
 
 
 def _is_literal(key: object) -> bool:

@@ -22,8 +22,8 @@ HINT = "-p drop_checks removes checks and prints; --callbacks stub writes callba
 #: The hint for a batching rule of `custom_vmap`. A rule cannot be written as a jaxpr, since it may
 #: depend on the size of the axis: traced with a symbolic size, `size == 4` is silently False.
 BATCHING_HINT = (
-    "--callbacks stub writes a rule that raises; inline(calls=('custom_vmap',)) leaves it out, and "
-    "the function's body is then what is batched"
+    "--callbacks stub writes a rule that raises; inline(calls=('custom_vmap',)) removes the "
+    "rule, and the function's body is batched instead"
 )
 
 
@@ -45,13 +45,13 @@ class Stub:
     @property
     def message(self) -> str:
         """The message of the exception that a call raises."""
-        return f"the function {self.name} was left out when the program was written"
+        return f"the function {self.name} was omitted when the program was written"
 
 
 def are_stubs(callbacks: str) -> bool:
     """Return True for the option "stub" and False for "refuse"."""
     if callbacks not in ("refuse", "stub"):
-        raise ValueError(f"callbacks is 'refuse' or 'stub', not {callbacks!r}")
+        raise ValueError(f"callbacks must be 'refuse' or 'stub', not {callbacks!r}")
     return callbacks == "stub"
 
 

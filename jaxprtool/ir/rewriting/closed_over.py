@@ -58,10 +58,10 @@ def holds_ended_tracer(jaxpr: AnyJaxpr) -> bool:
 
 def refused(jaxpr: AnyJaxpr, what: str) -> UnsupportedError:
     """Return the error for a jaxpr with a rule that holds a value of a trace that has ended."""
-    rule = _rule_with_ended_tracer(jaxpr, None) or "a rule of custom derivatives"
+    rule = _rule_with_ended_tracer(jaxpr, None) or "a custom derivative rule"
     return UnsupportedError(
-        f"{what}: {rule} closes over a value that is traced around it",
-        "give the value to the function as an argument",
+        f"{what}: {rule} closes over a value of an enclosing trace",
+        "pass the value to the function as an argument",
     )
 
 

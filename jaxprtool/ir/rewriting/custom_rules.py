@@ -138,8 +138,8 @@ def rules_followed() -> Iterator[None]:
 
 #: The hint for a rule that cannot be followed. It is not needed after a gradient has applied it.
 _WITHOUT_RULES = (
-    "the pass inline(calls=('custom_jvp', 'custom_vjp')) leaves out the rules; for a gradient by "
-    "them run grad before it"
+    "the pass inline(calls=('custom_jvp', 'custom_vjp')) removes the rules; to use them for a "
+    "gradient, run grad before it"
 )
 
 #: The maximum number of rules that may be nested; the most rules nested in three others, and the
@@ -166,8 +166,8 @@ class _Rules:
             within, origin = self.origins.setdefault(_origin_key(eqn), (0, eqn))
             if within == MOST_WITHIN or self.count > MOST_RULES or self.equations > MOST_EQUATIONS:
                 raise UnsupportedError(
-                    f"the rule of the {named(origin)} cannot be followed: it calls functions with "
-                    "rules that call others, without end",
+                    f"the rule of the {named(origin)} cannot be followed: its calls of functions "
+                    "with custom rules never end",
                     hint=_WITHOUT_RULES,
                 )
             self.traced[key] = found = trace(eqn)
@@ -342,7 +342,9 @@ def _require(wanted: Sequence[bool], perturbed: Sequence[bool], name: str) -> No
     """Refuse to differentiate with respect to an operand for which a rule could not be traced."""
     for i, (asked, may) in enumerate(zip(wanted, perturbed, strict=False)):
         if asked and not may:
-            raise UserFunctionError(f"the rule {name} does not differentiate by operand {i}")
+            raise UserFunctionError(
+                f"the rule {name} does not differentiate with respect to operand {i}"
+            )
 
 
 def unsupported(eqn: JaxprEqn, error: Exception) -> UnsupportedError:

@@ -33,7 +33,9 @@ def lower_hijax(eqn: JaxprEqn) -> JaxprEqn:
     high = High.of(eqn)
     if high is None:
         class_name = type(eqn.params["_prim"]).__name__
-        raise UnsupportedError(f"the {named(eqn)}, a {class_name}, has no form of plain arrays")
+        raise UnsupportedError(
+            f"the {named(eqn)}, a {class_name}, has no equivalent on plain arrays"
+        )
     body = _without_constants(high)
     debug = body.debug_info._replace(func_src_info=jaxcompat.high_name(eqn))
     body = jaxcompat.replace_jaxpr(body, debug_info=debug)

@@ -26,7 +26,7 @@ class SizeBound:
     def fault(self, values: np.ndarray, sizes: Sizes) -> str | None:
         """Return a message about values out of bounds, or None."""
         wrong = values[(values < self.at_least) | (values > self.at_most)]
-        return f"is {wrong[0]}: it is {self}" if len(wrong) else None
+        return f"is {wrong[0]}, but must be {self}" if len(wrong) else None
 
     def at(self, sizes: Sizes) -> SizeBound:
         """Return the bound with symbols replaced by these sizes."""
@@ -65,13 +65,13 @@ class LengthsBound:
             if value < self.shortest or (self.longest is not None and value > self.longest):
                 most = "on" if self.longest is None else f"to {self.longest}"
                 place = ", ".join(map(str, i))
-                return f"is {value} at [{place}]: it is a length from {self.shortest} {most}"
+                return f"is {value} at [{place}], but must be a length from {self.shortest} {most}"
         rows = value_of(self.rows, sizes)
         totals = values.sum(-1, dtype=np.int64)
         if not isinstance(rows, int):
             return None
         wrong = totals[(totals > rows) | (totals < (0 if self.left_over else rows))]
-        return f"adds up to {wrong[0]}, and there are {rows} rows" if len(wrong) else None
+        return f"adds up to {wrong[0]}, but there are {rows} rows" if len(wrong) else None
 
     def at(self, sizes: Sizes) -> LengthsBound:
         """Return the bound with symbols replaced by these sizes."""
@@ -81,7 +81,7 @@ class LengthsBound:
         """Return random values within the bound. Raises ValueError if there are none."""
         rows, count = value_of(self.rows, sizes), shape[-1]
         if not isinstance(rows, int):
-            raise ValueError(f"{rows} needs a number")
+            raise ValueError(f"{rows} must be a number")
         least, most = self.shortest, rows if self.longest is None else min(self.longest, rows)
         if count * most < rows:
             raise ValueError(f"no {count} lengths of at most {most} add up to {rows}")

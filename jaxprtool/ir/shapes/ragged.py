@@ -121,16 +121,18 @@ class Ragged:
             )
         arrays = [_array(f"example {i}", each) for i, each in enumerate(examples)]
         if not arrays:
-            raise ArgumentsError("Ragged.of: examples are empty, and at least one is needed")
+            raise ArgumentsError("Ragged.of: examples must have at least one element")
         for i, each in enumerate(arrays):
             first = arrays[0]
             same = each.shape[1:] == first.shape[1:] and each.dtype == first.dtype
             if each.ndim == 0:
-                raise ArgumentsError(f"Ragged.of: example {i} is {_type_of(each)}, without rows")
+                raise ArgumentsError(
+                    f"Ragged.of: example {i} is {_type_of(each)}, which has no rows"
+                )
             if not same:
                 raise ArgumentsError(
-                    f"Ragged.of: example {i} is {_type_of(each)}, and example 0 {_type_of(first)}: "
-                    "they may only differ in the number of rows"
+                    f"Ragged.of: example {i} is {_type_of(each)}, but example 0 is "
+                    f"{_type_of(first)}: examples may differ only in their number of rows"
                 )
         lengths = np.array([each.shape[0] for each in arrays], np.int32)
         total = int(lengths.sum())
@@ -155,7 +157,7 @@ class Ragged:
         """
         known = is_concrete(self.lengths)
         if size is None and not known:
-            raise ArgumentsError("Ragged.padded: the lengths are traced: give the size to pad to")
+            raise ArgumentsError("Ragged.padded: the lengths are traced, so the size must be given")
         size = None if size is None else _whole("Ragged.padded: size", size, 0)
         most = int(np.max(self.lengths, initial=0)) if known else 0
         size = most if size is None else size
@@ -182,13 +184,16 @@ class Ragged:
             ArgumentsError: If the lengths are traced.
         """
         if not is_concrete(self.lengths):
-            raise ArgumentsError("Ragged: the lengths are traced, so that no example can be taken")
+            raise ArgumentsError("Ragged: the lengths are traced, so no example can be selected")
         lengths = np.asarray(self.lengths)
         length, start = lengths[number], lengths[: number % len(lengths)].sum()
         return self.values[int(start) : int(start + length)]
 
     def __array__(self, *args: Any, **options: Any) -> Any:
-        raise TypeError("a Ragged is no array: `.values` are its rows, and `.padded()` its lanes")
+        raise TypeError(
+            "a Ragged is not an array: use `.values` for its rows, or `.padded()` for a padded "
+            "array"
+        )
 
     def __repr__(self) -> str:
         lengths = _type_of(self.lengths)
@@ -246,7 +251,8 @@ def ragged_parts(value: Any) -> tuple[Any, Any] | None:
     for name, part in parts.items():
         if not hasattr(part, "shape"):
             raise ArgumentsError(
-                f"{name} of examples of different length are no array, but {type(part).__name__}"
+                f"{name} of examples of different lengths is not an array, but "
+                f"{type(part).__name__}"
             )
     return parts["values"], parts["lengths"]
 
@@ -261,7 +267,7 @@ def written_lengths(value: Any) -> Any:
         return value
     if not all(isinstance(n, int | np.integer) and abs(int(n)) <= MOST for n in value):
         shown = ", ".join(map(str, value[:_SHOWN])) + ", …" * (len(value) > _SHOWN)
-        raise ArgumentsError(f"lengths are whole numbers of rows, not [{shown}]")
+        raise ArgumentsError(f"lengths must be whole numbers of rows, not [{shown}]")
     return np.asarray(value, np.int32)
 
 

@@ -293,7 +293,8 @@ class _Body:
         for var in outvars:
             if any(isinstance(n, int) and n < 0 for n in getattr(var.aval, "shape", ())):
                 raise UnsupportedError(
-                    f"the {named(eqn)} would give {type_of(var.aval)}, of a negative size"
+                    f"the result of the {named(eqn)} would be {type_of(var.aval)}, which has a "
+                    "negative size"
                 )
         same = params is eqn.params and all(
             map(operator.is_, (*operands, *outvars), (*eqn.invars, *eqn.outvars))

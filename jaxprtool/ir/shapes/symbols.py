@@ -125,7 +125,7 @@ class Symbols(Mapping[str, Any]):
             try:
                 (self._found[name],) = jax.export.symbolic_shape(name, scope=self._scope)
             except ValueError:  # min, max and the like, which are functions there
-                raise ValueError(f"'{name}' cannot name one") from None
+                raise ValueError(f"'{name}' is not a valid symbol name") from None
         return self._found[name]
 
     def constrain(self, constraints: Iterable[str]) -> None:
@@ -136,7 +136,7 @@ class Symbols(Mapping[str, Any]):
         """
         new = dict.fromkeys(text for text in constraints if text not in self._constraints)
         if new and self._scope:
-            raise ValueError(f"{next(iter(new))} is to be said of arguments")
+            raise ValueError(f"{next(iter(new))} must be declared in the types of arguments")
         self._constraints |= new
 
     def unnamed(self) -> Any:
@@ -228,7 +228,7 @@ def chosen_sizes(what: str, known: Mapping[str, Any], sizes: Mapping[str, int | 
     return found
 
 
-_NO_SYMBOLS = "it has no symbols: a type such as f32[n,128], which it is traced with, has one"
+_NO_SYMBOLS = "it has no symbols; trace it with a type such as f32[n,128] to have one"
 
 
 def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> None:
@@ -245,9 +245,7 @@ def check_symbols(what: str, names: Iterable[str], known: Collection[str]) -> No
     for name in names:
         if name not in known:
             has = f"its symbols are: {', '.join(known)}" if known else _NO_SYMBOLS
-            raise ArgumentsError(
-                f"{what}: there is no symbol '{name}'", did_you_mean(name, known) or has
-            )
+            raise ArgumentsError(f"{what}: no symbol '{name}'", did_you_mean(name, known) or has)
 
 
 #: Sizes to try a program at, starting with some that are not multiples of each other.
@@ -279,8 +277,8 @@ def example_sizes(what: str, avals: Sequence[Aval]) -> Sizes:
         if all(value_of(size, sizes) >= 0 for size in symbolic_sizes(avals)):
             return sizes
     raise ArgumentsError(
-        f"{what}: no small sizes for {', '.join(names)} fit its constraints",
-        "specialize(n=…) gives them",
+        f"{what}: no small sizes for {', '.join(names)} satisfy its constraints",
+        "give sizes with specialize(n=…)",
     )
 
 
@@ -290,14 +288,14 @@ def _size(what: str, name: str, given: int | str, known: Mapping[str, Any]) -> A
     if isinstance(given, str):
         source = expressions.read(given, f"the size of {name}", ArgumentsError)
         if len(source.args) != 1 or source.keywords:
-            raise ArgumentsError(f"{what}: {name}={given!r} is no size")
+            raise ArgumentsError(f"{what}: {name}={given!r} is not a size")
         try:
             size = SizeExpression(source, source.args[0])(known)
         except (ValueError, ArithmeticError, TypeError) as error:  # of symbolic dimensions
             reason = str(error).partition("\n")[0]
-            raise ArgumentsError(f"{what}: {name}={given!r} is no size: {reason}") from None
+            raise ArgumentsError(f"{what}: {name}={given!r} is not a size: {reason}") from None
     if not jaxcompat.is_symbolic_dimension(size) and size < 1:
-        raise ArgumentsError(f"{what}: {name}={size} is no size: a symbol is at least 1")
+        raise ArgumentsError(f"{what}: {name}={size} is not a size: a symbol is at least 1")
     return size
 
 
@@ -322,7 +320,7 @@ def _scope(
 
 def _forbidden(what: str, sizes: Sizes, constraint: str) -> ArgumentsError:
     shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    return ArgumentsError(f"{what}: {shown} does not fit the constraint {constraint}")
+    return ArgumentsError(f"{what}: {shown} violates the constraint {constraint}")
 
 
 def found_sizes(
@@ -347,7 +345,7 @@ def found_sizes(
         ):
             shown = ",".join(map(str, shape))
             raise StructureError(
-                f"argument '{name}' has shape [{shown}], and {what} takes {type_of(aval)}"
+                f"argument '{name}' has shape [{shown}], but {what} takes {type_of(aval)}"
             )
     pairs = zip(arguments, shapes, strict=True)
     symbolic = [(*argument, shape) for argument, shape in pairs if symbolic_sizes([argument[1]])]

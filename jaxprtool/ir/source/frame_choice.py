@@ -53,16 +53,15 @@ def frames(choice: FrameChoice = "mine", mine: str | Sequence[str] = ()) -> Iter
         ArgumentsError: If the choice is unknown, a name is not the name of a package, or it is JAX.
     """
     if choice not in get_args(FrameChoice):
-        raise ArgumentsError(f"frames are mine, library or all, not {choice!r}")
+        raise ArgumentsError(f"frames must be mine, library or all, not {choice!r}")
     names = [mine] if isinstance(mine, str) else list(mine)
     for name in names:
         if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
             raise ArgumentsError(f"'{name}' is not the name of a package")
         if name.partition(".")[0] in _HIDDEN:
             raise ArgumentsError(
-                f"the lines of {name} cannot be yours: the frames of JAX itself are hidden, as JAX "
-                "hides them",
-                "`cost --by primitive` tells apart what JAX does for a line",
+                f"the lines of {name} cannot be your own: JAX hides its own frames",
+                "`cost --by primitive` shows what JAX does for a line",
             )
     packages = tuple(name.replace("-", "_").replace(".", "/") for name in names)
     token = _view.set(FrameView(choice, packages))

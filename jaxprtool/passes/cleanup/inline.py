@@ -92,7 +92,8 @@ class Inline(Pass):
         for call in self.calls:
             if call not in kinds:
                 raise PipelineError(
-                    f"pass 'inline' knows no calls '{call}'; it knows: {', '.join(kinds)}",
+                    f"unknown kind of call '{call}' for pass 'inline'; available: "
+                    f"{', '.join(kinds)}",
                     did_you_mean(call, kinds),
                 )
 

@@ -34,20 +34,19 @@ levels: dict[str, Level] = {
     "O0": Level(help="Leave the program as it was traced."),
     "O1": Level(
         _EXACT,
-        help="Remove duplicate and unused computations. There are never more "
-        "equations than before, and results change at most by the rounding of what XLA "
-        "compiles as a whole.",
+        help="Remove redundant and dead computations. The number of equations never grows, and "
+        "results differ at most by at rounding of XLA's compilation.",
     ),
     "O2": Level(
         f"{_EXACT}, hoist",
         last="schedule",
-        help="Clean up as `-O1` does, move loop-invariant equations out of loops, and put "
-        "equations in an order that needs less memory.",
+        help="Run `-O1`, move loop-invariant computations out of loops, and order equations to "
+        "use less memory.",
     ),
     "O3": Level(
         f"{_EXACT}, hoist",
         last="schedule, outline",
-        help="Do what `-O2` does, and then compile repeated parts only once, such as the layers "
-        "of a model, so that deep models compile faster.",
+        help="Run `-O2`, then let XLA compile repeated bodies once, such as the layers of a "
+        "model, which shortens the compilation of deep models.",
     ),
 }

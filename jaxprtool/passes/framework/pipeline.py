@@ -77,9 +77,7 @@ class Pipeline:
         source = expressions.read(text, "the pipeline", PipelineError)
         if source.keywords:
             name, node = source.keywords[0]
-            raise source.fail(
-                node, f"option '{name}' belongs to no pass", "write PASS(option=value)"
-            )
+            raise source.fail(node, f"option '{name}' has no pass", "write PASS(option=value)")
         return cls(tuple(_step(source, node) for node in source.args))
 
     def __str__(self) -> str:
@@ -144,16 +142,12 @@ def _run_step(
 ) -> Program | Programs:
     if not isinstance(state, Mapping):
         if step.only is not None:
-            raise PipelineError(
-                f"there is no program '{step.only}' for '{step}': there is only one"
-            )
+            raise PipelineError(f"no program '{step.only}' for '{step}': there is only one program")
         return _run_pass(step, state, observer, check)
     if step.only is not None and step.only not in state:
         names = ", ".join(state)
         hint = did_you_mean(step.only, state)
-        raise PipelineError(
-            f"there is no program '{step.only}' for '{step}'; there are: {names}", hint
-        )
+        raise PipelineError(f"no program '{step.only}' for '{step}'; available: {names}", hint)
     results: dict[str, Program] = {}
     for name, program in state.items():
         if step.only not in (None, name):
@@ -191,7 +185,7 @@ def _run_pass(step: Step, program: Program, observer: Observer, check: bool) -> 
         elif preserves and not step.transform.symbolic and isinstance(result, Program):
             check_results(result, program)
     except CheckError as error:
-        raise CheckError(f"pass '{step}' broke the program: {error.message}") from error
+        raise CheckError(f"pass '{step}' produced an invalid program: {error.message}") from error
     observer.after(step, program, result, seconds)
     return result
 
@@ -215,10 +209,11 @@ def _apply(step: Step, program: Program) -> Program | Programs:
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"pass '{step}' failed on {program.name}: {described(error)}", "--traceback shows where"
+            f"pass '{step}' failed on {program.name}: {described(error)}",
+            "see --traceback for the place",
         ) from error
     if not isinstance(result, Program | Programs):
-        raise PluginError(f"pass '{step}' gave no Program, but {type(result).__name__}")
+        raise PluginError(f"pass '{step}' returned {type(result).__name__}, not a Program")
     return result
 
 
@@ -238,13 +233,15 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
         if not isinstance(node, ast.Name) or node.id not in levels:
             known = ", ".join(f"-{name}" for name in levels)
             raise source.fail(
-                node, f"'-{source.segment(node)}' is no pipeline", f"there are: {known}"
+                node, f"'-{source.segment(node)}' is not a pipeline", f"available: {known}"
             )
     call = node.func if isinstance(node, ast.Call) else node
     only, _, name = _dotted(call).rpartition(".")
     if not name:
         raise source.fail(
-            node, f"'{source.segment(node)}' is no pass", "a pass is NAME or NAME(option=value)"
+            node,
+            f"'{source.segment(node)}' is not a pass",
+            "write a pass as NAME or NAME(option=value)",
         )
     if name in levels and call is node:
         return Step(_level(name), only or None)

@@ -68,7 +68,7 @@ def _add(cls: type[Pass], origin: str) -> None:
 
 
 def _warn_of_clash(name: str, origin: str, taken: PassSource) -> None:
-    message = f"pass '{name}' of {origin} is left out: {taken.origin} has one of that name"
+    message = f"pass '{name}' of {origin} is ignored: {taken.origin} has a pass of that name"
     warnings.warn(PluginWarning(message), stacklevel=3)
 
 
@@ -104,7 +104,9 @@ def _loader(point: EntryPoint, origin: str) -> Callable[[], type[Pass]]:
                 f"pass '{point.name}' of {origin} cannot be imported: {described(error)}"
             ) from error
         if not (isinstance(cls, type) and issubclass(cls, Pass)):
-            raise PluginError(f"pass '{point.name}' of {origin} is no subclass of jaxprtool.Pass")
+            raise PluginError(
+                f"pass '{point.name}' of {origin} is not a subclass of jaxprtool.Pass"
+            )
         return cls
 
     return load
@@ -123,7 +125,7 @@ def find(name: str) -> type[Pass]:
     if name not in sources:
         raise PipelineError(
             f"unknown pass '{name}'",
-            did_you_mean(name, sources) or "`jaxprtool passes` lists those there are",
+            did_you_mean(name, sources) or "`jaxprtool passes` lists the passes",
         )
     return sources[name].load()
 
@@ -141,7 +143,7 @@ def load_plugin(where: str) -> None:
             module = _import_module(where)
     except (Exception, SystemExit) as error:
         warnings.warn(
-            PluginWarning(f"plug-in {where} is left out: {described(error)}"), stacklevel=2
+            PluginWarning(f"plug-in {where} is ignored: {described(error)}"), stacklevel=2
         )
         return
     for value in list(vars(module).values()):

@@ -135,9 +135,9 @@ def _check_forward(program: Program, transform: str, jaxpr: ClosedJaxpr) -> None
     for eqn in equations(jaxcompat.open_jaxpr(jaxpr)):
         if eqn.primitive.name == "custom_lin":
             raise UnsupportedError(
-                f"{transform} of {program.name}: the {named(eqn)} stands for a custom_vjp "
-                "function, which has no forward mode",
-                "`grad`, `jacrev` and `vjp` differentiate it in reverse",
+                f"{transform} of {program.name}: the {named(eqn)} is a custom_vjp function, "
+                "which has no forward mode",
+                "use `grad`, `jacrev` or `vjp`, which differentiate in reverse mode",
             )
 
 
@@ -165,7 +165,7 @@ def _place(error: Exception) -> str:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, AssertionError):  # an assumption of one of JAX's rules
-        return "JAX's rule does not hold here"
+        return "JAX's rule makes an assumption that does not hold"
     text = " ".join(str(error).partition("\n\n")[0].split())
     text = text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."
     return text or type(error).__name__
@@ -245,7 +245,7 @@ def main_results(program: Program, transform: str, has_aux: bool) -> list[int]:
     node = program.out_tree.node_data()
     if node is None or node[0] is not tuple or len(parts) != 2:
         raise ArgumentsError(
-            f"{transform}: with has_aux, {program.name} must give a pair (result, aux), not "
+            f"{transform}: with has_aux, {program.name} must return a pair (result, aux), not "
             f"{program.out_tree}"
         )
     return list(range(parts[0].num_leaves))

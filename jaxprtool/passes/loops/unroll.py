@@ -70,8 +70,7 @@ class Unroll(Pass):
     def __post_init__(self) -> None:
         if self.max_length < 0:
             raise PipelineError(
-                f"option 'max_length' of pass 'unroll' is {self.max_length}: "
-                "no scan is shorter than 0 iterations"
+                f"option 'max_length' of pass 'unroll' must not be negative: {self.max_length}"
             )
 
     def __call__(self, program: Program) -> Program:

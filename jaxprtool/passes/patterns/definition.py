@@ -159,14 +159,16 @@ class Definition:
         except Exception as error:
             raise UserFunctionError(
                 f"{what} raised {described(error)} for {match}",
-                f"a check (@{self.name}.check) can leave such matches alone",
+                f"exclude such matches with a check (@{self.name}.check)",
             ) from error
         if made.out_tree != pattern.out_tree:
-            raise PluginError(f"{what} gives {made.out_tree}, the pattern {pattern.out_tree}")
+            raise PluginError(
+                f"{what} returns {made.out_tree}, but the pattern returns {pattern.out_tree}"
+            )
         for new, old in zip(made.out_avals, results, strict=True):
             if old is not None and new != old:
-                types_of = f"{type_of(new)}, the pattern {type_of(old)}"
-                raise PluginError(f"{what} gives {types_of}, for {match}")
+                types_of = f"{type_of(new)}, but the pattern returns {type_of(old)}"
+                raise PluginError(f"{what} returns {types_of}, for {match}")
         if made.closed.effects:
             raise PluginError(f"{what} has effects: {_shown_effects(made.closed)}")
         return dce_body(made.closed, [old is not None for old in results], instantiate=True)[0]
@@ -191,7 +193,7 @@ class Definition:
             traced = Traced(self.pattern, self.in_tree, avals)
         except Exception as error:
             shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
-            hint = f"it was traced with {shown}; f32[8,64] gives other sizes" if shown else None
+            hint = f"it was traced with {shown}; use other sizes with f32[8,64]" if shown else None
             raise UserFunctionError(f"{what} raised {described(error)}", hint) from error
         if traced.closed.effects:
             raise PluginError(f"{what} has effects: {_shown_effects(traced.closed)}")
@@ -205,13 +207,13 @@ class Definition:
 def _fault(form: Pattern) -> str | None:
     """Return why a graph is not a valid pattern; None if it is."""
     if not any(form.computed):
-        return "computes nothing: its results are its arguments, or constants"
+        return "computes nothing: its results are arguments or constants"
     if any(eqn.effects or eqn.primitive is sow_p for eqn in form.eqns):
-        return "has effects, or sows"
+        return "has effects, or calls sow"
     if not all(form.used_inputs):
         return "does not use all its arguments"
     if not form.is_connected():
-        return "falls into parts that share no value: each is a pattern of its own"
+        return "has parts that share no value; make each a separate pattern"
     return None
 
 

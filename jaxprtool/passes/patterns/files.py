@@ -22,20 +22,20 @@ def load_rewrites(path: str) -> list[Rewrite]:
     Raises PluginError if the file cannot be imported or has none, and the error of an invalid one.
     """
     if not Path(path).is_file():
-        raise PluginError(f"there is no file {path}")
+        raise PluginError(f"no file {path}")
     if Path(path).suffix != ".py":
-        raise PluginError(f"{path} is no Python file", "rewrites are read from a file.py")
+        raise PluginError(f"{path} is not a Python file", "rewrites must be in a file.py")
     try:
         module = registry.import_file(Path(path), "jaxprtool_rewrites")
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"{path} cannot be imported: {described(error)}", "--traceback shows where"
+            f"{path} cannot be imported: {described(error)}", "see --traceback for the place"
         ) from error
     found = list(dict.fromkeys(v for v in vars(module).values() if isinstance(v, Rewrite)))
     if not found:
-        raise PluginError(f"{path} has no rewrites", "@jaxprtool.rewrite(...) makes one")
+        raise PluginError(f"{path} has no rewrites", "define one with @jaxprtool.rewrite(...)")
     return found
 
 
@@ -67,7 +67,7 @@ class NamedRewrites:
                 if made.name in self._passes or (taken and taken.origin != __name__):
                     raise PluginError(
                         f"rewrite '{made.name}' of {path} has the name of another pass",
-                        "rewrite(..., name=...) gives it one",
+                        "give it another name with rewrite(..., name=...)",
                     )
                 fields: dict[str, object] = {
                     "__doc__": made.__doc__ or CountingRewrite.__doc__,

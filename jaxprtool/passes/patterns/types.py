@@ -26,7 +26,7 @@ from jaxprtool.ir.notation import expressions, types
 from jaxprtool.ir.notation.types import SizeExpression
 from jaxprtool.jaxcompat import Aval
 
-_HINT = "types are written as a jaxpr prints them: f32[n,d], bf16[...,8,n], i32[]"
+_HINT = "write types as a jaxpr prints them: f32[n,d], bf16[...,8,n], i32[]"
 
 _KINDS = (jax.dtypes.prng_key, jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 
@@ -74,7 +74,7 @@ def declared(value: object, what: str) -> Declared:
     except (TypeError, AttributeError):
         type_name = type(value).__name__
         raise ArgumentsError(
-            f"{what} is declared by a {type_name}, which is no type", _HINT
+            f"{what} is declared by a {type_name}, which is not a type", _HINT
         ) from None
 
 
@@ -138,7 +138,7 @@ def _size(dim: int | SizeExpression, sizes: Mapping[str, Any]) -> Any:
 def _read(text: str, what: str) -> Declared:
     source = expressions.read(text, f"the type of {what}", ArgumentsError, types=True)
     if len(source.args) != 1 or source.keywords:
-        raise ArgumentsError(f"the type of {what} is '{text}', which is not one type", _HINT)
+        raise ArgumentsError(f"the type of {what} is '{text}', which is not a single type", _HINT)
     (node,) = source.args
     where = source.type_at(node)
     if where is None:
@@ -148,10 +148,10 @@ def _read(text: str, what: str) -> Declared:
     except ValueError as error:
         raise source.fail(node, str(error), _HINT) from None
     if parsed.memory_space or parsed.axes:
-        raise source.fail(node, f"'{source.segment(node)}' says more than dtype and sizes", _HINT)
+        raise source.fail(node, f"'{source.segment(node)}' has more than a dtype and sizes", _HINT)
     if parsed.dtype not in dtypes.array_dtypes():
         near = did_you_mean(parsed.dtype, dtypes.array_dtypes())
-        raise source.fail(node, f"'{parsed.dtype}' is no dtype", near or _HINT)
+        raise source.fail(node, f"'{parsed.dtype}' is not a dtype", near or _HINT)
     more = bool(parsed.dims) and parsed.dims[0].size == "..."
     sizes = tuple(_dimension(source, where.start, dim) for dim in parsed.dims[more:])
     made = Declared(dtypes.array_dtypes()[parsed.dtype], sizes, more)
@@ -168,6 +168,6 @@ def _dimension(
     except ArgumentsError:
         value = -1
     if value < 0 or dim.axes:
-        hint = "a size is a number, a name, or an expression of them such as 2*n"
-        raise source.fail_at(start + dim.at, f"'{dim.size}' is no size", hint)
+        hint = "a size must be a number, a name, or an expression of names such as 2*n"
+        raise source.fail_at(start + dim.at, f"'{dim.size}' is not a size", hint)
     return size if size.names else value

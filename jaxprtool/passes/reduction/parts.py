@@ -127,7 +127,7 @@ def _in_two(writer: Writer, scan: Scan, halves: list[JaxprEqn]) -> list[Atom]:
 
 
 PARTS = (
-    ReductionStep("keeping results", _results, _keep_results, keeps=True),
-    ReductionStep("cutting equations", _equations, _keep_equations, keeps=True),
-    ReductionStep("cutting loops in two", _long_scans, _half, alone=True),
+    ReductionStep("dropping results", _results, _keep_results, keeps=True),
+    ReductionStep("dropping equations", _equations, _keep_equations, keeps=True),
+    ReductionStep("splitting loops", _long_scans, _half, alone=True),
 )

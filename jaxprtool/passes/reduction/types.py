@@ -156,5 +156,5 @@ def _mapped(program: Program, retyping: _Retyper, resize: _Mapped) -> Candidate 
 
 TYPES = (
     ReductionStep("shrinking sizes", _sizes, _smaller, alone=True),
-    ReductionStep("plainer dtypes", _dtypes, _plainer),
+    ReductionStep("simplifying dtypes", _dtypes, _plainer),
 )

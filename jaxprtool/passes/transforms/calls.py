@@ -248,8 +248,8 @@ class Pmap(Pass):
         dims, size = program_axes(program, self.in_axes, self._size())
         if size > (there := jax.local_device_count()):
             raise UnsupportedError(
-                f"pmap of {program.name} over {size} devices: there are {there}",
-                "XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU",
+                f"pmap of {program.name} needs {size} devices, but this machine has {there}",
+                "XLA_FLAGS=--xla_force_host_platform_device_count=N creates N devices on a CPU",
             )
         axis = Axis(None, size)
         avals = [
@@ -309,7 +309,7 @@ def policy_of(text: str) -> Policy:
     """
     source = expressions.read(text, "the policy", PipelineError)
     if len(source.args) != 1 or source.keywords:
-        raise PipelineError(f"a policy is one of jax.checkpoint_policies, not '{text}'")
+        raise PipelineError(f"a policy must be one of jax.checkpoint_policies, not '{text}'")
     return _policy(source, source.args[0])
 
 
@@ -319,7 +319,7 @@ def _policy(source: expressions.Source, node: ast.expr) -> Policy:
     name = source.segment(name_node).removeprefix("jax.").removeprefix("checkpoint_policies.")
     known = {**POLICIES, **POLICY_FACTORIES}
     if name not in known:
-        hint = did_you_mean(name, known) or f"there are: {', '.join(sorted(known))}"
+        hint = did_you_mean(name, known) or f"available: {', '.join(sorted(known))}"
         raise source.fail(node, f"JAX has no checkpoint policy '{name}'", hint)
     policy = known[name]
     if called is not (name in POLICY_FACTORIES):
@@ -332,4 +332,4 @@ def _policy(source: expressions.Source, node: ast.expr) -> Policy:
     try:
         return policy(*args, **kwargs)
     except (TypeError, ValueError) as error:
-        raise source.fail(node, f"the policy {name} cannot be made: {error}") from None
+        raise source.fail(node, f"the policy {name} cannot be created: {error}") from None

@@ -126,8 +126,8 @@ def _require_rows(program: Program, name: str) -> None:
     bound = dict(program.bounds).get(name)
     if isinstance(bound, LengthsBound) and not isinstance(bound.rows, int):
         raise ArgumentsError(
-            f"closed: argument {name} is {bound}, of which the number is not known",
-            f"specialize({bound.rows}=…) says it",
+            f"closed: argument {name} is {bound}, whose number is unknown",
+            f"give it with specialize({bound.rows}=…)",
         )
 
 
@@ -181,7 +181,7 @@ def _named(program: Program, key: str) -> tuple[list[int], PyTreeDef]:
             if inside == found:
                 return found, _subtree(program.in_tree, first, depth)
     raise ArgumentsError(
-        f"closed: '{key}' is no one part of the arguments of {program.name}",
+        f"closed: '{key}' is not a single part of the arguments of {program.name}",
         f"bind each by its own name: {', '.join(names[i] for i in found)}",
     )
 
@@ -205,23 +205,23 @@ def _of_type(name: str, value: Any, aval: Aval) -> Any:
     shown = type_of(aval)
     shape = getattr(aval, "shape", None)
     if isinstance(aval, jaxcompat.AbstractRef) or shape is None:
-        raise ArgumentsError(f"closed: argument {name} is {shown}, which is no value to bind")
+        raise ArgumentsError(f"closed: argument {name} is {shown}, which cannot be bound")
     if not all(isinstance(n, int) for n in shape):
-        raise ArgumentsError(f"closed: argument {name} is {shown}, whose size is not known")
+        raise ArgumentsError(f"closed: argument {name} is {shown}, whose size is unknown")
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         if getattr(value, "dtype", None) != aval.dtype or value.shape != shape:
             raise ArgumentsError(
-                f"closed: argument {name} is {shown}, and the value is not",
+                f"closed: argument {name} is {shown}, but the value is not",
                 "from Python, bind an array of keys: Closed({...: jax.random.key(0)})",
             )
         return value
     try:
         given = np.asarray(value)
     except ValueError:  # lists of different lengths
-        raise ArgumentsError(f"closed: the value of argument {name} is no array") from None
+        raise ArgumentsError(f"closed: the value of argument {name} is not an array") from None
     if given.shape != shape:
         raise ArgumentsError(
-            f"closed: argument {name} is {shown}, and the value has shape {given.shape}"
+            f"closed: argument {name} is {shown}, but the value has shape {given.shape}"
         )
     if not _holds(aval.dtype, given):
         raise ArgumentsError(f"closed: argument {name} is {shown}, which cannot hold {value!r}")

@@ -84,7 +84,7 @@ class _Derivative(Pass):
     def _check_complex(self, what: str, values: Named) -> None:
         for name, aval in _others(values, jnp.complexfloating):
             raise ArgumentsError(
-                f"{self.name}: with holomorphic=True every {what} must be complex, and {name} is "
+                f"{self.name}: with holomorphic=True every {what} must be complex, but {name} is "
                 f"{type_of(aval)}"
             )
 
@@ -108,15 +108,17 @@ class _Reverse(_Derivative):
     def _check_real(self, arguments: Named, results: Named) -> None:
         for name, aval in () if self.allow_int else _others(arguments, jnp.inexact):
             raise ArgumentsError(
-                f"{self.name} differentiates by real or complex arguments, and {name} is "
+                f"{self.name} needs real or complex arguments to differentiate, but {name} is "
                 f"{type_of(aval)}",
                 "allow_int=True gives integers a derivative of dtype float0",
             )
         for name, aval in _others(results, jnp.floating):
-            other = "; of a holomorphic function, say holomorphic=True" if _is_complex(aval) else ""
+            other = (
+                "; for a holomorphic function, set holomorphic=True" if _is_complex(aval) else ""
+            )
             raise UnsupportedError(
-                f"{self.name} differentiates real results, and {name} is {type_of(aval)}",
-                f"`vjp` takes any{other}",
+                f"{self.name} needs real results, but {name} is {type_of(aval)}",
+                f"use `vjp` for other results{other}",
             )
 
 
@@ -131,12 +133,12 @@ class _Gradient(_Reverse):
 
     def _check_scalar(self, program: Program, results: Named) -> None:
         tree = program.out_tree.children()[0] if self.has_aux else program.out_tree
-        says = f"{self.name} is defined for one number as a result, and {program.name} gives"
+        says = f"{self.name} needs a result that is one number, but {program.name} returns"
         if tree.node_data() is not None or len(results) != 1:
             hint = (
                 None
                 if self.has_aux
-                else "with has_aux=True all but the first of a pair is handed on"
+                else "with has_aux=True, only the first of a pair of results is differentiated"
             )
             types = str(filled(tree, [type_of(aval) for _, aval in results]))
             types = types if len(types) <= 200 else f"{len(results)} arrays"
@@ -144,7 +146,7 @@ class _Gradient(_Reverse):
         if results[0][1].shape != ():
             raise UnsupportedError(
                 f"{says} {type_of(results[0][1])}",
-                "of an array, jacrev or jacfwd gives the jacobian",
+                "use jacrev or jacfwd for the jacobian of an array",
             )
 
 
@@ -218,10 +220,8 @@ class _Forward(_Derivative):
     def _check_real(self, arguments: Named, results: Named) -> None:
         for name, aval in _others(arguments, jnp.floating):
             raise ArgumentsError(
-                f"{self.name} differentiates by real arguments, and {name} is {type_of(aval)}",
-                "of a holomorphic function, say so: holomorphic=True"
-                if _is_complex(aval)
-                else None,
+                f"{self.name} needs real arguments to differentiate, but {name} is {type_of(aval)}",
+                "for a holomorphic function, set holomorphic=True" if _is_complex(aval) else None,
             )
 
 

@@ -258,18 +258,21 @@ def _check_moving(program: Program, leaves: Sequence[int]) -> None:
             continue
         shown = f"{name} is {type_of(aval)}"
         if not jnp.issubdtype(aval.dtype, jnp.number):
-            raise ArgumentsError(f"linear_transpose is of numbers, and {shown}", _ARGNUMS_HINT)
+            raise ArgumentsError(
+                f"linear_transpose needs values that are numbers, but {shown}", _ARGNUMS_HINT
+            )
         seen.setdefault(jnp.issubdtype(aval.dtype, jnp.integer), shown)
     if len(seen) == 2:
         raise ArgumentsError(
-            f"linear_transpose is of integers alone or of none, and {seen[True]}, {seen[False]}",
+            f"linear_transpose needs values that are all integers or all not, but {seen[True]}, "
+            f"and {seen[False]}",
             _ARGNUMS_HINT,
         )
     if True in seen:
         _check_integers(program, leaves)
 
 
-_ARGNUMS_HINT = "argnums says in which of its arguments a function is linear"
+_ARGNUMS_HINT = "argnums names the arguments in which a function is linear"
 
 
 def _check_integers(program: Program, leaves: Sequence[int]) -> None:
@@ -281,7 +284,7 @@ def _check_integers(program: Program, leaves: Sequence[int]) -> None:
     where = named(inner) if inner is outer else f"{inner.primitive.name} in {named(outer)}"
     hint = None
     if inner.primitive.name == "convert_element_type":
-        hint = "an argument of type i32[] is not converted as a number is"
+        hint = "JAX converts an argument of type i32[] differently than a number"
     raise UnsupportedError(
         f"linear_transpose of {program.name}: JAX's transpose of {where} loses the cotangents of "
         "integers",

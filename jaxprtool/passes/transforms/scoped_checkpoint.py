@@ -130,8 +130,8 @@ class _Plan:
         for eqn in eqns:
             if eqn.effects or not eqn.outvars:
                 raise UnsupportedError(
-                    f"checkpoint: the {named(eqn)} has an effect, which would happen again in a "
-                    "backward pass"
+                    f"checkpoint: the {named(eqn)} has an effect, which would happen again in "
+                    "the backward pass"
                 )
         group = _Group(
             eqns[-1].outvars[0],

@@ -111,7 +111,9 @@ class Unzip(Pass):
         if self.tag is None:
             raise UnzipError("Must provide a tag to unzip.")
         if self.auto and self.known is not None:
-            raise ArgumentsError("auto chooses variables for keys, and known for other arguments")
+            raise ArgumentsError(
+                "auto chooses variables for keys, but known is for other arguments"
+            )
         arguments = self._arguments(program)
         if not self.auto and self.known is None:
             return unzipped(program, self.tag, arguments)
@@ -123,7 +125,9 @@ class Unzip(Pass):
         early = self.key_args if self.known is None else self.known
         if isinstance(early, str):
             if early != "auto":
-                raise ArgumentsError(f"key_args is a position, positions or 'auto', not {early!r}")
+                raise ArgumentsError(
+                    f"key_args must be a position, positions or 'auto', not {early!r}"
+                )
             if self.auto:
                 return by_type(program)
             early = 0

@@ -134,7 +134,7 @@ def no_rule(eqn: JaxprEqn) -> UnsupportedError:
     """Return the error for an equation from which no rule can extract its variables."""
     return UnsupportedError(
         f"variables are sown inside {named(eqn)}, and unzip has no rule for it",
-        f'a rule can be added: @jaxprtool.extend.rule("unzip", "{eqn.primitive.name}")',
+        f'add a rule with @jaxprtool.extend.rule("unzip", "{eqn.primitive.name}")',
     )
 
 

@@ -134,7 +134,7 @@ class _SubstitutedRule:
             number = first.get(variable.path)
             if number is None:
                 raise _refused(
-                    eqn, f"its rule declares '{variable.path[-1]}', and the function does not"
+                    eqn, f"its rule declares '{variable.path[-1]}', but the function does not"
                 )
             self.order += range(starts[number], starts[number + 1])
 
@@ -160,11 +160,11 @@ def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
         everything = (True,) * len(body.invars)
         return JVPRule(rule.name, None, (False,) * count, everything, rule.raises)
     if not all(rule.perturbed):
-        raise _refused(eqn, "its rule may be differentiated by some of its operands alone")
+        raise _refused(eqn, "its rule can differentiate only with respect to some of its operands")
     ins = part.ins[n:]
     substituted = _SubstitutedRule(eqn, rule.jaxpr, [*ins, *[READY] * len(ins)], part, context)
     if not all(substituted.outs):
-        raise _refused(eqn, "its rule needs a key by a path through no variable")
+        raise _refused(eqn, "its rule uses a key that does not pass through a variable")
     marks = [v.ready for v in part.ins]
     own = [i for i, zero in enumerate(rule.out_zeros) if not zero]
 
@@ -200,18 +200,18 @@ def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
 def _substituted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> VJPRule:
     rule = vjp_rule(eqn)
     if not all(rule.perturbed):
-        raise _refused(eqn, "its rules may be differentiated by some of its operands alone")
+        raise _refused(eqn, "its rules can differentiate only with respect to some of its operands")
     num_given, n = rule.forwarded.count(None), eqn.params["num_consts"]
     fwd = _SubstitutedRule(eqn, rule.fwd, part.ins[n:], part, context)
     if not all(fwd.outs):
-        raise _refused(eqn, "its forward rule needs a key by a path through no variable")
+        raise _refused(eqn, "its forward rule uses a key that does not pass through a variable")
     held = [READY if i is None else part.ins[n + i] for i in rule.forwarded]
     bwd = _SubstitutedRule(eqn, rule.bwd, [*held, *[READY] * len(eqn.outvars)], part, context)
     marks, num_values = [v.ready for v in part.ins], len(part.arguments)
     numbers = {i: k for k, i in enumerate(i for i, zero in enumerate(rule.in_zeros) if not zero)}
     wanted = [numbers.get(i) for i, ready in enumerate(marks, start=-n) if ready]
     if not all(k is None or bwd.outs[k] for k in wanted):
-        raise _refused(eqn, "its backward rule needs a key by a path through no variable")
+        raise _refused(eqn, "its backward rule uses a key that does not pass through a variable")
     avals = [v.aval for v in body.invars]
     discrete = [is_float0(aval.to_tangent_aval()) for aval in avals[:num_values]]
 

@@ -65,7 +65,8 @@ def by_type(program: Program) -> Arguments:
         raise UnzipError(
             f"{program.name} has no key among its arguments: none has a key's type (key<fry>[]), "
             "or is used as a key (u32[2])",
-            "--key-args (key_args) says which argument is one; --known (known) takes any type",
+            "name the key arguments with --key-args (key_args), or arguments of any type with "
+            "--known (known)",
         )
     args, kwargs = _positions(program)
     keys: list[Any] = []

@@ -70,7 +70,7 @@ def _length(eqn: JaxprEqn, context: Context) -> int:
     with jax.ensure_compile_time_eval():
         count = int(jax.lax.while_loop(going, step, (0, *values[b:]))[0])
     if count == LIMIT:
-        raise _refused(eqn, f"it runs {LIMIT:,} times or more")
+        raise _refused(eqn, f"it runs {LIMIT:,} or more iterations")
     return count
 
 
@@ -106,6 +106,6 @@ def _constants(atoms: Sequence[Atom], context: Context) -> list[jax.Array] | Non
 
 def _refused(eqn: JaxprEqn, why: str) -> UnsupportedError:
     return UnsupportedError(
-        f"variables are sown inside {named(eqn)}, and how often it runs is not known: {why}",
-        "sow them before the loop, or let it run a fixed number of times (lax.scan)",
+        f"variables are sown inside {named(eqn)}, whose number of iterations is unknown: {why}",
+        "sow them before the loop, or use a fixed number of iterations (lax.scan)",
     )

@@ -41,7 +41,7 @@ def _uncut(
     hint = None
     for eqn in steps:
         if eqn.primitive.name == "sow" and eqn.params["tag"] == tag:
-            hint = f"the {named(eqn)} is no variable: it depends on more than keys"
+            hint = f"the {named(eqn)} is not a variable: it depends on more than keys"
     return UnzipError(f"Variables do not cut dependence graph. {path}", hint)
 
 

@@ -21,7 +21,7 @@ from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.passes.unzip.programs import Unzipped
 from jaxprtool.primitives import VARIABLE, sow_p
 
-_HINT = "--key-args says which arguments are keys, or none"
+_HINT = "name the arguments that are keys with --key-args, or none"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Request:
         found = equations(top_jaxpr(program))
         tags = {eqn.params["tag"] for eqn in found if eqn.primitive is sow_p}
         if self.tag is not None and self.tag not in tags:
-            there = f"there are: {', '.join(sorted(tags))}" if tags else None
+            there = f"available: {', '.join(sorted(tags))}" if tags else None
             message = f"{program.name} sows nothing under the tag '{self.tag}'"
             raise ArgumentsError(message, did_you_mean(self.tag, tags) or there)
         try:
@@ -90,9 +90,11 @@ class Request:
             raise ArgumentsError(error.message, _HINT) from None
         for leaf in jax.tree.leaves([args[each] for each in positions]):
             aval, name = program.in_avals[leaf], program.arg_names[leaf]
-            # Keys of both types, and integers from which keys are created.
+            # Keys of both scalar_types, and integers from which keys are created.
             scalar_types = (jax.dtypes.prng_key, jnp.integer)
             if not any(jnp.issubdtype(aval.dtype, scalar_type) for scalar_type in scalar_types):
-                message = f"argument '{name}' of {program.name} is {type_of(aval)}, which is no key"
+                message = (
+                    f"argument '{name}' of {program.name} is {type_of(aval)}, which is not a key"
+                )
                 raise ArgumentsError(message, f"{_HINT}; --known takes arguments of any type")
         return positions

@@ -224,7 +224,7 @@ def _computed_again(eqn: JaxprEqn, variables: Sequence[Variable]) -> tuple[Varia
         if variable.mode != "strict":
             raise UnsupportedError(
                 f"variable '{variable.path[-1]}' is sown in mode \"{variable.mode}\" inside "
-                f"{named(eqn)}, which computes it again: which of them it is cannot be told"
+                f"{named(eqn)}, which recomputes it, so its occurrences cannot be told apart"
             )
     return tuple(replace(variable, again=True) for variable in variables)
 
@@ -263,13 +263,14 @@ def _loop(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Outc
 def _check_loop(eqn: JaxprEqn, parts: Sequence[Split]) -> None:
     if reordered(parts):
         raise UnsupportedError(
-            f"{named(eqn)} has ordered effects of init's and of apply's in each iteration"
+            f"{named(eqn)} has ordered effects of both init and apply in each iteration"
         )
     for variable in parts[-1].variables:
         if variable.mode == "clobber":
             raise UnsupportedError(
-                f"variable '{variable.path[-1]}' is sown in mode \"clobber\" inside {named(eqn)}: "
-                "the last iteration's value would be kept, and apply needs those of all",
+                f"variable '{variable.path[-1]}' is sown in mode \"clobber\" inside "
+                f"{named(eqn)}: it would keep the last iteration's value, but apply needs those "
+                "of all iterations",
                 'mode "strict" stacks them',
             )
 
@@ -289,8 +290,8 @@ def _branch(eqn: JaxprEqn, times: Sequence[BindingTime], context: Context) -> Ou
     for part in splits:
         if part.early.effects and (part.variables or not predicate.early):
             raise UnsupportedError(
-                f"a branch of {named(eqn)} has an effect that belongs to init, "
-                "which cannot know whether the branch will be taken"
+                f"a branch of {named(eqn)} has an effect that belongs to init, but init cannot "
+                "know whether the branch is taken"
             )
     calls, values = _variables_of_branches(parts)
     init: tuple[JaxprEqn, ...] = calls

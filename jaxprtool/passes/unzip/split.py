@@ -217,8 +217,8 @@ class Split:
             self.ready.eqns.append(equation_of(lambda x: jax.lax.broadcast(x, more), first, place))
         else:
             raise UnsupportedError(
-                f"variable '{variable.path[-1]}' is computed again by {named(variable.eqn)}, as "
-                f"{type_of(place.aval)}, and was {type_of(first.aval)} before"
+                f"variable '{variable.path[-1]}' is recomputed by {named(variable.eqn)} as "
+                f"{type_of(place.aval)}, but was {type_of(first.aval)} before"
             )
 
     def _add_variable(
@@ -307,9 +307,9 @@ def _check_same(before: Variable, variable: Variable) -> None:
     traces = (each.eqn.source_info.traceback for each in (before, variable))
     if before.again or len(set(map(id, traces))) > 1:
         raise UnsupportedError(
-            f"'{variable.path[-1]}' is sown more than once by {named(variable.eqn)}, in a gradient "
-            "through remat: whether it is one variable computed again cannot be told",
-            "unzip the function, and differentiate its apply",
+            f"'{variable.path[-1]}' is sown more than once by {named(variable.eqn)}, in a "
+            "gradient through remat, so a recomputed variable cannot be told from a second one",
+            "unzip the function first, then differentiate its apply",
         )
 
 

@@ -212,10 +212,10 @@ def _memory_table(found: Memory, line_of: _Lines) -> Table:
         ("bytes", True),
         ("share", True),
         ("values", False),
-        ("what it is, and what reads it last", False),
+        ("value and last reader", False),
     )
     rows = [_live_row(each, found.peak_bytes, line_of) for each in found.live]
-    return _table(f"alive at the peak of {found.name}", columns, rows)
+    return _table(f"live at the peak of {found.name}", columns, rows)
 
 
 def _live_row(live: Live, peak: int, line_of: _Lines) -> list[Cell]:
@@ -255,8 +255,8 @@ def _residuals_table(found: Residuals, line_of: _Lines) -> Table:
         ("bytes", True),
         ("share", True),
         ("type", False),
-        ("again", True),
-        ("what it is, and what reads it", False),
+        ("recompute", True),
+        ("value and readers", False),
     )
     groups = residuals.grouped(found.residuals)
     rows = [_residual_row(*group, found.total_bytes, line_of) for group in groups]
@@ -282,7 +282,7 @@ def _residual_row(count: int, each: Residual, total: int | None, line_of: _Lines
 
 
 def _policies_table(found: Residuals) -> Table:
-    columns = (("bytes", True), ("policy", False), ("largest that it drops", False))
+    columns = (("bytes", True), ("policy", False), ("largest dropped residual", False))
     rows = [
         [
             Cell(residuals.size_text(size), size),
@@ -291,4 +291,4 @@ def _policies_table(found: Residuals) -> Table:
         ]
         for name, size in found.policies.items()
     ]
-    return _table("kept under each policy of jax.checkpoint", columns, rows)
+    return _table("residuals under each policy of jax.checkpoint", columns, rows)

@@ -42,7 +42,7 @@ def comparison(found: Comparison, width: int) -> Rendering:
 def heading(found: Comparison) -> str:
     """Return the program, its inputs, and the reference variant, on one line."""
     if found.error:
-        return f"{found.name}: nothing to compare with: {found.reference}: {found.error}"
+        return f"{found.name}: the reference {found.reference} failed: {found.error}"
     return f"{found.name} on {found.inputs}; reference: {found.reference}"
 
 
@@ -60,9 +60,9 @@ def verdict(variant: Compared) -> str:
         )
         return f"{text}, {beyond} beyond tolerance" if beyond else text
     if variant.equal:
-        return f"{variant.name}: {what}, equal to the bit{_nonfinite(variant)}"
+        return f"{variant.name}: {what}, bitwise equal{_nonfinite(variant)}"
     same = sum(each.equal for each in variant.results)
-    bits = f"{same} equal to the bit" if same else "none equal to the bit"
+    bits = f"{same} bitwise equal" if same else "none bitwise equal"
     beyond = sum(not each.within for each in variant.results)
     if not beyond:
         return f"{variant.name}: {what}, {bits}, all within tolerance"
@@ -93,7 +93,7 @@ def _variant(variant: Compared, width: int) -> RenderableType:
 def _with_rest(table: Table, left: int) -> RenderableType:
     if not left:
         return table
-    more = f"{plural(left, 'more result')}, which differ less: --json has all"
+    more = f"{plural(left, 'more result')}, with smaller differences; --json has all"
     return Group(table, Text(more, style=theme.COMMENT))
 
 

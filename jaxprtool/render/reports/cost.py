@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 #: The label of groups without a name.
 _UNNAMED = {
-    "line": "no line known",
-    "scope": "outside of all scopes",
+    "line": "unknown line",
+    "scope": "outside all scopes",
     "primitive": "",
     "dtype": "",
-    "argument": "none of the arguments itself",
+    "argument": "reads no argument",
 }
 
 #: The minimal width of the names of groups.
@@ -52,7 +52,7 @@ def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rend
     shown = found.groups[:top]
     if found.by == "scope":
         shown = tuple(sorted(shown, key=_in_tree(shown)))
-    times = number("at least"), Column("limit", style=theme.COMMENT)
+    times = number("min time"), Column("limit", style=theme.COMMENT)
     table = new_table(
         f"{found.name}: {total_text(found.total)}",
         number("share"),
@@ -167,7 +167,7 @@ def notes(found: Cost, device: Device | None) -> Iterator[str]:
     if found.seconds is not None and type(flops := found.total.work.flops) is int:
         rate = f"in {duration(found.seconds)}: {with_prefix(round(flops / found.seconds))}FLOP/s"
         if device is not None:
-            rate += f", {found.utilisation:.1%} of the FLOPs of {device.name}"
+            rate += f", {found.utilisation:.1%} of the peak of {device.name}"
         yield rate
     yield from unknown_notes(found)
 
@@ -181,10 +181,12 @@ def bound_note(total: Group, device: Device) -> str:
 def unknown_notes(found: Cost | Source) -> Iterator[str]:
     """Yield the unknowns of a cost: iterations of loops, and costs of primitives."""
     if found.total.per_round:
-        yield f"{_PER_ITERATION} with one round of each loop whose rounds are not known"
+        yield (
+            f"{_PER_ITERATION} counts one iteration of each loop whose number of iterations is unknown"
+        )
     if found.unknown:
         names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())
-        yield f"without what is not known: {', '.join(names)}"
+        yield f"not counted, because the cost is unknown: {', '.join(names)}"
 
 
 def symbols_in(found: Cost) -> bool:

@@ -71,7 +71,7 @@ def diff_stat(found: Diff, width: int) -> Listing:
     lines = [*_summary(found), *_sizes(found, width), *_border(found, width)]
     counts: dict[str, Counter[str]] = {}
     for line in found.lines:
-        counts.setdefault(line.source or "an unknown line", Counter())[line.kind] += 1
+        counts.setdefault(line.source or "unknown line", Counter())[line.kind] += 1
     rows: list[Sequence[Cell]] = []
     for source, kinds in counts.items():
         marks = [
@@ -160,7 +160,7 @@ def _named(what: str, name: str) -> list[str]:
 def _retyped(found: Diff) -> str:
     has, their = ("has", "its") if len(found.retyped) == 1 else ("have", "their")
     count = plural(len(found.retyped), "more equation")
-    return f"{count} {has} other types because {their} operands do"
+    return f"{count} {has} other types, because {their} operands do"
 
 
 # --- hunks ------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
 def _source(line: Line) -> list[str]:
     first, arrow, behind = line.source.partition(" ← ")
     if not first:
-        return [Comment("an unknown line")]
+        return [Comment("unknown line")]
     return [SourceLine(first), *([Comment(arrow + behind)] if behind else [])]
 
 
@@ -288,7 +288,13 @@ class _Texts:
             old, new = difference.before, difference.after
             var = old if new is None else new
             reader = self._readers[new is not None]
-            said = "is gone" if new is None else "is new" if old is None else "has another value"
+            said = (
+                "was removed"
+                if new is None
+                else "was added"
+                if old is None
+                else "has another value"
+            )
             name = BinderToken(reader.name(var))
             return [", ", "constant ", name, reader.type_of(var), f" {said}"]
         before, after = self._readers
@@ -316,7 +322,7 @@ class _Texts:
         tokens += [RemovedToken(was.before), " → "] if was else []
         tokens += [PrimitiveName(new.primitive.name), *self._parameters(old, new, differences)]
         tokens += self._operands(new, differences)
-        said = {"rules": "with other rules of derivatives", "order": "in another order"}
+        said = {"rules": "with different derivative rules", "order": "in a different order"}
         more = [Comment(f"  {said[d.part]}") for d in differences if d.part in said]
         counts = len(old.outvars), len(new.outvars)
         if counts[0] != counts[1]:

@@ -38,9 +38,9 @@ def divergence(found: Divergence) -> RenderableType:
 
 def heading(found: Divergence) -> str:
     """Return where a variant diverges, on one line."""
-    what = f"{found.variant} parts from {found.reference}"
+    what = f"{found.variant} differs from {found.reference}"
     if found.step:
-        what += f" by {found.step} (pass {found.place} of {found.passes})"
+        what += f" after {found.step} (pass {found.place} of {found.passes})"
     return f"{what} at {found.primitive or 'a result'}" if found.found else what
 
 
@@ -49,7 +49,7 @@ def known(found: Divergence) -> Iterator[tuple[str, str]]:
     if found.path:
         yield "in", ", ".join(found.path)
     if found.iteration:
-        yield "round", ", ".join(map(str, found.iteration)) + " (counted from 0)"
+        yield "iteration", ", ".join(map(str, found.iteration)) + " (counted from 0)"
     if found.scope:
         yield "scope", found.scope
     if found.counterpart:
@@ -61,13 +61,13 @@ def known(found: Divergence) -> Iterator[tuple[str, str]]:
     if found.added:
         yield "added", some(dict.fromkeys(found.added), _FEW)
     if found.strict:
-        yield "note", "found by the tolerance of each element: a rounding error, or little more"
+        yield "note", "a rounding error, or little more, found with the tolerance of each element"
 
 
 def rows(found: Divergence) -> Iterator[tuple[str, Measure]]:
     """Yield the operands and results of the equation, each with its role."""
-    yield from (("given", each) for each in found.operands)
-    yield from (("gives", each) for each in found.results)
+    yield from (("operand", each) for each in found.operands)
+    yield from (("result", each) for each in found.results)
 
 
 def errors(found: Divergence) -> Table:

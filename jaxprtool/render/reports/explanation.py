@@ -34,11 +34,11 @@ _FEW = 3
 _SHORT = 8
 
 _LEGEND = (
-    "An equation, what it becomes, and when. A small letter is any value, a capital a constant, "
-    "`*xs` all other operands; of `a|b` either, the same one on both sides. "
-    "`~0` has all bits set. `unary` and `elementwise2` compute element by element, of one operand "
-    "and of two, `ordered2` those that are not symmetric; `resize` is a reshape or a squeeze, "
-    "`layout` that or a broadcast."
+    "Each row has a pattern, its replacement, and the condition. A lowercase letter stands for "
+    "any value, a capital for a constant, `*xs` for all other operands, and `a|b` for either, "
+    "the same one on both sides. `~0` has all bits set. `unary` and `elementwise2` are "
+    "elementwise primitives of one and of two operands, `ordered2` those of two that are not "
+    "symmetric; `resize` is a reshape or a squeeze, `layout` one of these or a broadcast."
 )
 
 
@@ -80,10 +80,10 @@ def primitive_explanation(document: PrimitiveDocument, width: int, full: bool) -
     """Return the traits of a primitive for passes, and the rules about it."""
     parts = _head(document.name, ["a primitive"])
     if not (document.traits or document.tables or document.rules):
-        parts += Text(), Prose("To passes it is a pure function of its operands.")
+        parts += Text(), Prose("Passes treat it as a pure function of its operands.")
     if document.traits:
         traits = [_trait(*trait) for trait in document.traits]
-        parts += _section("What passes know of it", *traits)
+        parts += _section("Traits", *traits)
     if document.tables:
         parts += _section("Tables with a rule for it", Prose(", ".join(document.tables)))
     if document.rules:
@@ -112,14 +112,14 @@ def _option(option: Option) -> RenderableType:
     head = Text.assemble(
         (option.name, theme.PARAMETER),
         f": {option.type}",
-        ("  (must be given)", theme.COMMENT) if default is None else f" = {default}",
+        ("  (required)", theme.COMMENT) if default is None else f" = {default}",
         overflow="fold",
     )
     return Group(head, Padding(Prose(option.help), (0, 0, 0, 4))) if option.help else head
 
 
 def _trait(name: str, value: str, text: str) -> RenderableType:
-    said = f"Not so: {text}" if value == "False" else text
+    said = f"No: {text}" if value == "False" else text
     shown = "" if value in ("True", "False") else f" = {value}"
     head = Text.assemble((name, theme.PARAMETER), shown)
     return Group(head, Padding(Prose(said), (0, 0, 0, 4)))
@@ -138,13 +138,13 @@ def _rules(rules: Sequence[RewriteRule], width: int, full: bool) -> Iterator[Ren
             yield Text(f"{family or 'others'}", theme.KEYWORD)
         yield Listing(columns([_row(rule) for rule in shown], width))
         if len(shown) < len(merged):
-            more = f"… {len(merged) - len(shown)} more: --full shows them"
+            more = f"… {len(merged) - len(shown)} more; --full shows them"
             yield Text(more, theme.COMMENT)
 
 
 def _row(rule: RewriteRule) -> tuple[list[str], ...]:
     exact = rule.exact.removeprefix("exact").strip()
-    limit = "only with fast" if exact == "fast" else exact and f"{exact}, or with fast"
+    limit = "only with fast=True" if exact == "fast" else exact and f"{exact}, or with fast=True"
     when = "; ".join(filter(None, [rule.condition, limit]))
     return [rule.pattern], ["→"], [rule.replacement], [when]
 

@@ -45,7 +45,7 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
         parts += [Text(), _curve(found, min(width, _WIDEST))]
     if found.live:
         columns = number("share"), number("bytes"), text("values", theme.TYPE)
-        table = new_table("", *columns, text("what it is, and what reads it last"))
+        table = new_table("", *columns, text("value and last reader"))
         for each in found.live[:top]:
             share = share_text(each.bytes, found.peak_bytes)
             what = described(*what_texts(each), how_long_text(each))
@@ -61,9 +61,9 @@ def memory_table(found: Memory, width: int, top: int) -> Rendering:
 
 
 def peak_text(found: Memory) -> str:
-    """Return the peak and its place: `loss: 1.5 MiB, most at model.py:9 dot_general`."""
+    """Return the peak and its place: `loss: 1.5 MiB, peak at model.py:9 dot_general`."""
     where = place_text(found.at)
-    return f"{found.name}: {in_bytes(found.peak_bytes)}{f', most at {where}' if where else ''}"
+    return f"{found.name}: {in_bytes(found.peak_bytes)}{f', peak at {where}' if where else ''}"
 
 
 def kinds_text(found: Memory) -> str:
@@ -76,7 +76,7 @@ def kinds_text(found: Memory) -> str:
     }
     text = ", ".join(f"{name} {in_bytes(size)}" for name, size in kinds.items() if size)
     if found.donated_bytes:
-        text += f"; {in_bytes(found.donated_bytes)} of the results lie in donated arguments"
+        text += f"; {in_bytes(found.donated_bytes)} of the results reuse donated arguments"
     return text
 
 
@@ -90,19 +90,19 @@ def what_texts(live: Live) -> tuple[str, str]:
     if live.kind in ("argument", "constant", "result"):
         return live.name, ""
     if live.kind == "room":
-        return f"room for {live.name}", ""
+        return f"buffer for {live.name}", ""
     if live.kind == "row" and live.name:
         return f"a row of {live.name}", ""
     if live.name:
         return f"{live.name}, broadcast", ""
     note = {"row": ", a row of it", "broadcast": ", broadcast"}.get(live.kind, "")
-    return live.source or "no line known", live.primitive + note
+    return live.source or "unknown line", live.primitive + note
 
 
 def how_long_text(live: Live) -> str:
     """Return the end or the start of values' lifetime: `until add at model.py:9`."""
     if live.kind == "room":
-        return f"made later by {live.primitive}{_at(live.source)}"
+        return f"written later by {live.primitive}{_at(live.source)}"
     where = _at("" if live.reader_source == live.source else live.reader_source)
     return f"until {live.reader}{where}" if live.reader else ""
 
@@ -127,7 +127,7 @@ def _curve(found: Memory, width: int) -> Text:
     ticks = marks(found.peak_bytes, _MARKS)
     figure.ruler("y").lim(0, found.peak_bytes).ticks(ticks, list(map(in_bytes, ticks)))
     figure.ruler("x").ticks([found.at.position], ["peak"])
-    figure.label("equations as they run", "x")
+    figure.label("equations in execution order", "x")
     text = figure.build().string(colorless=True)
     return Text("\n".join(line.rstrip() for line in text.splitlines()), no_wrap=True)
 

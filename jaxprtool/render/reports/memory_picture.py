@@ -25,7 +25,7 @@ def picture_format(path: str) -> str:
     """
     file_format = os.path.splitext(path)[1].lower()
     if file_format not in _FORMATS:
-        raise OutputError(f"cannot draw '{path}': its name ends in neither .svg nor .png")
+        raise OutputError(f"cannot draw '{path}': its name must end in .svg or .png")
     if importlib.util.find_spec("matplotlib") is None:
         raise OutputError(
             f"cannot draw '{path}': matplotlib is not installed", 'pip install "jaxprtool[plot]"'
@@ -56,7 +56,7 @@ def picture(found: Memory, file_format: str) -> bytes:
         )
         axes.set_xlim(0, max(positions[-1], 1))
         axes.set_ylim(0, 1.15 * max(found.peak_bytes, 1))
-        axes.set_xlabel("equations as they run")
+        axes.set_xlabel("equations in execution order")
         ticks = marks(found.peak_bytes, 8)
         axes.set_yticks(ticks, list(map(in_bytes, ticks)))
         axes.spines[["top", "right"]].set_visible(False)

@@ -32,13 +32,16 @@ def first_found(found: NanSearch, width: int) -> Rendering:
         parts.append(line_text(first.source, first.code))
     parts.append(facts_table(_facts(first)))
     if first.operands:
-        parts += [Text(), _values("what it was given", first.operands)]
+        parts += [Text(), _values("operands", first.operands)]
         if first.way and first.way != first.operands:
-            parts += [Text(), _values("what led to it, the nearest first", first.way)]
+            parts += [Text(), _values("earlier values, nearest first", first.way)]
     others = len(found.found) - 1
     if others:
         verb = "makes" if others == 1 else "make"
-        parts += [Text(), Text(f"{plural(others, 'other')} {verb} one: --all", style=theme.COMMENT)]
+        parts += [
+            Text(),
+            Text(f"{plural(others, 'other')} {verb} one; --all shows them", style=theme.COMMENT),
+        ]
     return Rendering(Group(*parts), width)
 
 
@@ -46,8 +49,8 @@ def all_found(found: NanSearch, width: int) -> Rendering:
     """Return a row for each one found; those that reach a result come first."""
     if not found.found:
         return first_found(found, width)
-    maker, line = Column("made by", style=theme.PRIMITIVE), text("line", theme.BINDER)
-    columns = "what", maker, line, "round", text("reaches")
+    maker, line = Column("from", style=theme.PRIMITIVE), text("line", theme.BINDER)
+    columns = "what", maker, line, "iteration", text("reaches")
     table = new_table(f"{found.name}: {len(found.found):,} found", *columns)
     for each in found.found:
         iterations = ", ".join(map(str, each.iteration))
@@ -60,10 +63,10 @@ def _heading(found: NanSearch, first: BadValue) -> str:
     a = "a NaN" if first.kind == "NaN" else "an infinity"
     reached = f"reaches {_reached(first)}"
     if first.argument:
-        return f"{found.name}: {a} comes with the argument {first.argument} and {reached}"
+        return f"{found.name}: argument {first.argument} contains {a}, which {reached}"
     if not first.primitive:
         verb = "is" if len(first.reaches) == 1 else "are"
-        return f"{found.name}: {_reached(first)} {verb} NaN (held by the program)"
+        return f"{found.name}: {_reached(first)} {verb} NaN (a constant of the program)"
     return f"{found.name}: {first.primitive} makes {a}, which {reached}"
 
 
@@ -76,19 +79,19 @@ def _reached(found: BadValue) -> str:
 def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
     kinds = "infinite" if first.kind == "infinity" else "NaN"
     if not first.count:
-        yield "gives", f"{first.type}, some {kinds}"
+        yield "value", f"{first.type}, some {kinds}"
     elif first.size == 1:
-        yield "gives", f"{first.type}, {kinds}"
+        yield "value", f"{first.type}, {kinds}"
     else:
         which = "all" if first.count == first.size else f"{first.count:,} of {first.size:,}"
         place = ", ".join(map(str, first.position))
-        yield "gives", f"{first.type}, {which} {kinds}, the first at [{place}]"
+        yield "value", f"{first.type}, {which} {kinds}, the first at [{place}]"
     if first.devices:
         yield "on", some(first.devices, _FEW)
     if first.path:
         yield "in", ", ".join(first.path)
     if first.iteration:
-        yield "round", ", ".join(map(str, first.iteration)) + " (counted from 0)"
+        yield "iteration", ", ".join(map(str, first.iteration)) + " (counted from 0)"
     if first.times > 1:
         yield "times", f"{first.times:,}"
     if first.scope:
@@ -96,11 +99,11 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
     if first.forward:
         yield "derivative of", first.forward
     if first.leads_to:
-        yield "leads to", some([f"another by {each}" for each in first.leads_to], _FEW)
+        yield "leads to", some([f"one made by {each}" for each in first.leads_to], _FEW)
 
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:
-    numbers = map(number, ("least", "greatest", "there"))
+    numbers = map(number, ("min", "max", "element"))
     table = new_table(heading, text("value"), text("type", theme.TYPE), *numbers)
     for value in values:
         what = Text(value.argument or value.primitive or "a constant", style=theme.PRIMITIVE)

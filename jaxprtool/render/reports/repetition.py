@@ -51,18 +51,18 @@ def _rendering(found: Repetition, width: int, path: Callable[[str], str]) -> Ren
         table = _table(heading, _nested(found.bodies), path)
         rest = f"{found.rest:,}", f"{found.rest / found.equations:.1%}"
         table.add_row(Text("the rest", style=theme.COMMENT), "", *rest, "")
-        total = f"{size} as traced, {found.compiled:,} once outlined"
+        total = f"{size} as traced, {found.compiled:,} after outlining"
         if saved := _change(found.equations, found.compiled, less="fewer"):
             total += f": {saved} equations"
         if found.memory is not None:
             total += f"\ntemporary memory: {memory_line(found.memory)}"
     elif found.small:
         small = [(0, body) for body in found.small]
-        table = _table(f"{heading}, too little repeats to gain", small[:_MOST_SMALL], path)
+        table = _table(f"{heading}, too little repetition to outline", small[:_MOST_SMALL], path)
         add_more(table, len(small) - _MOST_SMALL)
-        total = "--equations N outlines bodies of N equations or more all the same"
+        total = "--equations N outlines bodies of at least N equations anyway"
     else:
-        return Rendering(Text(f"{heading}, nothing repeats"), width)
+        return Rendering(Text(f"{heading}, no repetition"), width)
     return Rendering(Group(table, Text(), Text(total)), width)
 
 
@@ -85,8 +85,8 @@ def memory_line(memory: TemporaryMemory) -> str:
     """
     line = f"about {in_bytes(memory.outlined)}"
     if memory.as_traced:
-        line += f", {_times(memory.outlined / memory.as_traced)} times that as traced"
-    return line + (": much more" if memory.needs_warning else "")
+        line += f", {_times(memory.outlined / memory.as_traced)} times as much as traced"
+    return line + (" (a large increase)" if memory.needs_warning else "")
 
 
 def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[int, RepeatedBody]]:
@@ -143,7 +143,7 @@ def measured_rows(
             yield name, *map(shown, numbers), *([_change(*numbers)] if several else [])
         if name == _TEMPORARY and several and estimated is not None:
             sizes = estimated.as_traced, estimated.outlined
-            yield "  as estimated", *map(in_bytes, sizes), _change(*sizes)
+            yield "  estimate", *map(in_bytes, sizes), _change(*sizes)
 
 
 def _change(old: float, new: float, *, less: str = "less") -> str:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
     """Return a row for each of the `top` largest groups, and the bytes per policy."""
     heading = total_text(found)
-    columns = number("share"), number("bytes"), text("type", theme.TYPE), number("again")
-    table = new_table(heading, *columns, text("what it is, and what reads it"))
+    columns = number("share"), number("bytes"), text("type", theme.TYPE), number("cost")
+    table = new_table(heading, *columns, text("value and readers"))
     groups = grouped(found.residuals)
     for count, residual in groups[:top]:
         table.add_row(*_cells(count, residual, found.total_bytes))
@@ -53,8 +53,8 @@ def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text
 
 
 def _policies(found: Residuals) -> Table:
-    columns = text("policy"), number("bytes"), text("largest that it drops", theme.COMMENT)
-    table = new_table("under each policy of jax.checkpoint", *columns)
+    columns = text("policy"), number("bytes"), text("largest dropped residual", theme.COMMENT)
+    table = new_table("residuals under each policy of jax.checkpoint", *columns)
     for name, size in found.policies.items():
         table.add_row(name, size_text(size), dropped_text(found, name))
     return table
@@ -64,10 +64,10 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
     """Yield a proposal within a budget: the names and their places, the policy, and its cost."""
     heading = f"within {in_bytes(found.budget)}"
     if not found.policy:
-        yield Text(f"{heading}: all that {name} keeps fits, without a policy")
+        yield Text(f"{heading}: all residuals of {name} fit, without a policy")
         return
     if found.values:
-        columns = number("bytes"), text("line", theme.BINDER), text("what is saved")
+        columns = number("bytes"), text("line", theme.BINDER), text("saved value")
         table = new_table(f"{heading}, save {plural(len(found.values), 'name')}", *columns)
         for value in found.values:
             table.add_row(in_bytes(value.bytes), value.source, _to_write(value))
@@ -145,7 +145,7 @@ def what_texts(residual: Residual) -> tuple[str, str]:
     """Return the argument of a residual, or its line and the primitive that computes it."""
     if residual.argument:
         return residual.argument, ""
-    return residual.source or "no line known", residual.name or residual.primitive
+    return residual.source or "unknown line", residual.name or residual.primitive
 
 
 def readers_text(residual: Residual) -> str:

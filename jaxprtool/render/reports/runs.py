@@ -47,7 +47,7 @@ def results_table(report: RunReport, width: int) -> Listing:
     if rest := report.outputs[MOST_RESULTS:]:
         bad = sum(1 for out in rest if not out.summary.is_finite)
         said = f", {bad:,} of them with NaN or inf" if bad else ""
-        tokens += "\n", Comment(f"… {len(rest):,} more{said}: --json and pipes have all")
+        tokens += "\n", Comment(f"… {len(rest):,} more{said}; --json and pipes show all")
     return Listing(printable(tokens))
 
 
@@ -138,7 +138,7 @@ def _finding(finding: Finding) -> str:
     made = ", ".join(finding.primitives[:_FEW]) + (", …" if finding.primitives[_FEW:] else "")
     parts = [" ".join(filter(None, (place, made)))]
     if finding.iteration:
-        parts.append(f"round {', '.join(map(str, finding.iteration))}")
+        parts.append(f"iteration {', '.join(map(str, finding.iteration))}")
     if finding.count:
         parts.append(f"{finding.count:,} of {plural(finding.size, 'element')}")
     if finding.reaches:

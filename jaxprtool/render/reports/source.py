@@ -114,7 +114,7 @@ def _columns(found: Source) -> list[_Column]:
     whole = weight_of(found.total)
     columns = [_Column("share", lambda e: share_text(weight_of(e.total) or None, whole))]
     if found.total.seconds is not None:
-        columns.append(_Column("at least", lambda e: duration(e.total.seconds or 0.0)))
+        columns.append(_Column("min time", lambda e: duration(e.total.seconds or 0.0)))
     if found.has_backward:
         columns.append(_Column("forward", lambda e: _flops(e.forward)))
         columns.append(_Column("backward", lambda e: _flops(e.backward)))
@@ -187,11 +187,11 @@ class _File:
     def _fault(self, shown: Sequence[SourceLine]) -> str:
         """Return the fault of the file's text, or ""."""
         if not self._code:
-            return " (its text is not at hand)"
+            return " (source unavailable)"
         for line in shown:
             code = self._code[line.number - 1].plain if line.number <= len(self._code) else ""
             if not code.strip() or code.lstrip().startswith("#"):
-                return f" (changed since: there is nothing on line {line.number} now)"
+                return f" (changed since: line {line.number} has no code now)"
         return ""
 
     def numbers(self, wanted: Sequence[int], full: bool) -> set[int]:
@@ -241,18 +241,18 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
     if found.package:
-        yield f"no line is of your own files: these are of {found.package}"
+        yield f"no lines are in your own files; these are from {found.package}"
     if hidden:
-        yield f"… {plural(hidden, 'line')} of less than {_SHARE:.0%}: --full shows them"
+        yield f"… {plural(hidden, 'line')} below {_SHARE:.0%}; --full shows them"
     if found.elsewhere:
-        yield f"{plural(found.elsewhere, 'equation')} from no line of yours"
+        yield f"{plural(found.elsewhere, 'equation')} not from your lines"
     kept = found.kept
     if kept is not None and kept.arguments:
-        yield f"{in_bytes(kept.arguments)} of what is kept are arguments"
+        yield f"{in_bytes(kept.arguments)} of the residuals are arguments"
     if kept is not None and kept.elsewhere:
-        yield f"{in_bytes(kept.elsewhere)} of what is kept come from no line of yours"
+        yield f"{in_bytes(kept.elsewhere)} of the residuals do not come from your lines"
     if found.why_not_kept:
-        yield f"what is kept is not known: {found.why_not_kept}"
+        yield f"residuals unknown: {found.why_not_kept}"
     if device is not None:
         yield bound_note(found.total, device)
     yield from unknown_notes(found)

@@ -32,7 +32,7 @@ _INDENT = "  "
 def watched_text(found: Watched, width: int) -> Rendering:
     """Return a row for each line, scope or equation: the source, then statistics."""
     if not found.rows:
-        return Rendering(Text(f"{found.name}: no value that is asked for is computed"), width)
+        return Rendering(Text(f"{found.name}: no selected value is computed"), width)
     low, high = _range(found.rows)
     bars = max(_NARROW, min(_WIDE, width // 5))
     numbered = max(len(_iteration(row)) for row in found.rows)
@@ -66,7 +66,7 @@ def watched_text(found: Watched, width: int) -> Rendering:
     return Rendering(Group(*lines), width)
 
 
-_NUMBERS = "least", "greatest", "mean", "std"
+_NUMBERS = "min", "max", "mean", "std"
 
 
 def _four(numbers: Numbers) -> Iterator[float | None]:
@@ -87,7 +87,7 @@ def _range(rows: Sequence[WatchedRow]) -> tuple[int, int]:
 
 
 def _iteration(row: WatchedRow) -> str:
-    return f"round {', '.join(map(str, row.iteration))} " if row.iteration else ""
+    return f"iteration {', '.join(map(str, row.iteration))} " if row.iteration else ""
 
 
 def _name(found: Watched, row: WatchedRow, width: int) -> Text:

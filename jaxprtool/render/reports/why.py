@@ -53,10 +53,10 @@ def slices_with_sentences(found: Why) -> list[tuple[Slice, str, str]]:
     if several:
         name += f" ({plural(len(found.ends), found.kind)})"
     if (ahead := found.forward) is not None:
-        verb = "reach" if several else "reaches"
+        verb = "affect" if several else "affects"
         ends = _named("result", ahead.results, found.all_results)
         sentence = f"{name} {verb} {_part(ahead)} and {ends}"
-        slices.append((ahead, sentence, f"that {'they do' if several else 'it does'} not touch"))
+        slices.append((ahead, sentence, f"that {'they do' if several else 'it does'} not affect"))
     if (behind := found.back) is not None:
         verb = "depend on" if several else "depends on"
         ends = _named("argument", behind.arguments, found.all_arguments)
@@ -70,15 +70,18 @@ def slices_with_sentences(found: Why) -> list[tuple[Slice, str, str]]:
 def gradient_sentence(flow: GradientFlow, name: str) -> str:
     """Return what stops the gradient with respect to an argument; "" if nothing does."""
     if flow.type:
-        return f"{name} is {flow.type}, by which there is no gradient."
-    stops = _some([f"{each.primitive} ({each.source or 'no line known'})" for each in flow.stops])
+        return f"{name} is {flow.type}, which has no gradient."
+    stops = _some([f"{each.primitive} ({each.source or 'unknown line'})" for each in flow.stops])
     verb = "stops" if len(flow.stops) == 1 else "stop"
     if flow.zero:
         why = f": {stops} {verb} every path" if stops else ""
-        return f"The gradient of {_some(flow.zero)} by {name} is zero{why}."
+        return f"The gradient of {_some(flow.zero)} with respect to {name} is zero{why}."
     if stops:
         paths = plural(len(flow.stops), "path")
-        return f"Of the gradient by {name}, {paths} {verb} at {stops}; others go on."
+        return (
+            f"The gradient with respect to {name} has {paths} that {verb} at {stops}, and others "
+            "that do not."
+        )
     return ""
 
 
@@ -113,7 +116,7 @@ def _named(noun: str, chosen: Sequence[str], names: Sequence[str]) -> str:
 
 def _rows(found: Slice, note: str, width: int) -> list[Cell]:
     """Return a row for each line of a slice, and a note on the others."""
-    counts, places = _counts(found.lines), [line.name or "no line known" for line in found.lines]
+    counts, places = _counts(found.lines), [line.name or "unknown line" for line in found.lines]
     taken = max(map(len, counts), default=0) + 2 * len(GAP)
     places, room = _fitting(places, width - taken)
     rows: list[Cell] = []

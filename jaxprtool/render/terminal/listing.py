@@ -101,6 +101,6 @@ def _largest(about: ProgramSignature, layout: Layout, width: int) -> list[str]:
         rows.append([letter, [BinderToken(value.name)], [Type(value.type)], [size]])
     if not any(letter[0] for letter, *_ in rows):
         rows = [row[1:] for row in rows]
-    more = f"… {len(ranked) - LARGEST:,} more: --full shows them"
+    more = f"… {len(ranked) - LARGEST:,} more; --full shows them"
     heading = Heading("the largest arguments")
     return ["\n\n", heading, "\n", *printable(columns(rows, width)), "\n", Comment(more)]

@@ -390,10 +390,10 @@ def test_passes_that_are_none_are_told_at_once(passes, says):
 @pytest.mark.parametrize(
     ("passes", "says"),
     [
-        ("vjp", "make several programs of model: forward, backward"),
-        ("closed(args={'scale': 1.0})", "change what model takes"),
-        ("batch(axis_size=2)", "change what model takes"),
-        (lambda program: None, "gave no Program, but NoneType"),
+        ("vjp", "return several programs for model: forward, backward"),
+        ("closed(args={'scale': 1.0})", "change the arguments of model"),
+        ("batch(axis_size=2)", "change the arguments of model"),
+        (lambda program: None, "returned NoneType, not a Program"),
     ],
 )
 def test_passes_that_do_not_give_one_program_of_the_arguments_are_refused(passes, says):

@@ -151,10 +151,13 @@ def test_all_fits_without_a_policy():
 
 
 def test_what_cannot_be_kept_says_the_least_that_can():
-    with pytest.raises(ArgumentsError, match="the least is") as error:
+    with pytest.raises(ArgumentsError, match="the minimum is") as error:
         residuals(trace(plain, W, X), 100)
     least = int(
-        str(error.value).partition("the least is ")[2].partition(", with")[0].replace(",", "")
+        str(error.value)
+        .partition("the minimum is ")[2]
+        .partition(", including")[0]
+        .replace(",", "")
     )
     assert residuals(trace(plain, W, X), least).proposal.total_bytes == least
 

@@ -78,10 +78,10 @@ def test_a_symbolic_dimension_is_refused_by_name():
 
 def test_values_that_no_longer_fit_after_a_pass_are_refused():
     batched = program(lambda x: x, np.ones((8, 3), np.float32))
-    with pytest.raises(ArgumentsError, match=r"'a0' has shape \(3,\), and after the passes"):
+    with pytest.raises(ArgumentsError, match=r"'a0' has shape \(3,\), but after the passes"):
         fill(batched, {"a0": np.ones(3, np.float32)})
     assert fill(batched, {"a0": S((3,), jnp.float32)}).arguments[0].shape == (8, 3)
-    with pytest.raises(ArgumentsError, match="an argument 'a0' that has no value"):
+    with pytest.raises(ArgumentsError, match="an argument 'a0' to"):
         fill(batched, {})
 
 

@@ -169,7 +169,7 @@ def test_a_program_with_a_mesh_runs_on_all_of_it(mesh):
     assert own_devices(sharded) == tuple(mesh.devices)
     assert choose_device(sharded, None, None) is None
     assert choose_device(sharded, "cpu", None) is None
-    with pytest.raises(BackendError, match="runs on devices of its own"):
+    with pytest.raises(BackendError, match="runs on the devices of its own mesh"):
         choose_device(sharded, None, 1)
     report = run(sharded, [x])
     assert report.devices == tuple(mesh.devices)

@@ -129,13 +129,13 @@ def flipped(data):
 
 
 FAULTS = {
-    "is missing, and so is the file": lambda path: path.unlink(),
-    r"is missing in .*p\.jaxpr\.\w+\.npz": lambda path: np.savez(path, other=LARGE),
-    "has been altered": lambda path: altered(path, flipped),
-    "been altered": lambda path: np.savez(path, **{digest(LARGE): LARGE.astype(np.float64)}),
-    "altered": lambda path: altered(path, lambda data: bytes(data[:-4])),
+    "is missing, because the file": lambda path: path.unlink(),
+    r"is missing from .*p\.jaxpr\.\w+\.npz": lambda path: np.savez(path, other=LARGE),
+    "was modified": lambda path: altered(path, flipped),
+    "modified": lambda path: np.savez(path, **{digest(LARGE): LARGE.astype(np.float64)}),
+    " was modified": lambda path: altered(path, lambda data: bytes(data[:-4])),
     "cannot be read": lambda path: path.write_bytes(b"no archive"),
-    "npz has been altered": lambda path: np.savez(path, **{digest(LARGE): np.array([{}])}),
+    "npz was modified": lambda path: np.savez(path, **{digest(LARGE): np.array([{}])}),
 }
 
 
@@ -155,17 +155,17 @@ def test_a_missing_or_altered_constant_is_named(fault, tmp_path):
     [
         ("[1, 2]", "a list of 3"),
         ("[1, 2, 3, 4]", "a list of 3"),
-        ("[1, 2, [3]]", "no int32"),
-        ("[1, 2, 3.5]", "no int32"),
-        ("[1, 2, True]", "no int32"),
+        ("[1, 2, [3]]", "not of dtype int32"),
+        ("[1, 2, 3.5]", "not of dtype int32"),
+        ("[1, 2, True]", "not of dtype int32"),
         ("[1, 2, 3000000000]", "out of bounds|too large"),
         ("5", "a list of 3"),
-        ("npz('sha256:0')", "is in a file, and none is given"),
-        ("npz()", "a text in quotes"),
-        ("base64(5)", "a text in quotes"),
-        ("base64('AAAA', 'AAAA')", "a text in quotes"),
-        ("base64('AAAA')", "3 bytes, and the type has 12"),
-        ("base64('?')", "bad base64"),
+        ("npz('sha256:0')", "is in a file, but the program names no file"),
+        ("npz()", "string in quotes"),
+        ("base64(5)", "string in quotes"),
+        ("base64('AAAA', 'AAAA')", "string in quotes"),
+        ("base64('AAAA')", "3 bytes, but the type has 12"),
+        ("base64('?')", "invalid base64"),
     ],
 )
 def test_what_is_no_constant_of_the_type_says_why(spelled, fault):

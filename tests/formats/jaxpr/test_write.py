@@ -291,7 +291,7 @@ def test_callbacks_are_written_as_stubs_of_the_same_type(tmp_path):
     assert again.jaxpr.effects == program.jaxpr.effects
     jaxprtool.write(again, path)
     assert jaxprtool.equivalent(again, jaxprtool.read(path))
-    with pytest.raises(RuntimeError, match="was left out"):
+    with pytest.raises(RuntimeError, match="was omitted"):
         jax.block_until_ready(again(jnp.float32(1.0)))
 
 
@@ -308,7 +308,7 @@ def test_what_is_written_is_read_however_deep_it_is(tmp_path):
     path = tmp_path / "p.jaxpr"
     jaxprtool.write(within(MAX_DEPTH), path)
     assert len(jaxprtool.read(path).jaxpr.eqns) == 1
-    with pytest.raises(UnsupportedError, match=f"more than {MAX_DEPTH} jaxprs within each other"):
+    with pytest.raises(UnsupportedError, match=f"jaxprs are nested more than {MAX_DEPTH} deep"):
         jaxprtool.write(within(MAX_DEPTH + 1), path)
 
 
@@ -328,7 +328,7 @@ REFUSED = {
     "pure_callback": (with_callback, "its parameter callback holds"),
     "io_callback": (with_io, "its parameter callback holds"),
     "custom_vmap_call": (lambda x: batched(x), "the batching rule .*<lambda>, a Python function"),
-    "custom_jvp_call": (endless(0), "rules that call others, without end"),
+    "custom_jvp_call": (endless(0), "custom rules never end"),
     "remat2": (with_policy, r"its parameter policy holds a Python function \(.*<lambda>\)"),
 }
 
@@ -357,9 +357,9 @@ def test_a_batching_rule_is_left_out_or_written_as_one_that_raises():
         again = parse(text(program, "stub"), "p.jaxpr")
         assert jax.tree.leaves(again(jnp.float32(1.5)))[0] == 3.0
         assert jaxprtool.equivalent(again, parse(text(again, "stub"), "p.jaxpr"))
-        with pytest.raises(RuntimeError, match=r"function .*<lambda> was left out"):
+        with pytest.raises(RuntimeError, match=r"function .*<lambda> was omitted"):
             jax.vmap(lambda x, f=again: jax.jvp(f, (x,), (x,)))(jnp.float32([1.5]))
-        with pytest.raises(UnsupportedError, match=r"function .*<lambda> was left out"):
+        with pytest.raises(UnsupportedError, match=r"function .*<lambda> was omitted"):
             again.apply("batch(axis_size=2)")
     assert jax.grad(again)(jnp.float32(1.5)) == 1.5
 
@@ -389,7 +389,7 @@ def test_types_and_constants_that_are_alive_are_refused():
     ):
         text(trace(with_kind, X))
     outside = jax.new_ref(jnp.asarray(X))
-    with pytest.raises(UnsupportedError, match="it holds a constant that is no array"):
+    with pytest.raises(UnsupportedError, match="it holds a constant of the type"):
         text(trace(lambda: outside[...] * 2))
 
 

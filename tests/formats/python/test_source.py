@@ -595,7 +595,7 @@ def test_callbacks_are_written_as_functions_that_raise_if_asked_for() -> None:
     with pytest.raises(UnsupportedError) as caught:
         to_python(program)
     assert "--callbacks stub" in str(caught.value.hint)
-    with pytest.raises(ValueError, match="callbacks is 'refuse' or 'stub', not 'no'"):
+    with pytest.raises(ValueError, match="callbacks must be 'refuse' or 'stub', not 'no'"):
         to_python(program, callbacks="no")
     namespace: dict[str, Any] = {}
     exec(to_python(program, callbacks="stub"), namespace)
@@ -604,7 +604,7 @@ def test_callbacks_are_written_as_functions_that_raise_if_asked_for() -> None:
         same = {k: v for k, v in old.params.items() if k != "callback"}
         assert old.primitive is new.primitive and same.items() <= new.params.items()
         assert old.effects == new.effects
-    with pytest.raises(RuntimeError, match="was left out"):
+    with pytest.raises(RuntimeError, match="was omitted"):
         jax.block_until_ready(namespace["f"](jnp.zeros(X.shape)))
 
 
@@ -624,7 +624,7 @@ def test_a_batching_rule_is_written_as_one_that_raises_if_asked_for() -> None:
     again = trace(namespace["f"], jnp.ones(3))
     assert [eqn.primitive.name for eqn in again.jaxpr.eqns] == ["custom_vmap_call"]
     np.testing.assert_array_equal(again(jnp.ones(3)), program(jnp.ones(3)))
-    with pytest.raises(RuntimeError, match="was left out"):
+    with pytest.raises(RuntimeError, match="was omitted"):
         jax.vmap(again)(jnp.ones((2, 3)))
 
 

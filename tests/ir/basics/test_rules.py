@@ -31,6 +31,6 @@ def test_tables_are_known_by_name(name, monkeypatch):
 
 
 def test_an_unknown_table_is_refused_with_a_hint():
-    with pytest.raises(PluginError, match="no table of rules 'pyhton'") as caught:
+    with pytest.raises(PluginError, match="unknown table of rules 'pyhton'") as caught:
         rule("pyhton", "sin")
     assert "python" in caught.value.hint

@@ -110,13 +110,13 @@ def test_what_is_no_literal_is_named_with_its_place(text, expected):
         ("1 +", "invalid syntax (at the end)"),
         ("x=1, 2", "positional argument follows keyword argument (at the end)"),
         ("x=1, x=2", "'x' is given twice in --args (column 8)"),
-        ("[1, 2", "'[' in --args is never closed (column 1)"),
+        ("[1, 2", "'[' in --args is not closed (column 1)"),
         ("[1, 2)", "')' in --args does not match an opening bracket (column 6)"),
-        ("'abc", "a string in --args is never closed (column 1)"),
-        ("'a\0b'", "--args has a NUL character (column 3)"),
+        ("'abc", "a string in --args is not closed (column 1)"),
+        ("'a\0b'", "--args contains a NUL character (column 3)"),
         ("'\ud800'", "--args is not valid Unicode text"),
         ("9" * 5000, "--args has an integer of more than 64 bits"),
-        ("0x" + "f" * 5000, "an integer of more than 64 bits (column 1)"),
+        ("0x" + "f" * 5000, "an integer has more than 64 bits (column 1)"),
     ],
 )
 def test_malformed_text_is_refused_with_its_place(text, expected):

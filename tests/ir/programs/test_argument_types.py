@@ -30,15 +30,15 @@ def program(request):
 @pytest.mark.parametrize(
     ("w", "by", "message"),
     [
-        (jnp.ones(8), 2.0, r"argument 'p\['w'\]' is f32\[8\], and scaled takes f32\[4\]$"),
-        (jnp.ones((4, 1)), 2.0, r"argument 'p\['w'\]' is f32\[4,1\], and scaled takes f32\[4\]$"),
-        (1.0, 2.0, r"argument 'p\['w'\]' is f32\[\], and scaled takes f32\[4\]$"),
-        (np.arange(4), 2.0, r"argument 'p\['w'\]' is i32\[4\], and scaled takes f32\[4\]$"),
-        (x.astype(jnp.bfloat16), 2.0, r"is bf16\[4\], and scaled takes f32\[4\]$"),
-        (x, 2, r"argument 'by' is i32\[\], and scaled takes f32\[\]$"),
-        (x, 2**40, r"argument 'by' is 1099511627776, too large for its type, and scaled takes"),
-        (jax.ShapeDtypeStruct((4,), "float32"), 2.0, "'p.*' is a type, not an array, and scaled"),
-        (np.zeros(4, "datetime64[s]"), 2.0, "of dtype datetime64.*, which is no array of JAX's"),
+        (jnp.ones(8), 2.0, r"argument 'p\['w'\]' is f32\[8\], but scaled takes f32\[4\]$"),
+        (jnp.ones((4, 1)), 2.0, r"argument 'p\['w'\]' is f32\[4,1\], but scaled takes f32\[4\]$"),
+        (1.0, 2.0, r"argument 'p\['w'\]' is f32\[\], but scaled takes f32\[4\]$"),
+        (np.arange(4), 2.0, r"argument 'p\['w'\]' is i32\[4\], but scaled takes f32\[4\]$"),
+        (x.astype(jnp.bfloat16), 2.0, r"is bf16\[4\], but scaled takes f32\[4\]$"),
+        (x, 2, r"argument 'by' is i32\[\], but scaled takes f32\[\]$"),
+        (x, 2**40, r"argument 'by' is 1099511627776, too large for its type, but scaled takes"),
+        (jax.ShapeDtypeStruct((4,), "float32"), 2.0, "'p.*' is a type, not an array, but scaled"),
+        (np.zeros(4, "datetime64[s]"), 2.0, "of dtype datetime64.*, which is not a JAX array"),
     ],
 )
 def test_another_type_is_refused_with_the_path_of_the_argument(program, w, by, message):
@@ -62,7 +62,7 @@ def test_so_it_is_under_transformations_of_jax(program, transform, request):
     stacked = "vmap" in request.node.callspec.id
     shape = (3, 4) if stacked else (4,)
     transform(program)({"w": jnp.ones(shape)}, 2.0)
-    with pytest.raises(StructureError, match=r"'p\['w'\]' is f32\[5\], and scaled takes f32\[4\]"):
+    with pytest.raises(StructureError, match=r"'p\['w'\]' is f32\[5\], but scaled takes f32\[4\]"):
         transform(program)({"w": jnp.ones((*shape[:-1], 5))}, 2.0)
 
 
@@ -135,7 +135,7 @@ def test_the_programs_of_unzip_check_what_they_take():
     init, apply = jaxprtool.unzip(net)(jax.random.key(0), x)
     with pytest.raises(StructureError, match=r"takes key<fry>\[\]"):
         init(jax.random.PRNGKey(0))
-    with pytest.raises(StructureError, match=r"is f32\[5\], and .* takes f32\[4\]"):
+    with pytest.raises(StructureError, match=r"is f32\[5\], but .* takes f32\[4\]"):
         apply(init(jax.random.key(0)), jnp.ones(5))
 
 
@@ -157,11 +157,11 @@ def test_a_ref_and_an_array_do_not_stand_for_each_other():
 
     program = jaxprtool.trace(add, x, jax.new_ref(x))
     program(x, jax.new_ref(x))
-    with pytest.raises(StructureError, match=r"'ref' is f32\[4\], and add takes Ref{f32\[4\]}"):
+    with pytest.raises(StructureError, match=r"'ref' is f32\[4\], but add takes Ref{f32\[4\]}"):
         program(x, x)
-    with pytest.raises(StructureError, match=r"'x' is Ref{f32\[4\]}, and add takes f32\[4\]"):
+    with pytest.raises(StructureError, match=r"'x' is Ref{f32\[4\]}, but add takes f32\[4\]"):
         program(jax.new_ref(x), jax.new_ref(x))
-    with pytest.raises(StructureError, match=r"'ref' is Ref{f32\[5\]}, and add takes Ref{f32"):
+    with pytest.raises(StructureError, match=r"'ref' is Ref{f32\[5\]}, but add takes Ref{f32"):
         program(x, jax.new_ref(jnp.ones(5)))
 
 

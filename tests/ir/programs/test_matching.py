@@ -100,17 +100,17 @@ def test_any_container_of_the_same_children_fits_by_name_or_else_in_order(read):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        (state(rate=0.25), r"state, of class .*State, is to have the data .*0.5.*, not .*0.25"),
+        (state(rate=0.25), r"state, of class .*State, must have the data .*0.5.*, not .*0.25"),
         (state(names=("w", "c")), r"state.params\['b'\] is missing$"),
         (
             {"params": {}, "moment": ()},
             r"state.params\['b'\] is missing$|state.moments is missing$",
         ),
-        (({}, {}, {}), "state is to have 2 entries, not 3$"),
-        (X, "state is to be a State, not an array$"),
-        (None, "state is to be a State, not None$"),
-        (len, "state is to be a State, not <built-in function len>$"),
-        (State(state().params, (0.0, 1.0), 0.5), r"state.moments.mu is to be a dict, not an array"),
+        (({}, {}, {}), "state must have 2 entries, not 3$"),
+        (X, "state must be a State, not an array$"),
+        (None, "state must be a State, not None$"),
+        (len, "state must be a State, not <built-in function len>$"),
+        (State(state().params, (0.0, 1.0), 0.5), r"state.moments.mu must be a dict, not an array"),
         (State(state().params, state(), 0.5), r"state.moments.nu is missing$"),
     ],
 )
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_told_by_its_path_on_one_line(read, argument, messa
 
 def test_in_the_process_that_traced_it_a_program_is_as_strict_as_jax(read):
     program = jaxprtool.trace(step, state(), X)
-    with pytest.raises(TypeError, match="state is to be a State, not a tuple"):
+    with pytest.raises(TypeError, match="state must be a State, not a tuple"):
         program((state().params, state().moments), X)
     stand_in = read(program)((state().params, (0.0, state().params)), X)[0]
     np.testing.assert_array_equal(program(stand_in, X)[1]["loss"], X.sum())
@@ -141,7 +141,7 @@ def test_a_result_with_other_data_of_its_class_is_of_that_class_if_they_are_lite
 def test_nodes_without_keys_are_taken_in_order(read):
     program = read(jaxprtool.trace(lambda k: k.children[0] - k.children[1], Unkeyable(3.0, 1.0)))
     assert program(Unkeyable(3.0, 1.0)) == program((3.0, 1.0)) == 2
-    with pytest.raises(TypeError, match="k is to have 2 entries, not 1"):
+    with pytest.raises(TypeError, match="k must have 2 entries, not 1"):
         program(Unkeyable(3.0))
 
 

@@ -40,10 +40,10 @@ def test_a_size_has_the_dtype_of_the_argument_where_integers_have_64_bits(progra
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (600, "argument 'n' of total is 600: it is a size from 0 to 8$"),
-        (-1, "argument 'n' of total is -1: it is a size from 0 to 8$"),
-        (2.5, "argument 'n' of total is 2.5 of dtype float64: it is a size from 0 to 8$"),
-        (True, "argument 'n' of total is True of dtype bool: it is a size"),
+        (600, "argument 'n' of total is 600, but must be a size from 0 to 8$"),
+        (-1, "argument 'n' of total is -1, but must be a size from 0 to 8$"),
+        (2.5, "argument 'n' of total is 2.5 of dtype float64, but must be a size from 0 to 8$"),
+        (True, "argument 'n' of total is True of dtype bool, but must be a size"),
     ],
 )
 @pytest.mark.parametrize("passes", ["dce", "jit, -O1"])
@@ -55,21 +55,23 @@ def test_another_size_is_refused(program, passes, size, message):
 @pytest.mark.parametrize("traced", [False, True])
 def test_an_argument_of_another_shape_is_named(program, traced):
     call = jax.jit(program) if traced else program
-    with pytest.raises(ArgumentsError, match=r"argument 'n' is i32\[1\], and total takes i32"):
+    with pytest.raises(ArgumentsError, match=r"argument 'n' is i32\[1\], but total takes i32"):
         call(x, np.array([3]))
-    with pytest.raises(ArgumentsError, match=r"argument 'x' is f32\[9\], and total takes f32"):
+    with pytest.raises(ArgumentsError, match=r"argument 'x' is f32\[9\], but total takes f32"):
         call(np.ones(9, np.float32), 3)
 
 
 def test_a_size_that_is_missing_is_named(program):
-    with pytest.raises(StructureError, match="it takes 2 positional arguments, not 1: n is miss"):
+    with pytest.raises(
+        StructureError, match="the program takes 2 positional arguments, not 1: n is miss"
+    ):
         program(x)
 
 
 def test_sizes_of_lanes_are_checked_one_by_one(program):
     lanes = program.apply("batch(axis_size=2)")
     np.testing.assert_array_equal(lanes(np.stack([x, x]), np.array([1, 8])), [0.0, 28.0])
-    with pytest.raises(ArgumentsError, match="argument 'n' of total is 9: "):
+    with pytest.raises(ArgumentsError, match="argument 'n' of total is 9, but "):
         lanes(np.stack([x, x]), np.array([1, 9]))
 
 
@@ -91,7 +93,7 @@ def test_the_bound_of_an_argument_that_is_gone_is_gone(program):
 
 
 def test_a_size_that_is_bound_to_a_value_is_checked_too(program):
-    with pytest.raises(ArgumentsError, match="argument 'n' of total is 9: "):
+    with pytest.raises(ArgumentsError, match="argument 'n' of total is 9, but "):
         program.apply("closed({'n': 9})")
 
 

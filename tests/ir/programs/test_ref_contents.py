@@ -110,5 +110,5 @@ def test_contents_are_values_or_types_and_one_ref_is_given_once():
     np.testing.assert_array_equal(contents(ref), X)
     assert contents(X) is X
     program = jaxprtool.trace(lambda a, b: a[...] + b[...], held(3), held(3))
-    with pytest.raises(ArgumentsError, match="is given one Ref as two arguments"):
+    with pytest.raises(ArgumentsError, match="receives one Ref for two arguments"):
         all_contents(program, [ref, ref])

@@ -145,7 +145,7 @@ class CheckedWhenFlattened(Pairs):
 class TakesArrays(Pairs):
     def __init__(self, x, y):
         if not isinstance(x, jax.Array):
-            raise TypeError("x is to be an array")
+            raise TypeError("x must be an array")
         super().__init__(x, y)
 
 
@@ -189,7 +189,7 @@ def test_a_program_of_a_class_that_checks_its_children_is_written_and_rewritten(
     for passes in ("jvp", "closed({0: [1., 1., 1.]})", "batch(in_axes=(0, None), axis_size=2)"):
         made = program.apply(passes)
         assert jaxprtool.equivalent(parse(text(made), "made"), made)
-    with pytest.raises(TypeError, match=f"pairs is to be a {cls.__name__}"):
+    with pytest.raises(TypeError, match=f"pairs must be a {cls.__name__}"):
         program(w, w)
 
 

@@ -282,7 +282,7 @@ def test_a_rule_for_some_operands_alone_is_traced_for_these(fun):
     again = rewritten(fun, 2.0, 3.0)
     gradient = jax.grad(lambda x, y: again(x, y)[0])(2.0, 3.0)
     assert gradient == jax.grad(fun)(2.0, 3.0) == 5.0 * jnp.sin(3.0)
-    with pytest.raises(UserFunctionError, match="does not differentiate by operand 1"):
+    with pytest.raises(UserFunctionError, match="does not differentiate with respect to operand 1"):
         jax.grad(lambda x, y: again(x, y)[0], 1)(2.0, 3.0)
 
 
@@ -349,7 +349,7 @@ def endless(kind, branches):
 @pytest.mark.parametrize("write", [text, jaxprtool.to_python])
 def test_rules_that_lead_to_others_without_end_are_refused(kind, branches, write):
     program = trace(endless(kind, branches), jnp.float32(1.0))
-    with pytest.raises(UnsupportedError, match=r"custom_.*test_custom_rules\.py.*without end"):
+    with pytest.raises(UnsupportedError, match=r"custom_.*test_custom_rules\.py.*never end"):
         write(program)
 
 
@@ -358,7 +358,7 @@ def test_programs_with_the_same_endless_rules_are_equivalent_and_others_are_not(
     function = endless(kind, 2)
     same = [trace(lambda x: function(x) + 1, jnp.float32(1.0)) for _ in range(2)]
     assert jaxprtool.equivalent(*same)
-    with pytest.raises(UnsupportedError, match="without end"):
+    with pytest.raises(UnsupportedError, match="never end"):
         jaxprtool.equivalent(same[0], trace(lambda x: endless(kind, 2)(x) + 1, jnp.float32(1.0)))
 
 

@@ -116,11 +116,11 @@ def test_repr(ragged, shown):
             lambda: Ragged(Ragged(ROWS, LENGTHS), [3]),
             "Ragged: values must be an array, not a Ragged",
         ),
-        (lambda: Ragged.of([]), "Ragged.of: examples are empty, and at least one is needed"),
+        (lambda: Ragged.of([]), "Ragged.of: examples must have at least one element"),
         (
             lambda: Ragged.of([ROWS, ROWS[:, :1]]),
-            "Ragged.of: example 1 is f32[8,1], and example 0 f32[8,2]: they may only differ in "
-            "the number of rows",
+            "Ragged.of: example 1 is f32[8,1], but example 0 is f32[8,2]: examples may differ "
+            "only in their number of rows",
         ),
         (
             lambda: Ragged.of([ROWS[:2], ROWS[2:]], longest=5),
@@ -133,11 +133,11 @@ def test_repr(ragged, shown):
         ),
         (
             lambda: jax.jit(lambda r: r.padded())(Ragged(ROWS, LENGTHS)),
-            "Ragged.padded: the lengths are traced: give the size to pad to",
+            "Ragged.padded: the lengths are traced, so the size must be given",
         ),
         (
             lambda: jax.jit(lambda r: r[0])(Ragged(ROWS, LENGTHS)),
-            "Ragged: the lengths are traced, so that no example can be taken",
+            "Ragged: the lengths are traced, so no example can be selected",
         ),
     ],
 )
@@ -150,5 +150,5 @@ def test_what_does_not_fit_is_said_in_one_line(make, message):
 def test_a_ragged_is_no_array():
     with pytest.raises(TypeError, match=r"requires ndarray or scalar arguments, got .*Ragged"):
         jnp.sin(Ragged(ROWS, LENGTHS))
-    with pytest.raises(TypeError, match="a Ragged is no array"):
+    with pytest.raises(TypeError, match="a Ragged is not an array"):
         np.asarray(Ragged(ROWS, LENGTHS))

@@ -83,8 +83,8 @@ def test_only_so_many_choices_of_sizes_are_kept(program, monkeypatch):
             None,
         ),
         ("f32[n+4], f32[3]", [(4,), (3,)], "expected value >= 1 for dimension variable 'n'", None),
-        ("f32[n], f32[4]", [(5,), (3,)], "argument 'y' has shape [3], and rows takes f32[4]", None),
-        ("f32[n], f32[4]", [(5, 1), (4,)], "'x' has shape [5,1], and rows takes f32[n]", None),
+        ("f32[n], f32[4]", [(5,), (3,)], "argument 'y' has shape [3], but rows takes f32[4]", None),
+        ("f32[n], f32[4]", [(5, 1), (4,)], "'x' has shape [5,1], but rows takes f32[n]", None),
         (
             "f32[n*m], f32[n+m]",
             [(6,), (5,)],
@@ -159,6 +159,6 @@ def test_example_sizes_differ_and_fit_the_constraints():
     assert sizes["n"] >= 4 and sizes["m"] % 4 == 0 and sizes["n"] != sizes["m"]
     (k,) = export.symbolic_shape("k", constraints=["k >= 1000"])
     avals = jaxprtool.trace(lambda x: x, jax.ShapeDtypeStruct((k,), jnp.float32)).in_avals
-    with pytest.raises(ArgumentsError, match="no small sizes for k fit its constraints"):
+    with pytest.raises(ArgumentsError, match="no small sizes for k satisfy its constraints"):
         example_sizes("f", avals)
     assert chosen_sizes("f", sizes_by_symbol(avals), {"k": 1000}) == {"k": 1000}

@@ -154,6 +154,6 @@ def test_files_of_one_name_keep_the_folders_that_tell_them_apart():
         (["a/model.py:3", "b/net.py:4"], ["model.py:3", "net.py:4"]),
         (["x/a/m.py:3", "x/b/m.py:4", "x/b/m.py:9"], ["a/m.py:3", "b/m.py:4", "b/m.py:9"]),
         (["x/a/m.py:3", "y/a/m.py:3"], ["x/a/m.py:3", "y/a/m.py:3"]),
-        (["m.py:3", "a/m.py:4", "no line known"], ["m.py:3", "a/m.py:4", "no line known"]),
+        (["m.py:3", "a/m.py:4", "unknown line"], ["m.py:3", "a/m.py:4", "unknown line"]),
     ):
         assert short_paths(locations) == expected

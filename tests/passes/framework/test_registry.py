@@ -84,14 +84,14 @@ def test_a_plug_in_that_raises_is_one_warning_that_names_it(tmp_path, text, reas
 
 @pytest.mark.parametrize("where", ["no/such/file.py", "no_such_module_at_all"])
 def test_a_plug_in_that_is_not_there_is_a_warning(where):
-    with pytest.warns(PluginWarning, match=r"is left out"):
+    with pytest.warns(PluginWarning, match=r"is ignored"):
         load_plugin(where)
 
 
 def test_a_name_that_is_taken_is_a_warning(tmp_path):
     path = tmp_path / "clash.py"
     path.write_text(PLUGIN.format(name="dce"))
-    with pytest.warns(PluginWarning, match=r"pass 'dce' of .*clash.py is left out: jaxprtool has"):
+    with pytest.warns(PluginWarning, match=r"pass 'dce' of .*clash.py is ignored: jaxprtool has"):
         load_plugin(str(path))
     assert find("dce").__module__ == "jaxprtool.passes.cleanup.dce"
 
@@ -99,7 +99,7 @@ def test_a_name_that_is_taken_is_a_warning(tmp_path):
 def test_two_distributions_with_one_name_are_a_warning_and_ours_wins(tmp_path, monkeypatch):
     distribution(tmp_path, "aaa-clash", "dce", "aaa_clash:Dce")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.warns(PluginWarning, match=r"pass 'dce' of aaa-clash is left out: jaxprtool has"):
+    with pytest.warns(PluginWarning, match=r"pass 'dce' of aaa-clash is ignored: jaxprtool has"):
         assert available()["dce"].origin == "jaxprtool"
 
 
@@ -119,7 +119,7 @@ def test_an_entry_point_is_imported_only_when_its_pass_is_named(tmp_path, monkey
 def test_an_entry_point_that_is_no_pass_is_refused(tmp_path, monkeypatch):
     distribution(tmp_path, "odd-plugin", "odd", "math:pi")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PluginError, match=r"is no subclass of jaxprtool.Pass"):
+    with pytest.raises(PluginError, match=r"is not a subclass of jaxprtool.Pass"):
         find("odd")
 
 

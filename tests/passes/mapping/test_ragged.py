@@ -310,8 +310,8 @@ def test_symbols_that_are_not_ragged_stay():
 @pytest.mark.parametrize(
     ("fun", "types", "options", "message"),
     [
-        (jnp.sin, "f32[n]", "axis='N', lanes=2", "ragged: sin: there is no symbol 'N'"),
-        (jnp.sin, "f32[4]", "axis='n', lanes=2", "ragged: sin: there is no symbol 'n'"),
+        (jnp.sin, "f32[n]", "axis='N', lanes=2", "ragged: sin: no symbol 'N'"),
+        (jnp.sin, "f32[4]", "axis='n', lanes=2", "ragged: sin: no symbol 'n'"),
         (
             jnp.sin,
             "f32[n]",
@@ -330,7 +330,7 @@ def test_symbols_that_are_not_ragged_stay():
             "axis=('n', 'n'), lanes=2",
             "ragged: axis=('n', 'n') names a symbol twice",
         ),
-        (jnp.sin, "f32[n]", "axis=(), lanes=2", "ragged: axis=() names no symbol"),
+        (jnp.sin, "f32[n]", "axis=(), lanes=2", "ragged: axis=() must name a symbol"),
         (
             jnp.sin,
             "f32[n]",
@@ -348,21 +348,21 @@ def test_symbols_that_are_not_ragged_stay():
             jnp.add,
             "f32[n], f32[]",
             "axis='n', lanes=2, in_axes=(0, 1)",
-            "ragged: in_axes=(0, 1) has axes other than 0 and None",
+            "ragged: in_axes=(0, 1) may contain only 0 and None",
         ),
         (
             jnp.sin,
             "f32[n,n]",
             "axis='n', lanes=2",
-            "ragged: argument x is f32[n,n]: it can have one ragged axis, of a size such as n, 2*n "
-            "or n + 1",
+            "ragged: argument x is f32[n,n], but an argument can have only one ragged axis, of a "
+            "size such as n, 2*n or n + 1",
         ),
         (
             lambda x: jnp.outer(x, x),
             "f32[n]",
             "axis='n', lanes=2",
-            "result is f32[n,n] of each example: a result can have one ragged axis, of a size such "
-            "as n, 2*n or n + 1",
+            "result is f32[n,n] for each example, but a result can have only one ragged axis, of "
+            "a size such as n, 2*n or n + 1",
         ),
     ],
 )
@@ -405,9 +405,9 @@ def test_a_bound_that_an_equation_needs_is_asked_for():
     def fun(x):
         return jnp.roll(x @ x.T, 1, 0).sum(1)
 
-    with pytest.raises(UnsupportedError, match="is not known") as error:
+    with pytest.raises(UnsupportedError, match="is unknown") as error:
         traced(fun, "f32[n,3]").apply("ragged(axis='n', lanes=2)")
-    assert error.value.hint == "longest=512 gives it"
+    assert error.value.hint == "give it with longest=512"
     x = rows(FILLED)
     found = traced(fun, "f32[n,4]").apply("ragged(axis='n', lanes=3, longest=8)")(x, FILLED)
     expected = np.concatenate([fun(each) for each in examples(x, FILLED)])
@@ -418,7 +418,7 @@ def test_a_bound_that_an_equation_needs_is_asked_for():
 def test_sizes_that_a_constraint_forbids_are_refused(constraint):
     types = jax.export.symbolic_args_specs(jnp.ones(4), "n", constraints=[constraint])
     program = trace(lambda x: x[:2].sum(), types)
-    with pytest.raises(ArgumentsError, match="not all sizes from 0 fit the constraint"):
+    with pytest.raises(ArgumentsError, match="does not hold for all sizes from 0"):
         program.apply("ragged(axis='n', lanes=2)")
 
 
@@ -442,9 +442,11 @@ def test_types_say_how_long_an_example_is_at_most():
     found = program(given, FILLED)
     expected = np.concatenate([fun(each) for each in examples(given, FILLED)])
     np.testing.assert_array_equal(found, expected)
-    with pytest.raises(ArgumentsError, match=r"is 7 at \[1\]: it is a length from 0 to 6"):
+    with pytest.raises(ArgumentsError, match=r"is 7 at \[1\], but must be a length from 0 to 6"):
         program(given, np.array([0, 7, 0], np.int32))
-    with pytest.raises(ArgumentsError, match="not all sizes from 0 fit the constraint n <= 6"):
+    with pytest.raises(
+        ArgumentsError, match="the constraint n <= 6 does not hold for all sizes from 0"
+    ):
         trace(fun, x).apply("ragged(axis='n', lanes=3, longest=8)")
 
 
@@ -457,7 +459,7 @@ def test_types_say_how_long_an_example_is_at_least():
     assert dict(program.bounds)["lengths"].shortest == 2
     found = program(jnp.arange(9.0) ** 2, np.array([2, 4, 3]))
     np.testing.assert_array_equal(found[:6], [1, 5, 7, 9, 13, 15])
-    with pytest.raises(ArgumentsError, match=r"is 1 at \[1\]: it is a length from 2 on"):
+    with pytest.raises(ArgumentsError, match=r"is 1 at \[1\], but must be a length from 2 on"):
         program(jnp.arange(9.0), np.array([5, 1, 3]))
     with pytest.raises(ArgumentsError, match="ragged: fun: longest=1, but n is at least 2"):
         trace(fun, x).apply("ragged(axis='n', lanes=3, longest=1)")

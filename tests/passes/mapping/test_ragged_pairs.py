@@ -183,7 +183,7 @@ def test_what_cannot_be_packed_is_refused_if_it_must_be():
     def fun(x, w):
         return lax.sort(x @ x.T, 1) @ x
 
-    with pytest.raises(UnsupportedError, match=r"^sort at .*py:\d+ cannot be done by") as error:
+    with pytest.raises(UnsupportedError, match=r"^sort at .*py:\d+ cannot be made") as error:
         ragged(fun, LENGTHS, layout="packed")
     assert error.value.message.endswith("it needs padding, but the layout is 'packed'")
 

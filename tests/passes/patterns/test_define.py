@@ -66,11 +66,11 @@ def test_a_replacement_may_name_its_arguments_otherwise():
 @pytest.mark.parametrize(
     ("types", "message"),
     [
-        (("f32[n", "f32[n]"), "is never closed"),
-        (("g32[n]", "f32[n]"), "'g32' is no dtype"),
-        (("f32[n/2]", "f32[n]"), "'n/2' is no size"),
-        (("f32[-1]", "f32[n]"), "'-1' is no size"),
-        (("f32[n], f32[n]", "f32[n]"), "which is not one type"),
+        (("f32[n", "f32[n]"), "is not closed"),
+        (("g32[n]", "f32[n]"), "'g32' is not a dtype"),
+        (("f32[n/2]", "f32[n]"), "'n/2' is not a size"),
+        (("f32[-1]", "f32[n]"), "'-1' is not a size"),
+        (("f32[n], f32[n]", "f32[n]"), "which is not a single type"),
         (("f32", "f32[n]"), "is not allowed"),
         ((object(), "f32[n]"), "is declared by a object"),
         (("f32[n]",), "do not fit the pattern of rewrite 'add'"),
@@ -94,8 +94,8 @@ NO_PATTERNS = {
     "has effects: debug_": (printing, ("f32[n]",)),
     "computes nothing": (lambda x: (x, 1.0), ("f32[n]",)),
     "does not use all its arguments: y": (lambda x, y: x + 1, ("f32[n]", "f32[n]")),
-    "falls into parts": (lambda x, y: (jnp.sin(x), jnp.cos(y)), ("f32[n]", "f32[n]")),
-    "has effects, or sows": (
+    "has parts": (lambda x, y: (jnp.sin(x), jnp.cos(y)), ("f32[n]", "f32[n]")),
+    "has effects, or calls sow": (
         lambda x: jaxprtool.sow(x * 2, tag="t", name="n"),
         ("f32[n]",),
     ),
@@ -112,7 +112,7 @@ def test_what_cannot_be_a_pattern(message):
 def test_a_pattern_that_raises_at_its_own_types():
     with pytest.raises(UserFunctionError, match="the pattern of rewrite 'lambda' raised") as caught:
         rewrite("f32[n]", "f32[m]")(lambda x, y: x + y)
-    assert caught.value.hint == "it was traced with n=11, m=13; f32[8,64] gives other sizes"
+    assert caught.value.hint == "it was traced with n=11, m=13; use other sizes with f32[8,64]"
 
 
 def test_a_rewrite_without_a_replacement():
@@ -124,9 +124,12 @@ def test_a_rewrite_without_a_replacement():
 
 
 BAD_REPLACEMENTS = {
-    "gives f32\\[\\], the pattern f32\\[3\\]": lambda x: x.sum(),
-    "gives f16\\[3\\], the pattern f32\\[3\\]": lambda x: x.astype("float16"),
-    "gives PyTreeDef\\(\\(\\*, \\*\\)\\), the pattern PyTreeDef\\(\\*\\)": lambda x: (x, x),
+    "returns f32\\[\\], but the pattern returns f32\\[3\\]": lambda x: x.sum(),
+    "returns f16\\[3\\], but the pattern returns f32\\[3\\]": lambda x: x.astype("float16"),
+    "returns PyTreeDef\\(\\(\\*, \\*\\)\\), but the pattern returns PyTreeDef\\(\\*\\)": lambda x: (
+        x,
+        x,
+    ),
     "has effects: debug_": printing,
 }
 

@@ -100,10 +100,10 @@ def test_a_file_that_cannot_be_used_is_one_error(cli, tmp_path, text, message):
 
 
 def test_a_file_that_is_not_there(cli):
-    assert cli("--rewrite", "none.py") == (2, "", ["error: there is no file none.py"])
+    assert cli("--rewrite", "none.py") == (2, "", ["error: no file none.py"])
 
 
 def test_a_file_that_is_no_python(cli, tmp_path):
     (tmp_path / "notes.txt").write_text("x\n")
     code, _, err = cli("--rewrite", "notes.txt")
-    assert (code, err[0]) == (2, "error: notes.txt is no Python file")
+    assert (code, err[0]) == (2, "error: notes.txt is not a Python file")

@@ -102,10 +102,10 @@ def test_nothing_bound_is_the_same_program(program):
     ("pipeline", "says"),
     [
         ("closed({'y': 1})", "no argument 'y'"),
-        ("closed({'params': 1})", "params is to be a dict, not an array"),
+        ("closed({'params': 1})", "params must be a dict, not an array"),
         ("closed({2: 1})", "no positional argument 2"),
-        ("closed({1: [1.0, 2.0]})", r"x is f32\[2,3\], and the value has shape \(2,\)"),
-        ("closed({1: [[1.0], [2.0, 3.0]]})", "is no array"),
+        ("closed({1: [1.0, 2.0]})", r"x is f32\[2,3\], but the value has shape \(2,\)"),
+        ("closed({1: [[1.0], [2.0, 3.0]]})", "is not an array"),
         ("closed({'scale': 1j})", "which cannot hold 1j"),
         ("closed({'scale': 'x'})", "which cannot hold 'x'"),
         ("closed({True: 1})", "neither the position nor the name"),

@@ -104,7 +104,7 @@ def test_jvp_takes_tangents_of_integers_as_float0_alone():
     none = np.zeros((), jax.dtypes.float0)
     assert program((2.0, 3), (1.0, none)) == (6.0, 3.0)
     for tangent, dtype in ((1, "i32"), (jnp.float32(1.5), "f32")):
-        with pytest.raises(TypeError, match=rf"'d_n' is {dtype}\[\], and .* takes float0"):
+        with pytest.raises(TypeError, match=rf"'d_n' is {dtype}\[\], but .* takes float0"):
             program((2.0, 3), (1.0, tangent))
 
 
@@ -161,35 +161,41 @@ def while_loop(x):
             (3,),
             "grad",
             ArgumentsError,
-            "real or complex arguments, and i is i32",
+            "real or complex arguments to differentiate, but i is i32",
         ),
         (
             lambda x: x,
             (X,),
             "grad",
             UnsupportedError,
-            r"one number as a result, .* gives f32\[2,3\]",
+            r"one number, but .* returns f32\[2,3\]",
         ),
         (
             lambda x: (x, [x]),
             (1.0,),
             "grad",
             UnsupportedError,
-            r"one number as a result, and lambda gives \(f32\[\], \[f32\[\]\]\)",
+            r"one number, but lambda returns \(f32\[\], \[f32\[\]\]\)",
         ),
-        (lambda x: [x] * 99, (1.0,), "grad", UnsupportedError, "lambda gives 99 arrays"),
-        (loss, (PARAMS, X), "grad(has_aux=True)", ArgumentsError, "must give a pair"),
+        (lambda x: [x] * 99, (1.0,), "grad", UnsupportedError, "lambda returns 99 arrays"),
+        (loss, (PARAMS, X), "grad(has_aux=True)", ArgumentsError, "must return a pair"),
         (
             lambda x: jnp.int32(x),
             (1.0,),
             "grad",
             UnsupportedError,
-            "real results, and result is i32",
+            "real results, but result is i32",
         ),
-        (lambda x: x * 1j, (1.0,), "jacrev", UnsupportedError, "real results, and result is c64"),
+        (lambda x: x * 1j, (1.0,), "jacrev", UnsupportedError, "real results, but result is c64"),
         (loss, (PARAMS, X), "grad(holomorphic=True)", ArgumentsError, "argument must be complex"),
         (lambda z: z.real, (1j,), "jacfwd(holomorphic=True)", ArgumentsError, "result must be com"),
-        (lambda z: z, (1j,), "jacfwd", ArgumentsError, "real arguments, and z is c64"),
+        (
+            lambda z: z,
+            (1j,),
+            "jacfwd",
+            ArgumentsError,
+            "real arguments to differentiate, but z is c64",
+        ),
         (while_loop, (1.0,), "grad", UnsupportedError, r"at test_derivatives.py:\d+: Reverse-mode"),
         (loss, (PARAMS, X), "grad(argnums='x')", PipelineError, "option 'argnums' of pass 'grad'"),
     ],

@@ -145,7 +145,7 @@ def test_aux_comes_last_and_needs_a_pair(name):
     parts = trace(lambda x: (jnp.sin(x), {"x": x}), 2.0).apply(f"{name}(has_aux=True)")
     result, residuals, aux = parts["forward"](2.0)
     assert result == jnp.sin(2.0) and aux == {"x": 2.0} and len(residuals) == 1
-    with pytest.raises(ArgumentsError, match="must give a pair"):
+    with pytest.raises(ArgumentsError, match="must return a pair"):
         trace(jnp.sin, 2.0).apply(f"{name}(has_aux=True)")
 
 
@@ -242,9 +242,9 @@ def test_the_transpose_of_linearize_is_vjp():
 @pytest.mark.parametrize(
     ("fun", "args", "argnums", "error", "says"),
     [
-        (lambda x: x, (True,), None, ArgumentsError, r"of numbers, and x is bool\[\]"),
-        (lambda k: k, (jax.random.key(0),), None, ArgumentsError, "of numbers, and k is key"),
-        (lambda x: x * 2.0, (1,), None, ArgumentsError, r"x is i32\[\], result is f32\[\]"),
+        (lambda x: x, (True,), None, ArgumentsError, r"numbers, but x is bool\[\]"),
+        (lambda k: k, (jax.random.key(0),), None, ArgumentsError, "numbers, but k is key"),
+        (lambda x: x * 2.0, (1,), None, ArgumentsError, r"x is i32\[\], and result is f32\[\]"),
         (lambda x: x, (1,), (0, -1), ArgumentsError, "argument of lambda twice"),
         (lambda x: x, (1,), (), ArgumentsError, "argnums names no argument of lambda"),
         (lambda x: jnp.eye(3, dtype=int) @ x, (jnp.arange(3),), None, UnsupportedError, "dot_gen"),

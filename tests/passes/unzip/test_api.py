@@ -29,5 +29,5 @@ def test_known_positions_count_static_arguments():
 
 
 def test_a_static_argument_is_no_key():
-    with pytest.raises(ArgumentsError, match="argument 0 is static, and not traced"):
+    with pytest.raises(ArgumentsError, match="argument 0 is static, so it is not traced"):
         jaxprtool.unzip(scaled)(jaxprtool.static(2), KEY, X)

@@ -604,7 +604,7 @@ def sown_by_hand(program, chosen):
 # --- random programs and samples ----------------------------------------------------------------
 
 #: Why a program with effects may not split: init runs before all of apply.
-REFUSED = ("an ordered effect that belongs to init", "ordered effects of init's and of apply's")
+REFUSED = ("an ordered effect that belongs to init", "ordered effects of both init and apply")
 
 
 def prove(case, rng, *, once):

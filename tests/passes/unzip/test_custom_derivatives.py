@@ -263,5 +263,5 @@ def test_variables_that_jax_does_not_differentiate_the_body_by(kind, of_body):
     variables = init(KEY)
     assert_trees_close(apply(variables, x), body(KEY, x))
     assert_trees_close(jax.jit(jax.grad(lambda x: apply(variables, x)))(x), 3.0)
-    with pytest.raises(UserFunctionError, match="does not differentiate by operand 0"):
+    with pytest.raises(UserFunctionError, match="does not differentiate with respect to operand 0"):
         jax.grad(lambda v: apply(v, x))(variables)

@@ -39,7 +39,7 @@ CHUNKS = 2
 
 #: Why unzip may refuse a program whose variables cut it.
 LIMITS = (
-    "how often it runs is not known",
+    "number of iterations is unknown",
     "has an effect that belongs to init",
     "ordered effect",
 )

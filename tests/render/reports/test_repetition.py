@@ -30,7 +30,7 @@ def test_a_body_of_one_line_has_one_number():
 def test_of_small_bodies_the_largest_are_shown():
     small = tuple(body(f"layer_{i}") for i in range(8))
     lines = shown(Repetition("loss", 1000, 1000, 1000, (), small))
-    assert lines[0] == "loss: 1,000 equations, too little repeats to gain"
+    assert lines[0] == "loss: 1,000 equations, too little repetition to outline"
     assert [line.split()[0] for line in lines[3:8]] == [f"layer_{i}" for i in range(5)]
     assert lines[8] == "… 3 more"
 

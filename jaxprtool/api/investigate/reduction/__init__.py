@@ -130,9 +130,12 @@ def _here(
     """Reduce with a Python function as the predicate, called in this process."""
     oracle, state = CallingOracle(predicate), State(program, values)
     if not oracle.holds(state):
-        raise ArgumentsError("the predicate is not true of the program as it was given")
+        raise ArgumentsError("the predicate is False for the original program")
     if not oracle.holds(state):
-        raise ArgumentsError("the predicate was true of the program, and not a second time")
+        raise ArgumentsError(
+            "the predicate is not deterministic: it was False for the original program the "
+            "second time"
+        )
     best, interrupted = [state], False
 
     def on_improvement(state: State, doing: str) -> None:
@@ -178,7 +181,7 @@ def _in_worker(program: Program, request: worker.Request, on_progress: _OnProgre
         if not interrupted and "ended" not in last:
             with open(errors, errors="replace") as file:
                 said = stderr_tail(file.read())
-            raise UnsupportedError(f"the reduction has failed: {said}")
+            raise UnsupportedError(f"the reduction failed: {said}")
         best, values = program, request.values
         if os.path.exists(os.path.join(folder, worker.BEST)):
             best = read(os.path.join(folder, worker.BEST))

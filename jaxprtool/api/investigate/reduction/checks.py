@@ -88,7 +88,7 @@ class Check:
 
     def _require(self, is_right: object) -> None:
         if not is_right:
-            raise ArgumentsError(f"the check is to be written: {self.usage}")
+            raise ArgumentsError(f"write the check as: {self.usage}")
 
     def evidence(self, program: Program, values: Values) -> Any:
         """Run the program, and return the fault found, or None. Called in a process of its own."""
@@ -132,7 +132,7 @@ def piped(program: Program, pipeline: str) -> Program:
     """Run a pipeline on a program. Raises UnsupportedError if it returns several programs."""
     result = Pipeline.parse(pipeline)(program) if pipeline else program
     if isinstance(result, Programs):
-        raise UnsupportedError(f"{pipeline} makes several programs")
+        raise UnsupportedError(f"{pipeline} returns several programs")
     return result
 
 
@@ -146,7 +146,7 @@ class Crash(Check):
     """Compiling or running the program dies of the same signal as the original."""
 
     usage = "crash, or crash -p PIPELINE"
-    otherwise = "it runs to its end"
+    otherwise = "it runs to completion"
     makes_values = True
 
     def evidence(self, program: Program, values: Values) -> Any:
@@ -165,7 +165,7 @@ class Timeout(Check):
     """Compiling takes longer than the given number of seconds."""
 
     usage = "timeout SECONDS, or timeout SECONDS -p PIPELINE"
-    otherwise = "it compiles in time"
+    otherwise = "it compiles within the limit"
 
     def validate(self) -> None:
         self._require(len(self.given) == 1 and len(self.pipelines) < 2 and not self.backends)
@@ -193,7 +193,7 @@ class Nan(Check):
     """The same equation makes a NaN from finite numbers, and it reaches a result."""
 
     usage = "nan"
-    otherwise = "it gives no NaN that an equation makes of finite numbers: see jaxprtool nans"
+    otherwise = "no equation makes a NaN from finite values; see jaxprtool nans"
     reads_values = True
 
     def validate(self) -> None:
@@ -204,7 +204,7 @@ class Nan(Check):
         arguments = self.arguments(program, values)
         for name, value in zip(program.arg_names, arguments, strict=True):
             if not _is_finite(value):
-                raise ArgumentsError(f"argument '{name}' is not finite: see jaxprtool nans")
+                raise ArgumentsError(f"argument '{name}' is not finite; see jaxprtool nans")
         # Interpreting loops by iteration is slow, so first check whether there is a NaN at all.
         if not is_flat(jaxcompat.open_jaxpr(program.jaxpr)) and not _gives_nan(program, arguments):
             return None
@@ -240,7 +240,7 @@ class Mismatch(Check):
     """The results differ after passes, or on another backend, by more than the tolerance."""
 
     usage = "mismatch -p PIPELINE [-p PIPELINE], or mismatch --backends A,B"
-    otherwise = "its results are the same, up to tolerances"
+    otherwise = "its results agree within tolerances"
     reads_values = True
 
     def validate(self) -> None:
@@ -290,7 +290,7 @@ class Error(Check):
     """Rewriting, compiling or running fails with a message that contains the given text."""
 
     usage = "error TEXT, or error TEXT -p PIPELINE"
-    otherwise = "it runs to its end, or fails with another message"
+    otherwise = "it runs to completion, or fails with another message"
     makes_values = True
 
     def validate(self) -> None:
@@ -320,7 +320,9 @@ class Command(Check):
         if "{}" not in self.given[0]:
             name = self.given[0].split()[0] if self.given[0].split() else ""
             hint = did_you_mean(name, list(CHECKS))
-            raise ArgumentsError(f"the check '{self.given[0]}' has no {{}} for the file", hint)
+            raise ArgumentsError(
+                f"the check '{self.given[0]}' has no {{}} for the program's file", hint
+            )
 
     def evidence(self, program: Program, values: Values) -> Any:
         path = os.path.join(os.environ[FOLDER], f"try-{os.getpid()}.jaxpr")
@@ -368,7 +370,7 @@ def parse(text: str, seed: int = 0) -> Check:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ArgumentsError(f"the check is to be written: {self.usage}")
+        raise ArgumentsError(f"write the check as: {self.usage}")
 
 
 # --- values ---------------------------------------------------------------------------------------

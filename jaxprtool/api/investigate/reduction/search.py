@@ -204,7 +204,7 @@ class Search:
             states = [State(old.program, {**old.values, name: v}) for v in choices]
             if found := self._oracle.first(iter(states)):
                 self.state = found
-                self._on_progress(found, "plainer values")
+                self._on_progress(found, "simplifying values")
 
     def _fill(self) -> None:
         """Set values that the check would draw at random to zeros or ones, for the script."""
@@ -263,8 +263,7 @@ class ForkingOracle:
         if self._first is None:
             said = str(one) or self._check.otherwise
             raise ArgumentsError(
-                "the check does not hold for the program as it was given"
-                + (f": {said}" if said else "")
+                "the check does not hold for the original program" + (f": {said}" if said else "")
             )
         if seconds is None:
             self._limits = Limits(max(10.0, 3 * one.seconds), self._limits.memory)
@@ -272,8 +271,8 @@ class ForkingOracle:
         if not self._holds(other):
             said = str(other)
             raise ArgumentsError(
-                "the check depends on time: it held for the program, and not a second time"
-                + (f": {said}" if said else "")
+                "the check is not deterministic: it did not hold for the original program the "
+                "second time" + (f": {said}" if said else "")
             )
         return self._first
 

@@ -81,7 +81,7 @@ def main(folder: str) -> None:
         check = checks.parse(request.check, request.seed)
         limits = Limits(request.seconds or 600.0, request.memory)
         oracle = ForkingOracle(check, request.jobs, limits, request.plugins)
-        _say(doing="trying the program as it is", equations=count_of(program), tries=0)
+        _say(doing="trying the original program", equations=count_of(program), tries=0)
         seen = oracle.first_look(best[0], request.seconds)
         _say(seen=seen if isinstance(seen, str) else "")
         state = Search(oracle, on_progress).run(best[0])

@@ -193,7 +193,7 @@ def _policy(eqn: JaxprEqn, policy: object) -> Expression:
     for name, known in vars(jax.checkpoint_policies).items():
         if known is policy:
             return Name(f"jax.checkpoint_policies.{name}")
-    raise unsupported(eqn, "its checkpoint policy is a Python function of its own")
+    raise unsupported(eqn, "its checkpoint policy is a custom Python function")
 
 
 @rule(python_rules, "closed_call", "call", "eval_jaxpr")

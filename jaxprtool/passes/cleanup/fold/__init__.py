@@ -84,7 +84,9 @@ class Fold(Pass):
 
     def __post_init__(self) -> None:
         if self.max_bytes < 0:
-            raise PipelineError(f"option 'max_bytes' of pass 'fold' is negative: {self.max_bytes}")
+            raise PipelineError(
+                f"option 'max_bytes' of pass 'fold' must not be negative: {self.max_bytes}"
+            )
 
     def __call__(self, program: Program) -> Program:
         jaxpr = fold_jaxpr(program.jaxpr, self.max_bytes)

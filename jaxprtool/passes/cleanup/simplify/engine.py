@@ -148,7 +148,7 @@ def _visitor(table: _Table, fast: bool, types: ResultTypes, writer: Writer) -> R
             uses.replace(new, [*writer.eqns[written:], outcome])
             new, steps = outcome, steps + 1
             if steps > MOST_STEPS:
-                raise PluginError(f"simplify: rules undo each other for ever on {named(eqn)}")
+                raise PluginError(f"simplify: rules undo each other endlessly on {named(eqn)}")
             rows = rows_of(new)
         return None if new is eqn else writer.add(new)
 

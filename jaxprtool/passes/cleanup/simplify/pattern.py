@@ -108,14 +108,14 @@ def parsed(text: str) -> Node:
     tokens.append("")
     node, position = _node(tokens, 0)
     if tokens[position]:
-        raise ValueError(f"cannot read the pattern {text!r}: what is {tokens[position]!r}?")
+        raise ValueError(f"cannot read the pattern {text!r}: unexpected {tokens[position]!r}")
     return node
 
 
 def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
     token = tokens[at]
     if token in ("", "(", ")", ","):
-        raise ValueError(f"a pattern wants an operand, not {token!r}")
+        raise ValueError(f"expected an operand in a pattern, not {token!r}")
     if tokens[at + 1] != "(":
         is_number = token.lstrip("~-")[:1].isdigit() or token.endswith("inf")
         return (NumberPattern if is_number else OperandPattern)(token), at + 1
@@ -126,7 +126,7 @@ def _node(tokens: Sequence[str], at: int) -> tuple[Node, int]:
         if tokens[at] == ",":
             at += 1
         elif tokens[at] != ")":
-            raise ValueError("a pattern lacks a closing parenthesis")
+            raise ValueError("a closing parenthesis is missing in a pattern")
     names = frozenset(n for part in token.split("|") for n in CLASSES.get(part, (part,)))
     return OperationPattern(names, tuple(operands), token), at + 1
 

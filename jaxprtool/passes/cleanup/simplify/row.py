@@ -66,7 +66,7 @@ class Row:
         """The parsed pattern. Raises ValueError if it is malformed or not an equation."""
         tree = parsed(self.pattern)
         if not isinstance(tree, OperationPattern):
-            raise ValueError(f"the pattern {self.pattern!r} is no equation")
+            raise ValueError(f"the pattern {self.pattern!r} is not an equation")
         return tree
 
     @cached_property
@@ -130,9 +130,9 @@ def _operands(match: RowMatch, nodes: Sequence[Node]) -> list[Atom]:
     atoms: list[Atom] = []
     for node in nodes:
         if isinstance(node, NumberPattern):
-            raise ValueError("a replacement's numbers stand alone")
+            raise ValueError("the numbers of a replacement must stand alone")
         if isinstance(node, OperationPattern):
-            raise ValueError("a replacement is one equation")
+            raise ValueError("a replacement must be one equation")
         if node.text.startswith("*"):
             atoms += match[node.text[1:]]
         elif node.text.startswith("-"):

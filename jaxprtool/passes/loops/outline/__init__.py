@@ -82,7 +82,7 @@ class Outline(Pass):
             given = getattr(self, option)
             if given is not None and given < least:
                 raise PipelineError(
-                    f"option '{option}' of pass 'outline' is {given}: it is at least {least}"
+                    f"option '{option}' of pass 'outline' must be at least {least}, not {given}"
                 )
 
     def __call__(self, program: Program) -> Program:

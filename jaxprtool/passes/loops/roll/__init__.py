@@ -117,7 +117,7 @@ class Roll(Pass):
     def __post_init__(self) -> None:
         if self.stack not in _STACKS:
             raise PipelineError(
-                f"option 'stack' of pass 'roll' is {self.stack!r}: it is 'inside' or 'arguments'"
+                f"option 'stack' of pass 'roll' must be 'inside' or 'arguments', not {self.stack!r}"
             )
 
     def __call__(self, program: Program) -> Program | Programs:
@@ -128,12 +128,12 @@ class Roll(Pass):
     def notes(self, before: Program, after: Program | Programs) -> Iterator[str]:
         """Yield a line on the memory that scans need, or that nothing repeats."""
         if after is before:
-            yield f"nothing repeats in {before.name}"
+            yield f"{before.name} has no repetition"
             return
         found = stacking(next(iter(after.values())) if isinstance(after, Programs) else after)
         yield (
-            f"{before.name} has {plural(found.scans, 'scan')}; {in_bytes(found.copied)} are "
-            f"copied to be stacked, and {in_bytes(found.results)} of results are stacked"
+            f"{before.name} has {plural(found.scans, 'scan')}; stacking copies "
+            f"{in_bytes(found.copied)}, and stacked results take {in_bytes(found.results)}"
         )
 
     def _rolled(self, program: Program) -> Program | Programs | None:

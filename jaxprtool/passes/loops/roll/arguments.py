@@ -98,11 +98,11 @@ def _check_unused(program: Program, groups: Groups) -> None:
     for i in (i for rows in groups.values() for i in rows):
         name = program.arg_names[i]
         if asked and asked[i].placement is not None:
-            raise UnsupportedError(f"roll: argument {name} has a sharding or layout of its own")
+            raise UnsupportedError(f"roll: argument {name} has its own sharding or layout")
         if reader := _reader(jaxpr, jaxpr.invars[i]):
             raise UnsupportedError(
-                f"roll: argument {name} is used outside of the repetition as well: it is {reader}",
-                "roll(stack='inside') leaves the arguments as they are",
+                f"roll: argument {name} is also used outside the repetition: it is {reader}",
+                "roll(stack='inside') does not change the arguments",
             )
 
 

@@ -79,8 +79,8 @@ def flat_in_axes(in_tree: PyTreeDef, in_axes: object) -> list[Any]:
             "vmap in_axes must be an int, None, or a tuple of entries corresponding to the "
             "positional arguments passed to the function, but got "
             f"len(in_axes)={len(in_axes)}, len(args)={count}",
-            f"in_axes has no entry for keyword arguments, here {names}: these are mapped along "
-            "axis 0; functools.partial binds what is not to be mapped"
+            f"in_axes has no entries for keyword arguments, here {names}, which are mapped along "
+            "axis 0; bind those that are not mapped with functools.partial"
             if names
             else "give in_axes one entry for each positional argument",
         )
@@ -157,8 +157,8 @@ def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[lis
     axes = flat_in_axes(program.in_tree, in_axes)
     if axis_size is None:
         raise BatchError(
-            "axis_size must be specified: no argument of a program has the mapped axis yet",
-            "axis_size is the number of lanes, the size of the mapped axis",
+            "axis_size must be specified: the arguments of a program do not have the mapped axis",
+            "axis_size is the size of the mapped axis",
         )
     names: Names = partial(list, program.arg_names)
     dims: list[Dim] = []
@@ -170,7 +170,7 @@ def program_axes(program: Program, in_axes: object, axis_size: Any) -> tuple[lis
         if shape is None:
             raise BatchTypeError(
                 f"{names()[i]} has type {aval}, which cannot be mapped",
-                "say so with None in in_axes",
+                "use None for it in in_axes",
             )
         rank = len(shape) + 1
         _check_rank(axis, rank, f"its shape is {shape}, and the axis", names, i)
@@ -202,7 +202,7 @@ def result_dims(out_axes: Sequence[Any], ranks: Sequence[int], names: Names) -> 
         if axis is not None and not -(rank + 1) <= axis <= rank:
             raise BatchError(
                 f"axis {axis} is out of bounds for array of dimension {rank + 1}",
-                f"out_axes says so for {names()[i]}",
+                f"change out_axes for {names()[i]}",
             )
         dims.append(None if axis is None else axis % (rank + 1))
     return dims
@@ -223,7 +223,7 @@ def check_unmapped(
         if axis_name is not None:
             raise BatchError(
                 f"vmap has mapped output (axis_name={axis_name}) but out_axes is None",
-                f"out_axes{path} has to be the position of the mapped axis",
+                f"out_axes{path} must be the position of the mapped axis",
             )
         raise BatchError(
             f"at vmap out_axes{path}, got axis spec None but output was batched on axis {dim}"
@@ -240,8 +240,7 @@ def free_axes(
     for name, traced in program.axis_env:
         if name == axis_name and traced != size:
             raise BatchError(
-                f"{program.name} was traced with an axis '{name}' of size {traced}, and {size} "
-                "lanes are asked for"
+                f"{program.name} was traced with an axis '{name}' of size {traced}, not {size}"
             )
     return tuple(entry for entry in program.axis_env if entry[0] != axis_name)
 

@@ -102,7 +102,7 @@ def chunked_body(
     except JaxprToolError:
         raise
     except NotImplementedError as error:  # an effect that JAX does not allow in a scan
-        raise BatchUnsupported(f"chunk={chunk}: {error}", "leave chunk out") from error
+        raise BatchUnsupported(f"chunk={chunk}: {error}", "omit chunk") from error
     return jaxcompat.replace_jaxpr(new, debug_info=body.debug_info), tuple(out_dims)
 
 
@@ -182,18 +182,18 @@ def _check_chunk(chunk: object, axis: Axis) -> None:
     if type(chunk) is not int:
         raise BatchTypeError(f"chunk must be an integer, but got {chunk!r}")
     if chunk < 1:
-        raise BatchError(f"chunk is the number of lanes at a time, at least 1, but got {chunk}")
+        raise BatchError(f"chunk must be at least 1, but got {chunk}")
     if not isinstance(axis.size, int):
-        raise BatchError(f"chunk needs the axis size as a number, but it is {axis.size}")
+        raise BatchError(f"chunk needs an axis size that is a number, but it is {axis.size}")
     if axis.spmd_name is not None:
         raise BatchError(
-            "chunk and spmd_axis_name do not go together: lanes that are spread over a mesh are "
+            "chunk and spmd_axis_name cannot be combined: batch elements sharded over a mesh are "
             "computed all at once",
-            "leave one of them out",
+            "omit one of them",
         )
     if axis.mesh_axes is not None:
         over = ", ".join(map(str, axis.mesh_axes))
-        raise BatchError(f"chunk cannot cut an axis that is sharded over the mesh axes {over}")
+        raise BatchError(f"chunk cannot split an axis that is sharded over the mesh axes {over}")
 
 
 def _check_no_collectives(body: ClosedJaxpr, name: Hashable, chunk: int) -> None:
@@ -204,9 +204,9 @@ def _check_no_collectives(body: ClosedJaxpr, name: Hashable, chunk: int) -> None
         inner = (each for _, held in bodies(eqn) for each in held.eqns)
         if _is_over(eqn, name) and not any(_is_over(each, name) for each in inner):
             raise BatchUnsupported(
-                f"{named(eqn)} needs all lanes of the mapped axis '{name}', and chunk={chunk} has "
-                f"{chunk} at a time",
-                "leave chunk out",
+                f"{named(eqn)} needs all elements of the mapped axis '{name}', but chunk={chunk} "
+                f"computes {chunk} at a time",
+                "omit chunk",
             )
 
 
@@ -224,7 +224,7 @@ def _check_no_ref_enters(values: Iterable[Var], eqns: Sequence[JaxprEqn]) -> Non
     for eqn in eqns:
         if not refs.isdisjoint(_variables(eqn.invars)):
             raise BatchUnsupported(
-                f"{named(eqn)} uses a ref that all chunks of lanes would share", "leave chunk out"
+                f"{named(eqn)} uses a ref that all chunks would share", "omit chunk"
             )
 
 
@@ -238,8 +238,9 @@ def _check_effects(body: ClosedJaxpr, mapped: Sequence[bool], chunk: int) -> Non
     eqn = _repeated_effect(body, mapped, Memo())[1]
     if eqn is not None:
         raise BatchUnsupported(
-            f"{named(eqn)} happens once for all lanes, and would for each chunk of {chunk}",
-            "leave chunk out",
+            f"{named(eqn)} happens once for the whole batch, but would happen for each chunk of "
+            f"{chunk}",
+            "omit chunk",
         )
 
 

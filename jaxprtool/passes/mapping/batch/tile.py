@@ -96,7 +96,7 @@ class Tile(Pass):
         if type(self.tile_size) not in (int, NoneType):
             raise BatchTypeError(f"tile_size must be an integer, but got {self.tile_size!r}")
         if self.tile_size is not None and self.tile_size < 1:
-            raise BatchError(f"tile_size is the number of tiles, at least 1, not {self.tile_size}")
+            raise BatchError(f"tile_size must be at least 1, not {self.tile_size}")
         check_axes(self.in_axes, self.out_axes)
         in_axes = flat_in_axes(program.in_tree, self.in_axes)
         out_axes = flat_out_axes(program.out_tree, self.out_axes)
@@ -117,7 +117,7 @@ class Tile(Pass):
             return traced if self.tile_size is None else self.tile_size
         if all(dim is None for dim in dims):
             raise BatchError(
-                "tile_size must be specified: no argument is cut, so that none tells the number",
+                "tile_size must be specified, because no argument is tiled",
                 "tile_size is the number of tiles",
             )
         *_, name = unique([*program.symbols, "tiles"])
@@ -133,10 +133,10 @@ def _dims(
     for axis, aval, name in zip(axes, avals, names, strict=True):
         rank = len(getattr(aval, "shape", ()))
         if axis is not None and not -rank <= axis < rank:
-            what = "to be cut in tiles" if option == "in_axes" else "to put tiles together along"
+            what = "to split into tiles" if option == "in_axes" else "to join tiles along"
             raise BatchError(
                 f"{name} is {type_of(aval)}, which has no axis {axis} {what}",
-                f"{option} has None for what is the same in all tiles",
+                f"use None in {option} for what all tiles share",
             )
         dims.append(None if axis is None else axis % rank)
     return dims

@@ -165,7 +165,9 @@ def _place(found: Regions, region: Region, sliced: bool) -> str:
     changing = {field for field, _ in edges.carried}.union(edges.sliced)
     fields = edges.sliced if sliced else [f for f in region.groups if f not in changing]
     if not fields:
-        raise UnsupportedError(f"{named(found.eqn)} takes no constants, which its body now needs")
+        raise UnsupportedError(
+            f"{named(found.eqn)} takes no constants, but its body now needs some"
+        )
     return fields[0]
 
 

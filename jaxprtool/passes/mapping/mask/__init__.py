@@ -119,17 +119,20 @@ class Mask(Pass):
     def __post_init__(self) -> None:
         if not self.sizes and not self.buckets:
             raise PipelineError(
-                "pass 'mask' needs the bound of a symbol", "mask(n=512) says that n is at most 512"
+                "pass 'mask' needs the bound of a symbol",
+                "mask(n=512) declares that n is at most 512",
             )
         given = self.buckets
         several = list(given.values()) if isinstance(given, dict) else [given] if given else []
         for name, bound in self.sizes.items():
             if not 1 <= bound <= MOST:
-                raise PipelineError(f"mask: {name}={bound} is no bound: it is from 1 to {MOST}")
+                raise PipelineError(f"mask: the bound {name}={bound} must be from 1 to {MOST}")
         if self.buckets and not all(
             isinstance(each, tuple) and _are_sizes(each) for each in several
         ):
-            raise PipelineError(f"mask: buckets are sizes from 1 to {MOST}, not {self.buckets!r}")
+            raise PipelineError(
+                f"mask: buckets must be sizes from 1 to {MOST}, not {self.buckets!r}"
+            )
 
     def __call__(self, program: Program) -> Program | Programs:
         buckets = self._buckets(program)
@@ -152,14 +155,14 @@ class Mask(Pass):
                 has = ", ".join(program.symbols) or "none"
                 raise ArgumentsError(
                     f"mask: buckets=(…) needs a program with one symbol; {program.name} has: {has}",
-                    "buckets={'n': (64, 128)} names the symbol",
+                    "name the symbol: buckets={'n': (64, 128)}",
                 )
             given = dict.fromkeys(program.symbols, given) if given else {}
         for name, bounds in given.items():
             bound = self.sizes.get(name)
             if bound is not None and max(bounds, default=0) > bound:
                 raise ArgumentsError(
-                    f"mask: the bucket {name}={max(bounds)} is above the bound {name}={bound}"
+                    f"mask: the bucket {name}={max(bounds)} exceeds the bound {name}={bound}"
                 )
         more = {name: [self.sizes[name]] for name in given if name in self.sizes}
         return {name: sorted({*given[name], *more.get(name, [])}) for name in given}
@@ -179,7 +182,7 @@ def check_sizes(program: Program, bounds: Mapping[str, int]) -> None:
     for name, bound in bounds.items():
         if bound < least.get(name, 0):
             raise ArgumentsError(
-                f"{what}: {name}={bound} is no bound: {name} is at least {least[name]}"
+                f"{what}: {name}={bound} is too small: {name} is at least {least[name]}"
             )
     check_constraints(what, program.symbols, bounds, least)
 

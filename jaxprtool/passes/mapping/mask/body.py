@@ -95,7 +95,7 @@ class MaskBodyBuilder(BodyBuilder[Facts]):
                 self.bind(var, replace(Facts.of(var, active=active), varies=varies), var)
         elif not self.structured(eqn):
             if eqn.effects:
-                raise refusal(eqn, "it has an effect on a value that is padded")
+                raise refusal(eqn, "it has an effect on a padded value")
             self.by_rule(eqn, rule_of(eqn), facts, tuple(v.aval.shape for v in eqn.outvars))
         self._guarding = False
 
@@ -275,7 +275,7 @@ def rule_of(eqn: JaxprEqn) -> Callable[..., Any]:
     if found is None:
         raise refusal(
             eqn,
-            f"there is no masking rule for '{eqn.primitive.name}'",
-            '@rule("mask", …) of jaxprtool.extend adds one',
+            f"no masking rule for '{eqn.primitive.name}'",
+            'add one with @rule("mask", …) of jaxprtool.extend',
         )
     return found

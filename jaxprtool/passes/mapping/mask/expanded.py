@@ -16,7 +16,7 @@ from jaxprtool.passes.mapping.mask.values import Facts
 def _high(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     older = lower_hijax(eqn)
     if not builder.structured(older):
-        raise refusal(eqn, "there is no masking rule for what it computes")
+        raise refusal(eqn, "no masking rule for the operation that it computes")
     return True
 
 

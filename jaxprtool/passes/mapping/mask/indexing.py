@@ -66,7 +66,7 @@ def _gather(context: MaskContext, eqn: JaxprEqn, x: Padded, indices: Padded) -> 
     params, bounds = eqn.params, context.bounds
     numbers, sizes, mode = (params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     if mode not in (_CLIP, _DROP, _PROMISE):
-        raise refusal(eqn, f"indices of the mode {mode} are not supported")
+        raise refusal(eqn, f"the index mode {mode} is not supported")
     # The largest valid starts.
     ends = [x.shape[d] - sizes[d] for d in numbers.start_index_map]
     junk = context.axes(indices)
@@ -121,7 +121,7 @@ def _scatter(
 ) -> Any:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     if mode not in (_CLIP, _DROP, _PROMISE):
-        raise refusal(eqn, f"indices of the mode {mode} are not supported")
+        raise refusal(eqn, f"the index mode {mode} is not supported")
     dropped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     windows = [d for d in range(x.ndim) if d not in dropped]
     axes = dict(zip(windows, numbers.update_window_dims, strict=True))

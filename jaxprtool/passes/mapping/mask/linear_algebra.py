@@ -34,7 +34,7 @@ def _over_leading_axes(context: MaskContext, eqn: JaxprEqn, x: Padded, *more: Pa
 def _check_unpadded(context: MaskContext, eqn: JaxprEqn, x: Padded, rank: int) -> None:
     """Raise UnsupportedError for an operand that is padded along one of its last `rank` axes."""
     if any(axis >= x.ndim - rank for axis in context.axes(x)):
-        raise refusal(eqn, "it mixes all elements of an axis, of which some are padding")
+        raise refusal(eqn, "it mixes all elements of an axis, including padding")
 
 
 # --- matrices with padding ------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def _ragged_dot_general(
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     contracted, _ = numbers.dot_dimension_numbers
     if context.axes(groups):
-        raise refusal(eqn, "how many groups there are is masked")
+        raise refusal(eqn, "the number of groups is masked")
     shape = eqn.outvars[0].aval.shape
     return context.apply(
         lambda a, b, sizes: context.bind(eqn, a, b, sizes),

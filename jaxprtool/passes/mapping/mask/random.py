@@ -24,12 +24,12 @@ def _by_position(context: MaskContext, eqn: JaxprEqn, keys: Padded) -> Any:
     if not any(map(context.bounds.is_masked, shape)):
         return context.bind(eqn, keys)
     if jax.random.key_impl(keys.array) != "threefry2x32":
-        raise refusal(eqn, "random bits of keys that are not Threefry's depend on the size")
+        raise refusal(eqn, "its random bits depend on the size, because the key is not Threefry")
     if not eqn.ctx.threefry_partitionable:
         raise refusal(
             eqn,
             "its random bits depend on the size",
-            "they do not with jax.config.update('jax_threefry_partitionable', True)",
+            "use jax.config.update('jax_threefry_partitionable', True), with which they do not",
         )
     number = prod(shape)
     array = context.bind(eqn, keys, shape=(context.bounds.padded(number),))

@@ -129,7 +129,9 @@ def _reduce(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> Any:
     if identity is not None:
         (x,), start = xs, inits[0].facts.literal
         if start is not None and number(start, x.dtype) != identity(x.dtype):
-            raise refusal(eqn, "its initial value is not neutral, so that its result is undefined")
+            raise refusal(
+                eqn, "its initial value is not the neutral element, so its result is undefined"
+            )
         fills = dict.fromkeys(axes, identity(x.dtype))
         return context.bind(eqn, context.filled(x, fills), *inits)
     return _reduced_with_flags(context, eqn, xs, inits)

@@ -40,7 +40,7 @@ def _scan(builder: MaskBodyBuilder, eqn: JaxprEqn) -> bool:
     if not domain.bounds.is_masked(scan.length):
         return by_edges(builder, eqn)
     if any(isinstance(v.aval, jaxcompat.AbstractRef) for v in eqn.invars) or eqn.effects:
-        raise refusal(eqn, "its rounds have effects, and how many there are is masked")
+        raise refusal(eqn, "its iterations have effects, and their number is masked")
     guards = not has_while(scan.body)
     consts, carried = len(scan.consts), len(scan.carry)
     facts = [*map(builder.kind, eqn.invars)]

@@ -95,7 +95,7 @@ class Bounds:
         if all(k > 0 and all(type(f) is str for f, _ in factors) for k, factors in terms):
             return value_of(size, self.bounds)
         raise UnboundedSize(
-            f"how large {size} can be is not known while other symbols have no size",
+            f"the bound of {size} is unknown while other symbols have no size",
             "mask them too, or give them a size: specialize(d=64), mask(n=512)",
         )
 
@@ -181,8 +181,8 @@ def check_constraints(
             fixed = left == right and left[0] == left[1]
             if not (fixed if constraint.equal else left[0] >= right[1]):
                 raise ArgumentsError(
-                    f"{what}: not all sizes from 0 fit the constraint {constraint.text}",
-                    "write what it says into the types, as in f32[8*n] and f32[n+1], or omit it",
+                    f"{what}: the constraint {constraint.text} does not hold for all sizes from 0",
+                    "put the constraint into the types, as in f32[8*n] and f32[n+1], or omit it",
                 )
 
 

@@ -194,7 +194,7 @@ def _check_groups(
     for name, sizes in grouped.items():
         count = eqn.params[name]
         if count != 1 and any(map(context.bounds.is_masked, (count, *sizes))):
-            raise refusal(eqn, f"{name} is {count}, and how many are in a group is masked")
+            raise refusal(eqn, f"{name} is {count}, and the size of a group is masked")
 
 
 # --- pooling --------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _axes_of(
     for each in axes:
         alone = each.result == 1 and each.low == 0
         if context.bounds.is_masked(each.window) and not alone:
-            raise refusal(eqn, f"its window is of {each.window} elements, which is masked")
+            raise refusal(eqn, f"its window has the masked size {each.window}")
     return axes
 
 
@@ -273,10 +273,10 @@ def _reduce_window(context: MaskContext, eqn: JaxprEqn, *operands: Padded) -> An
     identity = identity_of(eqn.params["jaxpr"])
     x, init = operands[0], operands[-1]
     if identity is None:
-        raise refusal(eqn, "what it combines elements with has no neutral element that is known")
+        raise refusal(eqn, "its reduction has no known neutral element")
     blank, start = identity(x.dtype), init.facts.literal
     if start is None or number(start, x.dtype) != blank:
-        raise refusal(eqn, "its initial value is not known to be neutral")
+        raise refusal(eqn, "its initial value is not known to be the neutral element")
     return _pooled(context, eqn, x, blank, init)
 
 

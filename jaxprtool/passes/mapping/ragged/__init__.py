@@ -131,7 +131,7 @@ class Ragged(Pass):
         if self.longest is not None and not 1 <= self.longest <= MOST:
             raise PipelineError(f"ragged: longest must be from 1 to {MOST}, not {self.longest}")
         if not self.axes:
-            raise PipelineError("ragged: axis=() names no symbol")
+            raise PipelineError("ragged: axis=() must name a symbol")
         if len(set(self.axes)) < len(self.axes):
             raise PipelineError(f"ragged: axis={self.axis} names a symbol twice")
 
@@ -183,14 +183,14 @@ class Ragged(Pass):
         if self.in_axes is not None:
             axes[: args.num_leaves] = flat_in_axes(program.in_tree, self.in_axes)[: args.num_leaves]
         if not set(axes) <= {None, 0}:
-            raise PipelineError(f"ragged: in_axes={self.in_axes} has axes other than 0 and None")
+            raise PipelineError(f"ragged: in_axes={self.in_axes} may contain only 0 and None")
         kinds: list[Kind] = []
         for (name, aval), axis in zip(program.arguments, axes, strict=True):
             kind = sizes.canonical(aval, shared=axis is None)
             if isinstance(kind, Pairs | Stacked):
                 raise ArgumentsError(
-                    f"ragged: argument {name} is {type_of(aval)}: it can have one ragged axis, of "
-                    "a size such as n, 2*n or n + 1"
+                    f"ragged: argument {name} is {type_of(aval)}, but an argument can have only "
+                    "one ragged axis, of a size such as n, 2*n or n + 1"
                 )
             kinds.append(kind)
         return kinds

@@ -182,7 +182,7 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
         shapes = [tuple(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars)]
         if sizes.layout == "packed" and mentions and any(map(sizes.axes, shapes)):
             reason = "it needs padding, but the layout is 'packed'"
-            raise refusal(eqn, reason, "layout=None pads what cannot be packed")
+            raise refusal(eqn, reason, "use layout=None, which pads what cannot be packed")
         structured_ragged_rules[BY_EXAMPLE](self, eqn)
 
     def _packed(self, eqn: JaxprEqn) -> bool:
@@ -330,8 +330,8 @@ class RaggedDomain(Domain[Kind]):
 
     def failed(self, eqn: JaxprEqn, error: Exception) -> JaxprToolError:
         if isinstance(error.__cause__ or error, jax.errors.InconclusiveDimensionOperation):
-            reason = "the largest number of rows of an example is not known"
-            return refusal(eqn, reason, "longest=512 gives it")
+            reason = "the largest number of rows of an example is unknown"
+            return refusal(eqn, reason, "give it with longest=512")
         return super().failed(eqn, error)
 
 

@@ -62,8 +62,8 @@ def _result_kind(
     kind = sizes.canonical(aval)
     if isinstance(kind, Pairs | Stacked):
         raise UnsupportedError(
-            f"{names()[place]} is {type_of(aval)} of each example: a result can have one ragged "
-            "axis, of a size such as n, 2*n or n + 1"
+            f"{names()[place]} is {type_of(aval)} for each example, but a result can have only "
+            "one ragged axis, of a size such as n, 2*n or n + 1"
         )
     return kind
 

@@ -91,7 +91,7 @@ def test_errors_say_what_jax_says(name):
 
 
 SAME_BEGINNING = {
-    "no prefix": (
+    "not a prefix": (
         lambda v: v(lambda x: x, in_axes=((0, 0),))([MATRIX, MATRIX]),
         "vmap in_axes specification must be a tree prefix of the corresponding value; ",
     ),

@@ -94,7 +94,11 @@ def test_the_size_is_that_of_the_mapped_arguments():
 
 
 WRONG_FOR_A_PROGRAM = [
-    (0, None, "axis_size must be specified: no argument of a program has the mapped axis yet"),
+    (
+        0,
+        None,
+        "axis_size must be specified: the arguments of a program do not have the mapped axis",
+    ),
     (0, -1, "axis_size must be an integer that is not negative, but got -1"),
     (0, 2.5, "axis_size must be an integer, but got 2.5"),
     (0, True, "axis_size must be an integer that is not negative, but got True"),
@@ -127,7 +131,7 @@ def test_a_rank_that_is_too_low_is_that_of_a_named_argument(program):
 def test_keyword_arguments_have_no_entry_in_in_axes(program):
     with pytest.raises(BatchError) as caught:
         program_axes(program, (0, 0, 0), 2)
-    assert "keyword arguments, here scale: these are mapped along axis 0" in caught.value.hint
+    assert "keyword arguments, here scale, which are mapped along axis 0" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -375,7 +375,7 @@ def test_collectives_over_the_axis_are_refused_with_their_line(name, chunk):
         text.startswith(f"{primitive} at tests/passes/mapping/batch/test_chunks.py:")
         and "chunk" in text
     )
-    assert refused.value.hint == "leave chunk out"
+    assert refused.value.hint == "omit chunk"
 
 
 def test_collectives_over_other_axes_are_not():
@@ -416,10 +416,10 @@ def test_a_chunk_that_cannot_be_is_refused():
     for chunk in (2.5, "4", True):
         with pytest.raises(BatchTypeError, match="chunk must be an integer"):
             Batch((None, 0), axis_size=10, chunk=chunk)(program)
-    with pytest.raises(BatchError, match="chunk and spmd_axis_name do not go together"):
+    with pytest.raises(BatchError, match="chunk and spmd_axis_name cannot be combined"):
         Batch((None, 0), axis_size=10, chunk=4, spmd_axis_name="data")(program)
     (n,) = jax.export.symbolic_shape("n")
-    with pytest.raises(BatchError, match="chunk needs the axis size as a number, but it is n"):
+    with pytest.raises(BatchError, match="chunk needs an axis size that is a number, but it is n"):
         Batch((None, 0), axis_size=n, chunk=4)(program)
 
 
@@ -475,7 +475,7 @@ def prove(number, case, chunk=None):
         try:
             chunked = Batch(*axes, chunk=chunk or 1 + number % 3)(program)
         except BatchUnsupported as error:
-            assert "happens once for all lanes" in str(error)
+            assert "happens once for the whole batch" in str(error)
             return "refused for an effect"
         type_check(chunked)
         same_programs(chunked, whole, mapping.stack(case.arguments()))

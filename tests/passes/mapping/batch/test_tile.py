@@ -134,22 +134,24 @@ def test_without_a_number_of_tiles_it_is_that_of_the_axis_that_was_traced_with()
 
 
 def test_without_a_number_of_tiles_some_argument_is_cut():
-    with pytest.raises(BatchError, match="tile_size must be specified: no argument is cut"):
+    with pytest.raises(
+        BatchError, match="tile_size must be specified, because no argument is tiled"
+    ):
         Tile(in_axes=None, out_axes=None)(trace(jnp.sin, X))
 
 
 MISTAKES = {
-    "a scalar": (lambda x, s: x * s, {}, r"^s is f32\[\], which has no axis 0 to be cut in tiles"),
+    "a scalar": (lambda x, s: x * s, {}, r"^s is f32\[\], which has no axis 0 to split into tiles"),
     "an axis too far": (
         lambda x, s: x * s,
         {"in_axes": (2, None)},
-        r"^x is f32\[4,3\], which has no axis 2 to be cut",
+        r"^x is f32\[4,3\], which has no axis 2 to split",
     ),
-    "an axis too far back": (lambda x, s: x, {"in_axes": (-3, None)}, "no axis -3 to be cut"),
+    "an axis too far back": (lambda x, s: x, {"in_axes": (-3, None)}, "no axis -3 to split"),
     "a result without the axis": (
         lambda x, s: x.sum() * s,
         {"in_axes": (0, None)},
-        r"^result is f32\[\], which has no axis 0 to put tiles together along",
+        r"^result is f32\[\], which has no axis 0 to join tiles along",
     ),
     "a result that differs": (
         lambda x, s: x * s,
@@ -171,7 +173,7 @@ def test_a_mistake_says_which_value_and_which_axis(fun, options, message):
 
 def test_a_program_that_was_traced_for_another_number_of_tiles_is_refused():
     program = trace(lambda x: lax.pmean(x, "i"), X[:4], axis_env=[("i", 2)])
-    with pytest.raises(BatchError, match="traced with an axis 'i' of size 2, and 3 lanes"):
+    with pytest.raises(BatchError, match="traced with an axis 'i' of size 2, not 3"):
         Tile(3, "i")(program)
 
 

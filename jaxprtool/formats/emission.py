@@ -185,7 +185,7 @@ class Emission:
                 from jaxprtool.formats.exported import exported
 
                 return exported(program, self.platforms)
-        raise AssertionError(f"{self.format} is no format of a compiler's")
+        raise AssertionError(f"{self.format} is not a format of a compiler")
 
     def _graph(self, program: Program, path: str) -> str | bytes:
         from jaxprtool.formats import lowering, picture

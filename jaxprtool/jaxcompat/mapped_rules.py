@@ -173,6 +173,6 @@ def _require_unmapped(rule: WrappedFun, given: Dims, wanted: Dims) -> None:
     """Refuse a rule that returns a mapped value for a result that is unmapped."""
     if any(dim is None and got is not None for dim, got in zip(wanted, given, strict=False)):
         raise NotImplementedError(
-            f"the rule {rule.debug_info.func_name}, under vmap, gives something that is mapped of "
-            "a result that is not"
+            f"under vmap, the rule {rule.debug_info.func_name} returns a mapped value for a result "
+            "that is not mapped"
         )

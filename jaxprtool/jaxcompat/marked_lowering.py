@@ -162,8 +162,8 @@ def _taken_by(platform: str) -> Mark:
         taken = MARKS[MARKS.index(taken) - 1]
     if reasons:
         warnings.warn(
-            f"the backend '{platform}' does not take calls marked as '{MARKS[-1]}', and outlined "
-            f"calls are marked as '{taken}' for it: {reasons[0]}",
+            f"the backend '{platform}' does not support calls marked as '{MARKS[-1]}'; outlined "
+            f"calls are marked as '{taken}' instead: {reasons[0]}",
             stacklevel=2,
         )
     return taken
@@ -187,7 +187,7 @@ def _refusal(mark: Mark, device: jax.Device) -> str | None:
             with jax.default_device(device), jax.transfer_guard("allow"):
                 x = jax.device_put(np.float32(1), device)
                 result = float(jax.jit(trial).lower(x).compile()(x))
-            found.append(None if result == 4 else f"1 + 1, doubled, is {result} there")
+            found.append(None if result == 4 else f"it computes 2 * (1 + 1) as {result}")
         except Exception as error:  # the compiler's error for an unknown attribute
             found.append((str(error).strip() or type(error).__name__).splitlines()[0])
 

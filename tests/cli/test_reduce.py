@@ -51,7 +51,7 @@ def test_a_nan_ends_as_a_script_that_fails_by_itself(cli, folder):
     program = jaxprtool.read("small.jaxpr")
     assert len(program.jaxpr.eqns) <= 2
     done = subprocess.run([sys.executable, "small.py"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == "it gives NaN\n"
+    assert done.returncode == 1 and done.stderr == "the result has NaN\n"
 
 
 def test_the_json_of_a_command_that_is_asked(cli):

@@ -319,8 +319,8 @@ def test_a_backend_has_the_marks_that_it_takes(rejecting, attribute, left) -> No
         again = jaxprtool.jit(model, passes=marking("unit")).lower(X + 1, WEIGHTS)
     assert [str(w.message).splitlines() for w in caught] == [
         [
-            "the backend 'cpu' does not take calls marked as 'unit', and outlined calls are "
-            f"marked as '{'call' if left else 'plain'}' for it: "
+            "the backend 'cpu' does not support calls marked as 'unit'; outlined calls are "
+            f"marked as '{'call' if left else 'plain'}' instead: "
             f"INVALID_ARGUMENT: {attribute} is unknown"
         ]
     ]

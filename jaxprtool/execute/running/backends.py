@@ -103,7 +103,7 @@ def _why_missing(platform: str) -> str | None:
         jax.devices(platform)
     except RuntimeError as error:
         text = _first_line(error).split(" Available backends")[0].rstrip(".")
-        return f"JAX says: {text}" if "failed to initialize" in text else None
+        return f"JAX reports: {text}" if "failed to initialize" in text else None
     return None
 
 

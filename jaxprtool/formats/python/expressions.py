@@ -394,7 +394,7 @@ def plain(value: Any) -> str:
         return "..."
     if value is None or cls in (bool, int, float, bytes):
         return repr(value)
-    raise TypeError(f"a {cls.__qualname__} is no literal")
+    raise TypeError(f"a {cls.__qualname__} is not a literal")
 
 
 def _within(value: object, level: int, scope: Scope) -> list[Piece]:

@@ -8,7 +8,7 @@ NAMED = Helper(
     "named",
     (),
     '''def named(name):
-    """Give a function a name that it cannot bear in this module."""
+    """Give a function a name that this module cannot use."""
 
     def rename(function):
         function.__name__ = name
@@ -21,7 +21,7 @@ FROM_HEX = Helper(
     "from_hex",
     ("jnp", "np"),
     '''def from_hex(text, dtype, *shape):
-    """An array from its bytes."""
+    """Return an array from its bytes."""
     return jnp.asarray(np.frombuffer(bytes.fromhex(text), dtype).reshape(shape))''',
 )
 
@@ -30,7 +30,7 @@ GEQRF = Helper(
     "geqrf",
     ("jnp",),
     '''def geqrf(a):
-    """The QR decomposition as LAPACK has it: R, with Householder vectors below it; factors."""
+    """Return LAPACK's QR decomposition: R with Householder vectors below it, and factors."""
     h, taus = jnp.linalg.qr(a, mode="raw")
     return h.mT, taus''',
 )
@@ -40,7 +40,7 @@ BRANCH_AT = Helper(
     "branch_at",
     ("jax", "primitives"),
     '''def branch_at(index, functions, *operands, **params):
-    """Call the function of an index that is neither converted nor clamped."""
+    """Call the function at an index, which is neither converted nor clamped."""
     traced = [jax.make_jaxpr(f, return_shape=True)(*operands) for f in functions]
     branches = tuple(jaxpr for jaxpr, _ in traced)
     results = primitives.cond_p.bind(index, *operands, branches=branches, **params)
@@ -63,7 +63,7 @@ CLOSED_CALL = Helper(
     "closed_call",
     ("jax", "primitives"),
     '''def closed_call(function):
-    """Have a function be called where it is traced, and not become part of what calls it."""
+    """Keep calls of a function where they are traced, instead of inlining them."""
 
     def call(*args):
         jaxpr, results = jax.make_jaxpr(function, return_shape=True)(*args)
@@ -78,7 +78,7 @@ MARK_CALLS = Helper(
     "mark_calls",
     ("jax", "jaxpr_as_fun", "set_xla_metadata"),
     '''def mark_calls(**metadata):
-    """Mark calls of a function for XLA: the calls alone, and not what the function does."""
+    """Mark the calls of a function for XLA, but not the body of the function."""
 
     def decorate(function):
         def call(*args):
@@ -97,7 +97,7 @@ JVP_BY = Helper(
     "jvp_by",
     ("SymbolicZero", "zeros_like_aval"),
     '''def jvp_by(*operands):
-    """Have a jvp rule refuse to differentiate by operands other than these."""
+    """Make a jvp rule refuse to differentiate with respect to other operands."""
 
     def restrict(rule):
         def jvp(primals, tangents):
@@ -124,7 +124,7 @@ FWD_BY = Helper(
     "fwd_by",
     (),
     '''def fwd_by(*operands):
-    """Have a forward rule refuse to differentiate by operands other than these."""
+    """Make a forward rule refuse to differentiate with respect to other operands."""
 
     def restrict(rule):
         def fwd(*primals):

@@ -26,7 +26,7 @@ _NAN = [
     "results = jax.jit({fun})(*arguments)",
     "print(results)",
     "nans = [bool(jnp.isnan(each).any()) for each in jax.tree.leaves(results)]",
-    'raise SystemExit("it gives NaN" if any(nans) else 0)',
+    'raise SystemExit("the result has NaN" if any(nans) else 0)',
 ]
 _MISMATCH = [
     "before = jax.jit({fun})(*arguments)",

@@ -40,12 +40,12 @@ report: Write an HTML report: the listing after each pass, cost, memory and resi
 opt: Run passes over a function's jaxpr and print the result.
 diff: Show which equations were removed, added or changed between two programs, by line.
 run: Compile a function, run it, and show its results and times.
-nans: Find the equation that makes the first NaN or infinity, and whether it reaches a result.
+nans: Find the equation that produces the first NaN or infinity, and whether it reaches a result.
 watch: Run a function and summarise its intermediate values.
 compare: Run variants of a function on the same inputs, and measure how their results differ.
 reduce: Shrink a function while a check holds, to reproduce a crash or wrong result.
 emit: Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
-unzip: Split a function into init, which makes its variables from keys, and apply.
+unzip: Split a function into init, which makes its variables, and apply, which takes them.
 vmap: Map a function over an axis, as jax.vmap does; --args are those of one batch element.
 outline: Show the bodies that a function repeats, and how outlining them shortens compilation.
 shapecheck: Check the types of a function's results for all sizes of its arguments.

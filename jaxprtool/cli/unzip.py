@@ -103,7 +103,7 @@ def unzip(
     pager: options.Pager = False,
     source: options.Source = None,
 ) -> None:
-    """Split a function into init, which makes its variables from keys, and apply.
+    """Split a function into init, which makes its variables, and apply, which takes them.
 
     [bold]Examples[/]
 

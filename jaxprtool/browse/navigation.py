@@ -94,7 +94,7 @@ class Navigator:
         if not origins:
             yield ", bound by the call", call
         for number, (where, atom) in enumerate(origins):
-            note = ", carried back" if number else ", from the previous iteration"
+            note = ", from the previous iteration" if number else f" = {self._document.name(atom)}"
             if type(atom) is Literal:
                 yield note, call
                 continue

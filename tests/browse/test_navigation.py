@@ -43,7 +43,7 @@ def test_what_a_loop_carries_comes_from_outside_and_from_the_last_round(model):
     shown = model()
     (first, start), (again, body) = definitions(shown, "d:f32[3] = sin")
     assert first.endswith("= hidden") and start.startswith("hidden:f32[3] = jit")
-    assert again.endswith("carried back") and "= mul" in body
+    assert again.endswith("from the previous iteration") and "= mul" in body
 
 
 def test_a_call_leads_to_what_makes_its_results(model):

@@ -42,7 +42,7 @@ def test_lines_are_shown_with_their_numbers_and_what_formats_lose(cli):
     assert found.code == 0 and found.err == ""
     lines = found.out.splitlines()
     assert lines[0] == "loss: values by line"
-    assert lines[1].split()[:4] == ["least", "greatest", "mean", "std"]
+    assert lines[1].split()[:4] == ["minimum", "maximum", "mean", "std"]
     assert lines[2] == "model.py:7  y = x * w"
     assert lines[3].split()[:2] == ["0", "3"] and "41.7% zero" in lines[3]
     assert any("infinite" in line for line in lines)

@@ -132,7 +132,7 @@ def test_without_arguments_the_error_says_how_to_give_them(model):
 
 
 def test_example_args_that_are_none(model):
-    assert "example_args of wrong is a value of type int | it is a tuple" in fault(
+    assert "example_args of wrong is a value of type int | it must be a tuple" in fault(
         ArgumentsError, model, "wrong"
     )
     assert "example_args of raising raised ZeroDivisionError" in fault(
@@ -177,7 +177,7 @@ def test_a_factory_gives_the_function_and_its_arguments(factory):
     ("name", "expected"),
     [
         ("needs", "the factory needs(x) cannot be called without arguments"),
-        ("six", "the factory six returned a value of type int | a factory returns"),
+        ("six", "the factory six returned a value of type int | a factory must return"),
         ("four", "the factory four returned 4 values"),
         ("nothing", "the factory nothing returned None"),
         ("array", "the factory array returned a value of type ndarray for its args"),

@@ -161,7 +161,7 @@ def test_a_package_hidden_by_another_of_its_name(project):
         ("from os import nothing_like_it", "importing {} raised ImportError: cannot import name"),
         ("def f(:\n", "raised_by.py:2: SyntaxError: invalid syntax"),
         ("if 1:\nx", "raised_by.py:3: IndentationError: expected an indented block"),
-        ("import sys; sys.exit(4)", "{} called sys.exit(4) while it was imported | put what"),
+        ("import sys; sys.exit(4)", "{} called sys.exit(4) while it was imported | move the"),
         ("open('/no/such/file')", "importing {} raised FileNotFoundError"),
         ("from . import x", "importing {} raised ImportError: attempted relative import"),
     ],

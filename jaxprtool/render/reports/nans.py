@@ -103,7 +103,7 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
 
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:
-    numbers = map(number, ("min", "max", "element"))
+    numbers = map(number, ("minimum", "maximum", "element"))
     table = new_table(heading, text("value"), text("type", theme.TYPE), *numbers)
     for value in values:
         what = Text(value.argument or value.primitive or "a constant", style=theme.PRIMITIVE)

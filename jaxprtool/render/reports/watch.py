@@ -66,7 +66,7 @@ def watched_text(found: Watched, width: int) -> Rendering:
     return Rendering(Group(*lines), width)
 
 
-_NUMBERS = "min", "max", "mean", "std"
+_NUMBERS = "minimum", "maximum", "mean", "std"
 
 
 def _four(numbers: Numbers) -> Iterator[float | None]:

@@ -87,7 +87,7 @@ def _write_filtered(eqn: JaxprEqn) -> Params:
 
 def _read_filtered(given: Params, operands: Sequence[Any], results: Sequence[Any]) -> Params:
     if not isinstance(given["args"], tuple):
-        raise BadParameter("args is a tuple")
+        raise BadParameter("args must be a tuple")
     return modules.parameters(given["args"])
 
 

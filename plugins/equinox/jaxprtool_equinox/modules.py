@@ -51,7 +51,7 @@ def path_of(cls: type) -> str:
 def _class(path: str) -> type:
     package = path.partition(".")[0]
     if package not in _PACKAGES:
-        raise LookupError(f"'{path}' is no class of {', '.join(_PACKAGES)}")
+        raise LookupError(f"'{path}' is not a class of {', '.join(_PACKAGES)}")
     import_module(package)
     for base in (equinox.Module, equinox.Enumeration):
         for cls in _below(base):
@@ -81,7 +81,7 @@ def module(path: str, /, **fields: Any) -> Any:
     """
     cls = _class(path)
     if not issubclass(cls, equinox.Module):
-        raise LookupError(f"'{path}' is no equinox.Module")
+        raise LookupError(f"'{path}' is not an equinox.Module")
     made = object.__new__(cls)
     names = {field.name for field in dataclasses.fields(cls)}
     for name, value in fields.items():
@@ -95,7 +95,7 @@ def enumeration(path: str) -> Any:
     """Return the enumeration at a path. Raises LookupError."""
     cls = _class(path)
     if not isinstance(cls, type(equinox.Enumeration)):
-        raise LookupError(f"'{path}' is no equinox.Enumeration")
+        raise LookupError(f"'{path}' is not an equinox.Enumeration")
     return cls
 
 
@@ -114,7 +114,7 @@ def _functions() -> dict[str, FunctionType]:
 def function(path: str) -> Any:
     """Return the norm at a path. Raises LookupError."""
     if path not in _functions():
-        raise LookupError(f"'{path}' is none of the norms that solvers take")
+        raise LookupError(f"'{path}' is not one of the norms that solvers take")
     return _functions()[path]
 
 

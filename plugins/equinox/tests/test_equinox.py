@@ -151,10 +151,10 @@ def test_a_function_of_the_users_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("Module('os.environ')", "'os.environ' is no class of equinox"),
+        ("Module('os.environ')", "'os.environ' is not a class of equinox"),
         ("Module('equinox.Nothing')", "equinox has no class 'equinox.Nothing'"),
         ("Module('lineax._solver.cg.CG', wrong=1)", "has no field 'wrong'"),
-        ("function('os.system')", "'os.system' is none of the norms"),
+        ("function('os.system')", "'os.system' is not one of the norms"),
     ],
 )
 def test_a_file_can_name_nothing_else(text, fault, tmp_path):

@@ -164,7 +164,7 @@ def _leaves(value: Any, site: Site) -> list[Any]:
     leaves, tree = jax.tree.flatten(value)
     if tree != site.tree:
         raise HarvestError(
-            f"the value planted for '{site.name}' is {tree}, and what is sown is "
+            f"the value planted for '{site.name}' is {tree}, but the sown value is "
             f"{described(site)} ({named(site.eqn)})"
         )
     return [_fitted(leaf, aval, site) for leaf, aval in zip(leaves, site.avals, strict=True)]
@@ -177,7 +177,7 @@ def _fitted(leaf: Any, aval: Any, site: Site) -> Any:
         fits = given.dtype == getattr(leaf, "dtype", None) == aval.dtype
         return extend.as_weak_as(leaf if fits else jnp.asarray(leaf, aval.dtype), aval)
     raise HarvestError(
-        f"the value planted for '{site.name}' is {type_of(given)}, and what is sown is "
+        f"the value planted for '{site.name}' is {type_of(given)}, but the sown value is "
         f"{described(site)} ({named(site.eqn)})"
     )
 

@@ -155,7 +155,7 @@ class Planter(Harvester):
         if not values:
             work.eqns.append(call.rebuild(body=body))
             return
-        where = f"{named(call.eqn)} has a value planted inside, which its rule knows nothing of"
+        where = f"a value is planted inside {named(call.eqn)}, whose rule does not use it"
         name = body.debug_info.func_name
         raised = f"UnsupportedError: {where}"
 
@@ -199,8 +199,8 @@ def _check_same(site: Site, before: Sequence[Site]) -> None:
     first = before[0]
     if site.mode == "append" and (len(before) > 1 or first.again or not site.may_be(first)):
         raise UnsupportedError(
-            f"'{site.name}' is planted more than once, and computed anew for a gradient: which of "
-            f"the values that needs cannot be told ({named(site.eqn)})"
+            f"'{site.name}' is planted more than once and recomputed for a gradient, so its "
+            f"occurrences cannot be told apart ({named(site.eqn)})"
         )
     if not site.fits(first):
         places = f"{named(first.eqn)}, then {named(site.eqn)}"

@@ -195,7 +195,7 @@ def _add(work: Work, site: Site, values: Sequence[Atom], started: bool = False) 
         if site.mode == "clobber":
             if not site.sure and not started:
                 raise UnsupportedError(
-                    f"'{site.name}' is sown twice, and the second time in a loop that may run no "
+                    f"'{site.name}' is sown twice, the second time in a loop that may run no "
                     f"iteration, in a call: {named(first.eqn)}, then {named(site.eqn)}"
                 )
             group.clear()
@@ -238,8 +238,8 @@ def reap_jaxpr(jaxpr: Any, settings: Settings) -> tuple[Any, Sites]:
     for site in reaper.passed:
         if not any(map(site.may_be, reaper.taken)):
             raise UnsupportedError(
-                f"'{site.name}' is sown in what a gradient of `remat` computes, and it cannot be "
-                f"told whether for the first time ({named(site.eqn)})",
-                "reap inside the gradient, with has_aux, or have one `remat` less",
+                f"'{site.name}' is sown in the gradient of a `remat`, where a recomputed value "
+                f"cannot be told from the first one ({named(site.eqn)})",
+                "reap inside the gradient, with has_aux, or use one `remat` less",
             )
     return jaxpr, sites

@@ -54,7 +54,7 @@ class Settings:
     ) -> Settings:
         """Return the settings with these lists of names; a string is a list of one name."""
         if not isinstance(tag, str):
-            raise TypeError(f"the tag of sown values is a string, not {tag!r}")
+            raise TypeError(f"the tag of sown values must be a string, not {tag!r}")
         allowed, blocked = (
             None if names is None else frozenset([names] if isinstance(names, str) else names)
             for names in (allowlist, blocklist)
@@ -167,7 +167,7 @@ def check_in_loop(sites: Iterable[Site], stacks: bool) -> None:
             raise HarvestError(
                 f"Must use clobber mode for '{site.name}' inside of a `while_loop`. "
                 f"({named(site.eqn)})",
-                "a fori_loop between constants and a scan also take mode='append'",
+                "a fori_loop between constants and a scan also support mode='append'",
             )
 
 
@@ -225,7 +225,7 @@ def as_tree(
         level = root
         for depth in range(1, len(path)):
             if path[:depth] in grouped:
-                raise HarvestError(f"'{'/'.join(path[:depth])}' is a sown value, and a scope too")
+                raise HarvestError(f"'{'/'.join(path[:depth])}' is both a sown value and a scope")
             level = level.setdefault(path[depth - 1], kind())
         level[path[-1]] = group[0] if len(group) == 1 else group
     return root

@@ -93,7 +93,7 @@ def test_keys_are_reaped_and_planted():
     key, other = jax.random.key(0), jax.random.key(1)
     assert reap_t(f)(key)["key"] == key
     assert plant_t(f)({"key": other}, key) == f(other)
-    with pytest.raises(HarvestError, match=r"'key' is f32\[\], and what is sown is key<fry>\[\]"):
+    with pytest.raises(HarvestError, match=r"'key' is f32\[\], but the sown value is key<fry>\[\]"):
         plant_t(f)({"key": 1.0}, key)
 
 
@@ -134,7 +134,7 @@ def test_reaped_functions_keep_their_signature_and_planted_ones_have_an_argument
 
 def test_the_tag_is_a_string():
     for make in (reap, plant, harvest, call_and_reap):
-        with pytest.raises(TypeError, match="the tag of sown values is a string, not None"):
+        with pytest.raises(TypeError, match="the tag of sown values must be a string, not None"):
             make(twice_sown, tag=None)(1.0)
 
 
@@ -164,10 +164,10 @@ def test_planted_values_take_the_type_that_is_sown():
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
-        (np.zeros((2,), np.int32), r"is i32\[2\], and what is sown is i32\[3\]"),
-        (np.full((3,), 1.5, np.float32), r"is f32\[3\], and what is sown is i32\[3\]"),
+        (np.zeros((2,), np.int32), r"is i32\[2\], but the sown value is i32\[3\]"),
+        (np.full((3,), 1.5, np.float32), r"is f32\[3\], but the sown value is i32\[3\]"),
         (np.full((3,), 1j, np.complex64), r"is c64\[3\], and"),
-        ([1, 2, 3], r"is PyTreeDef\(\[\*, \*, \*\]\), and what is sown is i32\[3\]"),
+        ([1, 2, 3], r"is PyTreeDef\(\[\*, \*, \*\]\), but the sown value is i32\[3\]"),
     ],
 )
 def test_planted_values_that_do_not_fit_are_refused_with_the_place_of_what_is_sown(planted, said):
@@ -183,10 +183,10 @@ def test_a_traced_float_is_not_planted_for_an_integer():
     def f(x):
         return value(x, name="x")
 
-    with pytest.raises(HarvestError, match=r"is f32\[\], and what is sown is i32\[\]"):
+    with pytest.raises(HarvestError, match=r"is f32\[\], but the sown value is i32\[\]"):
         jax.jit(plant_t(f))({"x": 1.0}, 1)
     assert jax.jit(plant_t(f))({"x": 2}, 1.5) == 2.0
-    with pytest.raises(HarvestError, match=r"is c64\[\], and what is sown is f32\[\]"):
+    with pytest.raises(HarvestError, match=r"is c64\[\], but the sown value is f32\[\]"):
         jax.jit(plant_t(f))({"x": 1j}, 1.5)
 
 
@@ -353,7 +353,7 @@ def test_a_scope_and_a_value_cannot_have_one_name():
     def f(x):
         return nest(twice_sown, scope="x")(x) + value(x, name="x")
 
-    with pytest.raises(HarvestError, match="'x' is a sown value, and a scope too"):
+    with pytest.raises(HarvestError, match="'x' is both a sown value and a scope"):
         reap_t(f)(1.0)
 
 

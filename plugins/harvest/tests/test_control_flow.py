@@ -214,7 +214,7 @@ def test_what_a_loop_that_may_not_run_would_replace_is_refused_where_it_cannot_b
         return doubling("clobber")(x)
 
     for f in (in_a_call, in_a_call_twice, in_a_branch):
-        with pytest.raises(UnsupportedError, match="'x' is sown twice, and the second time in a"):
+        with pytest.raises(UnsupportedError, match="'x' is sown twice, the second time in a"):
             reap_t(f)(1.0)
     with pytest.raises(HarvestError, match="'x' is sown with two types, and while at"):
         reap_t(of_another_type)(1.0)

@@ -105,8 +105,8 @@ def test_a_tag_under_which_nothing_is_sown_is_an_error(program, name):
     assert caught.value.hint == "did you mean 'debug'?"
     with pytest.raises(HarvestError, match="nothing under the tag 'z'") as caught:
         program.apply(f"{name}('z')")
-    assert caught.value.hint == "there are: 'debug'"
-    with pytest.raises(HarvestError, match="the lists let through nothing that net sows"):
+    assert caught.value.hint == "available: 'debug'"
+    with pytest.raises(HarvestError, match="the lists exclude everything that net sows"):
         program.apply(f"{name}('debug', allowlist=('prr',))")
     with pytest.raises(PipelineError, match="needs option 'tag'"):
         program.apply(name)

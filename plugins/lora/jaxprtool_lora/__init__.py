@@ -43,7 +43,7 @@ def adapt(w: Any, key: Any, *, rank: int, name: str, alpha: float | None = None)
     if jnp.ndim(w) != 2:
         raise ValueError(f"adapt takes a matrix, not an array of shape {jnp.shape(w)}")
     if rank < 1:
-        raise ValueError(f"the rank of an adapter is 1 or more, not {rank}")
+        raise ValueError(f"the rank of an adapter must be at least 1, not {rank}")
     scale = 1.0 if alpha is None else alpha / rank
     return lora_p.bind(w, key, rank=rank, scale=scale, name=name)
 

@@ -90,7 +90,7 @@ def test_adapters_of_a_scan_are_stacked():
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="takes a matrix, not an array of shape"):
         adapt(jnp.ones(3), KEY, rank=1, name="w")
-    with pytest.raises(ValueError, match="rank of an adapter is 1 or more, not 0"):
+    with pytest.raises(ValueError, match="rank of an adapter must be at least 1, not 0"):
         adapt(W, KEY, rank=0, name="w")
 
 

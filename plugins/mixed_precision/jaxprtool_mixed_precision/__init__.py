@@ -56,7 +56,8 @@ class MixedPrecision(Pass):
             name = str(self.compute_dtype)
             raise PipelineError(
                 f"{self.name}: '{name}' is not a compute_dtype",
-                hint=did_you_mean(name, COMPUTE_DTYPES) or f"one of {', '.join(COMPUTE_DTYPES)}",
+                hint=did_you_mean(name, COMPUTE_DTYPES)
+                or f"available: {', '.join(COMPUTE_DTYPES)}",
             )
 
     def __call__(self, program: "Program") -> "Program":

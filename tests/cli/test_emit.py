@@ -148,7 +148,7 @@ def test_without_graphviz_the_error_says_what_to_install(cli, folder, monkeypatc
     assert (
         result.lines[0] == "error: cannot draw 'x.svg': Graphviz's program 'dot' is not on the PATH"
     )
-    assert result.lines[1].startswith("hint: apt-get install graphviz")
+    assert result.lines[1].startswith("hint: install it with apt-get install graphviz")
     assert not (folder / "x.svg").exists()
 
 

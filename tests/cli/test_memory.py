@@ -33,7 +33,7 @@ def filled(folder):
 def test_a_page_has_the_peak_a_curve_and_what_is_alive(cli):
     found = cli(*LOSS, "-p", "grad(argnums=0)")
     heading, totals, *_ = found.out.splitlines()
-    assert found.code == 0 and re.match(r"loss: \d+\.\d KiB, most at filled.py:\d \w+$", heading)
+    assert found.code == 0 and re.match(r"loss: \d+\.\d KiB, peak at filled.py:\d \w+$", heading)
     assert totals.startswith("arguments 80.0 KiB, results 48.0 KiB, temporaries")
     assert "3 x f32[64,64]" in found.out and "params[*]" in found.out
     assert re.search(r"filled.py:\d \w+\n +until \w+", found.out)

@@ -63,7 +63,7 @@ def test_the_options_are_those_of_the_pass(cli):
     assert "no repetition" in cli("outline", LOSS, "--copies", "4", "--equations", "8").out
     assert "no repetition" in cli("outline", LOSS, "--equations", "1000").out
     plain = cli("outline", LOSS, "--equations", "8", "--mark", "plain").out
-    count = re.search("(\\d+) equations as traced, (\\d+) after outlining\n", plain)
+    count = re.search(r"(\d+) equations as traced, (\d+) after outlining\n", plain)
     assert count[1] == count[2] and "1.0 times as much as traced" in plain
 
 

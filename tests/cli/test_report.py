@@ -66,7 +66,7 @@ def told(printed):
     """The cells and lines of what a terminal shows, but for headings, code and curves."""
     for line, below in pairwise([*printed.splitlines(), ""]):
         is_heading = below.startswith("─")
-        if line and not is_heading and not re.search("[─│┤┬]|jax|^ +peak|equations as", line):
+        if line and not is_heading and not re.search("[─│┤┬]|jax|^ +peak|equations in", line):
             yield from re.split("   +", line.strip())
 
 

@@ -61,7 +61,7 @@ def test_a_line_says_what_is_mapped_and_the_program_follows(cli):
     result = cli(*LAYER)
     assert (result.code, result.err) == (0, "")
     head, program = result.out.split("\n\n", 1)
-    assert re.fullmatch(r"5 lanes: x at axis 0, params unmapped; 3 -> \d equations", head)
+    assert re.fullmatch(r"5 batch elements: x at axis 0, params unmapped; 3 -> \d equations", head)
     assert program.startswith("{ lambda ; a:f32[4] b:f32[3,4] c:f32[5,3]. let\n")
     assert program == cli("show", "lanes.py:layer", "-p", "batch((None, 0), axis_size=5)").out
 
@@ -163,7 +163,7 @@ def test_a_program_is_written_as_a_file_that_other_commands_take(cli, lanes):
     assert (ran.code, ran.err) == (0, "")
     np.testing.assert_allclose(np.load("out.npz")["result"], expected(), rtol=1e-6)
     again = cli("vmap", "five.jaxpr", "--axis-size", "2", "--in-axes", "(None, 1)")
-    assert again.out.startswith("2 lanes: x at axis 1, params unmapped; ")
+    assert again.out.startswith("2 batch elements: x at axis 1, params unmapped; ")
 
 
 def test_a_name_that_ends_in_py_is_written_as_python(cli, lanes):
@@ -175,7 +175,7 @@ def test_a_name_that_ends_in_py_is_written_as_python(cli, lanes):
 
 def test_stdout_gets_the_program_alone(cli):
     result = cli(*LAYER, "-o", "-")
-    assert result.out.startswith("jaxprtool 1\n") and "5 lanes" not in result.out
+    assert result.out.startswith("jaxprtool 1\n") and "5 batch elements" not in result.out
 
 
 def test_a_folder_gets_a_file_for_each_program(cli, lanes):

@@ -204,7 +204,7 @@ def test_a_zero_gradient_is_explained_before_and_behind_grad(cli, folder):
     """
     (folder / "quantized.py").write_text(textwrap.dedent(code).lstrip())
     case = "quantized.py:quantized", "--args", "{'w': f32[5,4], 'b': f32[4]}, f32[3,5]"
-    said = "by params['w'] is zero: round (quantized.py:4) stops every path."
+    said = "with respect to params['w'] is zero: round (quantized.py:4) stops every path."
     found = cli("why", *case, "params['w']")
     assert said in " ".join(found.out.split())
     document = json.loads(cli("why", *case, "params['w']", "--json").out)

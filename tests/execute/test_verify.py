@@ -145,7 +145,7 @@ def test_values_that_differ(before, after):
 def test_types_and_results_must_be_the_same():
     before = program(lambda x: x, X)
     refuses(before, program(lambda x: x.astype("bfloat16"), X), match=r"bf16\[3\] after")
-    refuses(before, program(lambda x: (x, x), X), match="gives result")
+    refuses(before, program(lambda x: (x, x), X), match="returns result")
     other = before.replace(arg_names=("other",))
     refuses(before, other, match="takes an argument 'other'")
 

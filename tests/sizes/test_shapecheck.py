@@ -147,7 +147,12 @@ def test_a_placeholder_is_any_size(fun, types, results):
 @pytest.mark.parametrize(
     ("fun", "types", "results", "message"),
     [
-        (doubled, "f32[n,d]", "f32[_,d]", r"is f32\[n,2\*d\], not f32\[_,d\]: caused by concatenate"),
+        (
+            doubled,
+            "f32[n,d]",
+            "f32[_,d]",
+            r"is f32\[n,2\*d\], not f32\[_,d\]: caused by concatenate",
+        ),
         (doubled, "f32[n,d]", "f32[_]", r"not f32\[_\]"),
         (doubled, "f32[n,d]", "bf16[_,_]", r"not bf16\[_,_\]"),
         (lambda x, y: (x, y), "f32[_], f32[n]", "f32[n], f32[n]", r"is f32\[_1\], not f32\[n\]"),

@@ -378,7 +378,7 @@ def test_an_equation_that_cannot_be_done_by_lanes_is_named():
         return x
 
     with pytest.raises(
-        UnsupportedError, match=r"debug_\w+ at .*test_ragged.py:\d+ cannot be done by"
+        UnsupportedError, match=r"debug_\w+ at .*test_ragged.py:\d+ cannot be made ragged"
     ):
         traced(fun, "f32[n]").apply("ragged(axis='n', lanes=2)")
 

@@ -274,8 +274,8 @@ class _Reader:
                 raise self.source.fail_at(start, message, f"it has {_list(axis_types)}")
             if axis_types[name] is not jax.sharding.AxisType.Explicit:
                 message = (
-                    f"the axis '{name}' is {axis_types[name].name}, but types can name only Explicit "
-                    "axes"
+                    f"the axis '{name}' is {axis_types[name].name}, "
+                    "but types can name only Explicit axes"
                 )
                 raise self.source.fail_at(start, message)
         return mesh

@@ -35,7 +35,7 @@ levels: dict[str, Level] = {
     "O1": Level(
         _EXACT,
         help="Remove redundant and dead computations. The number of equations never grows, and "
-        "results differ at most by at rounding of XLA's compilation.",
+        "results differ at most by the rounding of XLA's compilation.",
     ),
     "O2": Level(
         f"{_EXACT}, hoist",

@@ -90,7 +90,7 @@ class Request:
             raise ArgumentsError(error.message, _HINT) from None
         for leaf in jax.tree.leaves([args[each] for each in positions]):
             aval, name = program.in_avals[leaf], program.arg_names[leaf]
-            # Keys of both scalar_types, and integers from which keys are created.
+            # Keys of both types, and integers from which keys are created.
             scalar_types = (jax.dtypes.prng_key, jnp.integer)
             if not any(jnp.issubdtype(aval.dtype, scalar_type) for scalar_type in scalar_types):
                 message = (

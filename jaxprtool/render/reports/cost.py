@@ -182,7 +182,8 @@ def unknown_notes(found: Cost | Source) -> Iterator[str]:
     """Yield the unknowns of a cost: iterations of loops, and costs of primitives."""
     if found.total.per_round:
         yield (
-            f"{_PER_ITERATION} counts one iteration of each loop whose number of iterations is unknown"
+            f"{_PER_ITERATION} counts one iteration of each loop "
+            "whose number of iterations is unknown"
         )
     if found.unknown:
         names = (f"{name} ({plural(n, 'equation')})" for name, n in found.unknown.items())

@@ -201,7 +201,7 @@ def has_stacks(inside: Regions) -> bool:
 
 
 def out_of_reach(eqn: JaxprEqn) -> UnsupportedError:
-    """Return the error for an equation with which something is sown that we cannot be reached."""
+    """Return the error for an equation with a sown value that cannot be reached."""
     return UnsupportedError(f"a value is sown inside {named(eqn)}, where it cannot be reached")
 
 

@@ -188,5 +188,5 @@ def broadcast_unsorted(array: Any, shape: Sequence[Any], dims: Sequence[int]) ->
 
 
 def refusal(eqn: JaxprEqn, reason: str, hint: str | None = None) -> UnsupportedError:
-    """Return the error for an equation that does not support for lanes of different lengths."""
-    return UnsupportedError(f"{named(eqn)} does not made ragged: {reason}", hint)
+    """Return the error for an equation that cannot be computed for examples of several lengths."""
+    return UnsupportedError(f"{named(eqn)} cannot be made ragged: {reason}", hint)

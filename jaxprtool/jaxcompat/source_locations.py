@@ -44,6 +44,8 @@ def hide_frames(path: str) -> None:
     Args:
         path: The path of a file, or of a folder with a separator at the end.
     """
+    if path in source_info_util._exclude_paths:
+        return  # JAX would keep it twice, and compile its pattern of all paths again
     register_exclusion(path)
     is_users_file.cache_clear()
     _KINDS.clear()

@@ -6,6 +6,7 @@ import it can run in the same process; hence environment variables and not `jax.
 
 import gc
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -43,6 +44,14 @@ settings.register_profile("sweep", parent=settings.get_profile("default"), max_e
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+#: Above so many bytes of resident memory, JAX forgets what it has traced and compiled. Below,
+#: tests find what others before them have compiled.
+_MOST_MEMORY = 3 * 2**30
+
+#: How often garbage is looked for: JAX traces and lowers by many small objects, few in cycles.
+_THRESHOLD = (50_000, 20, 50)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Collect the tests without looking for garbage, which takes a quarter of the time."""
@@ -51,3 +60,22 @@ def pytest_collection():
         return (yield)
     finally:
         gc.enable()
+        gc.set_threshold(*_THRESHOLD)
+        gc.freeze()  # modules stay: no search for garbage need look at them
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Clear JAX's caches between two files where they have grown large."""
+    is_last = nextitem is None or nextitem.path != item.path
+    if is_last and "jax" in sys.modules and _resident_bytes() > _MOST_MEMORY:
+        sys.modules["jax"].clear_caches()
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:  # not Linux
+        return 0

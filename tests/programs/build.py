@@ -33,6 +33,7 @@ from tests.programs.plans import (
 from tests.programs.recorder import record
 from tests.programs.repetition import differing
 from tests.programs.rules import with_jvp_rule, with_vjp_rule
+from tests.programs.values import on_device
 from tests.programs.waste import WASTEFUL
 
 Values = list[Any]
@@ -73,7 +74,7 @@ def _argument(t: Type, rng: np.random.RandomState, plan: Plan) -> Any:
         values.flat[rng.randint(values.size)] = rng.choice([np.nan, np.inf, -np.inf, -0.0])
     if plan.weak and t.shape == () and str(t) in ("f32[]", "i32[]"):
         return values.item()
-    return jnp.asarray(values)
+    return on_device(values)
 
 
 def _values(t: Type, rng: np.random.RandomState) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.programs.program import Program
+from tests.programs.values import on_device
 
 
 def is_inexact(aval: Any) -> bool:
@@ -54,7 +55,7 @@ class Derivative:
             results = function(full)
             return [jnp.asarray(results[i]) for i in self.outs]
 
-        primals = [jnp.asarray(args[i]) for i in self.at]
+        primals = [on_device(args[i]) for i in self.at]
         if self.mode == "reverse":
             return list(jax.vjp(restricted, *primals)[1](directions))
         return list(jax.jvp(restricted, primals, directions)[1])

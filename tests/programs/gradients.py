@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool import jaxcompat
-from tests.programs.interpreter import bind, bodies, evaluate
+from tests.programs.interpreter import bodies, evaluate
 from tests.programs.recorder import recording
+from tests.programs.stepwise import bind
+from tests.programs.values import on_device
 
 #: What JAX raises when a program has no derivative in the mode asked for: a while loop or a
 #: forward-only rule in reverse, a reverse-only rule forwards, an effect in either.
@@ -82,7 +84,7 @@ def _of_inexact(closed: Any, args: Sequence[Any]) -> tuple[Callable[..., list[An
         results = jaxcompat.jaxpr_as_fun(closed)(*full)
         return [jnp.asarray(results[i]) for i in outs]  # one may be a literal
 
-    return function, [jnp.asarray(args[i]) for i in at]
+    return function, [on_device(args[i]) for i in at]
 
 
 def derivative_of(

@@ -1,7 +1,7 @@
 """The referee of `unzip`: do init and apply together compute what the program does?
 
 `prove_unzip(program, key_args, args)` holds the two against the original and against the reference
-of `variables.py`. Everything is evaluated one equation at a time first (`interpreter.py`), where
+of `variables.py`. Everything is evaluated one equation at a time first (`stepwise.py`), where
 results must agree to the last bit, and then by JAX's own evaluator, where they may differ by
 rounding.
 """
@@ -23,7 +23,7 @@ from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.programs.program import Program, type_check
 from jaxprtool.loading.trace import trace
 from jaxprtool.passes.unzip import Unzip
-from tests.programs import interpreter
+from tests.programs import stepwise
 from tests.programs.gradients import (
     NO_DERIVATIVE,
     NO_DERIVATIVE_OF_REFS,
@@ -33,7 +33,7 @@ from tests.programs.gradients import (
     is_xla_fault,
 )
 from tests.programs.recorder import Event, recording
-from tests.programs.values import bits_agree, difference, values_agree
+from tests.programs.values import bits_agree, difference, on_device, values_agree
 from tests.programs.variables import KEY, LATE, Fact, Path, Reference, Site, flow
 
 Run = tuple[list[Any], list[Event]]
@@ -109,7 +109,7 @@ class _Case:
     ):
         self.program, self.init, self.apply, self.tag = program, init, apply, tag
         # NumPy's arrays of 64 bits become what JAX makes of them.
-        self.args = list(map(jnp.asarray, args))
+        self.args = list(map(on_device, args))
         positional, kwargs = jax.tree.unflatten(program.in_tree, list(range(len(args))))
         keys = [
             k % len(positional)
@@ -168,12 +168,12 @@ class _Case:
 
     def check_values(self) -> list[Any]:
         """All of it, one equation at a time; gives the variables' initial values, flat."""
-        original = _run(interpreter.evaluate, self.program.jaxpr, self.args)
+        original = _run(stepwise.evaluate, self.program.jaxpr, self.args)
         variables, made = _run(
-            interpreter.evaluate, self.init.jaxpr, [self.args[i] for i in self.early]
+            stepwise.evaluate, self.init.jaxpr, [self.args[i] for i in self.early]
         )
         self._check_recorded(variables)
-        outs, used = self._apply(interpreter.evaluate, variables)
+        outs, used = self._apply(stepwise.evaluate, variables)
         agree("apply of init's variables", original[0], outs)
         _same_events(original[1], made + used)
         for change in (_moved, _reversed):
@@ -214,12 +214,12 @@ class _Case:
             expected = Reference(self.tag, given).evaluate(
                 self.program.jaxpr, self.facts, self.args
             )
-        agree("apply of other variables", expected, self._apply(interpreter.evaluate, variables)[0])
+        agree("apply of other variables", expected, self._apply(stepwise.evaluate, variables)[0])
 
     def check_compiled(self, stepped: list[Any]) -> None:
         """By JAX's evaluator: the same but for rounding, where the original is well conditioned."""
         original, variables = self.program.jaxpr, [self.args[i] for i in self.early]
-        steps = _run(interpreter.evaluate, original, self.args)[0]
+        steps = _run(stepwise.evaluate, original, self.args)[0]
         try:
             before = _run(_compiled, original, self.args)
             made = _run(_compiled, self.init.jaxpr, variables)
@@ -242,7 +242,7 @@ class _Case:
         """The derivative of apply's results by variables and arguments against the reference's."""
         early = [self.args[i] for i in self.early]
         with recording():
-            variables = list(map(jnp.asarray, interpreter.evaluate(self.init.jaxpr, early)))
+            variables = list(map(on_device, stepwise.evaluate(self.init.jaxpr, early)))
         given = [*variables, *(self.args[i] for i in self.late)]
         at = [i for i, x in enumerate(given) if _is_inexact(x)]
         results = [i for i, v in enumerate(self.program.jaxpr.outvars) if _is_inexact(v.aval)]
@@ -280,7 +280,7 @@ class _Case:
                 outs = function(full)
                 return [jnp.asarray(outs[i]) for i in results]
 
-            primals = [jnp.asarray(given[i]) for i in by]
+            primals = [on_device(given[i]) for i in by]
             return derivative_of(restricted, primals, mode, expected_errors)
 
         found = of(apply, at)
@@ -298,7 +298,9 @@ class _Case:
 
 
 def _compiled(closed: Any, args: Sequence[Any]) -> list[Any]:
-    return jaxcompat.jaxpr_as_fun(closed)(*args)
+    # As a whole, unless XLA's common subexpressions run into the order of effects.
+    function = jaxcompat.jaxpr_as_fun(closed)
+    return (function if closed.effects else jax.jit(function))(*args)
 
 
 def _run(evaluate: Callable[..., Any], closed: Any, args: Sequence[Any]) -> Run:
@@ -326,16 +328,22 @@ def _moved(x: Any) -> Any:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         flat = jnp.reshape(x, -1)
         return jnp.reshape(jax.vmap(lambda k: jax.random.fold_in(k, 1))(flat), x.shape)
+    x = np.asarray(x)  # NumPy compiles nothing
     if x.dtype == bool:
-        return ~x
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return (x * np.asarray(0.75, x.dtype) + np.asarray(0.125, x.dtype)).astype(x.dtype)
-    return x ^ np.asarray(1, x.dtype)
+        moved = ~x
+    elif jnp.issubdtype(x.dtype, jnp.inexact):
+        with np.errstate(all="ignore"):
+            moved = x * np.asarray(0.75, x.dtype) + np.asarray(0.125, x.dtype)
+    else:
+        moved = x ^ np.asarray(1, x.dtype)
+    return on_device(np.asarray(moved, x.dtype))
 
 
 def _reversed(x: Any) -> Any:
     """The same elements in another order."""
-    return jnp.reshape(jnp.reshape(x, -1)[::-1], x.shape)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jnp.reshape(jnp.reshape(x, -1)[::-1], x.shape)
+    return on_device(np.asarray(x).reshape(-1)[::-1].reshape(x.shape))
 
 
 def _is_inexact(x: Any) -> bool:

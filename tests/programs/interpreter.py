@@ -181,7 +181,7 @@ def stacked(rows: Sequence[Any], var: Any) -> Any:
 
 def _on_device(x: Any) -> Any:
     """Return a JAX array; of zero tangents of integers there is none."""
-    return x if x.dtype == jax.dtypes.float0 else jnp.asarray(x)
+    return x if x.dtype == jax.dtypes.float0 else jax.device_put(x)
 
 
 def _is_plain(dtype: Any) -> bool:

@@ -30,7 +30,7 @@ from tests.programs.interpreter import evaluate
 from tests.programs.masking import NOT_RUN, compare, refusal
 from tests.programs.promises import NOT_AS_PROMISED, keeps_promises
 from tests.programs.recorder import recording
-from tests.programs.stablehlo_interpreter import interpret
+from tests.programs.stepwise import interpret
 from tests.programs.symbolic import Sizes, SymbolicProgram
 from tests.programs.values import on_host
 

@@ -36,7 +36,7 @@ from jaxprtool.passes.mapping.batch.axis import Axis
 from jaxprtool.passes.mapping.batch.body import batch_body
 from tests.programs.interpreter import Cond, Scan, bodies, read
 from tests.programs.recorder import Event, Recording, recording
-from tests.programs.values import bits_agree, difference, values_agree
+from tests.programs.values import bits_agree, difference, on_device, values_agree
 
 #: What `jax.vmap` raises on purpose; ours must raise one of the same.
 FAMILIES = (NotImplementedError, ValueError, TypeError)
@@ -310,14 +310,14 @@ def cost(jaxpr: Any) -> Cost:
 
 def stacked(x: Any, axis: int, size: int) -> Any:
     """`size` lanes along `axis`, the first of them `x` and no two alike if its type allows it."""
-    x = jnp.asarray(x)
+    x = on_device(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = stacked(jax.random.key_data(x), axis % (x.ndim + 1), size)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     example = np.asarray(x)
     lanes = [_lane(example, k) for k in range(size)]
     if lanes:
-        return jnp.asarray(np.stack(lanes, axis))
+        return on_device(np.stack(lanes, axis))
     shape = list(example.shape)
     shape.insert(axis % (example.ndim + 1), 0)
     return jnp.zeros(shape, example.dtype)

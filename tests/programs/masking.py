@@ -42,7 +42,7 @@ from tests.programs.padding import KINDS, cut, padded, with_specials
 from tests.programs.promises import NOT_AS_PROMISED, keeps_promises
 from tests.programs.recorder import recording
 from tests.programs.rounding import differences_but_for_rounding
-from tests.programs.stablehlo_interpreter import interpret
+from tests.programs.stepwise import interpret
 from tests.programs.symbolic import Sizes, SymbolicProgram
 from tests.programs.values import bits_agree, on_host, value_difference, values_agree
 

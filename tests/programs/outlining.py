@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.core.equations import equations
@@ -23,11 +21,11 @@ from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.loops.roll import Roll
 from tests.programs.case import Case
-from tests.programs.interpreter import evaluate
 from tests.programs.ordering import difference_but_for_order
 from tests.programs.recorder import recording
 from tests.programs.same import Original, lasting_effects
-from tests.programs.values import bits_agree, flushed_bits_agree
+from tests.programs.stepwise import evaluate
+from tests.programs.values import bits_agree, flushed_bits_agree, on_device
 from tests.programs.values import difference as difference_of_values
 
 #: Loops of more rounds are not written out again.
@@ -107,7 +105,7 @@ def _stacked(original: Original) -> Counter[str]:
         type_check(program)
     rolled, stack, unstack = (made[name] for name in ("rolled", "stack", "unstack"))
     known = dict(zip(before.arg_names, args, strict=True))
-    given = [jnp.asarray(known[name]) for name in stack.arg_names]
+    given = [on_device(known[name]) for name in stack.arg_names]
     stacks = evaluate(stack.jaxpr, given)
     fault = difference_of_values(given, evaluate(unstack.jaxpr, stacks), bits_agree)
     assert fault is None, f"unstacked: {fault}"

@@ -17,7 +17,7 @@ from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.shapes.specialization import specialized
 from tests.programs.interpreter import evaluate
-from tests.programs.stablehlo_interpreter import interpret
+from tests.programs.stepwise import interpret
 from tests.programs.symbolic import Sizes
 
 #: What came of a program at sizes at which an index is not where it promises.

@@ -22,10 +22,11 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.passes.framework.pipeline import Pipeline
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS, has_refs, reverse
-from tests.programs.interpreter import bind, evaluate
+from tests.programs.interpreter import evaluate
 from tests.programs.mapped import are_equivalent
 from tests.programs.recorder import recording
 from tests.programs.same import Original, count_equations, lasting_effects, without_ref_writes
+from tests.programs.stepwise import bind
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tests.programs.interpreter import bind
+from tests.programs.stepwise import bind
 
 Apply = Callable[[Any, Sequence[Any]], Sequence[Any]]
 

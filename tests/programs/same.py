@@ -4,15 +4,15 @@
 what they do: the values and the order of effects of a run, and their gradients. Its rule for
 values:
 
-*   Both are run by JAX's own evaluator of jaxprs. If all bits agree, fine. NaNs are equal to
-    NaNs; zeros of different sign are not equal.
-*   Bits may differ where XLA compiles the body of a loop or a branch as a whole: it rounds a
-    body differently when dead code beside the live has gone. So if they differ, and
-    `exact=True`, both are also evaluated one equation at a time at every depth
-    (`interpreter.evaluate`), and those results must agree to the last bit, but that a subnormal
-    number is as good as zero: arithmetic flushes it, and `x * 1`, say, may go. What JAX's evaluator
-    gives may then differ by the tolerance of the dtype only, unless JAX's evaluator and the
-    stepwise one differ by more on the *original* too, which is then ill-conditioned.
+*   Both are run by JAX's own evaluator of jaxprs, compiled as a whole unless they have effects. If
+    all bits agree, fine. NaNs are equal to NaNs; zeros of different sign are not equal.
+*   Bits may differ in what XLA compiles as a whole: it rounds differently when dead code beside
+    the live has gone. So if they differ, and `exact=True`, both are also evaluated one equation at
+    a time at every depth (`stepwise.evaluate`), and those results must agree to the last bit, but
+    that a subnormal number is as good as zero: arithmetic flushes it, and `x * 1`, say, may go.
+    What JAX's evaluator gives may then differ by the tolerance of the dtype only, unless JAX's
+    evaluator and the stepwise one differ by more on the *original* too, which is then
+    ill-conditioned.
 *   If XLA cannot compile one of them for a fault of its own (`gradients.XLA_FAULT`), the stepwise
     results decide alone.
 *   With `exact=False` the tolerance of the dtype decides alone.
@@ -35,7 +35,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.programs.program import Program, type_check
-from tests.programs import interpreter
+from tests.programs import stepwise
 from tests.programs.case import Case
 from tests.programs.gradients import (
     XLA_FAULT,
@@ -86,11 +86,14 @@ def prove(
     *,
     exact: bool = True,
     gradients: bool = True,
+    compiled: bool = True,
 ) -> tuple[Program, Program, Verdict | None]:
     """Trace the case, rewrite it, type-check the result and compare it with the original.
 
-    Gives both programs and the verdict: None if the rewrite gave the very same jaxpr back.
-    Raises AssertionError if they differ, CheckError if the result is not well typed.
+    Unless `compiled`, the programs are run one equation at a time alone, which compiles no loop;
+    their gradients are compared all the same. Gives both programs and the verdict: None if the
+    rewrite gave the very same jaxpr back. Raises AssertionError if they differ, CheckError if the
+    result is not well typed.
     """
     with case.setting():
         before = case.program()
@@ -98,7 +101,13 @@ def prove(
         if after.jaxpr is before.jaxpr:
             return before, after, None
         type_check(after)
-        verdict = same(before, after, case.arguments(), exact=exact, gradients=gradients)
+        original = Original(before, case.arguments())
+        if compiled:
+            verdict = original.same(after, exact=exact, gradients=gradients)
+        else:
+            original.same_steps(after, exact=exact)
+            kind = original.same_gradients(after) if gradients else "not asked for"
+            verdict = Verdict(True, kind)
     return before, after, verdict
 
 
@@ -147,7 +156,7 @@ class Original:
 
     @cached_property
     def steps(self) -> Run:
-        return _run(interpreter.evaluate, self.program.jaxpr, self.args)
+        return _run(stepwise.evaluate, self.program.jaxpr, self.args)
 
     @cached_property
     def gradients(self) -> Gradients | str:
@@ -175,7 +184,7 @@ class Original:
         return True
 
     def _same_steps(self, after: Any, *, exact: bool = True) -> None:
-        old, new = self.steps, _run(interpreter.evaluate, after, self.args)
+        old, new = self.steps, _run(stepwise.evaluate, after, self.args)
         agree = flushed_bits_agree if exact else values_agree
         _fail("results, step by step", difference(old[0], new[0], agree))
         _same_order(old[1].events, new[1].events, agree)
@@ -201,7 +210,7 @@ class Original:
         def evaluate(apply: Any) -> list[Any]:
             return stepwise_gradients(self.program.jaxpr, self.args, mode, apply)
 
-        old = evaluate(interpreter.bind)
+        old = evaluate(stepwise.bind)
         new = stepwise_gradients(after.jaxpr, self.args, mode)
         if difference(old, new, values_agree) is None:
             return
@@ -289,9 +298,16 @@ def _run(evaluate: Callable[[Any, Sequence[Any]], Any], closed: Any, args: Seque
 
 
 def _compiled(closed: Any, args: Sequence[Any]) -> Run | None:
-    """A run by JAX's evaluator; None if XLA cannot compile a body for a fault of its own."""
+    """A run by JAX's evaluator; None if XLA cannot compile a body for a fault of its own.
+
+    It is compiled as a whole, which takes less time than each equation by itself; but one equation
+    at a time if it has effects, whose order XLA's common subexpressions run into.
+    """
+    function = jaxcompat.jaxpr_as_fun(closed)
+    if not closed.effects:
+        function = jax.jit(function)
     try:
-        return _run(lambda closed, args: jaxcompat.jaxpr_as_fun(closed)(*args), closed, args)
+        return _run(lambda closed, args: function(*args), closed, args)
     except jax.errors.JaxRuntimeError as error:
         if not is_xla_fault(error):
             raise

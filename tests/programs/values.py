@@ -23,10 +23,16 @@ __all__ = [
     "bits_agree",
     "difference",
     "flushed_bits_agree",
+    "on_device",
     "on_host",
     "value_difference",
     "values_agree",
 ]
+
+
+def on_device(x: Any) -> Any:
+    """Return a JAX array: from NumPy's without a compile, which `asarray` takes in JAX 0.12."""
+    return jax.device_put(x) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
 
 
 def on_host(x: Any) -> Any:

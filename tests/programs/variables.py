@@ -21,8 +21,9 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.primitives import scope_of
-from tests.programs.interpreter import Call, Cond, Scan, While, bind, closed, read, stacked
+from tests.programs.interpreter import Call, Cond, Scan, While, closed, read, rows_of, stacked
 from tests.programs.rules import RULE_FACTOR
+from tests.programs.stepwise import bind
 
 Path = tuple[str, ...]
 
@@ -290,19 +291,23 @@ class Reference:
         self, eqn: Any, scan: Scan, facts: list[Fact], operands: list[Any], scopes: Path, at: Any
     ) -> list[Any]:
         n, k = scan.consts, scan.carry
-        consts, carry, xs = operands[:n], operands[n : n + k], operands[n + k :]
+        consts, carry = operands[:n], operands[n : n + k]
+        columns = [x if _is_traced(x) else rows_of(x) for x in operands[n + k :]]
         found = _flow_scan(scan, facts, self.tag, self._reached)
         inner = [*facts[:n], *found.outs[:k], *facts[n + k :]]
         start, rows = self._count.copy(), {}
         for i in reversed(range(scan.length)) if scan.reverse else range(scan.length):
             self._count = start.copy()
-            given = [*consts, *carry, *(x[i] for x in xs)]
+            given = [*consts, *carry, *(column[i] for column in columns)]
             results, _ = self._run(scan.body, inner, given, scopes, (*at, i))
             carry, rows[i] = results[:k], results[k:]
         self._count = start + Counter((*scopes, *site.path) for site in found.sites)
         ys = [[rows[i][j] for i in sorted(rows)] for j in range(len(eqn.outvars) - k)]
         pairs = zip(ys, eqn.outvars[k:], strict=True)
-        return [*carry, *(jnp.stack(y) if y else stacked(y, var) for y, var in pairs)]
+        return [
+            *carry,
+            *(jnp.stack(y) if any(map(_is_traced, y)) else stacked(y, var) for y, var in pairs),
+        ]
 
     def _while(
         self, loop: While, facts: list[Fact], operands: list[Any], scopes: Path, at: Any
@@ -323,6 +328,10 @@ class Reference:
             i += 1
         self._count = start + Counter((*scopes, *site.path) for site in found.sites)
         return carry
+
+
+def _is_traced(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
 
 
 def _with_refs_copied(values: Sequence[Any]) -> list[Any]:

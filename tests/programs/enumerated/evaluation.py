@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxprtool.jaxcompat import weakly_typed
-from tests.programs import interpreter
+from tests.programs import interpreter, stepwise
 
 
 class Values:
@@ -82,7 +82,9 @@ class Values:
         key = eqn.primitive, self._key(eqn.params), operands
         numbers = self._numbers.get(key)
         if numbers is None:
-            results = interpreter.bind(eqn, [self._arrays[n] for n in operands])
+            is_weak = any(v.aval.weak_type for v in eqn.outvars)
+            bind = interpreter.bind if is_weak else stepwise.bind
+            results = bind(eqn, [self._arrays[n] for n in operands])
             numbers = self._numbers[key] = tuple(map(self._new, results))
         return numbers
 

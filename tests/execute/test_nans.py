@@ -16,6 +16,7 @@ from jaxprtool.execute.nans import find_nan
 from jaxprtool.execute.stepping import effects
 from jaxprtool.ir.evaluation.interpret import bind
 from tests.programs import harness_programs
+from tests.share import share
 
 X = jnp.arange(4.0)
 
@@ -704,7 +705,7 @@ def test_switches_of_jax_do_not_stop_the_search():
 
 def test_every_result_that_has_a_nan_is_reached_by_what_is_found():
     looked_at = 0
-    for case in harness_programs(40):
+    for case in share(harness_programs(40)):
         before = case.program()
         args = jax.tree.leaves(case.args)
         search = find_nan(before, args)

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.flow_paths import flow_path
@@ -23,8 +20,8 @@ from jaxprtool.ir.core.equations import bodies, equations
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.dataflow.slicing import Start, backward_slice, forward_slice
 from jaxprtool.passes.cleanup.dce import dce_jaxpr
-from tests.programs import Case, harness_programs, random_programs, sample_programs
-from tests.programs.random_programs import RandomProgram
+from tests.programs import Case, harness_programs, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.rewriting import prove_all
 from tests.programs.same import lasting_effects, without_ref_writes
 from tests.programs.samples import sample_files
@@ -111,18 +108,8 @@ def test_a_share_of_the_harnesses(chunk):
     assert outcomes.total() > 80
 
 
-@pytest.mark.parametrize("chunk", share(range(2)))
-def test_random_programs(chunk):
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(chunk)
-    @settings(max_examples=25)
-    @given(random_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, number: int) -> None:
-        outcomes.update(prove_slices(number, drawn.case()))
-
-    check()
-    jax.clear_caches()
+def test_random_programs():
+    outcomes = prove_corpus(25, prove_slices)
     assert outcomes["as dce, others replaced"] > 2
 
 

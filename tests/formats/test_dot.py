@@ -7,7 +7,6 @@ import subprocess
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
 
 import jaxprtool
 from jaxprtool import trace
@@ -16,7 +15,8 @@ from jaxprtool.formats.dot import dot
 from jaxprtool.formats.folding import MOST_BOXES
 from jaxprtool.formats.picture import picture
 from tests.external import missing
-from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs import harness_programs, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.outlined import layers
 from tests.programs.samples import sample_files
 
@@ -319,12 +319,12 @@ def test_every_sample_is_drawn(file):
         Read(dot(program))
 
 
-@settings(max_examples=10)
-@given(random_programs())
-def test_random_programs_are_drawn(drawn):
-    case = drawn.case()
-    with case.setting():
-        Read(dot(case.program()))
+def test_random_programs_are_drawn():
+    def prove(number, case):
+        with case.setting():
+            Read(dot(case.program()))
+
+    prove_corpus(10, prove)
 
 
 @pytest.mark.parametrize("every", [100, pytest.param(1, marks=pytest.mark.sweep)])

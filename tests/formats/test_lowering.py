@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from jax.experimental import checkify
 from jax.extend import mlir
 from jax.extend.mlir import ir
@@ -18,7 +17,8 @@ from jaxprtool import nest, sow, trace, variable
 from jaxprtool.errors import BackendError, UnsupportedError
 from jaxprtool.formats import lowering
 from jaxprtool.loading.example import Static
-from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs import harness_programs, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.outlined import layers
 from tests.programs.samples import sample_files
 from tests.sweep.corpora import Harnesses
@@ -322,14 +322,14 @@ def test_every_sample_is_lowered_as_jit_lowers_it(file):
             assert lowering.stablehlo(sample.program()) == expected, sample.name
 
 
-@settings(max_examples=10)
-@given(random_programs())
-def test_random_programs_are_lowered(drawn):
-    case = drawn.case()
-    with case.setting():
-        program = case.program()
-        assert f"module @jit_{program.name}" in lowering.stablehlo(program)
-        assert lowering.hlo_proto(program)
+def test_random_programs_are_lowered():
+    def prove(number, case):
+        with case.setting():
+            program = case.program()
+            assert f"module @jit_{program.name}" in lowering.stablehlo(program)
+            assert lowering.hlo_proto(program)
+
+    prove_corpus(10, prove)
 
 
 def prove(number, case):

@@ -5,12 +5,12 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
 
 from jaxprtool import trace
 from jaxprtool.formats.model_explorer import model_explorer
 from tests.formats.test_dot import deep_model
-from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs import harness_programs, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.outlined import layers
 from tests.programs.samples import sample_files
 
@@ -152,12 +152,12 @@ def test_every_sample_follows_the_rules(file):
         assert {*program.arg_names, *program.out_names} <= labels
 
 
-@settings(max_examples=5)
-@given(random_programs())
-def test_random_programs_follow_the_rules(drawn):
-    case = drawn.case()
-    with case.setting():
-        read(case.program())
+def test_random_programs_follow_the_rules():
+    def prove(number, case):
+        with case.setting():
+            read(case.program())
+
+    prove_corpus(5, prove)
 
 
 @pytest.mark.parametrize("every", [400, pytest.param(1, marks=pytest.mark.sweep)])

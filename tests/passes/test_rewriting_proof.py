@@ -12,16 +12,13 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import hypothesis
-import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from jaxprtool.passes.framework import registry
 from tests.programs import Case, harness_programs, sample_programs
-from tests.programs.random_programs import RandomProgram, wasteful_programs
+from tests.programs.corpus import prove_corpus, wasteful_corpus
+from tests.programs.random_programs import wasteful_programs
 from tests.programs.rewriting import (
     LEVELS,
     PASSES,
@@ -84,23 +81,8 @@ def prove_random(number: int, case: Case) -> Counter[str]:
     return prove_rewrites(case, rewriters, chosen)
 
 
-def prove_random_programs(examples: int, seed: int) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples, phases=[Phase.generate])  # to shrink one takes minutes
-    @given(wasteful_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, number: int) -> None:
-        outcomes.update(prove_random(number, drawn.case()))
-
-    check()
-    jax.clear_caches()
-    return outcomes
-
-
-@pytest.mark.parametrize("chunk", share(range(2)))
-def test_random_programs_compute_the_same(chunk):
-    assert prove_random_programs(examples=4, seed=chunk)["programs"] >= 4
+def test_random_programs_compute_the_same():
+    assert prove_corpus(4, prove_random, wasteful_corpus)["programs"] >= 4
 
 
 # --- samples ----------------------------------------------------------------------------------

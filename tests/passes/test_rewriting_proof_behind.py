@@ -10,12 +10,9 @@ import random
 from collections import Counter
 from typing import Any
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.programs.program import Program, type_check
@@ -23,13 +20,14 @@ from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.primitives import VARIABLE
 from tests.programs import Case, harness_programs
+from tests.programs.corpus import prove_corpus, wasteful_corpus
 from tests.programs.init_apply import prove_unzip
-from tests.programs.interpreter import evaluate
 from tests.programs.mapped import flat, mappings, ours, same_programs, theirs
-from tests.programs.random_programs import RandomProgram, wasteful_programs
+from tests.programs.random_programs import wasteful_programs
 from tests.programs.rewriting import prove_all
 from tests.programs.same import lasting_effects
 from tests.programs.sowing import sown
+from tests.programs.stepwise import evaluate
 from tests.programs.values import bits_agree, difference
 from tests.programs.variables import KEY, LATE, flow
 from tests.programs.waste import WASTE, wasteful
@@ -142,16 +140,7 @@ def test_some_harnesses_batch_and_unzip_behind_o2(chunk):
 
 
 def test_random_programs_batch_and_unzip_behind_o2():
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(0)
-    @settings(max_examples=5, phases=[Phase.generate])  # to shrink one takes minutes
-    @given(wasteful_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, number: int) -> None:
-        outcomes.update(prove(number, drawn.case()))
-
-    check()
-    jax.clear_caches()
+    outcomes = prove_corpus(5, prove, wasteful_corpus)
     assert outcomes.total() >= 5
 
 

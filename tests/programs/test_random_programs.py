@@ -23,6 +23,7 @@ from jaxprtool.ir.programs.program import type_check
 from jaxprtool.jaxcompat import Literal, Var
 from tests.programs import plans, random_programs
 from tests.programs.build import arguments_of, function_of
+from tests.programs.corpus import draws, prove_corpus
 from tests.programs.ops import (
     AXES,
     COLLECTIVES,
@@ -35,7 +36,6 @@ from tests.programs.ops import (
     coerce,
 )
 from tests.programs.random_programs import RandomProgram
-from tests.share import HALF
 
 #: Everything that random programs must contain, beside all dtypes and all operations.
 FEATURES = {
@@ -185,19 +185,6 @@ def plan_operations(block):
             yield from plan_operations(body)
 
 
-def draws(count, seed=0):
-    found = []
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=count, phases=[Phase.generate])
-    @given(random_programs())
-    def collect(drawn):
-        found.append(drawn)
-
-    collect()
-    return found
-
-
 @cache
 def many_draws():
     """Some hundred draws, each with its features."""
@@ -230,15 +217,14 @@ def test_a_program_prints_as_the_code_that_makes_it():
         assert eval(repr(drawn), names) == drawn
 
 
-@hypothesis.seed(HALF)
-@settings(max_examples=20)
-@given(random_programs())
-def test_programs_are_well_typed_and_their_arguments_fit(drawn):
-    case = drawn.case()
-    with case.setting():
-        program = case.program()
-        type_check(program)
-        jax.block_until_ready(jax.extend.core.jaxpr_as_fun(program.jaxpr)(*case.arguments()))
+def test_programs_are_well_typed_and_their_arguments_fit():
+    def prove(number, case):
+        with case.setting():
+            program = case.program()
+            type_check(program)
+            jax.block_until_ready(jax.extend.core.jaxpr_as_fun(program.jaxpr)(*case.arguments()))
+
+    prove_corpus(20, prove)
 
 
 def test_arguments_are_the_same_each_time():

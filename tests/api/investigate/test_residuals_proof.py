@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-import hypothesis
 import pytest
-from hypothesis import given, settings
 
 from jaxprtool.analysis.residuals import total_bytes
 from jaxprtool.api.investigate.residuals import bytes_by_policy
@@ -17,7 +15,8 @@ from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
-from tests.programs import harness_programs, random_programs, sample_programs
+from tests.programs import harness_programs, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -47,16 +46,8 @@ def prove_bytes(number: int, case) -> Counter[str]:
     return outcomes
 
 
-@settings(
-    max_examples=8,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
-@given(random_programs())
-def test_random_programs(program):
-    prove_bytes(0, program.case())
+def test_random_programs():
+    prove_corpus(8, prove_bytes)
 
 
 @pytest.mark.parametrize("file", ["branches.py", "custom_gradients.py", "layers.py"])

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from tests.formats.jaxpr.round_trips import count, prove_round_trip
-from tests.programs import Case, harness_share, random_programs, sample_programs
-from tests.programs.random_programs import RandomProgram
+from tests.programs import Case, harness_share, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.samples import sample_files
 from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
@@ -48,20 +46,9 @@ def test_samples_and_their_gradients_come_back(file):
     assert any(outcomes)
 
 
-def prove_random_programs(examples: int, seed: int) -> None:
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples)
-    @given(random_programs())
-    def check(drawn: RandomProgram) -> None:
-        comes_back(drawn.case(), run=True)
-
-    check()
-    jax.clear_caches()
-
-
 @pytest.mark.parametrize("chunk", share(range(4)))
 def test_random_programs_come_back(chunk):
-    prove_random_programs(examples=5, seed=chunk)
+    prove_corpus(10, prove_written, start=chunk // 2, step=2)
 
 
 def prove(number: int, case: Any) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from jaxprtool import Program
 from jaxprtool.errors import JaxprToolError, UnsupportedError
@@ -23,7 +22,8 @@ from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.equality.equivalence import difference
 from tests.formats.python.emitting import defined, traced_again
 from tests.formats.python.kinds import kinds
-from tests.programs import harness_share, random_programs, same, sample_programs
+from tests.programs import harness_share, same, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.samples import sample_files
 from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
@@ -118,14 +118,8 @@ def prove_after_passes(number: int, case: Any) -> Counter[str]:
     return after_passes(case, PASSES)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(random_programs())
-def test_random_programs_come_back(drawn: Any) -> None:
-    check_random(drawn)
-
-
-def check_random(drawn: Any) -> None:
-    prove_random(0, drawn.case())
+def test_random_programs_come_back() -> None:
+    prove_corpus(12, prove_random)
 
 
 def prove_random(number: int, case: Any) -> str:

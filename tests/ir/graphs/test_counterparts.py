@@ -2,16 +2,15 @@
 
 import random
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
 
 import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import Literal
-from tests.programs import harness_programs, random_programs
+from tests.programs import harness_programs
+from tests.programs.corpus import prove_corpus
 
 
 def shuffled(program, seed):
@@ -91,11 +90,8 @@ def test_the_test_programs_of_jax():
         prove(case, number)
 
 
-@hypothesis.seed(0)
-@settings(max_examples=15)
-@given(random_programs())
-def test_random_programs(drawn):
-    prove(drawn.case(), 0)
+def test_random_programs():
+    prove_corpus(15, lambda number, case: prove(case, number))
 
 
 @pytest.mark.sweep

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
 
 from jaxprtool import trace
 from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.source.scopes import Scope, ScopeReader
 from jaxprtool.jaxcompat.source_locations import source_infos
-from tests.programs import random_programs, sample_programs
+from tests.programs import sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.samples import sample_files
 
 
@@ -179,9 +179,9 @@ def test_no_equation_of_a_sample_is_lost_or_moved(file):
         check(sample.program())
 
 
-@settings(max_examples=5)
-@given(random_programs())
-def test_no_equation_of_a_random_program_is_lost_or_moved(drawn):
-    case = drawn.case()
-    with case.setting():
-        check(case.program())
+def test_no_equation_of_a_random_program_is_lost_or_moved():
+    def prove(number, case):
+        with case.setting():
+            check(case.program())
+
+    prove_corpus(5, prove)

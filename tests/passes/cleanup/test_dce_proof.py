@@ -11,12 +11,8 @@ from collections import Counter
 from functools import partial
 from itertools import product
 
-import hypothesis
-import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.programs.program import Program, type_check
@@ -26,12 +22,11 @@ from tests.programs import (
     Case,
     harness_share,
     prove,
-    random_programs,
     same,
     sample_programs,
 )
+from tests.programs.corpus import prove_corpus
 from tests.programs.dead_code import DEAD_CODE, with_dead_code
-from tests.programs.random_programs import RandomProgram
 from tests.programs.rewriting import prove_all
 from tests.programs.same import Verdict, count_equations, lasting_effects, without_ref_writes
 from tests.programs.samples import sample_files
@@ -42,8 +37,10 @@ from tests.sweep.parts import Part
 CHUNKS = 4
 
 
-def prove_dce(case, *, gradients: bool = True) -> tuple[Program, Program, Verdict | None]:
-    before, after, verdict = prove(case, Dce(), gradients=gradients)
+def prove_dce(
+    case, *, gradients: bool = True, compiled: bool = True
+) -> tuple[Program, Program, Verdict | None]:
+    before, after, verdict = prove(case, Dce(), gradients=gradients, compiled=compiled)
     assert_as_small_as_jax(before, after)
     return before, after, verdict
 
@@ -96,10 +93,13 @@ def test_dead_code_goes_and_values_and_rules_stay(inner, outer):
 # --- JAX's own test programs ------------------------------------------------------------------
 
 
-def prove_harness(number: int, case: Case, *, wrapped: int = 1, gradients: int = 1) -> Counter[str]:
+def prove_harness(
+    number: int, case: Case, *, wrapped: int = 1, gradients: int = 1, compiled: int = 1
+) -> Counter[str]:
     """A program as it is; each `wrapped`-th also with dead code around it, of kinds by turns.
 
-    Every `gradients`-th is differentiated too.
+    Every `gradients`-th is differentiated too. Of the wrapped ones, each `compiled`-th is compared
+    as JAX's evaluator runs it, and the others one equation at a time.
     """
     outcomes: Counter[str] = Counter()
     kinds = list(DEAD_CODE)
@@ -107,7 +107,11 @@ def prove_harness(number: int, case: Case, *, wrapped: int = 1, gradients: int =
     if number % wrapped == 0:
         variants.append(with_dead_code(case, kinds[number // wrapped % len(kinds)]))
     for variant in variants:
-        before, after, verdict = prove_dce(variant, gradients=number % gradients == 0)
+        before, after, verdict = prove_dce(
+            variant,
+            gradients=number % gradients == 0,
+            compiled=variant is case or number // wrapped % compiled == 0,
+        )
         if variant is not case and count_equations(case.program().jaxpr):
             assert count_equations(after.jaxpr) < count_equations(before.jaxpr)
         outcomes[outcome(verdict)] += 1
@@ -123,7 +127,7 @@ def outcome(verdict: Verdict | None) -> str:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_share_of_the_harnesses_computes_the_same(chunk):
     cases = enumerate(harness_share()[chunk::CHUNKS])
-    outcomes = prove_all(cases, partial(prove_harness, wrapped=2, gradients=8))
+    outcomes = prove_all(cases, partial(prove_harness, wrapped=2, gradients=8, compiled=3))
     assert outcomes.total() > 90
 
 
@@ -132,14 +136,7 @@ def test_a_share_of_the_harnesses_computes_the_same(chunk):
 
 @pytest.mark.parametrize("chunk", share(range(4)))
 def test_random_programs_compute_the_same(chunk):
-    @hypothesis.seed(chunk)
-    @settings(max_examples=15)
-    @given(random_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, number: int) -> None:
-        prove_random(number, drawn.case())
-
-    check()
-    jax.clear_caches()
+    prove_corpus(30, prove_random, start=chunk // 2, step=2)
 
 
 def prove_random(number: int, case: Case) -> str:

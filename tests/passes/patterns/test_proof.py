@@ -9,16 +9,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from functools import partial
+from typing import Any
 
-import hypothesis
 import jax
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxprtool.ir.programs.program import type_check
 from tests.passes.patterns.parts import rewrite_of_a_part
-from tests.programs import harness_programs, random_programs, same
-from tests.programs.random_programs import RandomProgram
+from tests.programs import harness_programs, same
+from tests.programs.corpus import prove_corpus
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -50,18 +48,11 @@ def prove_harnesses(every: int, start: int, step: int) -> Counter[int]:
     return found
 
 
-def prove_random_programs(examples: int, seed: int, *, values: bool) -> Counter[int]:
-    found: Counter[int] = Counter()
+def prove_random_programs(count: int, *, values: bool) -> Counter[str]:
+    def prove_random(number: int, case: Any) -> int:
+        return prove_part(case, random.Random(number), values=values)
 
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples)
-    @given(random_programs(), st.randoms(use_true_random=False))
-    def check(drawn: RandomProgram, rng: random.Random) -> None:
-        found[prove_part(drawn.case(), rng, values=values)] += 1
-
-    check()
-    jax.clear_caches()
-    return found
+    return prove_corpus(count, prove_random)
 
 
 def test_parts_of_some_harnesses_are_replaced_by_themselves():
@@ -70,11 +61,11 @@ def test_parts_of_some_harnesses_are_replaced_by_themselves():
 
 
 def test_parts_of_random_programs_are_replaced_by_themselves():
-    assert prove_random_programs(examples=4, seed=2, values=False).total() >= 4
+    assert prove_random_programs(4, values=False).total() >= 4
 
 
 def test_parts_of_a_few_random_programs_compute_the_same():
-    assert prove_random_programs(examples=1, seed=3, values=True).total() >= 1
+    assert prove_random_programs(1, values=True).total() >= 1
 
 
 def prove(number: int, case, turns: int = 1) -> str:

@@ -5,12 +5,10 @@ Each result is type-checked, and `tests.programs.same` compares values to the bi
 
 from __future__ import annotations
 
-import hypothesis
-from hypothesis import given, settings
-
 from jaxprtool.errors import PipelineError, UnsupportedError
 from jaxprtool.passes.transforms.calls import Checkpoint
-from tests.programs import prove, random_programs, sample_programs
+from tests.programs import prove, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -28,16 +26,8 @@ def prove_scoped(number: int, case) -> str:
     return "same"
 
 
-@settings(
-    max_examples=6,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
-@given(random_programs())
-def test_random_programs(program):
-    prove_scoped(0, program.case())
+def test_random_programs():
+    prove_corpus(6, prove_scoped)
 
 
 def test_a_sample():

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from jaxprtool import jaxcompat, nest, trace, unzip, variable
@@ -26,9 +22,9 @@ from jaxprtool.passes.unzip.auto import sow_cut
 from jaxprtool.passes.unzip.keys import at_positions
 from jaxprtool.passes.unzip.programs import unzipped
 from jaxprtool.primitives import sow_p
-from tests.programs import random_programs, same, sample_programs
+from tests.programs import same, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.init_apply import prove_unzip
-from tests.programs.random_programs import RandomProgram
 from tests.programs.recorder import record
 from tests.programs.samples import sample_files
 from tests.programs.values import difference, values_agree
@@ -631,16 +627,7 @@ def prove_random(number, case):
 
 @pytest.mark.parametrize("chunk", range(2))
 def test_random_programs_split(chunk):
-    outcomes: Counter = Counter()
-
-    @hypothesis.seed(chunk)
-    @settings(max_examples=4, phases=[hypothesis.Phase.generate])
-    @given(random_programs(), st.integers(0, 2**20))
-    def run(drawn: RandomProgram, number: int) -> None:
-        outcomes[prove_random(number, drawn.case())] += 1
-
-    run()
-    jax.clear_caches()
+    outcomes = prove_corpus(8, prove_random, start=chunk, step=2)
     assert outcomes.total() >= 4
 
 

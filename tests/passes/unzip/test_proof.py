@@ -12,22 +12,19 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.programs.program import Program, type_check
 from jaxprtool.passes.unzip import UnzipError
 from jaxprtool.primitives import VARIABLE
-from tests.programs import Case, harness_programs, random_programs
+from tests.programs import Case, harness_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.dead_code import DEAD_CODE, with_dead_code
 from tests.programs.gradients import has_refs
 from tests.programs.init_apply import prove_unzip
-from tests.programs.random_programs import RandomProgram
 from tests.programs.rewriting import prove_all
 from tests.programs.sowing import CUSTOM_RULES, in_custom_rule, sown
 from tests.programs.variables import KEY, LATE, flow
@@ -152,8 +149,7 @@ def test_custom_rules_hold_with_variables_inside(chunk):
 
 @pytest.mark.parametrize("chunk", share(range(4)))
 def test_random_programs_unzip(chunk):
-    outcomes = prove_random_programs(examples=7, seed=chunk)
-    assert sum(outcomes.values()) >= 7
+    prove_corpus(14, prove_random, start=chunk // 2, step=2)
 
 
 def prove_random(number: int, case: Case) -> str:
@@ -161,20 +157,6 @@ def prove_random(number: int, case: Case) -> str:
     rng = random.Random(number)
     leak = 0.3 if rng.random() < 0.2 else 0.0
     return prove_sown(case, rng, leak=leak, gradients=number % 2 == 0)
-
-
-def prove_random_programs(examples: int, seed: int) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples)
-    @given(random_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, number: int) -> None:
-        outcomes[prove_random(number, drawn.case())] += 1
-
-    check()
-    jax.clear_caches()
-    return outcomes
 
 
 REFUSALS = ("refused", "not cut", "no arguments")

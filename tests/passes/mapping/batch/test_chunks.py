@@ -1,16 +1,12 @@
 """`chunk=k` gives what all lanes at once give, in less memory, or says why it cannot."""
 
 import random
-from collections import Counter
 from dataclasses import replace
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import io_callback
 
@@ -20,7 +16,7 @@ from jaxprtool.ir.core.equations import equations, named
 from jaxprtool.ir.programs.program import type_check
 from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.passes.mapping.batch import Batch, BatchError, BatchTypeError, BatchUnsupported
-from tests.programs import random_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.mapped import flat, mappings, ours, same_programs
 from tests.sweep.corpora import RandomPrograms
 from tests.sweep.parts import Part
@@ -483,16 +479,7 @@ def prove(number, case, chunk=None):
 
 
 def test_random_programs_in_chunks_compute_the_same():
-    outcomes = Counter()
-
-    @hypothesis.seed(0)
-    @settings(max_examples=20)
-    @given(random_programs(), st.integers(0, 2**20), st.integers(1, 3))
-    def check(drawn, number, chunk):
-        outcomes[prove(number, drawn.case(), chunk)] += 1
-
-    check()
-    jax.clear_caches()
+    outcomes = prove_corpus(20, lambda number, case: prove(number, case, 1 + number % 3))
     assert outcomes["same"] >= 8
 
 

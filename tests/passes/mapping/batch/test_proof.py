@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.loading.trace import trace
 from tests.programs import harness_share, random_programs, sample_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.mapped import (
     Mapping,
     Outcome,
@@ -95,23 +96,10 @@ def test_a_share_of_the_harnesses_batches_as_in_jax(chunk):
 # --- random programs --------------------------------------------------------------------------
 
 
-def prove_random_programs(examples: int, seed: int, ways: int) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(seed)
-    @settings(max_examples=examples)
-    @given(random_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, seed: int) -> None:
-        outcomes.update(prove_case(drawn.case(), seed, ways))
-
-    check()
-    jax.clear_caches()
-    return outcomes
-
-
 @pytest.mark.parametrize("chunk", share(range(4)))
 def test_random_programs_batch_as_in_jax(chunk):
-    assert prove_random_programs(examples=10, seed=chunk, ways=1)["programs"] >= 10
+    prove = partial(prove_random, ways=1)
+    assert prove_corpus(20, prove, start=chunk // 2, step=2)["programs"] >= 10
 
 
 # --- named axes -------------------------------------------------------------------------------
@@ -183,17 +171,7 @@ def prove_two_axes(number: int, case: Any) -> Counter[str]:
 
 
 def test_two_axes_at_once_are_two_nested_batches_in_either_order():
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(0)
-    @settings(max_examples=10)
-    @given(random_programs())
-    def check(drawn: RandomProgram) -> None:
-        outcomes.update(prove_two_axes(0, drawn.case()))
-
-    check()
-    jax.clear_caches()
-    assert outcomes.total() >= 10
+    assert prove_corpus(10, prove_two_axes).total() >= 10
 
 
 # --- samples ----------------------------------------------------------------------------------
@@ -209,8 +187,8 @@ def prove_sample(number: int, case: Any) -> Counter[str]:
     return prove_case(case, case.name, 6)
 
 
-def prove_random(number: int, case: Any) -> Counter[str]:
-    return prove_case(case, number, 4)
+def prove_random(number: int, case: Any, ways: int = 4) -> Counter[str]:
+    return prove_case(case, number, ways)
 
 
 REFUSALS = ("JAX fails", "JAX raises", "raises")

@@ -13,19 +13,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.loading.trace import trace
-from tests.programs import harness_programs, random_programs
+from tests.programs import harness_programs
+from tests.programs.corpus import prove_corpus
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
 from tests.programs.mapped import (
     Mapping,
@@ -37,7 +35,6 @@ from tests.programs.mapped import (
     same_programs,
     theirs,
 )
-from tests.programs.random_programs import RandomProgram
 from tests.programs.rewriting import prove_all
 from tests.programs.values import difference, values_agree
 from tests.sweep.corpora import Harnesses, RandomPrograms
@@ -209,17 +206,7 @@ def test_derivatives_of_some_harnesses_are_those_of_jax(chunk):
 
 
 def test_derivatives_of_random_programs_are_those_of_jax():
-    outcomes: Counter[str] = Counter()
-
-    @hypothesis.seed(0)
-    @settings(max_examples=8)
-    @given(random_programs(), st.integers(0, 2**20))
-    def check(drawn: RandomProgram, number: int) -> None:
-        outcomes.update(prove_case(number, drawn.case()))
-
-    check()
-    jax.clear_caches()
-    assert outcomes.total() >= 8
+    assert prove_corpus(8, prove_case).total() >= 8
 
 
 SWEEP = [

@@ -8,9 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import hypothesis
 import pytest
-from hypothesis import settings
 
 from tests.passes.transforms.beside import PROOFS, prove_transform
 from tests.programs import harness_programs, sample_programs
@@ -20,13 +18,6 @@ from tests.sweep.parts import Part
 
 CHUNKS = 8
 QUICK_SAMPLES = {"custom_gradients.py", "branches.py"}
-
-checks = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
 
 
 def prove_every(number: int, case) -> Counter[str]:

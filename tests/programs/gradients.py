@@ -55,7 +55,9 @@ def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> G
     if not any(_inexact(v.aval) for v in closed.outvars):
         return "no inexact result"
     expected = NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if has_refs(closed) else ())
-    return derivative_of(function, primals, mode, expected)
+    # As a whole, unless XLA's common subexpressions run into the order of effects.
+    whole = function if closed.effects else jax.jit(function)
+    return derivative_of(whole, primals, mode, expected)
 
 
 def stepwise_gradients(

@@ -114,8 +114,12 @@ class Kernels:
     def kernels(self) -> Iterable[int]:
         """Yield the numbers of the nodes that are kernels of their own."""
         for number, node in enumerate(self.nodes):
-            if not node.fusible or (self.written[node.makes[0]] and not node.absorbed):
+            if not node.fusible or (self.writes(node) and not node.absorbed):
                 yield number
+
+    def writes(self, node: Node) -> bool:
+        """Return True if any value that a node makes is written."""
+        return any(self.written[made] for made in node.makes)
 
     def _open(self, jaxpr: Jaxpr, env: dict[Var, int | None], calls: tuple[JaxprEqn, ...]) -> None:
         """Add the nodes of a body, opening calls. `env` has None for a literal."""
@@ -180,7 +184,8 @@ class Kernels:
         for number in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[number]
             if node.absorbed:
-                self.written[node.makes[0]] = False
+                for made in node.makes:
+                    self.written[made] = False
                 continue
             if not node.fusible:
                 if traits(node.eqn).reduces:
@@ -190,19 +195,19 @@ class Kernels:
                 for value, _ in node.broadcast:
                     inlining[value] = _joined(inlining[value], number)
                 continue
-            made = node.makes[0]
-            if traits(node.eqn).costly:
-                written = needed[made] or inlining[made] == _SEVERAL
-                inlined = not written
-            else:
-                written = needed[made]
-                inlined = not written or self._reads_one(node)
-            self.written[made], self.inlined[made] = written, inlined
-            for value in node.reads:
-                if written:
-                    inlining[value] = _joined(inlining[value], number)
-                if inlined and inlining[made] is not None:
-                    inlining[value] = _joined(inlining[value], inlining[made])
+            for made in node.makes:  # several of `split` and `unstack`
+                if traits(node.eqn).costly:
+                    written = needed[made] or inlining[made] == _SEVERAL
+                    inlined = not written
+                else:
+                    written = needed[made]
+                    inlined = not written or self._reads_one(node)
+                self.written[made], self.inlined[made] = written, inlined
+                for value in node.reads:
+                    if written:
+                        inlining[value] = _joined(inlining[value], number)
+                    if inlined and inlining[made] is not None:
+                        inlining[value] = _joined(inlining[value], inlining[made])
 
     def _readers(self) -> list[int]:
         """Return the number of nodes that read each value."""

@@ -123,7 +123,7 @@ class Schedule:
                 level = max(level, self._level(v, True) + 1)
             for made in node.makes:
                 self._inlined[made], self._written[made] = level, level + 1
-            if not fusible or kernels.written[node.makes[0]]:
+            if not fusible or kernels.writes(node):
                 levels[number] = level
         return levels
 
@@ -148,7 +148,7 @@ class Schedule:
                 continue
             time = self._times.get(number, -1)
             if node.fusible:
-                time = max(time, inlined[node.makes[0]])
+                time = max(time, *[inlined[made] for made in node.makes])
             for value in node.reads:
                 read(value, number, node.fusible, time)
             for value, size in node.broadcast:

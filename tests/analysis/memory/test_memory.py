@@ -283,3 +283,20 @@ def test_a_program_without_sources_has_its_primitives():
 def test_samples_add_up(file):
     for case in sample_programs(file):
         assert adds_up(memory(case.program())), case.name
+
+
+def test_a_part_of_a_split_array_may_be_a_result():
+    def step(key, x):
+        key, following = jax.random.split(key)
+        return jax.random.normal(key, x.shape) * x, following
+
+    def halves(x):
+        first, second = jnp.split(x, 2)
+        return jnp.sin(first) @ first, second
+
+    each = found(step, jax.random.PRNGKey(0), X[0])
+    assert adds_up(each)
+    assert each.result_bytes == X[0].nbytes + 8
+    each = found(halves, X[0])
+    assert adds_up(each)
+    assert each.result_bytes == 4 + X[0].nbytes // 2

@@ -284,7 +284,7 @@ class _Reader:
         if name.startswith("key<"):
             impl, known = name[4:-1], dtypes.key_dtypes()
             if impl not in known:
-                message = f"unknown impl of key '{impl}'"
+                message = f"unknown kind of key '{impl}'"
                 raise self.source.fail_at(at + 4, message, f"available: {_list(known)}")
             return known[impl]
         dtype = dtypes.array_dtypes().get(name)

@@ -371,5 +371,5 @@ def test_without_dot_the_error_says_what_to_install(monkeypatch, tmp_path):
 
 def test_what_dot_complains_of_is_told(graphviz):
     graphviz("echo 'Error: syntax error in line 1' >&2; exit 1")
-    with pytest.raises(OutputError, match="dot ended with 1: Error: syntax error in line 1"):
+    with pytest.raises(OutputError, match="dot exited with 1: Error: syntax error in line 1"):
         picture("digraph", "pdf", "x.pdf")

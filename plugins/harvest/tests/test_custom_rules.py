@@ -67,7 +67,7 @@ def test_the_rule_differentiates_the_results_and_jax_what_is_sown(make):
 @BOTH
 def test_a_function_that_is_planted_in_is_not_differentiated(make):
     f = make()
-    with pytest.raises(JaxprToolError, match=r"custom_.*rules.py:\d+ has a value planted"):
+    with pytest.raises(JaxprToolError, match=r"planted inside custom_.*rules.py:\d+"):
         jax.grad(lambda x: plant_t(lambda x: f(x))({"y": x}, x))(3.0)
     # Where nothing is planted, nothing changes.
     assert jax.grad(plant_t(f), argnums=1)({}, 3.0) == 2.0

@@ -269,7 +269,7 @@ def test_a_closed_call_goes_and_can_be_left():
 
 
 def test_an_unknown_kind_of_call_is_refused_with_those_there_are():
-    with pytest.raises(PipelineError, match="it knows: jit, closed_call, custom_jvp") as error:
+    with pytest.raises(PipelineError, match="available: jit, closed_call, custom_jvp") as error:
         Inline(calls=("closedcall",))
     assert "closed_call" in error.value.hint
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +32,8 @@ at_once = jax.core.eval_context
 #: Make JAX hide a file's frames in the tracebacks that it shows, like its own.
 hide_from_tracebacks = traceback_util.register_exclusion
 
-_JITTED = type(jax.jit(lambda: ()))
+#: The class of the results of `jax.jit`.
+JITTED = type(jax.jit(lambda: ()))
 
 
 class TracedOptions(NamedTuple):
@@ -50,13 +52,24 @@ class TracedOptions(NamedTuple):
 
 def is_jitted(fun: object) -> bool:
     """Return True for a result of `jax.jit`."""
-    return isinstance(fun, _JITTED)
+    return isinstance(fun, JITTED)
 
 
 def jit_static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the static positions and names of a function under `jax.jit`."""
     info = jitted._jit_info
     return info.static_argnums, info.static_argnames
+
+
+def static_values(info: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the static arguments of a call by name, from the `_jit_info` of the function."""
+    names = [] if info.fun_signature is None else list(info.fun_signature.parameters.values())
+    found = {}
+    for i in (number + len(args) * (number < 0) for number in info.static_argnums):
+        if 0 <= i < len(args):
+            known = i < len(names) and names[i].kind is not inspect.Parameter.VAR_POSITIONAL
+            found[names[i].name if known else f"args[{i}]"] = args[i]
+    return found | {name: kwargs[name] for name in info.static_argnames if name in kwargs}
 
 
 def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
@@ -90,7 +103,16 @@ def jit_arguments(jitted: Any) -> tuple[Any, dict[str, Any]]:
 
 def traced_options(traced: jax.stages.Traced) -> TracedOptions:
     """Return the options of a traced function, for the arguments that it is called with."""
-    params, captured = traced._params, len(traced._consts)
+    return options_of(traced._params, len(traced._consts))
+
+
+def options_of(params: Mapping[str, Any], captured: int) -> TracedOptions:
+    """Return the options of a call of `jit` from its parameters.
+
+    Args:
+        params: The parameters of the primitive.
+        captured: The number of values that it closes over, which come before the arguments.
+    """
     ins = zip(params["in_shardings"], params["in_layouts"], strict=True)
     outs = zip(params["out_shardings"], params["out_layouts"], strict=True)
     return TracedOptions(

@@ -27,22 +27,30 @@ from jaxprtool.formats.jaxpr.types import TypeReader
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.shapes.bounds import Bound
+from jaxprtool.ir.source.frames import Root
 from jaxprtool.jaxcompat import DebugInfo
 
 _WIDE_TYPES = ("f64", "i64", "u64", "c128")
 
 
-def read(path: str | os.PathLike[str]) -> Program:
+def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
     """Return the Program in a `.jaxpr` file; large constants are in an `.npz` file next to it.
 
-    Raises ProgramFileError if the file does not exist, is malformed, or has ill-typed equations;
-    the message has the place.
+    Args:
+        path: The file.
+        sources: The folder of the user's source files that equations come from. Those that are
+            older than the program are shown beside its equations. Without it, none is: they may
+            have changed.
+
+    Raises:
+        ProgramFileError: If the file does not exist, is malformed, or has ill-typed equations; the
+            message has the place.
     """
     name = os.fsdecode(path)
     data, version = _contents(name)
     while True:
         try:
-            return parse(data, name, Path(name))
+            return parse(data, name, Path(name), sources)
         except ProgramFileError:
             before = version
             data, version = _contents(name)
@@ -69,23 +77,35 @@ def is_program(data: bytes) -> bool:
     return data.removeprefix(b"\xef\xbb\xbf").startswith(b"jaxprtool ")
 
 
-def parse(data: str | bytes, name: str, path: Path | None = None) -> Program:
-    """Return the Program in a file's text; `name` is the file's name in error messages.
+def parse(
+    data: str | bytes, name: str, path: Path | None = None, sources: Root | None = None
+) -> Program:
+    """Return the Program in a file's text.
 
-    `path` is the file of the text, if its large constants are next to it. Raises
-    ProgramFileError.
+    Args:
+        data: The text.
+        name: The file's name in error messages.
+        path: The file of the text, if its large constants are next to it.
+        sources: As for `read`.
+
+    Raises:
+        ProgramFileError: As for `read`.
     """
     text = data if isinstance(data, str) else _decoded(data, name)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     # Ignore warnings about invalid escapes and unusual parameters.
     with warnings.catch_warnings(action="ignore"), without_collector():
-        return _program(FileText(name, text), path)
+        return _program(FileText(name, text), path, sources)
 
 
-def _program(source: FileText, path: Path | None) -> Program:
+def _program(source: FileText, path: Path | None, sources: Root | None) -> Program:
     file = syntax.parse(source)
     header = read_header(source, file.header)
-    infos = source_infos((comment for _, comment in source.comments), header.files)
+    files = header.files
+    if sources is not None and path is not None:
+        written = path.stat().st_mtime
+        files = {key: _unchanged(sources, each, written) for key, each in files.items()}
+    infos = source_infos((comment for _, comment in source.comments), files)
     types = TypeReader(header.meshes, header.symbols, header.mesh)
     debug_info = DebugInfo("jit", header.name, header.arguments[1], header.results[1])
     _check_counts(source, file, header)
@@ -101,6 +121,7 @@ def _program(source: FileText, path: Path | None) -> Program:
         arg_names=header.arguments[1],
         out_names=header.results[1],
         axis_env=header.axis_env,
+        roots=() if sources is None else (sources,),
     )
     program = program.replace(bounds=_bounds(source, file, program, header, types))
     if header.jit is None:
@@ -109,6 +130,15 @@ def _program(source: FileText, path: Path | None) -> Program:
         return program.replace(jit=jit_options(program, header.jit))
     except ValueError as error:
         raise source.fail(file.header["jit"].position, str(error)) from None
+
+
+def _unchanged(sources: Root, path: str, written: float) -> str:
+    """Return the absolute path of a source file that has not changed since a time, else `path`."""
+    file = os.path.join(sources.base, path)
+    try:
+        return file if os.stat(file).st_mtime <= written else path
+    except OSError:
+        return path
 
 
 def _constants_files(path: Path | None, name: str | None) -> list[Path]:

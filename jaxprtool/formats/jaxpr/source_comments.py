@@ -132,7 +132,8 @@ class SourceComments:
 
 def _scope_text(scope: str) -> str:
     """Return a name scope in a comment, quoted if it has spaces, without invalid characters."""
-    scope = "".join(c if c.isprintable() and c != "'" else "_" for c in scope)
+    if "'" in scope or not scope.isprintable():
+        scope = "".join(c if c.isprintable() and c != "'" else "_" for c in scope)
     return f"'{scope}'" if " " in scope else scope
 
 

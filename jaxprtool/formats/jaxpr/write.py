@@ -96,6 +96,22 @@ def text(program: Program, callbacks: str = "refuse", source: bool = True) -> st
     return _rendered(program, None, are_stubs(callbacks), source)[0]
 
 
+def rendered(
+    program: Program, beside: str, stubs: bool = False
+) -> tuple[str, dict[str, np.ndarray]]:
+    """Return the text of a program's file, and the arrays of its constants file by digest.
+
+    Args:
+        program: The program.
+        beside: The name that the constants file begins with, as `constants_file` makes it.
+        stubs: Whether Python functions are written as stubs of the same type.
+
+    Raises:
+        UnsupportedError: As for `write`.
+    """
+    return _rendered(program, beside, stubs)
+
+
 def require_writable(program: Program, callbacks: str = "refuse") -> None:
     """Raise UnsupportedError for a program that cannot be written to a file."""
     _rendered(program, "", are_stubs(callbacks))

@@ -25,7 +25,7 @@ FLOORS = [
     {"cli"},
     {"api", "browse"},
     {"sizes"},
-    {"extend"},
+    {"extend", "recording"},
     {"loading", "passes", "analysis", "render", "formats", "execute"},
     {"primitives"},
     {"ir"},
@@ -83,7 +83,7 @@ INNER_FLOORS = {
     "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
     "execute": "checked verify|compare watch|nans|stepping|running sandbox",
-    "api": "methods program|functions|investigate|targets",
+    "api": "notebook|methods program record|functions|investigate|targets",
 }
 
 

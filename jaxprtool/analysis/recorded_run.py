@@ -1,0 +1,289 @@
+"""What is known of a recorded run: functions, their compilations, and why each was compiled again.
+
+These dataclasses are the public result of `jaxprtool.record` and the JSON of `jaxprtool show run/`.
+`jaxprtool.recording.read` makes them of a run's folder. Times are in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from jaxprtool.ir.basics.documents import document
+
+#: What differs between a compilation and an earlier one of the same function.
+ReasonKind = Literal[
+    "shape",
+    "dtype",
+    "weak_type",
+    "sharding",
+    "static",
+    "structure",
+    "function",
+    "context",
+    "closure",
+    "cache",
+]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A flat argument of a compilation, or a result.
+
+    Attributes:
+        path: Its name: `params['w']`.
+        dtype: Its dtype in the notation of listings: `f32`.
+        shape: Its sizes; a symbolic size is a text.
+        weak: Whether its type is weak: JAX's type of Python scalars.
+        sharding: Its sharding over several devices, or its device if it is committed to one; "" for
+            an uncommitted array on the default device.
+        donated: Whether its buffer is donated.
+        host: What it is if each call copies it to the device: "numpy" or "python"; else "".
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int | str, ...] = ()
+    weak: bool = False
+    sharding: str = ""
+    donated: bool = False
+    host: str = ""
+
+    @property
+    def type(self) -> str:
+        """Its type as listings show it: `~f32[4,17]`."""
+        return f"{'~' if self.weak else ''}{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@document(optional=("advice",))
+@dataclass(frozen=True)
+class Reason:
+    """A difference between a compilation and the nearest earlier one of the same function.
+
+    Attributes:
+        kind: What differs.
+        path: The argument, static argument, variable or setting that differs; "" for the function.
+        before: What it was.
+        after: What it is.
+        line: The line that made the difference, if it is known, or that of the call: `train.py:24`.
+        advice: What to do, where one thing is clearly right; else "".
+    """
+
+    kind: ReasonKind
+    path: str
+    before: str
+    after: str
+    line: str
+    advice: str = ""
+
+
+@document(optional=("error", "file"))
+@dataclass(frozen=True)
+class Compilation:
+    """One lowering of a function by JAX, and its compilation by XLA.
+
+    Attributes:
+        name: The name of the recorded program: `step`, `step@2`.
+        start: When its tracing began, after the start of the run.
+        trace_seconds: The time of tracing; 0 if JAX had the jaxpr already.
+        lower_seconds: The time of lowering.
+        compile_seconds: The time of XLA's compilation; None if it did not finish or was not asked
+            for.
+        cpu_seconds: The CPU time of all three, in all threads of the process.
+        cached: Whether the executable came from the persistent compilation cache.
+        equations: The number of equations, at all depths.
+        arguments: The flat arguments.
+        results: The flat results.
+        statics: The values of static arguments by name, as text.
+        line: The user's line of the call that caused it: `train.py:24`.
+        library: The innermost library line between that line and JAX; "" if there is none.
+        reasons: Why it was compiled, though the function had been before; empty for the first one.
+        nearest: The name of the earlier compilation that `reasons` compares with, or "".
+        process: The process that compiled it.
+        file: The file of the program below the run's folder; "" if it was not written.
+        error: Why JAX could not lower or compile it, or why its program was not written.
+    """
+
+    name: str
+    start: float
+    trace_seconds: float
+    lower_seconds: float
+    compile_seconds: float | None
+    cpu_seconds: float
+    cached: bool
+    equations: int
+    arguments: tuple[Argument, ...]
+    results: tuple[Argument, ...]
+    statics: dict[str, str]
+    line: str
+    library: str
+    reasons: tuple[Reason, ...] = ()
+    nearest: str = ""
+    process: int = 0
+    file: str = ""
+    error: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The time of tracing, lowering and compiling."""
+        return self.trace_seconds + self.lower_seconds + (self.compile_seconds or 0.0)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of a function, counted with `--calls`.
+
+    Attributes:
+        count: The number of calls.
+        timed: The number of calls of which it is known when their results were ready: not where
+            all of them were donated to a later call before.
+        seconds: The time from each of these calls until its results were ready, added up.
+        longest: The longest of these times.
+    """
+
+    count: int
+    timed: int
+    seconds: float
+    longest: float
+
+
+@document(also=("seconds",), optional=("calls",))
+@dataclass(frozen=True)
+class Function:
+    """A function under `jax.jit`.
+
+    Attributes:
+        name: Its name in the run, which names its programs: `step`.
+        line: Where it is defined: `train.py:24`.
+        jit_line: The user's line that called `jax.jit`, or the decorator's; "" if it is unknown.
+        compilations: Its compilations in order.
+        calls: Its calls; None if calls were not counted.
+        kept: The number of calls whose arguments were kept.
+    """
+
+    name: str
+    line: str
+    jit_line: str
+    compilations: tuple[Compilation, ...]
+    calls: Calls | None = None
+    kept: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """The time of all its compilations."""
+        return sum(each.seconds for each in self.compilations)
+
+
+@dataclass(frozen=True)
+class OutsideJit:
+    """Small computations that one line of the user's made JAX compile outside of `jit`.
+
+    Attributes:
+        line: The line.
+        count: The number of compilations.
+        seconds: Their time.
+        names: The operations: how often each was compiled.
+        start: When the first began, after the start of the run.
+    """
+
+    line: str
+    count: int
+    seconds: float
+    names: dict[str, int]
+    start: float = 0.0
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Values that a line moved between the host and the device, or waited for.
+
+    Attributes:
+        kind: "to_host" for a value that Python waited for and read, "to_device" for a NumPy array
+            or a number that is copied at each call of a function.
+        line: The user's line.
+        count: How often. Copies to the device are counted with `--calls` only: else the number of
+            compilations that saw them.
+        bytes: The number of bytes, in all.
+        seconds: How long Python waited, in all.
+        path: The argument that is copied to the device: `step: batch`.
+    """
+
+    kind: Literal["to_host", "to_device"]
+    line: str
+    count: int
+    bytes: int
+    seconds: float = 0.0
+    path: str = ""
+
+
+@document(optional=("ending",))
+@dataclass(frozen=True)
+class Process:
+    """A process of the run.
+
+    Attributes:
+        number: Its number in the order of their starts.
+        pid: The system's number of it.
+        command: Its command line.
+        start: When it started, after the start of the run.
+        seconds: How long it ran, as far as it is known.
+        jax: The release of JAX; "" if it did not import JAX.
+        backend: The default backend, if it was used.
+        ending: How it ended, if not by itself: `killed by SIGKILL`, `ValueError: ...`.
+    """
+
+    number: int
+    pid: int
+    command: tuple[str, ...]
+    start: float
+    seconds: float
+    jax: str
+    backend: str = ""
+    ending: str = ""
+
+
+@document(also=("compile_seconds",), without=("folder", "files"))
+@dataclass(frozen=True)
+class Run:
+    """A recorded run.
+
+    Attributes:
+        folder: The folder it was written to.
+        command: The command; empty for a block in an interactive session.
+        seconds: The time from the start to the end of the run.
+        exit_code: The exit code of the command; of a `with` block 0, or 1 if it raised. None if it
+            is still running or was never known.
+        functions: The functions under `jax.jit`, those that took most of the time first.
+        outside_jit: Computations compiled outside of `jit`, likewise.
+        transfers: Values moved between host and device, likewise.
+        processes: The processes.
+        differing: The names of programs that differ between processes.
+        calls_counted: Whether calls were counted.
+        files: The files of lines by the paths that lines show.
+    """
+
+    folder: str
+    command: tuple[str, ...]
+    seconds: float
+    exit_code: int | None
+    functions: tuple[Function, ...]
+    outside_jit: tuple[OutsideJit, ...]
+    transfers: tuple[Transfer, ...] = ()
+    processes: tuple[Process, ...] = ()
+    differing: tuple[str, ...] = ()
+    calls_counted: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def compilations(self) -> tuple[Compilation, ...]:
+        """All compilations of functions under `jax.jit`, in the order of their starts."""
+        found = [each for function in self.functions for each in function.compilations]
+        return tuple(sorted(found, key=lambda each: each.start))
+
+    @property
+    def compile_seconds(self) -> float:
+        """The time of tracing, lowering and compiling, of all programs."""
+        inside = sum(function.seconds for function in self.functions)
+        return inside + sum(each.seconds for each in self.outside_jit)

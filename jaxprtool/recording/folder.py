@@ -1,0 +1,186 @@
+"""The folder of a recorded run.
+
+    run/run.json                    what was run: written at the start, and again at the end
+    run/process-0/process.json      a Python process that imported JAX
+    run/process-0/events.jsonl      what JAX compiled in it, a line each, as it came
+    run/process-0/counters.bin      counts and times that change often; see `counters`
+    run/process-0/step.jaxpr        a program; step@2.jaxpr is the second compilation of `step`
+    run/process-0/constants.*.npz   large constants of programs, by content
+    run/process-0/kept/             the arguments of calls that --keep names
+    run/index.html, run/trace.json  the page, and the trace for Perfetto
+
+A line of `events.jsonl` is written by one call of the system, a program's file gets its name when
+it is complete: a process that is killed loses nothing that was recorded before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from jaxprtool.errors import OutputError
+
+RUN, PROCESS, EVENTS, COUNTERS, KEPT = (
+    "run.json",
+    "process.json",
+    "events.jsonl",
+    "counters.bin",
+    "kept",
+)
+PAGE, TRACE = "index.html", "trace.json"
+PREFIX = "process-"
+
+
+def is_run(path: str) -> bool:
+    """Return True if a folder holds a recorded run."""
+    return os.path.isfile(os.path.join(path, RUN))
+
+
+def split(target: str) -> tuple[str, str] | None:
+    """Return the folder of a run and the name of a program in it, for `run/step`; None for others.
+
+    The name is "" for the folder itself.
+    """
+    path = target.rstrip("/")
+    if is_run(path):
+        return path, ""
+    head, _, name = path.rpartition("/")
+    while head:
+        if is_run(head):
+            return (head, name) if not os.path.isfile(target) else None
+        head, _, part = head.rpartition("/")
+        name = f"{part}/{name}"
+    return None
+
+
+def new_run(path: str, overwrite: bool) -> None:
+    """Make the folder of a run.
+
+    Args:
+        path: The folder.
+        overwrite: Whether to remove a run that is there.
+
+    Raises:
+        OutputError: If it holds a run, or anything else, or cannot be written.
+    """
+    try:
+        if is_run(path):
+            if not overwrite:
+                message = f"'{path}' holds a recorded run"
+                raise OutputError(message, "add --overwrite, or another folder with -o")
+            _remove_run(path)
+        elif os.path.isdir(path) and os.listdir(path):
+            raise OutputError(f"'{path}' is a folder with other files in it", "give another to -o")
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write '{path}': {error.strerror or error}") from None
+
+
+def _remove_run(path: str) -> None:
+    """Remove the files of a run, and no others."""
+    for name in (PAGE, TRACE, RUN):
+        if os.path.exists(os.path.join(path, name)):
+            os.unlink(os.path.join(path, name))
+    for process in processes(path):
+        for folder, _, files in os.walk(process, topdown=False):
+            for file in files:
+                os.unlink(os.path.join(folder, file))
+            os.rmdir(folder)
+
+
+def processes(path: str) -> list[str]:
+    """Return the folders of a run's processes, in order."""
+    found = [
+        name
+        for name in os.listdir(path)
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX).isdigit()
+    ]
+    found.sort(key=lambda name: int(name.removeprefix(PREFIX)))
+    return [os.path.join(path, name) for name in found]
+
+
+def program_names(path: str) -> list[str]:
+    """Return the names of the programs of a run."""
+    found = [
+        file.removesuffix(".jaxpr")
+        for each in processes(path)
+        for file in os.listdir(each)
+        if file.endswith(".jaxpr")
+    ]
+    return sorted(set(found))
+
+
+def free_folder(start: str = "run") -> str:
+    """Return the first of `run`, `run-2`, `run-3`, … that does not exist."""
+    path, number = start, 1
+    while os.path.lexists(path):
+        number += 1
+        path = f"{start}-{number}"
+    return path
+
+
+def write_json(path: str, document: Mapping[str, Any]) -> None:
+    """Write a small JSON file, whole or not at all."""
+    temporary = f"{path}.{os.getpid()}.part"
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            json.dump(document, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OutputError(f"cannot write '{path}': {error.strerror or error}") from None
+
+
+class ProcessFolder:
+    """The folder that a process writes, made when it is first needed."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.path = ""
+        self._events = -1
+        self._lock = threading.Lock()
+
+    def start(self, about: Mapping[str, Any]) -> None:
+        """Make the folder, with what is known of the process. Raises OSError."""
+        number = 0
+        while True:
+            path = os.path.join(self.run, f"{PREFIX}{number}")
+            try:
+                os.mkdir(path)
+                break
+            except FileExistsError:
+                number += 1
+        write_json(os.path.join(path, PROCESS), {"number": number, **about})
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        self._events = os.open(os.path.join(path, EVENTS), flags, 0o666)
+        self.path = path
+
+    def file(self, name: str) -> str:
+        """Return the path of a file in the folder."""
+        return os.path.join(self.path, name)
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Append an event. Raises OSError."""
+        data = json.dumps(event).encode() + b"\n"
+        with self._lock:
+            written = os.write(self._events, data)
+            while written < len(data):  # a full disk raises at the next attempt
+                written += os.write(self._events, data[written:])
+
+
+def read_events(path: str) -> list[dict[str, Any]]:
+    """Return the events of a process, without one that was cut short."""
+    found = []
+    try:
+        with open(os.path.join(path, EVENTS), encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    try:
+                        found.append(json.loads(line))
+                    except ValueError:
+                        continue  # cut short by a full disk, and continued by the next
+    except FileNotFoundError:
+        pass
+    return found

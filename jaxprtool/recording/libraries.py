@@ -1,0 +1,295 @@
+"""What `jax.pmap`, Equinox and Flax NNX give to `jax.jit`, in the terms of their users.
+
+`jax.pmap` has JAX compile a function of its own, to which it gives flat arrays. So does
+`equinox.filter_jit`, with all else as one static argument. `nnx.jit` gives a graph and the
+variables of each module. Neither library is imported here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax.tree_util import PyTreeDef
+
+from jaxprtool.recording.values import Values, attributes, cell_content, cut
+
+#: The most frames between the call of `jax.jit` and Equinox's that has the user's function.
+_MOST_FRAMES = 20
+
+_JITTED = type(jax.jit(lambda: ()))
+
+
+def wrapper(fun: object) -> str:
+    """Return the library's function that makes callables of this type for `jax.jit`, or ""."""
+    return "nnx.jit" if _package(type(fun)).startswith("flax.nnx") else ""
+
+
+def wrapped(fun: Any) -> Callable[..., Any] | None:
+    """Return the function that a callable object wraps, or None."""
+    kind = type(fun)
+    if kind is _JITTED or (_package(kind).startswith("equinox") and hasattr(kind, "__wrapped__")):
+        return fun.__wrapped__  # type: ignore[no-any-return]
+    if isinstance(fun, type):
+        return None
+    inner = referent(attributes(fun).get("__wrapped__"))
+    return inner if callable(inner) else None
+
+
+def call_method(kind: type) -> Any:
+    """Return the method `__call__` of a class, or None."""
+    if _is_equinox(kind):  # which wraps methods
+        return kind.__call__  # type: ignore[operator]
+    return inspect.getattr_static(kind, "__call__", None)
+
+
+def referent(value: Any) -> Any:
+    """Return the function that a weak proxy refers to, None if it is gone; others unchanged."""
+    if type(value) not in weakref.ProxyTypes:
+        return value
+    try:
+        return value.__call__.__self__
+    except ReferenceError:
+        return None
+
+
+def _package(kind: type) -> str:
+    return kind.__module__ if isinstance(kind.__module__, str) else ""
+
+
+# --- jax.pmap -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MappedCall:
+    """A call of a function under `jax.pmap`, which gives a function of flat arrays to `jax.jit`.
+
+    Attributes:
+        fun: The user's function.
+        tree: The tree of its arguments, `(args, kwargs)`, without those that are static.
+        statics: The values of static arguments, by position.
+    """
+
+    fun: Callable[..., Any]
+    tree: PyTreeDef
+    statics: dict[int, object]
+
+
+def mapped_call(fun: Any) -> MappedCall | None:
+    """Return the user's call that `jax.pmap` gives to `jax.jit`, or None for another function."""
+    inner = attributes(fun).get("__wrapped__")
+    if type(inner) is not types.FunctionType or inner.__module__ != "jax._src.pmap":
+        return None
+    cells = zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
+    known: dict[str, Any] = {name: cell_content(cell) for name, cell in cells}
+    wrapped, statics = known["fun"], dict[int, object]()
+    for _, parameters in wrapped.transforms:
+        dynamic, fixed = parameters
+        places = set(range(len(dynamic) + len(fixed))) - set(dynamic)
+        statics |= dict(zip(sorted(places), (each.val for each in fixed), strict=True))
+    return MappedCall(wrapped.f, known["in_tree"], statics)
+
+
+# --- Equinox --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FilteredCall:
+    """A call of a function under `equinox.filter_jit`.
+
+    Attributes:
+        fun: The user's function, which takes `callee` first if that is a module.
+        name: The name of the module's class; "" for a function.
+        callee: The tree of the function: of one leaf if it is not a module.
+        first: The tree of the first argument.
+        rest: The tree of the other arguments, `(args, kwargs)`.
+        count: The number of positional arguments.
+        leaves: The leaves of "fun", "first" and "rest" that are not arrays, with None for arrays.
+    """
+
+    fun: Callable[..., Any]
+    name: str
+    callee: PyTreeDef
+    first: PyTreeDef
+    rest: PyTreeDef
+    count: int
+    leaves: dict[str, Sequence[object]]
+
+
+def filtered_call(fun: Any, statics: Mapping[str, object]) -> FilteredCall | None:
+    """Return the user's call that Equinox gives to `jax.jit`, or None for another function."""
+    if not _is_filtered(fun) or len(statics) != 1:
+        return None
+    static: Any = next(iter(statics.values()))
+    callee, first, rest = static
+    leaves = {"fun": callee[0], "first": first[0], "rest": rest[0]}
+    tree: PyTreeDef = callee[1]
+    data = tree.node_data()
+    name = ""
+    if data is None:
+        [user] = callee[0]
+    elif data[0].__name__ == "BoundMethod":
+        [user] = static_fields(*data)
+        [tree] = tree.children()
+    else:
+        user, name = data[0].__call__, data[0].__name__
+    # Equinox adds a None after the positional arguments.
+    count = len(rest[1].children()[0].children())
+    return FilteredCall(user, name, tree, first[1], rest[1], count, leaves)
+
+
+def _is_filtered(fun: Any) -> bool:
+    """Return True for the function that Equinox gives to `jax.jit`."""
+    if type(fun) is not types.FunctionType or fun.__code__.co_name != "fun_wrapped":
+        return False
+    return bool(fun.__module__ == "equinox._jit")
+
+
+def result_path(fun: Any, path: str) -> str:
+    """Return the user's path of a result; Equinox's own results are `(marker, arrays, rest)`."""
+    if not _is_filtered(fun):
+        return path
+    if path.startswith("result[1]"):
+        return f"result{path.removeprefix('result[1]')}"
+    return path.replace("result[0]", "marker", 1)
+
+
+def behind_jit(fun: Any) -> Any:
+    """Return the user's function, for Equinox's own that is being given to `jax.jit`.
+
+    Equinox's function finds it in its arguments only: while it is made, the caller has it.
+    """
+    if type(fun) is not types.FunctionType or fun.__module__ != "equinox._jit":
+        return fun
+    frame = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame.f_code.co_name == "wrapped_cacheable_fn":
+            return frame.f_locals.get("user_fn", fun)
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return fun
+
+
+def renamed(names: Sequence[str], paths: Mapping[tuple[str, int], str]) -> tuple[str, ...]:
+    """Return the user's paths of the flat arguments of Equinox's own function.
+
+    Args:
+        names: Their paths in JAX's debug information: `dynamic_nodonate['first'][2]`.
+        paths: The user's path for each of "fun", "first" and "rest" and a number.
+    """
+    found = []
+    for name in names:
+        _, _, place = name.partition("['")
+        part, _, number = place.partition("'][")
+        key = part, int(number[:-1]) if number[:-1].isdecimal() else -1
+        found.append(paths.get(key, name))
+    return tuple(found)
+
+
+def static_fields(kind: type, aux: Any) -> Sequence[Any]:
+    """Return the values of the static fields of a node of JAX's tree, from what it has of them."""
+    if type(aux) is not tuple:
+        return (aux,)
+    # Equinox has what `functools.wraps` wrote first.
+    return aux[1:] if _is_equinox(kind) else aux
+
+
+@lru_cache(1000)
+def _is_equinox(kind: type) -> bool:
+    """Return True for a module of Equinox."""
+    return any(_package(each) == "equinox._module._module" for each in kind.__mro__)
+
+
+# --- Flax NNX -------------------------------------------------------------------------------------
+
+
+def is_node_states(kind: type) -> bool:
+    """Return True for the type of a module of Flax NNX in the arguments of `nnx.jit`."""
+    return kind.__name__ == "NodeStates" and _package(kind).startswith("flax.")
+
+
+def add_graph(tree: PyTreeDef, path: str, texts: dict[str, str], values: Values) -> list[str]:
+    """Add the texts of a module's submodules and static attributes, and return its variables.
+
+    Args:
+        tree: The node of the tree that has the module.
+        path: The path of the module.
+        texts: The texts, by path.
+        values: The texts of values.
+
+    Returns:
+        The paths of the variables, in the order of the leaves; empty if they cannot be told.
+    """
+    graph, states = tree.children()
+    definition: Any = graph.node_data()[1]  # type: ignore[index]
+    try:
+        found = _Graph(definition, values)
+        found.add(next(found.nodes), path)
+    except Exception:
+        text = repr(definition)
+        texts[f"{path}.<graph>"] = f"={cut(text)}"
+        return []
+    texts |= found.texts
+    return found.leaves if len(states.children()) == 1 else []
+
+
+class _Graph:
+    """The graph of a module: its nodes in the order of depth first, and all their attributes."""
+
+    def __init__(self, definition: Any, values: Values):
+        self.nodes: Iterator[Any] = iter(definition.nodes)
+        self.texts: dict[str, str] = {}
+        self.leaves: list[str] = []
+        self._attributes: Iterator[tuple[Any, Any]] = iter(definition.attributes)
+        self._paths: dict[int, str] = {}
+        self._values = values
+
+    def add(self, node: Any, path: str) -> None:
+        kind = type(node).__name__
+        if kind == "NodeRef":
+            self.texts[path] = f"={self._paths[node.index]}"
+            return
+        if node.index is not None:
+            self._paths[node.index] = path
+        if kind == "NodeDef":
+            self._add_node(node, path)
+            return
+        if kind == "VariableDef":
+            metadata = ", ".join(f"{k}={self._text(v)}" for k, v in node.metadata.items())
+            self.texts[f"{path}.metadata"] = f"={node.type.__name__}({metadata})"
+            if (ref := node.array_refdef) is not None:
+                if type(ref).__name__ == "NodeRef":
+                    return
+                self._paths[ref.index] = path
+        elif kind != "ArrayRefDef":
+            raise TypeError(kind)
+        self.leaves.append(path)
+
+    def _add_node(self, node: Any, path: str) -> None:
+        if not path.endswith("._pytree__state"):
+            self.texts[path] = node.type.__name__
+        for _ in range(node.num_attributes):
+            key, attribute = next(self._attributes)
+            identifier = isinstance(key, str) and key.isidentifier()
+            child = f"{path}.{key}" if identifier else f"{path}[{key!r}]"
+            kind = type(attribute).__name__
+            if kind == "NodeAttr":
+                self.add(next(self.nodes), child)
+            elif kind == "Static":
+                if not str(key).startswith("_pytree__"):
+                    self.texts[child] = f"={self._text(attribute.value)}"
+            elif kind == "LeafAttr":
+                self.leaves.append(child)
+            else:
+                raise TypeError(kind)
+
+    def _text(self, value: object) -> str:
+        return repr(value) if type(value) in (bool, int, type(None)) else self._values(value)

@@ -1,0 +1,138 @@
+"""Make a Program of what JAX lowers, and write it with constants that are shared and bounded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.files import file_written_whole
+from jaxprtool.formats.jaxpr.write import rendered
+from jaxprtool.formats.npz import write_npz
+from jaxprtool.formats.with_constants import constants_file
+from jaxprtool.ir.basics.paths import unique
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.programs.jit_options import JitOptions
+from jaxprtool.ir.programs.lifted import with_lifted
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import structure
+from jaxprtool.ir.rewriting.closed_over import with_closed_over
+from jaxprtool.jaxcompat.compile_hooks import Lowering
+from jaxprtool.recording import libraries
+
+#: Constants of fewer bytes are part of a program's text, and are always written.
+SMALL = 1024
+
+
+def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
+    """Return the program that JAX lowers, with the trees of its call.
+
+    Args:
+        lowering: What JAX lowers.
+        arguments: The names of the flat arguments, as the user has them.
+    """
+    jaxpr = with_closed_over(jaxcompat.from_jax(lowering.jaxpr))
+    in_avals, out_avals = jaxpr.in_avals, jaxpr.out_avals
+    call = lowering.call
+    if call is None:
+        in_tree, out_tree = structure((tuple(in_avals), {})), structure(list(out_avals))
+    else:
+        in_tree, out_tree = call.in_tree, call.out_tree
+    known = jaxcompat.open_jaxpr(lowering.jaxpr).debug_info
+    own = arguments if len(arguments) == len(in_avals) else known.arg_names
+    arg_names = _names(own, len(in_avals), "arg")
+    results: Sequence[str | None] | None = known.result_paths
+    if call is not None and results is not None:
+        results = [each and libraries.result_path(call.fun, each) for each in results]
+    out_names = _names(results, len(out_avals), "result")
+    options = None
+    if call is not None:
+        taken = list(zip(arg_names, in_avals, strict=True))
+        given = list(zip(out_names, out_avals, strict=True))
+        options = JitOptions.from_traced(taken, given, call.options)
+    return Program(
+        name=lowering.name,
+        jaxpr=jaxpr,
+        in_tree=in_tree,
+        out_tree=out_tree,
+        arg_names=arg_names,
+        out_names=out_names,
+        jit=options,
+        sharded=tuple(
+            name
+            for name, sharding in zip(arg_names, lowering.in_shardings, strict=True)
+            if isinstance(sharding, jax.sharding.Sharding) and len(sharding.device_set) > 1
+        ),
+    )
+
+
+def _names(known: Sequence[str | None] | None, count: int, root: str) -> tuple[str, ...]:
+    """Return unique names for `count` values; `root[i]` for those that JAX has no name for."""
+    found = list(known or ())
+    if len(found) != count:
+        found = [None] * count
+    return unique([name or f"{root}[{i}]" for i, name in enumerate(found)])
+
+
+def equation_count(program: Program) -> int:
+    """Return the number of equations of a program, at all depths."""
+    return sum(1 for _ in equations(jaxcompat.open_jaxpr(program.jaxpr)))
+
+
+class ConstantsStore:
+    """Writes programs to a folder with their large constants, each set of them once.
+
+    Args:
+        folder: The folder.
+        limit: How many bytes of constants may be written in all. A program whose constants do not
+            fit takes them as arguments `closed_over[i]`.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self._folder, self._left = folder, limit
+
+    def write(self, program: Program, name: str) -> None:
+        """Write a program to a file of this name.
+
+        Raises:
+            UnsupportedError: If the program holds something that a file cannot.
+            OutputError: If the file cannot be written.
+        """
+        if self._large(program) > self._left:
+            program = with_constants_lifted(program)
+        text, arrays = rendered(program, "constants", stubs=True)
+        if arrays:
+            path = os.path.join(self._folder, constants_file("constants", arrays))
+            if not os.path.exists(path):
+                with file_written_whole(path) as file:
+                    write_npz(file, arrays)
+                self._left -= sum(array.nbytes for array in arrays.values())
+        with file_written_whole(os.path.join(self._folder, name)) as file:
+            file.write(text.encode())
+
+    def _large(self, program: Program) -> int:
+        return sum(size for size in map(_bytes, program.jaxpr.consts) if size >= SMALL)
+
+
+def with_constants_lifted(program: Program) -> Program:
+    """Return a program that takes its large constants as arguments `closed_over[i]`."""
+    jaxpr = program.jaxpr
+    pairs = list(zip(jaxcompat.open_jaxpr(jaxpr).constvars, jaxpr.consts, strict=True))
+    lifted = [var for var, value in pairs if _bytes(value) >= SMALL]
+    kept = [(var, value) for var, value in pairs if _bytes(value) < SMALL]
+    new = jaxcompat.replace_jaxpr(
+        jaxpr,
+        constvars=[var for var, _ in kept],
+        consts=[value for _, value in kept],
+        invars=[*jaxcompat.open_jaxpr(jaxpr).invars, *lifted],
+    )
+    return with_lifted(program, new, len(lifted))
+
+
+def _bytes(value: Any) -> int:
+    shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", None)
+    return int(np.prod(shape, dtype=np.int64)) * getattr(dtype, "itemsize", 0)

@@ -1,0 +1,417 @@
+"""Read the folder of a recorded run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jaxprtool.analysis.recorded_run import (
+    Argument,
+    Calls,
+    Compilation,
+    Function,
+    OutsideJit,
+    Process,
+    Run,
+    Transfer,
+)
+from jaxprtool.errors import TargetError, did_you_mean
+from jaxprtool.formats.jaxpr.read import read
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import Frames, Root
+from jaxprtool.recording import folder
+from jaxprtool.recording.counters import read_counters
+from jaxprtool.recording.kept import kept_calls
+from jaxprtool.recording.keys import Key
+from jaxprtool.recording.reasons import reasons
+
+Event = dict[str, Any]
+
+#: What the names of arguments begin with that `jaxprtool.jit` adds to those of the user.
+_HIDDEN = "\U0010ffff"
+
+
+def read_run(path: str) -> Run:
+    """Return the run in a folder; it may still be going on.
+
+    Raises:
+        TargetError: If the folder holds no run.
+    """
+    about = _about(path)
+    found = [_Process.read(each) for each in folder.processes(path)]
+    shown = _Shown(about.get("folder", ""))
+    functions = tuple(_functions(found, about["start"], shown))
+    seconds = about.get("seconds")
+    return Run(
+        folder=path,
+        command=tuple(about["command"]),
+        seconds=seconds if seconds is not None else _until(found, about),
+        exit_code=about.get("exit_code"),
+        functions=tuple(sorted(_summed(functions), key=lambda each: -each.seconds)),
+        outside_jit=tuple(_outside_jit(found, about["start"], shown)),
+        transfers=tuple(_transfers(found, functions, shown)),
+        processes=tuple(_described(each, about) for each in found),
+        differing=tuple(_differing(path, functions)),
+        calls_counted=bool(about.get("calls")),
+        files=shown.files,
+    )
+
+
+def read_program(run: str, file: str) -> Program:
+    """Return the program in a file of a run, with the user's source files that are unchanged.
+
+    Raises:
+        ProgramFileError: If the file is damaged.
+    """
+    base = _about(run).get("folder")
+    return read(file, Root(base, base) if base else None)
+
+
+def program_file(path: str, name: str) -> str:
+    """Return the file of a program of a run: `step`, `step@2`, `process-1/step`.
+
+    Raises:
+        TargetError: If the run has no program of this name, with those that are near.
+    """
+    names = folder.program_names(path)
+    has = "it has no programs" if not names else None
+    listed = [f"{path}/{each}" for each in names]
+    if names:
+        has = f"write {', '.join(listed[:6])}{', …' if len(listed) > 6 else ''}"
+    if not name:
+        raise TargetError(f"'{path}' is a recorded run of {plural(len(names), 'program')}", has)
+    process, _, program = name.rpartition("/")
+    folders = folder.processes(path)
+    if process:
+        folders = [each for each in folders if os.path.basename(each) == process]
+    for each in folders:
+        file = os.path.join(each, f"{program.removesuffix('@1')}.jaxpr")
+        if os.path.isfile(file):
+            return file
+    hint = did_you_mean(f"{path}/{name}", listed) or has
+    raise TargetError(f"the run '{path}' has no program '{name}'", hint)
+
+
+def _about(path: str) -> dict[str, Any]:
+    """Return what the folder of a run says of the whole. Raises TargetError."""
+    try:
+        with open(os.path.join(path, folder.RUN), encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        raise TargetError(
+            f"'{path}' holds no recorded run", "write one with `jaxprtool record -o DIR script.py`"
+        ) from None
+
+
+@dataclass
+class _Process:
+    """The events of a process."""
+
+    path: str
+    about: dict[str, Any]
+    events: list[Event]
+    counters: list[tuple[float, ...]]
+    compiled: dict[int, Event] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str) -> _Process:
+        try:
+            with open(os.path.join(path, folder.PROCESS), encoding="utf-8") as file:
+                about = json.load(file)
+        except (OSError, ValueError):  # killed while it was written
+            about = {"number": int(os.path.basename(path).removeprefix(folder.PREFIX))}
+        counters = read_counters(os.path.join(path, folder.COUNTERS))
+        found = cls(path, about, folder.read_events(path), counters)
+        found.compiled = {each["id"]: each for each in found.of("compiled")}
+        return found
+
+    @property
+    def number(self) -> int:
+        return int(self.about["number"])
+
+    def of(self, kind: str) -> Iterable[Event]:
+        """Return the events of a kind, in order."""
+        return (event for event in self.events if event.get("event") == kind)
+
+
+class _Shown:
+    """Shows lines as `train.py:24`, by the folder of the run."""
+
+    def __init__(self, base: str) -> None:
+        self._frames = Frames((Root(base, base),) if base else ())
+        self.files: dict[str, str] = {}
+
+    def line(self, place: Any) -> str:
+        """Return a line that is stored as a file and a number; "" if it is unknown."""
+        file, line = place or ("", 0)
+        if not file:
+            return ""
+        path = self._frames.path(file)
+        self.files[path] = file
+        return f"{path}:{line}"
+
+    def text(self, place: str) -> str:
+        """Return a line that is stored as text."""
+        file, _, line = place.rpartition(":")
+        return self.line((file, line)) if file else ""
+
+    def key(self, key: Key) -> Key:
+        """Return a key with its lines shortened."""
+        made = replace(key.function, made=self.text(key.function.made))
+        return replace(
+            key,
+            function=made,
+            line=self.text(key.line),
+            cleared_line=self.text(key.cleared_line),
+        )
+
+
+def _functions(found: list[_Process], start: float, shown: _Shown) -> Iterable[Function]:
+    for process in found:
+        by_name: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in process.of("lowered"):
+            if "function" in event:
+                by_name[event["function"]].append(event)
+        calls = _calls(process)
+        kept = Counter(call.function for call in kept_calls(process.path))
+        for name, events in by_name.items():
+            earlier: list[Key] = []
+            compilations: list[Compilation] = []
+            for event in events:
+                key = shown.key(Key.from_json(event["key"]))
+                compilations.append(
+                    _compilation(process, event, start, shown, key, earlier, compilations)
+                )
+                earlier.append(key)
+            yield Function(
+                name=name,
+                line=shown.line(events[0]["defined"]),
+                jit_line=earlier[0].function.made,
+                compilations=tuple(compilations),
+                calls=calls.get(name),
+                kept=kept[name],
+            )
+
+
+def _summed(functions: Iterable[Function]) -> list[Function]:
+    """Return the functions of all processes, those of one name and line as one."""
+    found: dict[tuple[str, str], Function] = {}
+    for each in functions:
+        old = found.get((each.name, each.line))
+        if old is not None:
+            each = replace(
+                old,
+                compilations=(*old.compilations, *each.compilations),
+                calls=_added(old.calls, each.calls),
+                kept=old.kept + each.kept,
+            )
+        found[each.name, each.line] = each
+    return list(found.values())
+
+
+def _added(calls: Calls | None, more: Calls | None) -> Calls | None:
+    if calls is None or more is None:
+        return calls or more
+    return Calls(
+        calls.count + more.count,
+        calls.timed + more.timed,
+        calls.seconds + more.seconds,
+        max(calls.longest, more.longest),
+    )
+
+
+def _compilation(
+    process: _Process,
+    event: Event,
+    start: float,
+    shown: _Shown,
+    key: Key,
+    earlier: list[Key],
+    before: list[Compilation],
+) -> Compilation:
+    done = process.compiled.get(event["id"], {})
+    nearest, why = reasons(key, earlier) if earlier else (0, ())
+    error = event.get("error") or done.get("error") or ""
+    unwritten = event.get("unwritten", "")
+    return Compilation(
+        name=event["program"],
+        start=event["start"] - start,
+        trace_seconds=event["trace"],
+        lower_seconds=event["lower"],
+        compile_seconds=done.get("seconds"),
+        cpu_seconds=event["cpu"] + done.get("cpu", 0.0),
+        cached=bool(done.get("cached")),
+        equations=event["equations"],
+        arguments=key.arguments,
+        results=tuple(map(_argument, event["results"])),
+        statics=key.statics,
+        line=shown.line(event["user"]),
+        library=shown.line(event["library"]),
+        reasons=why,
+        nearest=before[nearest].name if why else "",
+        process=process.number,
+        file=f"{os.path.basename(process.path)}/{event['file']}" if "file" in event else "",
+        error=error or unwritten,
+    )
+
+
+def _argument(document: Mapping[str, Any]) -> Argument:
+    return Argument(**{**document, "shape": tuple(document["shape"])})
+
+
+def _calls(process: _Process) -> dict[str, Calls]:
+    """Return the counted calls of functions."""
+    found: dict[str, Calls] = {}
+    for event in process.of("counter"):
+        if event["of"] == "calls" and event["counter"] < len(process.counters):
+            count, seconds, longest, timed = process.counters[event["counter"]]
+            calls = Calls(int(count), int(timed), seconds, longest)
+            found[event["function"]] = _added(found.get(event["function"]), calls) or calls
+    return found
+
+
+def _outside_jit(found: list[_Process], start: float, shown: _Shown) -> list[OutsideJit]:
+    lines: defaultdict[str, list[tuple[Event, float]]] = defaultdict(list)
+    for process in found:
+        for event in process.of("lowered"):
+            if "operation" in event:
+                done = process.compiled.get(event["id"], {})
+                seconds = event["trace"] + event["lower"] + done.get("seconds", 0.0)
+                lines[shown.line(event["user"])].append((event, seconds))
+    made = [
+        OutsideJit(
+            line=line,
+            count=len(events),
+            seconds=sum(seconds for _, seconds in events),
+            names=dict(Counter(event["operation"] for event, _ in events).most_common()),
+            start=min(event["start"] for event, _ in events) - start,
+        )
+        for line, events in lines.items()
+    ]
+    return sorted(made, key=lambda each: -each.seconds)
+
+
+def _transfers(
+    found: list[_Process], functions: Iterable[Function], shown: _Shown
+) -> list[Transfer]:
+    """Return what was moved between host and device, what took longest first."""
+    waits: dict[str, Transfer] = {}
+    for process in found:
+        for event in process.of("counter"):
+            if event["of"] == "to_host" and event["counter"] < len(process.counters):
+                count, seconds, _, size = process.counters[event["counter"]]
+                line = shown.line(event["user"])
+                old = waits.get(line, Transfer("to_host", line, 0, 0))
+                waits[line] = replace(
+                    old,
+                    count=old.count + int(count),
+                    bytes=old.bytes + int(size),
+                    seconds=old.seconds + seconds,
+                )
+    copies = [
+        Transfer(
+            "to_device",
+            each.line,
+            _count(function),
+            _size(argument) * _count(function),
+            path=f"{function.name}: {argument.path}",
+        )
+        for function in functions
+        for each in function.compilations[-1:]
+        for argument in each.arguments
+        if argument.host == "numpy" and _HIDDEN not in argument.path
+    ]
+    return sorted((*waits.values(), *copies), key=lambda each: (-each.seconds, -each.bytes))
+
+
+def _count(function: Function) -> int:
+    return function.calls.count if function.calls is not None else len(function.compilations)
+
+
+def _size(argument: Argument) -> int:
+    """Return the bytes of an argument, as far as its dtype's name has its width."""
+    size = 1
+    for n in argument.shape:
+        size *= n if isinstance(n, int) else 1
+    digits = "".join(filter(str.isdigit, argument.dtype))
+    return size * (int(digits) // 8 if digits.isdigit() and int(digits) >= 8 else 1)
+
+
+def _described(process: _Process, run: Mapping[str, Any]) -> Process:
+    about, start = process.about, run["start"]
+    ended = next(iter(process.of("ended")), None)
+    times = [event["start"] for event in process.of("lowered")]
+    # The command itself starts with the run, the processes that it starts when they import JAX.
+    first = start if about.get("pid") == run.get("pid") else about.get("start", start)
+    last = ended["time"] if ended else max(times, default=first)
+    endings = [ended["error"] if ended else _sudden(about, run)]
+    endings += [f"recording failed: {each['error']}" for each in process.of("failed")][:1]
+    return Process(
+        number=process.number,
+        pid=about.get("pid", 0),
+        command=tuple(about.get("command", ())),
+        start=first - start,
+        seconds=last - first,
+        jax=about.get("jax", ""),
+        ending="; ".join(filter(None, endings)),
+    )
+
+
+def _sudden(about: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """Return how a process ended that did not run to the end of Python."""
+    code, pid = run.get("exit_code"), about.get("pid")
+    if "seconds" not in run and pid and _is_alive(pid):
+        return ""
+    if code is None or pid != run.get("pid"):
+        return "it ended suddenly: it was killed, or called os._exit"
+    if code <= 128:
+        return f"it called os._exit({code})"
+    try:
+        return f"killed by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"killed by signal {code - 128}"
+
+
+def _is_alive(pid: int) -> bool:
+    """Return True if a process of this machine has this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another user's
+    return True
+
+
+def _until(found: list[_Process], run: Mapping[str, Any]) -> float:
+    """Return how long a run lasted whose end was not written."""
+    ends = [_described(each, run) for each in found]
+    return max((each.start + each.seconds for each in ends), default=0.0)
+
+
+def _differing(path: str, functions: Iterable[Function]) -> list[str]:
+    """Return the programs that several processes have, of which the texts differ."""
+    texts: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    for function in functions:
+        for each in function.compilations:
+            if each.file:
+                texts[each.name][each.process] = each.file
+    found = []
+    for name, files in texts.items():
+        if len(files) > 1 and len({_text(os.path.join(path, file)) for file in files.values()}) > 1:
+            found.append(name)
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,489 @@
+"""Write what JAX compiles in this process to the folder of a run, as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxprtool.errors import JaxprToolError, OutputError
+from jaxprtool.ir.basics.documents import as_json
+from jaxprtool.ir.core.equations import bodies
+from jaxprtool.jaxcompat import open_jaxpr
+from jaxprtool.jaxcompat.compile_hooks import (
+    CompileTimes,
+    JitCall,
+    Lowering,
+    is_operation,
+    observed,
+)
+from jaxprtool.jaxcompat.observed_jit import Around
+from jaxprtool.jaxcompat.source_locations import is_users_file
+from jaxprtool.recording import describe, libraries
+from jaxprtool.recording.arguments import argument, given_argument
+from jaxprtool.recording.call_sites import Line, Site, Sites
+from jaxprtool.recording.calls import CallClock
+from jaxprtool.recording.context import context, jit_options
+from jaxprtool.recording.counters import Counters
+from jaxprtool.recording.folder import COUNTERS, ProcessFolder
+from jaxprtool.recording.keys import FunctionObject, Key
+from jaxprtool.recording.settings import Settings
+from jaxprtool.recording.values import Numbers
+from jaxprtool.recording.watched_calls import CountedCalls, KeptCalls
+
+#: The functions that make loops and branches, by primitive, and parameters that are numbers.
+_LOOPS = {"while": "jax.lax.while_loop", "scan": "jax.lax.scan", "cond": "jax.lax.cond"}
+_LOOP_PARAMETERS = ("length", "reverse", "unroll")
+
+if TYPE_CHECKING:
+    from jaxprtool.recording.programs import ConstantsStore
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A program whose lowering was written: the number of its event."""
+
+    number: int
+
+
+class Recorder:
+    """Records this process: an observer of `compile_hooks`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._folder = ProcessFolder(settings.run)
+        self._sites = Sites()
+        self._lock = threading.RLock()
+        self._on = self._stopped = False
+        self._failures: set[str] = set()
+        self._constants: ConstantsStore | None = None
+        self._counters: Counters | None = None
+        self._clock: CallClock | None = None
+        self._waits: dict[Line, int | None] = {}
+        self._next = 0
+        self._numbers = Numbers()
+        self._jits: dict[int, tuple[int, Site, int]] = {}
+        self._made: Counter[Line] = Counter()
+        self._names: dict[str, str] = {}
+        self._loops: Counter[str] = Counter()
+        self._compilations: Counter[str] = Counter()
+        self._cleared = 0
+        self._cleared_line = Line("", 0)
+
+    @contextlib.contextmanager
+    def recording(
+        self, uncaught: Callable[[], BaseException | None] = lambda: None
+    ) -> Iterator[None]:
+        """Record what JAX compiles in a `with` block.
+
+        Args:
+            uncaught: Returns, at the end of a block that did not raise, the exception by which the
+                process ends.
+        """
+        self._write({"event": "started", "time": time.time()})
+        self._on = True
+        try:
+            with observed(self):
+                yield
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end(uncaught())
+
+    def _end(self, error: BaseException | None) -> None:
+        """Write that the process ends, or the block, and by which exception."""
+        self._on = False
+        if self._clock is not None:
+            self._clock.stop()
+        self._write({"event": "ended", "time": time.time(), "error": _in_short(error)})
+
+    def fork(self) -> None:
+        """Go on in a folder of its own: this is a child of the process that was recorded."""
+        self._folder = ProcessFolder(self.settings.run)
+        self._lock = threading.RLock()
+        self._constants = self._counters = self._clock = None
+        self._waits.clear()
+
+    # --- the observer --------------------------------------------------------------------------
+
+    def jit_made(self, fun: Any, jit: Any, made: Any) -> Around | None:
+        if is_operation(fun):
+            return None
+        site = self._sites.here()
+        number = id(jit)
+        with self._lock:
+            self._jits[number] = (len(self._made), site, self._made[site.user])
+            self._made[site.user] += 1
+        weakref.finalize(made, self._jits.pop, number, None).atexit = False
+        if not (self.settings.calls or self.settings.keep):
+            return None
+        function = self._described(libraries.behind_jit(fun), {})
+        if not function.line.file or not is_users_file(function.line.file):
+            return None
+        return self._around(function)
+
+    def describe(self, call: JitCall) -> Key:
+        return self._key(call, self._sites.here())
+
+    def lowered(self, lowering: Lowering) -> _Written:
+        site = self._sites.here()
+        with self._lock:
+            self._next += 1
+            number = self._next
+        begun = lowering.start
+        event = {
+            "event": "lowered",
+            "id": number,
+            "start": begun if lowering.call is None else lowering.call.start,
+            "trace": 0.0 if lowering.call is None else lowering.call.trace_seconds,
+            "lower": lowering.seconds,
+            "cpu": lowering.cpu + (0.0 if lowering.call is None else lowering.call.trace_cpu),
+            "user": site.user,
+            "library": site.library,
+        }
+        if lowering.error is not None:
+            event["error"] = _in_short(lowering.error)
+        with _without_collection():
+            function = self._function(lowering)
+            if _is_jax(lowering, function):
+                event |= {"operation": lowering.name}
+            else:
+                event |= self._program(lowering, function, site)
+            self._write(event)
+        return _Written(number)
+
+    def compiled(self, lowered: _Written, times: CompileTimes) -> None:
+        event = {
+            "event": "compiled",
+            "id": lowered.number,
+            "seconds": times.seconds,
+            "cpu": times.cpu,
+            "cached": times.cached,
+        }
+        if times.error is not None:
+            event["error"] = _in_short(times.error)
+        self._write(event)
+
+    def cleared(self, fun: Any) -> None:
+        self._cleared += 1
+        self._cleared_line = self._sites.here().user
+
+    def waited(self, array: jax.Array, seconds: float) -> None:
+        line = self._sites.here().user
+        if not line.file:
+            return  # JAX's own, as for a callback
+        if line not in self._waits:
+            self._waits[line] = self._counter({"of": "to_host", "user": line})
+        counter = self._waits[line]
+        if counter is not None and self._counters is not None:
+            self._counters.add(counter, seconds, array.nbytes)
+
+    def failed(self, error: Exception) -> None:
+        """Write an exception of our own, once for each kind. The script goes on."""
+        text = _in_short(error)
+        if text not in self._failures:
+            self._failures.add(text)
+            where = error.__traceback__
+            while where is not None and where.tb_next is not None:
+                where = where.tb_next
+            at = "" if where is None else f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}"
+            self._write({"event": "failed", "error": text, "at": at})
+
+    # --- calls ---------------------------------------------------------------------------------
+
+    def _around(self, function: _Function) -> Around:
+        """Return what calls of a function go through while this records."""
+        call: Around | None = None
+
+        def around(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            nonlocal call
+            if not self._on:
+                return jitted(*args, **kwargs)
+            if call is None:
+                call = self._watched(function)
+            return call(jitted, args, kwargs)
+
+        return around
+
+    def _watched(self, function: _Function) -> Around:
+        """Return what counts and keeps the calls of a function, as far as the settings say so."""
+        settings, name = self.settings, self._name(function)
+        call: Around = _called
+        if settings.calls:
+            counter = self._counter({"of": "calls", "function": name})
+            if counter is not None and self._counters is not None:
+                if self._clock is None:
+                    self._clock = CallClock(self._counters)
+                call = CountedCalls(self._clock, counter)
+        if last := dict(settings.keep).get(name):
+            folder, limit = self._folder.path, settings.keep_bytes
+            return KeptCalls(call, folder, name, last, limit, settings.until, self._write)
+        return call
+
+    # --- programs ------------------------------------------------------------------------------
+
+    def _function(self, lowering: Lowering) -> _Function:
+        """Return the function that is lowered: the user's, behind what libraries wrap it in."""
+        if lowering.call is None:
+            info = open_jaxpr(lowering.jaxpr).debug_info
+            line = _defined(info)
+            return _Function(lowering.name, line, f"{line} {lowering.name}")
+        if is_operation(lowering.call.fun):
+            info = _body(lowering).debug_info if _is_loop(lowering) else None
+            line = Line("", 0) if info is None else _defined(info)
+            return _Function(lowering.name, line, f"{line} {lowering.name}")
+        return self._described(lowering.call.fun, lowering.call.statics)
+
+    def _described(self, fun: Any, statics: Mapping[str, Any]) -> _Function:
+        about = describe.call(fun, None, (), statics, self._numbers).function
+        return _Function(about.name, Line(about.file, about.line), about.code)
+
+    def _program(self, lowering: Lowering, function: _Function, site: Site) -> dict[str, Any]:
+        """Write a program, and return what is known of it."""
+        # Not every script has a program of its own to write, and this import takes long.
+        from jaxprtool.recording.programs import ConstantsStore, equation_count, program_of
+
+        call = lowering.call
+        if call is None:
+            key = self._key_without_call(lowering, site)
+        elif is_operation(call.fun):
+            key = self._key_of_loop(lowering, function, site)
+        else:
+            key = lowering.described or self._key(call, site)
+        program = program_of(lowering, [each.path for each in key.arguments])
+        if key.function.wrapper == "jax.pmap":  # what JAX compiles has another name
+            program = program.replace(name=key.function.name)
+        with self._lock:
+            name = self._name(function)
+            self._compilations[name] += 1
+            count = self._compilations[name]
+        stem = name if count == 1 else f"{name}@{count}"
+        known = {
+            "function": name,
+            "defined": function.line,
+            "program": stem,
+            "equations": equation_count(program),
+            "key": key.to_json(),
+            "results": as_json(
+                [
+                    argument(path, aval)
+                    for path, aval in zip(program.out_names, program.out_avals, strict=True)
+                ]
+            ),
+        }
+        try:
+            if self._constants is None:
+                self._constants = ConstantsStore(self._folder.path, self.settings.constants)
+            self._constants.write(program, f"{stem}.jaxpr")
+            known["file"] = f"{stem}.jaxpr"
+        except OutputError as error:
+            self._stop(error)
+        except JaxprToolError as error:
+            known["unwritten"] = str(error)
+        return known
+
+    def _name(self, function: _Function) -> str:
+        """Return the name of a function in the run: Python's, with a number if it is taken."""
+        group = function.code
+        if group not in self._names:
+            plain = re.sub(r"[^\w.-]+", "_", function.name).strip("_.-") or "function"
+            taken, name, number = set(self._names.values()), plain, 1
+            while name in taken:
+                number += 1
+                name = f"{plain}-{number}"
+            self._names[group] = name
+        return self._names[group]
+
+    def _key(self, call: JitCall, site: Site) -> Key:
+        _, made, in_loop = self._jits.get(id(call.jit), (0, site, 0))
+        about = describe.call(
+            call.fun,
+            call.in_tree,
+            call.arg_names,
+            call.statics,
+            self._numbers,
+            call.jit,
+            _text(made.user),
+        )
+        return Key(
+            function=about.function.object,
+            structure=about.structure,
+            arguments=tuple(
+                map(given_argument, about.names, call.avals, call.flat, call.options.donated)
+            ),
+            statics=about.statics,
+            options=jit_options(call.options),
+            context=context(),
+            cleared=self._cleared,
+            cleared_line=_text(self._cleared_line),
+            in_loop=in_loop,
+            line=_text(site.user),
+        )
+
+    def _key_of_loop(self, lowering: Lowering, function: _Function, site: Site) -> Key:
+        """Return the key of a loop that ran outside of `jit`.
+
+        JAX has the jaxpr of its body only. If arguments, parameters and settings are those of an
+        earlier compilation, the body is another function object.
+        """
+        [eqn] = open_jaxpr(lowering.jaxpr).eqns
+        plain = {k: v for k, v in eqn.params.items() if type(v) in (bool, int)}
+        statics = {k: repr(v) for k, v in plain.items() if k in _LOOP_PARAMETERS}
+        key = replace(self._key_without_call(lowering, site), statics=statics)
+        same = repr((function.code, key.arguments, statics, key.context, key.cleared))
+        with self._lock:
+            self._loops[same] += 1
+            number = self._loops[same]
+        name = eqn.primitive.name
+        made = FunctionObject(number, 0, key.line, "function", {}, name, _LOOPS.get(name, name))
+        return replace(key, function=made)
+
+    def _key_without_call(self, lowering: Lowering, site: Site) -> Key:
+        """Return the key of a program that JAX derived, as the gradient of a jitted function."""
+        program_names = open_jaxpr(lowering.jaxpr).debug_info.arg_names or ()
+        avals = lowering.jaxpr.in_avals
+        names = list(program_names) if len(program_names) == len(avals) else [""] * len(avals)
+        named = [name or f"arg[{i}]" for i, name in enumerate(names)]
+        return Key(
+            function=FunctionObject(0, 0, "", "function", {}, lowering.name),
+            structure={},
+            arguments=tuple(map(argument, named, avals)),
+            statics={},
+            options={},
+            context=context(),
+            cleared=self._cleared,
+            cleared_line=_text(self._cleared_line),
+            line=_text(site.user),
+        )
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self._stopped:
+            return
+        try:
+            with self._lock:
+                if not self._folder.path:
+                    self._folder.start(_about())
+            self._folder.append(event)
+        except OSError as error:
+            self._stop(OutputError(f"cannot write '{self.settings.run}': {error.strerror}"))
+        except OutputError as error:
+            self._stop(error)
+
+    def _stop(self, error: OutputError) -> None:
+        """Stop recording, with one line; the script goes on."""
+        if not self._stopped:
+            self._stopped = True
+            print(f"jaxprtool: recording stopped: {error.message}", file=sys.stderr)
+
+    def _counter(self, about: dict[str, Any]) -> int | None:
+        """Return a new counter, and write what it counts."""
+        with self._lock:
+            if self._counters is None:
+                if not self._folder.path or self._stopped:
+                    return None
+                self._counters = Counters(self._folder.file(COUNTERS))
+            counter = self._counters.new()
+        if counter is not None:
+            self._write({"event": "counter", "counter": counter, **about})
+        return counter
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage in a `with` block: JAX keeps millions of objects, and we make none."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _called(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return jitted(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function: its name, where it is defined, and a text that functions of its code share."""
+
+    name: str
+    line: Line
+    code: str
+
+
+def _is_loop(lowering: Lowering) -> bool:
+    """Return True for a loop or a branch with bodies of a user or a library."""
+    eqns = open_jaxpr(lowering.jaxpr).eqns
+    if len(eqns) != 1 or not bodies(eqns[0]):
+        return False
+    file = _defined(_body(lowering).debug_info).file
+    return bool(file) and is_users_file(file)
+
+
+def _body(lowering: Lowering) -> Any:
+    """Return the body of a loop, that of the first branch."""
+    [eqn] = open_jaxpr(lowering.jaxpr).eqns
+    return open_jaxpr(bodies(eqn)[0][1])
+
+
+def _defined(info: Any) -> Line:
+    """Return where the function of a jaxpr is defined, by its debug information."""
+    return Line(info.func_filename or "", info.func_lineno or 0)
+
+
+def _is_jax(lowering: Lowering, function: _Function) -> bool:
+    """Return True for an operation, and for a function of JAX's own, called outside of `jit`."""
+    if lowering.call is not None and is_operation(lowering.call.fun):
+        return not _is_loop(lowering)
+    file = function.line.file
+    return bool(file) and not is_users_file(file)
+
+
+def _text(line: Line) -> str:
+    """Return a line for a key; paths are shortened when the run is read."""
+    return f"{line.file}:{line.line}" if line.file else ""
+
+
+def _about() -> dict[str, Any]:
+    """Return what is known of this process."""
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "command": list(getattr(sys, "orig_argv", sys.argv)),
+        "folder": _folder(),
+        "start": time.time(),
+        "jax": jax.__version__,
+    }
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _in_short(error: BaseException | None) -> str:
+    """Return an exception in one line."""
+    if error is None:
+        return ""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # a message of the user's may raise anything
+        text = ""
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,476 @@
+"""What is recorded in a `with` block: programs, compilations, calls, kept arguments."""
+
+import json
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxprtool.api.record import record
+from jaxprtool.api.targets import find
+from jaxprtool.errors import OutputError, TargetError
+from jaxprtool.jaxcompat.source_locations import user_frame
+from jaxprtool.recording.read import read_run
+from tests.jax_state import changed, jax_state
+
+
+def here(text):
+    """Return `file.py:N` of the line of this file that has a text."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = (i for i, line in enumerate(lines, 1) if text in line and "here(" not in line)
+    return f"{os.path.basename(__file__)}:{number}"
+
+
+def events(folder, kind):
+    lines = (Path(folder) / "process-0" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a function that records in a folder; nothing of ours may fail."""
+    monkeypatch.chdir(tmp_path)
+    yield partial(record, "run")
+    assert events("run", "failed") == []
+
+
+def test_each_compilation_of_a_function_is_recorded_with_its_lines_and_times(run):
+    with run() as recording:
+
+        @jax.jit  # the decorator
+        def scaled(x):
+            return x * 2.0
+
+        for size in (3, 3, 4):
+            scaled(jnp.ones(size)).block_until_ready()  # the call
+    (function,) = recording.run.functions
+    assert function.name == "scaled"
+    assert function.jit_line == function.line == here("# the decorator")
+    assert [each.name for each in function.compilations] == ["scaled", "scaled@2"]
+    first, second = function.compilations
+    assert first.line == second.line == here("# the call")
+    assert first.equations == 1
+    assert min(first.trace_seconds, first.lower_seconds, first.compile_seconds) > 0
+    assert [each.type for each in (*first.arguments, *second.arguments)] == ["f32[3]", "f32[4]"]
+    assert first.reasons == ()
+    (reason,) = second.reasons
+    assert (reason.kind, reason.path) == ("shape", "x")
+    assert (reason.before, reason.after) == ("f32[3]", "f32[4]")
+
+
+def test_programs_are_read_back_and_compute_the_same(run):
+    x = np.linspace(0.0, 1.0, 5, dtype=np.float32)
+    with run() as recording:
+        f = jax.jit(lambda tree, *, y: {"sum": tree["a"].sum() + y, "all": jnp.sin(tree["a"])})
+        expected = f({"a": x}, y=2.0)
+    program = recording.programs["lambda"]
+    assert program.arg_names == ("tree['a']", "y")
+    assert program.out_names == ("result['all']", "result['sum']")
+    assert jax.tree.map(np.array_equal, program({"a": x}, y=2.0), expected) == {
+        "all": True,
+        "sum": True,
+    }
+    assert find("run/lambda").trace().name == "<lambda>"
+
+
+def test_source_lines_are_shown_until_their_file_changes(run):
+    module = Path("module.py")
+    module.write_text("import jax\n\n\n@jax.jit\ndef f(x):\n    return x * 2\n")
+    os.utime(module, (0, 0))
+    names = {}
+    with run():
+        exec(compile(module.read_text(), str(module.absolute()), "exec"), names)
+        names["f"](1.0)
+    (eqn,) = find("run/f").trace().jaxpr.eqns
+    assert user_frame(eqn).file == str(module.absolute())
+    module.touch()
+    (eqn,) = find("run/f").trace().jaxpr.eqns
+    assert user_frame(eqn).file == "module.py"
+
+
+def test_operations_and_functions_of_jax_are_grouped_by_the_line(run):
+    with run() as recording:
+        for size in (11, 12):
+            jnp.linspace(0, 1, size) + jnp.ones(size)  # eager
+    found = recording.run
+    assert found.functions == ()
+    (line,) = found.outside_jit
+    assert line.line == here("# eager")
+    assert line.count == sum(line.names.values()) >= 4
+    assert line.seconds > 0
+
+
+def test_staged_programs_are_recorded_though_their_arguments_are_gone(run):
+    with run() as recording:
+
+        @jax.jit
+        def staged(x, count):
+            return x * count
+
+        traced = staged.trace(jax.ShapeDtypeStruct((3,), jnp.float32), 2)
+        staged.trace(jax.ShapeDtypeStruct((4,), jnp.float32), 2)
+        traced.lower().compile()
+    (function,) = recording.run.functions
+    (each,) = function.compilations
+    assert [argument.type for argument in each.arguments] == ["f32[3]", "~i32[]"]
+    assert each.compile_seconds > 0
+
+
+def test_a_program_that_was_only_lowered_has_no_time_of_compiling(run):
+    with run() as recording:
+        jax.jit(lambda x: x + 1).lower(1.0)
+    assert recording.compilations[0].compile_seconds is None
+
+
+def test_what_jax_derives_of_a_jitted_function_is_recorded(run):
+    with run() as recording:
+
+        @jax.jit
+        def square(x):
+            return x * x
+
+        jax.grad(lambda x: square(x).sum())(jnp.ones(3))
+    found = recording.run.functions
+    assert {each.name for each in found} == {"square"}
+    assert sum(len(each.compilations) for each in found) >= 2
+
+
+def test_a_function_called_by_another_is_part_of_its_program(run):
+    with run() as recording:
+        inner = jax.jit(lambda x: jnp.sin(x))
+
+        @jax.jit
+        def outer(x):
+            return inner(x) + 1
+
+        outer(1.0)
+    assert [each.name for each in recording.run.functions] == ["outer"]
+
+
+def test_functions_of_one_name_get_numbers(run):
+    def make(scale):
+        if scale:
+            return jax.jit(lambda x: x * 2)
+        return jax.jit(lambda x: x + 2)
+
+    with run() as recording:
+        make(True)(1.0), make(False)(1.0)
+    assert {each.name for each in recording.run.functions} == {"lambda", "lambda-2"}
+
+
+def test_static_arguments_and_methods_are_named(run):
+    class Model:
+        def __init__(self, width):
+            self.width = width
+
+        @partial(jax.jit, static_argnames=("self", "mode"))
+        def apply(self, x, mode):
+            return x * self.width
+
+    with run() as recording:
+        model = Model(3)
+        model.apply(1.0, mode="a")
+        model.apply(1.0, mode="b")
+    first, second = recording.compilations
+    assert first.statics["mode"] == "'a'"
+    assert [(each.kind, each.path) for each in second.reasons] == [("static", "mode")]
+
+
+def test_what_jax_or_xla_cannot_compile_is_recorded_with_the_error(run):
+    with run() as recording, pytest.raises(jax.errors.JaxRuntimeError):
+        jax.jit(lambda x: x + 1, compiler_options={"no_such_option": True})(1.0)
+    (each,) = recording.compilations
+    assert "no_such_option" in each.error
+    assert each.file
+
+
+def test_clearing_a_cache_is_the_reason_for_the_next_compilation(run):
+    with run() as recording:
+        f = jax.jit(lambda x: x - 1)
+        f(1.0)
+        f.clear_cache()  # cleared
+        f(1.0)
+    (reason,) = recording.compilations[1].reasons
+    assert (reason.kind, reason.line) == ("cache", here("# cleared"))
+
+
+def test_settings_are_reasons(run):
+    with run() as recording:
+        f = jax.jit(lambda x: x @ x)
+        x = jnp.ones((4, 4))
+        f(x)
+        with jax.default_matmul_precision("highest"):
+            f(x)
+    (reason,) = recording.compilations[1].reasons
+    assert (reason.kind, reason.path) == ("context", "default_matmul_precision")
+
+
+# --- constants and callbacks ----------------------------------------------------------------------
+
+
+def test_large_constants_are_written_once(run):
+    data = jnp.arange(5000.0)
+    with run() as recording:
+        f = jax.jit(lambda i: data[i])
+        f(1), f(jnp.arange(2))
+    files = list(Path("run/process-0").glob("*.npz"))
+    assert len(files) == 1
+    assert recording.programs["lambda@2"](jnp.arange(2))[1] == 1
+
+
+def test_without_constants_they_are_arguments(run):
+    data = jnp.arange(5000.0)
+    with run(constants=False) as recording:
+        jax.jit(lambda i: data[i] * 3.0)(2)
+    assert not list(Path("run/process-0").glob("*.npz"))
+    program = recording.programs["lambda"]
+    assert program.arg_names == ("i", "closed_over[0]")
+    assert program.in_avals[1].shape == (5000,)
+
+
+def test_callbacks_are_stubs(run):
+    with run() as recording:
+
+        @jax.jit
+        def noisy(x):
+            jax.debug.print("{}", x)
+            return x + 1
+
+        noisy(1.0)
+    assert recording.compilations[0].error == ""
+    assert recording.programs["noisy"].name == "noisy"
+
+
+# --- transfers and calls --------------------------------------------------------------------------
+
+
+def test_values_that_python_reads_are_counted_by_line(run):
+    with run() as recording:
+        f = jax.jit(lambda x: x + 1)
+        for i in range(3):
+            float(f(np.float32(i)))  # waits
+    waits = [each for each in recording.run.transfers if each.kind == "to_host"]
+    assert [(each.line, each.count, each.bytes) for each in waits] == [(here("# waits"), 3, 12)]
+
+
+def test_numpy_arguments_are_copied_to_the_device(run):
+    with run(calls=True) as recording:
+        f = jax.jit(lambda x: x + 1)
+        for _ in range(3):
+            f(np.ones(4, np.float32))
+    (copied,) = (each for each in recording.run.transfers if each.kind == "to_device")
+    assert (copied.path, copied.count, copied.bytes) == ("lambda: x", 3, 48)
+
+
+def test_calls_are_counted_only_if_asked_for(run):
+    with run(calls=True) as recording:
+
+        @partial(jax.jit, donate_argnums=0)
+        def step(state):
+            return state + 1, state.sum()
+
+        state = jnp.zeros(100)
+        for _ in range(5):
+            state, total = step(state)
+    assert float(total) == 400.0
+    calls = recording.run.functions[0].calls
+    assert (calls.count, calls.timed) == (5, 5)
+    assert 0 < calls.longest <= calls.seconds
+    assert recording.run.calls_counted
+
+
+def test_functions_that_are_never_called_take_no_name(run):
+    with run(calls=True) as recording:
+        jax.jit(lambda x: x)
+        jax.jit(lambda x: x + 1)(1.0)
+    assert list(recording.programs) == ["lambda"]
+
+
+def test_a_counted_function_is_used_like_any_other(run):
+    with run(calls=True):
+
+        @jax.jit
+        def double(x):
+            """Doubles."""
+            return x * 2
+
+        class Model:
+            @jax.jit
+            def apply(self):
+                return 1
+
+            apply_to = jax.jit(lambda self, x: x * 2, static_argnums=0)
+
+        assert isinstance(double, type(jax.jit(len)))
+        assert double.__doc__ == "Doubles."
+        assert double.lower(1.0).compile()(1.0) == 2.0
+        assert jax.vmap(double)(jnp.ones(3)).shape == (3,)
+        assert jax.grad(double)(1.0) == 2.0
+        assert jax.jit(double)(2.0) == 4.0
+        assert Model().apply_to(3.0) == 6.0
+    assert double(4.0) == 8.0  # after the block
+
+
+# --- the flight recorder --------------------------------------------------------------------------
+
+
+def test_the_last_calls_are_kept_before_their_buffers_are_donated(run):
+    with run(keep={"step": 2}) as recording:
+
+        @partial(jax.jit, donate_argnames="state", static_argnames="mode")
+        def step(state, key, rate, mode="a"):
+            noise = jax.random.normal(key, state["w"].shape, state["w"].dtype)
+            return {"w": state["w"] * rate + noise}
+
+        state, key = {"w": jnp.ones(3, jnp.bfloat16)}, jax.random.key(7)
+        for i in range(4):
+            before = state["w"].copy()
+            state = step(state, key, 0.5 + i, mode="b")
+        last = state["w"]
+    assert recording.run.functions[0].kept == 2
+    entry = find("run/step")
+    kept_state, kept_key, rate = entry.arguments()
+    assert kept_state.dtype == jnp.bfloat16
+    assert np.array_equal(kept_state, before)
+    assert rate == 3.5
+    assert np.array_equal(entry.trace()({"w": jnp.asarray(kept_state)}, kept_key, rate)["w"], last)
+
+
+def test_a_kept_call_chooses_its_compilation(run):
+    with run(keep={"f": 1}):
+
+        @jax.jit
+        def f(x):
+            return x + 1
+
+        f(jnp.ones(3)), f(jnp.ones(4)), f(np.ones(3))
+    assert find("run/f").trace().in_avals[0].shape == (3,)
+    assert find("run/f@2").trace().in_avals[0].shape == (4,)
+    assert isinstance(find("run/f@2").arguments()[0], jax.ShapeDtypeStruct)
+
+
+def test_a_run_stops_at_the_first_nan(run):
+    said = r"result\['loss'\] of call 3 of step has a NaN"
+    with (
+        pytest.raises(FloatingPointError, match=said),
+        run(keep={"step": 1}, until="nan") as recording,
+    ):
+
+        @jax.jit
+        def step(x):
+            return {"loss": jnp.log(x), "next": x - 1}
+
+        x = jnp.float32(1.0)
+        while True:
+            x = step(x)["next"]
+    assert recording.run.functions[0].kept == 1
+    assert find("run/step").arguments()[0] == -1.0
+
+
+def test_arguments_beyond_the_bound_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with record("run", keep={"f": 1}, keep_bytes=100):
+
+        @jax.jit
+        def f(x):
+            return x + 1
+
+        f(jnp.ones(1000))
+    assert events("run", "not_kept")[0]["bytes"] == 4000
+    assert not Path("run/process-0/kept").exists()
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def test_jax_is_afterwards_what_it_was(tmp_path):
+    jax.jit(lambda x: x + 1)(1.0).block_until_ready()
+    before = jax_state()
+    with record(tmp_path / "run", calls=True):
+        jax.jit(lambda x: x + 2)(1.0).block_until_ready()
+    assert changed(before, jax_state()) == []
+
+
+def test_an_exception_of_ours_is_recorded_and_not_raised(tmp_path, monkeypatch):
+    def broken(*args):
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr("jaxprtool.recording.programs.program_of", broken)
+    with record(tmp_path / "run") as recording:
+        assert jax.jit(lambda x: x + 1)(1.0) == 2.0
+    assert events(tmp_path / "run", "failed")[0]["error"] == "RuntimeError: of ours"
+    assert "of ours" in recording.run.processes[0].ending
+
+
+def test_a_run_is_not_written_over_another(run):
+    with run():
+        pass
+    with pytest.raises(OutputError, match="holds a recorded run"), run():
+        pass
+    with run(overwrite=True):
+        pass
+    Path("other").mkdir()
+    Path("other/file").touch()
+    with pytest.raises(OutputError, match="other files"), record("other", overwrite=True):
+        pass
+
+
+def test_an_event_that_was_cut_short_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with record("run"):
+        jax.jit(lambda x: x + 1)(1.0)
+    file = Path("run/process-0/events.jsonl")
+    lines = file.read_bytes().splitlines(keepends=True)
+    compiled = next(i for i, line in enumerate(lines) if b'"compiled"' in line)
+    file.write_bytes(b"".join(lines[:compiled]) + lines[compiled][:10])
+    found = read_run("run")
+    assert found.compilations[0].compile_seconds is None
+    assert found.processes[0].ending
+
+
+def test_a_run_that_goes_on_has_not_ended(run):
+    with run() as recording:
+        jax.jit(lambda x: x + 1)(1.0)
+        (process,) = recording.run.processes
+        assert process.ending == ""
+        assert len(recording.compilations) == 1
+
+
+def test_names_that_a_run_does_not_have_are_refused_with_near_ones(run):
+    with run():
+        jax.jit(lambda x: x + 1)(1.0)
+    with pytest.raises(TargetError, match="has no program 'lamda'") as refused:
+        find("run/lamda")
+    assert refused.value.hint == "did you mean 'run/lambda'?"
+    with pytest.raises(TargetError, match="is a recorded run of 1 program"):
+        find("run/")
+    with pytest.raises(TargetError, match="holds no recorded run"):
+        read_run(".")
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write"), record(tmp_path / "file" / "run"):
+        pass
+
+
+def test_a_disk_that_fills_stops_the_recording_and_not_the_script(tmp_path, monkeypatch, capsys):
+    with warnings.catch_warnings(), record(tmp_path / "run"):
+        f = jax.jit(lambda x: x + 1)
+        f(1.0)
+
+        def full(*args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("jaxprtool.recording.folder.os.write", full)
+        assert f(jnp.ones(2))[0] == 2.0
+        assert f(jnp.ones(3))[0] == 2.0
+        monkeypatch.undo()
+    said = capsys.readouterr().err
+    assert said.count("recording stopped") == 1
+    assert "No space left on device" in said

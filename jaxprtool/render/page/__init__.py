@@ -111,8 +111,7 @@ def page(
     tabs = _tabs(states, options, sources, describe, costs)
     shown = max(i for i, tab in enumerate(tabs) if tab.listing)
     tabs = [tab if i == shown else _packed(tab) for i, tab in enumerate(tabs)]
-    script = _static("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    script = static("shared.js", "pointing.js", "page.js")
     template = environment().get_template("page.html")
     return template.render(
         title=_text(", ".join(states[-1].programs)),
@@ -123,9 +122,9 @@ def page(
         counts=tabs[shown].counts,
         heated=any(tab.heated for tab in tabs),
         linked=set().union(*(tab.counts for tab in tabs)),
-        css=Markup(_static("listing.css") + _static("page.css")),
-        script=Markup(script),
-        script_hash=f"sha256-{digest}",
+        css=static("listing.css", "page.css"),
+        script=script,
+        script_hash=hash_of(script),
     )
 
 
@@ -150,7 +149,7 @@ def cell(programs: Mapping[str, Program], describe: Callable[[Program], Stats]) 
         about = program_signature(program)
         rows = listing(about, options, sources, at, titles=True, most=_MOST_IN_CELL)
         shown.append(_Shown(at, _text(name), facts(found), (), rows))
-    css = Markup(_static("listing.css"))
+    css = static("listing.css")
     template, none = environment().get_template("cell.html"), (0, "")
     return template.render(programs=shown, titles=True, css=css, at="", added=none, removed=none)
 
@@ -229,8 +228,12 @@ def _changes(before: State, after: State) -> Changes:
 
 def _packed(tab: _Tab) -> _Tab:
     """Return a tab with its listing compressed."""
-    packed = base64.b64encode(gzip.compress(tab.listing.encode(), mtime=0)).decode()
-    return tab._replace(listing=Markup(), packed=packed if tab.listing else "")
+    return tab._replace(listing=Markup(), packed=packed(tab.listing) if tab.listing else "")
+
+
+def packed(html: str) -> str:
+    """Return HTML compressed, as text that needs no escaping."""
+    return base64.b64encode(gzip.compress(html.encode(), mtime=0)).decode()
 
 
 # --- templates --------------------------------------------------------------------------------
@@ -257,8 +260,13 @@ def environment() -> Environment:
 
 
 @cache
-def _static(name: str) -> str:
-    """Return a static file in the templates' folder."""
+def static(*names: str) -> Markup:
+    """Return static files in the templates' folder, one after the other."""
     loader = environment().loader
     assert loader is not None
-    return loader.get_source(environment(), name)[0]
+    return Markup("".join(loader.get_source(environment(), name)[0] for name in names))
+
+
+def hash_of(script: str) -> str:
+    """Return the hash of a script, by which a page's policy allows it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"

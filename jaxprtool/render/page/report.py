@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST = 500
 
 #: Looks up a line of source.
-_Lines = Callable[[str], "SourceLink | None"]
+Lines = Callable[[str], "SourceLink | None"]
 
 #: The width and height of a curve in units of its picture.
 _SCALE = 1000
@@ -108,33 +108,42 @@ class View(NamedTuple):
     curves: Sequence[Curve] = ()
 
 
-def views(report: Report, line_of: _Lines) -> Iterator[View]:
+def views(report: Report, line_of: Lines) -> Iterator[View]:
     """Yield the views of a report.
 
     Args:
         report: The report.
         line_of: Returns a line of a displayed file by name: `model.py:9`.
     """
-    several = len({each.name for each in report.costs}) > 1
-    tables = [_cost_table(each, line_of, several) for each in report.costs if each.groups]
-    notes = [*_notes(report.costs), *dict.fromkeys(map(_cost_fact, report.costs))]
-    yield View("cost", notes, tables)
-    known = [each for each in report.memories if not isinstance(each, str)]
-    yield View(
-        "memory",
-        [
-            *_notes(known),
-            *(each if isinstance(each, str) else _memory_fact(each) for each in report.memories),
-        ],
-        [_memory_table(each, line_of) for each in known],
-        list(map(_curve, known)),
-    )
+    yield cost_view(report.costs, line_of)
+    yield memory_view(report.memories, line_of)
     found = report.residuals
     if isinstance(found, str):
         yield View("residuals", [found])
     else:
         tables = [_residuals_table(found, line_of), _policies_table(found)]
         yield View("residuals", [residuals.total_text(found)], tables)
+
+
+def cost_view(costs: Sequence[Cost], line_of: Lines) -> View:
+    """Return the view of costs, each of a program by a grouping."""
+    several = len({each.name for each in costs}) > 1
+    tables = [_cost_table(each, line_of, several) for each in costs if each.groups]
+    return View("cost", [*_notes(costs), *dict.fromkeys(map(_cost_fact, costs))], tables)
+
+
+def memory_view(memories: Sequence[Memory | str], line_of: Lines) -> View:
+    """Return the view of the memory of programs, or why it is unknown."""
+    known = [each for each in memories if not isinstance(each, str)]
+    return View(
+        "memory",
+        [
+            *_notes(known),
+            *(each if isinstance(each, str) else _memory_fact(each) for each in memories),
+        ],
+        [_memory_table(each, line_of) for each in known],
+        list(map(_curve, known)),
+    )
 
 
 def _notes(found: Sequence[Cost | Memory]) -> list[str]:
@@ -149,7 +158,7 @@ def _table(
     return Table(caption, columns, rows[:_MOST], max(len(rows) - _MOST, 0))
 
 
-def _linked(source: str, line_of: _Lines) -> SourceLink | None:
+def _linked(source: str, line_of: Lines) -> SourceLink | None:
     return line_of(source.partition(BEHIND)[0])
 
 
@@ -170,7 +179,7 @@ def _cost_fact(found: Cost) -> str:
     return "; ".join((f"{found.name}: {cost.total_text(found.total)}", *cost.notes(found, None)))
 
 
-def _cost_table(found: Cost, line_of: _Lines, several: bool) -> Table:
+def _cost_table(found: Cost, line_of: Lines, several: bool) -> Table:
     columns = (
         ("FLOPs", True),
         ("share", True),
@@ -183,7 +192,7 @@ def _cost_table(found: Cost, line_of: _Lines, several: bool) -> Table:
     return _table(f"{found.name}, by {found.by}" if several else f"by {found.by}", columns, rows)
 
 
-def _cost_row(found: Cost, group: Group, line_of: _Lines) -> list[Cell]:
+def _cost_row(found: Cost, group: Group, line_of: Lines) -> list[Cell]:
     flops, size = (n if type(n) is int else None for n in (group.work.flops, group.work.bytes))
     intensity = flops / size if flops is not None and size else None
     return [
@@ -207,7 +216,7 @@ def _memory_fact(found: Memory) -> str:
     return "; ".join(filter(None, (memory.peak_text(found), memory.kinds_text(found))))
 
 
-def _memory_table(found: Memory, line_of: _Lines) -> Table:
+def _memory_table(found: Memory, line_of: Lines) -> Table:
     columns = (
         ("bytes", True),
         ("share", True),
@@ -218,7 +227,7 @@ def _memory_table(found: Memory, line_of: _Lines) -> Table:
     return _table(f"live at the peak of {found.name}", columns, rows)
 
 
-def _live_row(live: Live, peak: int, line_of: _Lines) -> list[Cell]:
+def _live_row(live: Live, peak: int, line_of: Lines) -> list[Cell]:
     until = _linked(live.source if live.kind == "room" else live.reader_source, line_of)
     return [
         Cell(in_bytes(live.bytes), live.bytes),
@@ -250,7 +259,7 @@ def _curve(found: Memory) -> Curve:
 # --- residuals --------------------------------------------------------------------------------
 
 
-def _residuals_table(found: Residuals, line_of: _Lines) -> Table:
+def _residuals_table(found: Residuals, line_of: Lines) -> Table:
     columns = (
         ("bytes", True),
         ("share", True),
@@ -263,7 +272,7 @@ def _residuals_table(found: Residuals, line_of: _Lines) -> Table:
     return _table("residuals", columns, rows)
 
 
-def _residual_row(count: int, each: Residual, total: int | None, line_of: _Lines) -> list[Cell]:
+def _residual_row(count: int, each: Residual, total: int | None, line_of: Lines) -> list[Cell]:
     reader = each.readers[0].source if each.readers else ""
     return [
         Cell(residuals.size_text(each.bytes), each.bytes),

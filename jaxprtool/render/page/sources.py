@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from markupsafe import Markup
 from pygments import highlight
@@ -41,7 +42,7 @@ class SourceLink:
     code: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SourceFile:
     """A displayed file: its number on the page, its path, and its lines in HTML."""
 
@@ -57,15 +58,25 @@ class Sources:
         options: The display options: whether sources are shown, and which frames.
         whole: Whether to show whole files instead of single lines.
         roots: The folders of the user's files, as a `Program` has them.
+        texts: Files to show whose text is known, by path as it is displayed. They need not exist.
     """
 
-    def __init__(self, options: ShowOptions, whole: bool, roots: Sequence[Root]):
+    def __init__(
+        self,
+        options: ShowOptions,
+        whole: bool,
+        roots: Sequence[Root],
+        texts: Mapping[str, str] = MappingProxyType({}),
+    ):
         self._whole = whole
         self._wanted = options.source
         self._frames = frames_now(roots)
         self._choice = options.frames or self._frames.choice
         self._locations: dict[object, SourceLink | None] = {}
         self._files: dict[str, SourceFile | None] = {}
+        self._known: dict[str, SourceFile] = {}
+        for path, text in texts.items():
+            self._known[path] = SourceFile(len(self._known), _printable(path), _coloured(text))
 
     def location(self, eqn: JaxprEqn) -> SourceLink | None:
         """Return the source location of an equation; None if unknown or not shown."""
@@ -78,7 +89,8 @@ class Sources:
 
     def files(self) -> list[SourceFile]:
         """Return the displayed files in order of first use."""
-        return [file for file in self._files.values() if file is not None]
+        read = [file for file in self._files.values() if file is not None]
+        return list(dict.fromkeys((*self._known.values(), *read)))
 
     def line_of(self, name: str) -> SourceLink | None:
         """Return a line by its name, `model.py:9`; None if its file is not shown."""
@@ -105,13 +117,19 @@ class Sources:
         return SourceLink(first, BEHIND.join(others), line, code)
 
     def _read(self, file: str) -> SourceFile | None:
-        """Return a file if it may be shown."""
+        """Return a file if its text is known, or if it may be shown."""
+        if known := self._known.get(self._frames.path(file)):
+            return known
         shown = self._frames.is_own(file) or (self._choice != "mine" and is_installed(file))
         if not (shown and os.path.isabs(file) and file.endswith(".py")):
             return None
         text = "".join(linecache.getlines(file))
-        path = "".join(printable([self._frames.path(file)]))
+        path = _printable(self._frames.path(file))
         return SourceFile(len(self.files()), path, _coloured(text)) if text else None
+
+
+def _printable(path: str) -> str:
+    return "".join(printable([path]))
 
 
 def _coloured(text: str) -> list[Markup]:

@@ -1,18 +1,6 @@
-"use strict";
-// What a browser cannot do by itself: marking a value's readers, searching rows, the arrow keys, and
-// unpacking the states of other passes. Folding, links and tabs are HTML's own.
-const element = (id) => document.getElementById(id);
-const main = element("listing"), query = element("query"), found = element("found"), card = element("card");
-const ROW = "main :is(p:not(.facts, .primitives, .changes), summary)";
-const rowOf = (node) => node.closest(ROW);
-const readers = (id) => [...main.querySelectorAll(`a[href="#${CSS.escape(id)}"]`)];
-const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
-
-// The boxes that a row is folded in, the innermost first.
-function* boxesOf(row) {
-  for (let box = row.closest("details"); box; box = box.parentElement.closest("details"))
-    if (box.firstElementChild !== row) yield box;
-}
+// What a browser cannot do by itself: searching rows, the arrow keys, and the states of other passes.
+// Folding, links and tabs are HTML's own.
+const query = element("query"), found = element("found");
 
 function reveal(row) {
   for (const box of boxesOf(row)) box.open = true;
@@ -32,60 +20,11 @@ function select(row) {
   line?.scrollIntoView({ block: "nearest" });
 }
 
-const lineOf = (row) => element(row.querySelector("cite a")?.hash.slice(1));
-
 main.addEventListener("click", ({ target }) => {
   const row = rowOf(target);
   if (target.matches("dfn")) showReaders(target);
   else if (row && !target.closest("a") && getSelection().isCollapsed) select(row);
 });
-
-// --- what is pointed at ---------------------------------------------------------------------------
-
-function scopeOf(row) {
-  const names = [row.dataset.scope];
-  for (const box of boxesOf(row)) {
-    if (box.matches(".row")) break; // the scopes of a body are its own
-    names.unshift(box.dataset.scope);
-  }
-  return names.filter(Boolean).join("/");
-}
-
-function showCard(at, ...lines) {
-  const boxes = lines.filter(Boolean).map((line) => Object.assign(document.createElement("div"), { textContent: line }));
-  card.replaceChildren(...boxes);
-  card.showPopover();
-  at.setAttribute("aria-describedby", "card");
-  const box = at.getBoundingClientRect(), size = card.getBoundingClientRect();
-  const below = box.bottom + size.height + 8 < innerHeight;
-  card.style.left = Math.max(4, Math.min(box.left, innerWidth - size.width - 8)) + "px";
-  card.style.top = (below ? box.bottom + 4 : box.top - size.height - 4) + "px";
-}
-
-function mark(...nodes) {
-  for (const old of document.querySelectorAll(".on")) old.classList.remove("on");
-  for (const node of nodes) node?.classList.add("on");
-  if (card.matches(":popover-open")) card.hidePopover();
-}
-
-function point({ target }) {
-  const line = target.closest("aside span:has(> a)"), row = rowOf(target);
-  if (line) return mark(line, ...readers(line.id).map(rowOf));
-  if (!row) return mark();
-  const link = target.closest("code a"), bound = link ? element(link.hash.slice(1)) : target.closest("dfn");
-  const place = (from) => [from.querySelector("cite")?.textContent, scopeOf(from) && "scope " + scopeOf(from), from.querySelector("data")?.value];
-  if (bound?.matches("dfn")) {
-    const from = rowOf(bound), uses = readers(bound.id), type = bound.nextElementSibling;
-    mark(bound, ...uses, lineOf(row));
-    const by = from.querySelector("b")?.textContent;
-    showCard(link ?? bound, bound.textContent + (type?.matches("i") ? type.textContent : ""), by && "bound by " + by,
-      ...place(from), uses.length === 1 ? "read once" : `read ${uses.length.toLocaleString("en")} times`);
-  } else {
-    mark(lineOf(row));
-    if (target.matches("b, cite, cite *, data")) showCard(target, row.querySelector("b, strong")?.textContent, ...place(row));
-  }
-}
-for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, point);
 
 // --- searching ------------------------------------------------------------------------------------
 
@@ -109,8 +48,7 @@ function setHits(rows, what) {
 }
 
 function search() {
-  const words = [...query.value.toLowerCase().matchAll(/"([^"]+)"|(\S+)/g)].map(([, whole, part]) =>
-    whole ? new RegExp(`(?<![\\w.])${whole.replace(/\W/g, "\\$&")}(?!\\w)`) : { test: (text) => text.includes(part) });
+  const words = wordsOf(query.value);
   const rows = words.length ? [...main.querySelectorAll(".equations [id]:is(p, summary)")] : [];
   const matching = rows.filter((row) => words.every((word) => word.test(textOf(row))));
   setHits(matching, words.length ? count(matching.length, "equation") : "");
@@ -189,11 +127,7 @@ async function show(wanted) {
   if (wanted === state || !tabs[wanted] || tabs[wanted].disabled) return;
   kept.set(state, [...main.childNodes]);
   if (!kept.has(wanted)) {
-    const bytes = Uint8Array.from(atob(element("state" + wanted).textContent), (c) => c.charCodeAt(0));
-    const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const holder = document.createElement("template");
-    holder.innerHTML = await new Response(unpacked).text();
-    kept.set(wanted, [...holder.content.childNodes]);
+    kept.set(wanted, [...(await unpacked("state" + wanted)).childNodes]);
   }
   tabs[wanted].checked = true;
   state = wanted;
@@ -219,19 +153,6 @@ function prepare() {
   for (const link of main.querySelectorAll(".equations a, .border a")) link.tabIndex = -1;
   tabs[state]?.parentElement.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
-
-// --- the views of a report ------------------------------------------------------------------------
-
-for (const button of document.querySelectorAll(".view th button"))
-  button.addEventListener("click", () => {
-    const head = button.parentElement, at = head.cellIndex, body = head.closest("table").tBodies[0];
-    const down = head.ariaSort !== "descending";
-    for (const other of head.parentElement.cells) other.ariaSort = null;
-    head.ariaSort = down ? "descending" : "ascending";
-    const value = (row) => row.cells[at].dataset.n ?? row.cells[at].textContent;
-    const compare = (a, b) => a - b || String(a).localeCompare(b, "en", { numeric: true });
-    body.append(...[...body.rows].sort((a, b) => compare(value(a), value(b)) * (down ? -1 : 1)));
-  });
 
 // --- where the address leads ----------------------------------------------------------------------
 

@@ -1,0 +1,442 @@
+"""A recorded run as a summary of one screen: what was compiled, for how long, and why again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import in_bytes, listed, plural
+from jaxprtool.ir.source.frames import short_paths
+from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import add_more, new_table, share_text
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.recorded_run import (
+        Calls,
+        Compilation,
+        Function,
+        OutsideJit,
+        Reason,
+        Run,
+        Transfer,
+    )
+
+#: The number of lines of a summary, unless a number of rows is asked for.
+SCREEN = 24
+
+
+class _Rows(NamedTuple):
+    """How much a summary shows: functions, recompiled ones, reasons of each, lines of a note."""
+
+    functions: int
+    again: int
+    reasons: int = 2
+    lines: int = 2
+
+
+#: What is tried until the summary fits.
+_ROWS = (
+    *(_Rows(*each) for each in ((10, 5), (8, 5), (6, 5), (6, 4), (6, 3))),
+    *(_Rows(*each, 1) for each in ((6, 4), (5, 4), (5, 3), (4, 3), (4, 2), (3, 2))),
+    *(_Rows(*each, 1, 1) for each in ((4, 2), (3, 2), (3, 1), (1, 1))),
+)
+
+#: The most lines and names in a sentence.
+_MOST = 4
+
+#: The length at which a value or a command is cut, and the least width of reasons.
+_LONGEST, _LEAST = 60, 30
+
+#: Columns of times are left out to show this much of the names of functions.
+_WIDEST = 40
+
+#: A line with less room than this is left out.
+_LEAST_LINE = 8
+
+#: What precedes the path of a reason, by kind.
+_LABELS = {"static": "static", "context": "setting", "closure": "closed-over"}
+
+#: What differs if a reason has no path, by kind.
+_WITHOUT_PATH = {
+    "shape": "shapes",
+    "dtype": "dtypes",
+    "weak_type": "weak types",
+    "sharding": "shardings",
+    "static": "static arguments",
+    "structure": "arguments",
+    "function": "function object",
+    "context": "settings",
+    "closure": "closed-over values",
+    "cache": "cache",
+}
+
+
+def summary(run: Run, width: int, page: str = "", top: int | None = None) -> Rendering:
+    """Return the summary of a run.
+
+    Args:
+        run: The run.
+        width: The width in characters.
+        page: The path of the run's page, shown last.
+        top: The number of rows of each part; None for those that fit a screen of 80 columns.
+    """
+    if top is not None:
+        return _summary(run, width, page, _Rows(top, top, top))
+    for rows in _ROWS:
+        found = _summary(run, width, page, rows)
+        if len(found.plain().splitlines()) <= SCREEN:
+            break
+    return found
+
+
+def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
+    run = replace(run, functions=tuple(merged(run.functions)))
+    parts: list[RenderableType] = [Text(heading(run), style=theme.HEADING)]
+    if run.functions:
+        parts += [Text(), _functions_table(run, rows.functions, width)]
+    if found := recompiled(run.functions):
+        parts += [Text(), _reasons_table(found, rows.again, rows.reasons, width)]
+    # Lines are broken between words: a sentence of twice the width may take three.
+    sentences = [_cut(each, rows.lines * (width - 8 * (rows.lines - 1))) for each in notes(run)]
+    sentences += [f"page: {one_line(page, 1000)}"] if page else []
+    if sentences:
+        parts += [Text(), *map(Text, sentences)]
+    return Rendering(Group(*parts), width)
+
+
+# --- the whole --------------------------------------------------------------------------------
+
+
+def heading(run: Run) -> str:
+    """Return a line of the whole: `python train.py: 41.2 s, 70.2% of it compiling 18 programs`."""
+    return f"{command_text(run.command)}: {', '.join(facts(run))}"
+
+
+def command_text(command: Sequence[str], longest: int = _LONGEST) -> str:
+    """Return a command in one line: `python train.py`, wherever Python is."""
+    words = [" ".join(each.split()) for each in command]
+    words[:1] = map(os.path.basename, words[:1])
+    return one_line(shlex.join(words), longest) or "a run"
+
+
+def facts(run: Run) -> Iterator[str]:
+    """Yield the time of a run, the share of compiling, and how it ended."""
+    yield duration(run.seconds)
+    count, small = len(run.compilations), sum(each.count for each in run.outside_jit)
+    if count or small:
+        programs = plural(count, "program") if count else plural(small, "small program")
+        if count and small:
+            programs += f" and {small:,} small {'one' if small == 1 else 'ones'}"
+        if run.compile_seconds <= run.seconds:
+            share = share_text(run.compile_seconds, run.seconds)
+            yield f"{duration(run.compile_seconds)} ({share}) of it compiling {programs}"
+        else:  # in several processes or threads at a time
+            yield f"{duration(run.compile_seconds)} of compiling {programs}"
+        if cached := sum(each.cached for each in run.compilations):
+            yield f"{cached:,} from the persistent cache"
+    if len(run.processes) > 1:
+        yield f"{len(run.processes):,} processes"
+    if run.exit_code is None:
+        yield "its end is not known"
+    elif run.command:
+        yield f"exit code {run.exit_code}"
+
+
+def notes(run: Run) -> Iterator[str]:
+    """Yield a sentence for each kind of finding besides the functions."""
+    if run.outside_jit:
+        yield outside_text(run.outside_jit)
+    yield from transfer_texts(run.transfers)
+    yield from warnings(run)
+
+
+def warnings(run: Run) -> Iterator[str]:
+    """Yield a sentence for what failed, differs between processes, or was kept."""
+    if not (run.functions or run.outside_jit):
+        used = any(each.jax for each in run.processes)
+        yield "Nothing was compiled." if used else "JAX was not imported: nothing was recorded."
+    failed = [each for each in run.compilations if has_failed(each)]
+    unwritten = [each for each in run.compilations if each.error and not has_failed(each)]
+    for what, found in (("failed", failed), ("not written", unwritten)):
+        if found:
+            first = f"{found[0].name}: {found[0].error}"
+            more = f", and {len(found) - 1:,} more" if found[1:] else ""
+            yield f"{what}: {one_line(first, 2 * _LONGEST)}{more}"
+    if ended := [each for each in run.processes if each.ending]:
+        first = f"process {ended[0].number}: {ended[0].ending}"
+        more = f", and {len(ended) - 1:,} more" if ended[1:] else ""
+        yield one_line(first, 2 * _LONGEST) + more
+    if run.differing:
+        names = listed(map(one_line, run.differing), _MOST)
+        yield f"programs that differ between processes: {names}{_diff_command(run)}"
+    if kept := [f"{one_line(each.name)} ({each.kept:,})" for each in run.functions if each.kept]:
+        yield f"calls kept, which nans, run, compare and reduce replay: {listed(kept, _MOST)}"
+
+
+def has_failed(compilation: Compilation) -> bool:
+    """Return True if a program was not compiled, and not only not written."""
+    return bool(compilation.error) and compilation.compile_seconds is None
+
+
+def _diff_command(run: Run) -> str:
+    """Return the command that shows how the first program that differs does so; else ""."""
+    name = run.differing[0]
+    files = [each.file for each in run.compilations if each.name == name and each.file]
+    if len(files) < 2:
+        return ""
+    programs = (one_line(f"{run.folder}/{file.removesuffix('.jaxpr')}") for file in files[:2])
+    return f"; jaxprtool diff {' '.join(programs)}"
+
+
+def outside_text(found: Sequence[OutsideJit], most: int = _MOST) -> str:
+    """Return `61 small computations compiled outside of jit, 3.1 s: train.py:24 (38), …`."""
+    count = sum(each.count for each in found)
+    time = duration(sum(each.seconds for each in found))
+    lines = (f"{one_line(each.line) or 'no line known'} ({each.count:,})" for each in found)
+    said = plural(count, "small computation")
+    return f"{said} compiled outside of jit, {time}: {listed(lines, most)}"
+
+
+def transfer_texts(found: Sequence[Transfer]) -> Iterator[str]:
+    """Yield a sentence about values copied to the host, and one about those to the device."""
+    to_host = [each for each in found if each.kind == "to_host"]
+    if to_host:
+        count, time = (
+            sum(getattr(each, name) for each in to_host) for name in ("count", "seconds")
+        )
+        lines = listed((f"{one_line(each.line)} ({each.count:,})" for each in to_host), _MOST)
+        said = "once" if count == 1 else f"{count:,} times"
+        said = f"Python waited {said} for values of the device"
+        yield f"{said}, {duration(time)}: {lines}" if time else f"{said}: {lines}"
+    to_device = [each for each in found if each.kind == "to_device"]
+    if to_device:
+        values = (
+            f"{one_line(each.path or each.line)} ({in_bytes(each.bytes // (each.count or 1))})"
+            for each in to_device
+        )
+        yield f"copied to the device at each call: {listed(values, _MOST)}"
+
+
+def one_line(text: str, longest: int = _LONGEST) -> str:
+    """Return a text in one line, cut at a length, with control characters escaped."""
+    return _cut("".join(printable([" ".join(text.split())])), longest)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+# --- functions --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of compilations in seconds, added up; `compile` is None if none was compiled."""
+
+    trace: float
+    lower: float
+    compile: float | None
+
+
+def times_of(compilations: Iterable[Compilation]) -> Times:
+    """Return the times of compilations, added up."""
+    every = list(compilations)
+    known = [each.compile_seconds for each in every if each.compile_seconds is not None]
+    return Times(
+        sum(each.trace_seconds for each in every),
+        sum(each.lower_seconds for each in every),
+        sum(known) if known else None,
+    )
+
+
+def merged(functions: Iterable[Function]) -> list[Function]:
+    """Return functions with those of several processes as one, in the order of their times."""
+    same: defaultdict[tuple[str, str], list[Function]] = defaultdict(list)
+    for each in functions:
+        same[each.name, each.line].append(each)
+    found = [
+        replace(
+            each,
+            compilations=tuple(chain(*(other.compilations for other in (each, *others)))),
+            calls=_added(other.calls for other in (each, *others)),
+            kept=sum(other.kept for other in (each, *others)),
+        )
+        for each, *others in same.values()
+    ]
+    return sorted(found, key=lambda each: -each.seconds)
+
+
+def _added(calls: Iterable[Calls | None]) -> Calls | None:
+    """Return the counts of calls in several processes, added up; None if none were counted."""
+    known = [each for each in calls if each is not None]
+    if len(known) < 2:
+        return known[0] if known else None
+    return replace(
+        known[0],
+        count=sum(each.count for each in known),
+        timed=sum(each.timed for each in known),
+        seconds=sum(each.seconds for each in known),
+        longest=max(each.longest for each in known),
+    )
+
+
+def count_text(compilations: Sequence[Compilation]) -> str:
+    """Return how often a function was compiled: `3 times in 2 processes`."""
+    count, processes = len(compilations), len({each.process for each in compilations})
+    said = "once" if count == 1 else f"{count:,} times"
+    return f"{said} in {processes:,} processes" if processes > 1 else said
+
+
+def _functions_table(run: Run, most: int, width: int) -> Table:
+    shown = run.functions[:most]
+    times = [times_of(each.compilations) for each in shown]
+    columns: dict[str, list[str]] = {
+        "share": [share_text(each.seconds, run.compile_seconds) for each in shown],
+        "total": [duration(each.seconds) for each in shown],
+        "trace": [duration(each.trace) for each in times],
+        "lower": [duration(each.lower) for each in times],
+        "compile": ["" if each.compile is None else duration(each.compile) for each in times],
+        "programs": [f"{len(each.compilations):,}" for each in shown],
+    }
+    if any(each.calls for each in shown):
+        known = [each.calls for each in shown]
+        columns["calls"] = [f"{each.count:,}" if each else "" for each in known]
+        columns["in calls"] = [duration(each.seconds) if each else "" for each in known]
+    wanted = min(max(len(" ".join(each)) + 1 for each in _named(shown, 0)), _WIDEST)
+    for name in ("lower", "trace"):
+        if width - _taken(columns) < wanted:
+            del columns[name]
+    table = new_table(
+        "",
+        *(Column(each, justify="right", no_wrap=True) for each in columns),
+        Column("function", no_wrap=True, overflow="ellipsis"),
+    )
+    room = max(width - _taken(columns), len("… 1,000 more"))
+    names = [_name(*each, room) for each in _named(shown, room)]
+    for row in zip(*columns.values(), names, strict=True):
+        table.add_row(*row)
+    add_more(table, len(run.functions) - most, *[""] * len(columns))
+    return table
+
+
+def _taken(columns: Mapping[str, Sequence[str]]) -> int:
+    return sum(max(map(len, (name, *column))) + 3 for name, column in columns.items())
+
+
+def _named(functions: Sequence[Function], width: int) -> list[tuple[str, str]]:
+    """Return the names of functions and their lines, whose folders are left out if too long."""
+    names = [one_line(each.name) for each in functions]
+    lines = [one_line(each.line) for each in functions]
+    if max(len(name) + 2 + len(line) for name, line in zip(names, lines, strict=True)) > width:
+        lines = short_paths(lines)
+    return list(zip(names, lines, strict=True))
+
+
+def _name(name: str, line: str, width: int) -> Text:
+    if len(name) > width:  # names of methods and layers differ at their ends
+        end = (width - 1) // 2
+        name = f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
+    shown = Text(name, style=theme.BINDER)
+    if width - len(name) > _LEAST_LINE:
+        shown.append(f"  {line}", style=theme.COMMENT)
+        shown.truncate(width, overflow="ellipsis")
+    return shown
+
+
+# --- why again --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Again:
+    """A function that was compiled more than once, and why.
+
+    Attributes:
+        function: The function.
+        reasons: The first reason of each kind and path, with the advice of the last, and how many
+            there are; those of the compilations that took most of the time first.
+    """
+
+    function: Function
+    reasons: Sequence[tuple[Reason, int]]
+
+    @property
+    def seconds(self) -> float:
+        """The time of all compilations that have a reason."""
+        return sum(each.seconds for each in self.function.compilations if each.reasons)
+
+
+def recompiled(functions: Iterable[Function]) -> list[Again]:
+    """Return the functions compiled more than once, with those that took most of the time first."""
+    found = []
+    for function in functions:
+        same: defaultdict[tuple[str, str], list[Reason]] = defaultdict(list)
+        seconds: Counter[tuple[str, str]] = Counter()
+        for compilation in function.compilations:
+            for reason in compilation.reasons:
+                same[reason.kind, reason.path].append(reason)
+                seconds[reason.kind, reason.path] += round(1e6 * compilation.seconds)
+        if same:
+            # The last advice knows most: how often a loop has called `jit`, say.
+            kinds = (same[key] for key, _ in seconds.most_common())
+            reasons = [(replace(each[0], advice=each[-1].advice), len(each)) for each in kinds]
+            found.append(Again(function, reasons))
+    return sorted(found, key=lambda each: -each.seconds)
+
+
+def reason_text(reason: Reason, longest: int = _LONGEST) -> str:
+    """Return a reason: `batch: i32[4,17] → i32[4,13] at train.py:31`."""
+    before, after = one_line(reason.before, longest), one_line(reason.after, longest)
+    change = " → ".join(filter(None, dict.fromkeys((before, after))))
+    what = f"{_LABELS.get(reason.kind, '')} {one_line(reason.path, longest)}".strip()
+    if not reason.path:
+        what = _WITHOUT_PATH.get(reason.kind, reason.kind)
+    said = f"{what}: {change}" if change else what
+    if reason.kind == "function" and after:
+        said = after
+    line = one_line(reason.line)
+    return f"{said} at {line}" if line and not said.endswith(line) else said
+
+
+def _reasons_table(found: Sequence[Again], most: int, reasons: int, width: int) -> Group:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_column(overflow="fold")
+    names = [
+        (one_line(each.function.name, width // 4), count_text(each.function.compilations))
+        for each in found[:most]
+    ]
+    room = max(width - max(len(name) + len(count) for name, count in names) - 5, _LEAST)
+    for (name, count), again in zip(names, found, strict=False):
+        left = Text(name, style=theme.BINDER).append(f" {count}", style="default")
+        table.add_row(left, _reasons(again.reasons, reasons, room))
+    add_more(table, len(found) - most)
+    title = Text("compiled more than once, and why", style=theme.HEADING)
+    return Group(title, Padding(table, (0, 0, 0, 2)))
+
+
+def _reasons(reasons: Sequence[tuple[Reason, int]], most: int, width: int) -> Text:
+    lines = []
+    for reason, count in reasons[:most]:
+        longest = _LONGEST if width > _LONGEST else width // 2
+        line = Text(_cut(reason_text(reason, longest), 2 * width))
+        if count > 1:
+            line.append(f", {count:,} times", style=theme.COMMENT)
+        lines.append(line)
+    if (more := len(reasons) - most) > 0:
+        lines[-1].append(f" … {more:,} more", style=theme.COMMENT)
+    advice = dict.fromkeys(each.advice for each, _ in reasons[:most] if each.advice)
+    lines += [Text(f"advice: {one_line(each, 3 * width)}", style=theme.LITERAL) for each in advice]
+    return Text("\n").join(lines)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.residuals import residuals
     from jaxprtool.api.investigate.source import source
     from jaxprtool.api.program import load, trace, unzip
+    from jaxprtool.api.record import record
     from jaxprtool.execute.nans import find_nan
     from jaxprtool.execute.verify import verify
     from jaxprtool.execute.watch import watch
@@ -70,6 +71,7 @@ _HOME = {
     "nest": "jaxprtool.primitives",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
+    "record": "jaxprtool.api.record",
     "reduce": "jaxprtool.api.investigate.reduction",
     "register": "jaxprtool.passes.framework.registry",
     "residuals": "jaxprtool.api.investigate.residuals",
@@ -116,6 +118,7 @@ __all__ = [
     "nest",
     "python_rules",
     "read",
+    "record",
     "reduce",
     "register",
     "residuals",
@@ -141,6 +144,11 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'jaxprtool' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add `%%record` to a notebook; IPython calls this for `%load_ext jaxprtool`."""
+    import_module("jaxprtool.api.notebook").register(shell)
 
 
 def __dir__() -> list[str]:

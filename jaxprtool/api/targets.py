@@ -1,10 +1,11 @@
 """Resolution of a TARGET to a function to trace or a stored program.
 
     package.module:function, path/file.py:function    a function, with arguments for it
-    path/file.jaxpr, -                                a program from a file, or from stdin path/file
-    an artifact of `jax.export`
+    path/file.jaxpr, -                                a program from a file, or from stdin
+    path/file                                         an artifact of `jax.export`
+    run/step, run/step@2                              a program of a run that `record` recorded
 
-Finding functions is in `loading`, and reading files in `formats`.
+Finding functions is in `loading`, reading files in `formats`, and recorded runs in `record`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from jaxprtool.loading.load import Entry
 from jaxprtool.loading.remote_target import RemoteTarget, written_elsewhere
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
+from jaxprtool.recording.folder import split
+from jaxprtool.recording.replay import replayed
 from jaxprtool.sizes.fitting import fitted
 
 STDIN = "-"
@@ -97,7 +100,10 @@ def find(
             f"{_shown(target)} is a program, so --factory and static arguments do not apply",
             _FUNCTION,
         )
-    program = _program(target, _data(target))
+    recorded = split(target)
+    program, kept = (
+        (_program(target, _data(target)), None) if recorded is None else replayed(*recorded)
+    )
     if not jax.config.jax_enable_x64 and has_64_bit_types(program.jaxpr):
         raise TargetError(
             f"{_shown(target)} has 64-bit types, which are not enabled",
@@ -105,7 +111,7 @@ def find(
         )
     own = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
     if args is None:
-        return ProgramEntry(program, own)
+        return ProgramEntry(program, own if kept is None else tuple(kept))
     given = argspec.read_args(args)
     if symbolic and program.symbols and not symbolic_sizes(jax.tree.leaves(given)):
         return ProgramEntry(program, own, given)
@@ -132,10 +138,12 @@ def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
 
 
 def is_file(target: str) -> bool:
-    """Return True if a TARGET is a file or stdin instead of a function in a module."""
+    """Return True if a TARGET is a program in a file, stdin or a run, not a function."""
     if target == STDIN or target.endswith(".jaxpr"):
         return True
-    return not target.endswith(".py") and os.path.isfile(target)
+    if target.endswith(".py") or ":" in target:
+        return False
+    return os.path.isfile(target) or split(target) is not None
 
 
 def _data(target: str) -> bytes:

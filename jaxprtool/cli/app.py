@@ -29,6 +29,7 @@ _EPILOG = (
 
 #: The commands, each a function in the module of its name, and the first lines of their docstrings.
 _LISTED = """\
+record: Run a script unchanged, and record what JAX compiles in it: what, how often, why again.
 show: Show a function's jaxpr in JAX's own notation.
 browse: Browse a function's jaxpr on the full screen, beside its source.
 cost: Estimate a function's FLOPs and memory traffic; --measure also compiles and times it.
@@ -84,7 +85,7 @@ def command(name: str) -> Any:
         rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
     )
     body = getattr(import_module(f"jaxprtool.cli.{name}"), name)
-    alone.command(context_settings=_HELP)(body)
+    alone.command(cls=getattr(body, "click_class", None), context_settings=_HELP)(body)
     return _with_types_escaped(get_command(alone))
 
 

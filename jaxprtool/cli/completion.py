@@ -17,12 +17,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from jaxprtool.recording.folder import is_run, program_names
+
 #: Larger files are not read during completion.
 MAX_FILE = 1_000_000
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Return targets with this prefix: folders, files, `file.py:function`."""
+    """Return targets with this prefix: folders, files, `file.py:function`, `run/step`."""
+    if ":" not in incomplete and is_run(os.path.dirname(incomplete)):
+        run = os.path.dirname(incomplete)
+        names = [os.path.join(run, name) for name in program_names(run)]
+        return [name for name in names if name.startswith(incomplete)]
     if ":" not in incomplete:
         return _paths(incomplete)
     place, _, typed = incomplete.partition(":")

@@ -46,7 +46,7 @@ def nans(
     session.on_progress(f"running {prepared.program.name}, equation by equation")
     with printed_by_functions(json):
         found = find_nan(prepared.program, prepared.filled.arguments, prepared.device)
-    prepared.note_random()
+    prepared.note_random(session.target)
     if json:
         output.write_json(render.nans_document(found))
     elif all:

@@ -105,7 +105,7 @@ def run(
                 found = checked.findings(program, arguments, check, prepared.device)
         if file:
             save_arrays({out.name: out.value for out in report.outputs}, file)
-    prepared.note_random()
+    prepared.note_random(session.target)
     if json:
         document = runs.document(report, traced.seconds, prepared.filled.random, pass_time)
         if check:

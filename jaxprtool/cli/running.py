@@ -30,9 +30,19 @@ class Ready:
     seed: int
     dropped: Sequence[str]
 
-    def note_random(self) -> None:
-        """Print which arguments have random values, and which given ones do not fit."""
+    def note_random(self, target: str = "") -> None:
+        """Print which arguments have random values, and which given ones do not fit.
+
+        Args:
+            target: TARGET. For a recorded program, how to keep the arguments of the script is told.
+        """
+        from jaxprtool.recording.folder import split
+
         note_random(self.filled, self.seed, self.dropped)
+        recorded = split(target) if self.filled.random else None
+        if recorded is not None:
+            name = recorded[1].rpartition("/")[2].partition("@")[0]
+            output.note(f"`record --keep {name}` keeps the arguments that the script gives")
 
 
 def ready(

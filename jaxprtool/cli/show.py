@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -126,6 +127,9 @@ def show(
       jaxprtool show samples/transformer.py:loss -o loss.html
     """
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
+    if (run := recorded_run(session.target)) is not None:
+        _show_run(run, session, full, json or format == "json")
+        return
     if stats and uses is not None:
         raise OutputError("--stats and --uses cannot be combined", "`jaxprtool why` counts")
     session.start()
@@ -168,6 +172,31 @@ def show(
     render = _stats if stats else _form(format)
     with output.paged(pager):
         output.write_programs(programs, partial(render, options=shown))
+
+
+def recorded_run(target: str) -> str | None:
+    """Return the folder of the recorded run that TARGET is, or None."""
+    from jaxprtool.recording.folder import split
+
+    found = split(target)
+    return found[0] if found is not None and not found[1] else None
+
+
+def _show_run(path: str, session: Session, full: bool, json: bool) -> None:
+    """Print what was recorded in a run; with --full, all functions."""
+    session.start()
+    from jaxprtool.recording.folder import PAGE
+    from jaxprtool.recording.read import read_run
+    from jaxprtool.render.reports import record as render
+
+    run = read_run(path)
+    if json:
+        output.write_json(run)
+        return
+    page = os.path.join(path, PAGE)
+    shown = page if os.path.exists(page) else ""
+    most = len(run.functions) + len(run.outside_jit) if full else None
+    output.write_rendered(render.summary(run, output.width(), shown, most))
 
 
 def _format(chosen: Format | None, out: str | None, others: dict[str, bool]) -> Format:

@@ -146,7 +146,7 @@ def watch(
             )
         if file:
             save_arrays(found.values, file)
-    prepared.note_random()
+    prepared.note_random(session.target)
     for each in found.left_out:
         output.note(f"values inside {each}, in a shard_map, are not watched")
     if json:

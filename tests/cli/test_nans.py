@@ -3,8 +3,12 @@
 import json
 import textwrap
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from jaxprtool.api.record import record
 
 FUNCTIONS = """
     import jax
@@ -95,6 +99,17 @@ def test_an_argument_with_a_nan_is_named(cli, bad):
 def test_random_values_are_told_of(cli):
     found = cli("nans", "jax.numpy:log", "--args", "f32[64]")
     assert found.code == 0 and "x filled with random values (--seed 0), x positive" in found.err
+
+
+def test_a_recorded_program_says_how_to_keep_its_arguments(cli):
+    def step(x):
+        return jnp.exp(x)
+
+    for keep in ({}, {"step": 1}):
+        with record("run", overwrite=True, keep=keep):
+            jax.jit(step)(np.float32(1000.0))
+        said = cli("nans", "run/step").err
+        assert ("`record --keep step` keeps the arguments" in said) == (not keep)
 
 
 def test_mistakes_are_one_line(cli):

@@ -1,0 +1,195 @@
+"""Record what JAX compiles in a `with` block, and finish the folder of a recorded run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from jaxprtool.analysis.recorded_run import Compilation, Reason, Run
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.files import file_written_whole
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.jaxcompat.source_locations import is_installed
+from jaxprtool.recording import folder
+from jaxprtool.recording.read import read_program, read_run
+from jaxprtool.recording.recorder import Recorder
+from jaxprtool.recording.settings import Settings
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.memory import Memory
+    from jaxprtool.render.page.record import Details
+
+
+#: The width of differences on the page of a run, in characters.
+_DIFF_WIDTH = 100
+
+
+class Recording:
+    """A run that is being recorded, or was: its folder is read when it is asked for.
+
+    Attributes:
+        folder: The folder that it is written to.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.folder = path
+
+    @property
+    def run(self) -> Run:
+        """All that is known of the run so far."""
+        return read_run(self.folder)
+
+    @property
+    def compilations(self) -> tuple[Compilation, ...]:
+        """The compilations of functions under `jax.jit`, in order."""
+        return self.run.compilations
+
+    @property
+    def programs(self) -> Mapping[str, Program]:
+        """The recorded programs by name: `step`, `step@2`."""
+        return programs(self.run)
+
+    @property
+    def reasons(self) -> Mapping[str, tuple[Reason, ...]]:
+        """Why each compilation after the first one of a function was made, by its name."""
+        return {each.name: each.reasons for each in self.compilations if each.reasons}
+
+    def __repr__(self) -> str:
+        found = self.run
+        return f"<recorded run in '{self.folder}': {len(found.compilations)} compilations>"
+
+
+@contextlib.contextmanager
+def record(
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    calls: bool = False,
+    keep: Mapping[str, int] = MappingProxyType({}),
+    keep_bytes: int = Settings.keep_bytes,
+    until: str = "",
+    constants: bool = True,
+) -> Iterator[Recording]:
+    """Record what JAX compiles in a `with` block.
+
+    Args:
+        path: The folder to write; it must not exist, or be empty.
+        overwrite: Whether to replace a run in the folder.
+        calls: Whether to count calls of functions made in the block, and the time until their
+            results are ready.
+        keep: Of how many calls of each function, by name, the arguments are kept. These functions
+            must be jitted in the block.
+        keep_bytes: How many bytes of arguments are kept of one function, at most.
+        until: "nan" to raise FloatingPointError at the first NaN in a result of those functions.
+        constants: Whether programs are written with the large arrays that they close over.
+
+    Returns:
+        The recording, which can be read in the block and after it.
+
+    Raises:
+        OutputError: If the folder cannot be written.
+    """
+    where = os.fspath(path).rstrip("/") or "/"
+    folder.new_run(where, overwrite)
+    settings = Settings(
+        run=os.path.abspath(where),
+        start=time.time(),
+        constants=Settings.constants if constants else 0,
+        calls=calls,
+        keep=tuple(keep.items()),
+        keep_bytes=keep_bytes,
+        until=until,
+    )
+    about: dict[str, Any] = {
+        "version": 1,
+        "command": [] if hasattr(sys, "ps1") else sys.argv,  # an interactive session has no script
+        "folder": os.getcwd(),
+        "start": settings.start,
+        "calls": calls,
+    }
+    folder.write_json(os.path.join(where, folder.RUN), about)
+    code = 1
+    try:
+        with Recorder(settings).recording():
+            yield Recording(where)
+        code = 0
+    finally:
+        ending = {"seconds": time.time() - settings.start, "exit_code": code, "pid": os.getpid()}
+        folder.write_json(os.path.join(where, folder.RUN), about | ending)
+        finished(where)
+
+
+def programs(run: Run) -> dict[str, Program]:
+    """Return the recorded programs of a run by name, those of its first process first."""
+    found: dict[str, Program] = {}
+    for each in sorted(run.compilations, key=lambda each: each.process):
+        if each.file and each.name not in found:
+            found[each.name] = read_program(run.folder, os.path.join(run.folder, each.file))
+    return found
+
+
+def finished(path: str) -> Run:
+    """Write the page and the trace of a run, and return the run."""
+    from jaxprtool.formats.perfetto import perfetto
+    from jaxprtool.render.page import record as pages
+
+    run = read_run(path)
+    with file_written_whole(os.path.join(path, folder.TRACE)) as file:
+        file.write(perfetto(run).encode())
+    details = {}
+    for each in pages.with_listing(run):
+        with contextlib.suppress(JaxprToolError):  # a plug-in of the script's is missing here
+            details[each.file] = _details(read_program(path, os.path.join(path, each.file)))
+    page = pages.page(run, details, dict(_sources(run)), folder.TRACE, dict(_differences(run)))
+    with file_written_whole(os.path.join(path, folder.PAGE)) as file:
+        file.write(page.encode())
+    return run
+
+
+def _details(program: Program) -> Details:
+    """Return what a page shows of a program."""
+    from jaxprtool.analysis.cost import cost
+    from jaxprtool.analysis.cost.all_runs import work_by_equation
+    from jaxprtool.analysis.memory import memory
+    from jaxprtool.analysis.stats import stats
+    from jaxprtool.render.page.record import Details
+
+    needed: Memory | str
+    try:
+        needed = memory(program)
+    except JaxprToolError as error:
+        needed = str(error)
+    return Details(
+        program, stats(program), work_by_equation(program), cost(program, "line"), needed
+    )
+
+
+def _differences(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the programs that differ between processes, and how the first two of each differ."""
+    from jaxprtool.analysis.diff import diff
+    from jaxprtool.render.reports.diff import diff_text
+
+    for name in run.differing:
+        files = [each.file for each in run.compilations if each.name == name and each.file]
+        with contextlib.suppress(JaxprToolError):
+            first, *others = (read_program(run.folder, os.path.join(run.folder, f)) for f in files)
+            for found in (diff(first, other) for other in others):
+                if found.hunks or found.border:
+                    yield name, diff_text(found, _DIFF_WIDTH).plain()
+                    break
+
+
+def _sources(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the user's files that lines of a run are in, and their texts."""
+    for path, file in run.files.items():
+        if not is_installed(file):
+            with (
+                contextlib.suppress(OSError, UnicodeDecodeError),
+                open(file, encoding="utf-8") as text,
+            ):
+                yield path, text.read()

@@ -1,0 +1,189 @@
+"""`jaxprtool record`: run a script unchanged, and record what JAX compiles in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.session import command
+from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.basics.quantities import bytes_of
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.recorded_run import Run
+
+_RECORDED = Panel("What is recorded")
+
+_Command = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCRIPT ARGS…|-- COMMAND…",
+        help="A script and its arguments, run as `python SCRIPT ARGS…`; after --, any command that "
+        "starts Python.",
+        show_default=False,
+    ),
+]
+_Module = Annotated[bool, _RECORDED.flag("-m", "SCRIPT is a module, run as `python -m`.")]
+_Out = Annotated[
+    str | None, OUTPUT.option("-o, --output", "DIR/", "Write the run here; else to run/, run-2/, …")
+]
+_Overwrite = Annotated[bool, OUTPUT.flag("--overwrite", "Replace a run that -o names.")]
+_Calls = Annotated[
+    bool,
+    _RECORDED.flag(
+        "--calls", "Count the calls of functions, and the time until results are ready."
+    ),
+]
+_Keep = Annotated[
+    list[str] | None,
+    _RECORDED.option(
+        "--keep",
+        "NAME[:N],…",
+        "Keep the arguments of the last call, or the last N, of these functions: `nans run/NAME` "
+        "replays it. May be repeated.",
+    ),
+]
+_KeepBytes = Annotated[
+    str, _RECORDED.option("--keep-bytes", "SIZE", "The most that --keep keeps of one function.")
+]
+_Until = Annotated[
+    str | None,
+    _RECORDED.option("--until", "nan", "End the script at the first NaN in a result of --keep's."),
+]
+_NoConstants = Annotated[
+    bool,
+    _RECORDED.flag("--no-constants", "Write programs without the large arrays they close over."),
+]
+
+
+@command
+def record(
+    context: typer.Context,
+    words: _Command,
+    module: _Module = False,
+    calls: _Calls = False,
+    keep: _Keep = None,
+    keep_bytes: _KeepBytes = "4GiB",
+    until: _Until = None,
+    no_constants: _NoConstants = False,
+    out: _Out = None,
+    overwrite: _Overwrite = False,
+    json: options.Json = False,
+) -> None:
+    """Run a script unchanged, and record what JAX compiles in it: what, how often, why again.
+
+    The script runs as it would by itself; its exit code is that of this command. Each program is a
+    TARGET of all commands: run/step, or run/step@2 for its second compilation. `show run/` prints
+    the summary again.
+
+    [bold]Examples[/]
+
+      jaxprtool record samples/train.py --steps 100
+      jaxprtool record --keep step --until nan samples/train.py --steps 20
+      jaxprtool record -m samples.train --steps 20
+      jaxprtool record -- python samples/train.py --steps 20
+    """
+    from jaxprtool.recording import folder, launch
+    from jaxprtool.recording.settings import Settings, kept_calls_of
+
+    if until not in (None, "nan"):
+        raise ArgumentsError(f"--until {until}: only nan is known")
+    kept = kept_calls_of(keep or [])
+    if until and not kept:
+        raise ArgumentsError("--until nan needs the functions to check", "add --keep NAME")
+    words = launched(words, module, behind_dashes(context, words))
+    path = (out or folder.free_folder()).rstrip("/") or "/"
+    folder.new_run(path, overwrite)
+    settings = Settings(
+        run=os.path.abspath(path),
+        start=time.time(),
+        constants=0 if no_constants else Settings.constants,
+        calls=calls,
+        keep=tuple(kept.items()),
+        keep_bytes=bytes_of(keep_bytes),
+        until=until or "",
+    )
+    # The page needs JAX, which takes long to import: meanwhile, the script runs.
+    reader = threading.Thread(target=_import_reader, daemon=True)
+    reader.start()
+    ended = launch.run(words, settings)
+    reader.join()
+    from jaxprtool.api.record import finished
+
+    run = finished(path)
+    _note_missing(kept, run)
+    _say(run, path, json)
+    raise typer.Exit(ended.exit_code)
+
+
+def launched(words: list[str], is_module: bool, is_command: bool) -> list[str]:
+    """Return the command line to run. Raises TargetError if there is no such script."""
+    from jaxprtool.recording import launch
+
+    if is_command:
+        return words
+    make = launch.module_command if is_module else launch.script_command
+    return make(words[0], words[1:])
+
+
+class ScriptCommand(TyperCommand):
+    """A command whose arguments begin with a script: all that follows is the script's own.
+
+    Click drops a `--` before the first of them; `behind_dashes` tells whether there was one.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.allow_interspersed_args = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+_WORDS = f"{__name__}.words"
+
+
+def behind_dashes(context: typer.Context, command: Sequence[str]) -> bool:
+    """Return True if the words of a command stand behind `--`."""
+    words = context.meta[_WORDS]
+    return "--" in words and words[words.index("--") + 1 :] == list(command)
+
+
+record.click_class = ScriptCommand  # type: ignore[attr-defined]
+
+
+def _note_missing(kept: Iterable[str], run: Run) -> None:
+    """Warn about functions of --keep that were not called."""
+    names = [function.name for function in run.functions]
+    for name in kept:
+        if not any(each.kept for each in run.functions if each.name == name):
+            if name in names:
+                output.warning(f"--keep {name}: its arguments are more than --keep-bytes")
+                continue
+            near = did_you_mean(name, names) or (f"there is {names[0]}" if names else "")
+            output.warning(f"--keep {name}: no such function was called; {near}".rstrip("; "))
+
+
+def _import_reader() -> None:
+    import jaxprtool.api.record  # noqa: F401
+
+
+def _say(run: Run, path: str, json: bool) -> None:
+    from jaxprtool.recording.folder import PAGE
+    from jaxprtool.render.reports import record as render
+
+    if json:
+        output.write_json(run)
+        return
+    page = os.path.join(path, PAGE)
+    output.write_rendered(render.summary(run, output.width(sys.stderr), page), sys.stderr)

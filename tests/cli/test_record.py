@@ -1,0 +1,214 @@
+"""`jaxprtool record`: scripts run as by themselves, and what is known of them afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+    import os, sys, signal
+    import jax, jax.numpy as jnp
+
+    @jax.jit
+    def step(x):
+        return x * 2
+
+    for size in (3, 4):
+        print(step(jnp.ones(size))[0])
+    print(sys.argv, __name__, "sitecustomize" in repr(sys.path), sys.stdin.read(), flush=True)
+    if "raise" in sys.argv:
+        raise ValueError("of the script")
+    if "kill" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "exit" in sys.argv:
+        os._exit(5)
+    if "wait" in sys.argv:
+        signal.pause()
+"""
+
+POOL = """
+    import multiprocessing
+
+    def work(scale):
+        import jax
+
+        @jax.jit
+        def scaled(x):
+            return x * scale
+
+        return float(scaled(1.0))
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            print(pool.map(work, [2, 3], chunksize=1))
+            pool.close()
+            pool.join()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(textwrap.dedent(SCRIPT))
+    Path("pool.py").write_text(textwrap.dedent(POOL))
+    Path("plain.py").write_text("import sys; print('plain'); sys.exit(4)\n")
+    return tmp_path
+
+
+def jaxprtool(*words, **options):
+    command = [sys.executable, "-m", "jaxprtool", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def shown(run="run"):
+    done = jaxprtool("show", f"{run}/", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_script_runs_as_by_itself(folder):
+    alone = subprocess.run(
+        [sys.executable, "script.py", "--steps", "-x"], capture_output=True, text=True, input="in"
+    )
+    done = jaxprtool("record", "script.py", "--steps", "-x", input="in")
+    assert (done.returncode, done.stdout) == (0, alone.stdout)
+    said = done.stderr.splitlines()
+    assert said[0].startswith("python script.py --steps -x: ")
+    assert "x: f32[3] → f32[4] at script.py:10" in done.stderr
+    assert said[-1] == "page: run/index.html"
+    found = shown()
+    (function,) = found["functions"]
+    assert function["name"] == "step"
+    assert function["line"] == "script.py:5"
+    first, second = function["compilations"]
+    assert first["reasons"] == []
+    assert [each["kind"] for each in second["reasons"]] == ["shape"]
+    assert min(second[f"{each}_seconds"] for each in ("trace", "lower", "compile")) > 0
+    assert found["outside_jit"][0]["line"] == "script.py:10"
+    assert found["exit_code"] == 0
+    assert Path("run/index.html").read_text().startswith("<!")
+    assert json.loads(Path("run/trace.json").read_text())["traceEvents"]
+    listing = jaxprtool("show", "run/step@2")
+    assert "f32[4]" in listing.stdout
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "ending"),
+    [
+        ("raise", 1, "ValueError: of the script"),
+        ("kill", 137, "killed by SIGKILL"),
+        ("exit", 5, "it called os._exit(5)"),
+    ],
+)
+def test_nothing_is_lost_however_the_script_ends(folder, how, code, ending):
+    done = jaxprtool("record", "-o", "here", "script.py", how, input="")
+    assert done.returncode == code
+    found = shown("here")
+    assert [each["name"] for each in found["functions"][0]["compilations"]] == ["step", "step@2"]
+    assert found["processes"][0]["ending"] == ending
+    assert found["exit_code"] == code
+
+
+def test_a_signal_reaches_the_script(folder):
+    command = [sys.executable, "-m", "jaxprtool", "record", "script.py", "wait"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        while "script.py" not in process.stdout.readline():
+            pass
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "killed by SIGTERM" in said
+
+
+def test_processes_that_the_script_starts_are_recorded_too(folder):
+    done = jaxprtool("record", "pool.py")
+    assert (done.returncode, done.stdout) == (0, "[2.0, 3.0]\n")
+    found = shown()
+    assert len(found["processes"]) == 2
+    assert [len(each["compilations"]) for each in found["functions"]] == [2]
+    assert found["differing"] == ["scaled"]
+    assert jaxprtool("diff", "run/process-0/scaled", "run/process-1/scaled").returncode == 1
+
+
+def test_any_command_that_starts_python(folder):
+    Path("test_it.py").write_text(
+        "import jax\ndef test_it():\n    assert jax.jit(lambda x: x + 1)(1.0) == 2.0\n"
+    )
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
+    done = jaxprtool("record", "--", sys.executable, *command)
+    assert done.returncode == 0
+    assert "1 passed" in done.stdout
+    assert [each["name"] for each in shown()["functions"]] == ["lambda"]
+
+
+def test_a_module_and_another_sitecustomize(folder):
+    Path("package").mkdir()
+    Path("package/train.py").write_text("import jax, marked; print(jax.jit(lambda x: x)(2.0))\n")
+    Path("sitecustomize.py").write_text("import sys; sys.modules['marked'] = sys\n")
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    done = jaxprtool("record", "-m", "package.train", env=environment)
+    assert (done.returncode, done.stdout) == (0, "2.0\n")
+    assert [each["line"] for each in shown()["functions"]] == ["package/train.py:1"]
+
+
+def test_a_script_without_jax(folder):
+    done = jaxprtool("record", "plain.py")
+    assert (done.returncode, done.stdout) == (4, "plain\n")
+    assert "JAX was not imported: nothing was recorded." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("plan.py",), "no script 'plan.py'", "did you mean 'plain.py'?"),
+        (("--", "no-such-command"), "cannot run 'no-such-command'", ""),
+        (("-o", "plain.py/run", "plain.py"), "cannot write 'plain.py/run'", ""),
+        (("--keep", "step:0", "plain.py"), "--keep step:0: write NAME, or NAME:N", ""),
+        (("--until", "nan", "plain.py"), "--until nan needs the functions to check", "--keep NAME"),
+        (("--until", "inf", "plain.py"), "--until inf: only nan is known", ""),
+    ],
+)
+def test_mistakes_end_in_one_line(folder, words, message, hint):
+    done = jaxprtool("record", *words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    error, *hints = done.stderr.splitlines()
+    assert error.startswith(f"error: {message}")
+    assert hint in "".join(hints)
+    assert not Path("run").exists()
+
+
+def test_a_run_is_kept_unless_it_is_to_be_replaced(folder):
+    for path in ("run", "run-2"):
+        assert jaxprtool("record", "plain.py").returncode == 4
+        assert Path(path, "run.json").exists()
+    done = jaxprtool("record", "-o", "run", "plain.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--overwrite" in done.stderr
+    assert jaxprtool("record", "-o", "run", "--overwrite", "plain.py").returncode == 4
+
+
+def test_functions_to_keep_that_were_never_called_are_named(folder):
+    done = jaxprtool("record", "--keep", "stp", "script.py", input="")
+    assert done.returncode == 0
+    assert "warning: --keep stp: no such function was called; did you mean 'step'?" in done.stderr
+
+
+def test_names_of_recorded_programs_are_completed(folder):
+    from jaxprtool.cli.completion import complete_target
+
+    run = Path("run/process-0")
+    run.mkdir(parents=True)
+    Path("run/run.json").write_text("{}")
+    for name in ("step", "step@2", "loss"):
+        (run / f"{name}.jaxpr").touch()
+    assert complete_target("run/s") == ["run/step", "run/step@2"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
 
 from jaxprtool.analysis.flow_paths import Path as FlowPath
+from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.residuals import Residuals
 from jaxprtool.analysis.slices import Why
 from jaxprtool.api.investigate.reduction import Reduction
@@ -28,7 +29,8 @@ from jaxprtool.render.documents import found, passes, programs
 
 #: The documents of each command.
 DOCUMENTS = {
-    "show": (programs.ShowDocument, programs.StatsDocument),
+    "record": (Run,),
+    "show": (programs.ShowDocument, programs.StatsDocument, Run),
     "opt": (programs.OptDocument,),
     "run": (programs.RunDocument,),
     "unzip": (programs.UnzipDocument,),

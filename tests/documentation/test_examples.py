@@ -102,7 +102,7 @@ def test_a_command_prints_what_its_page_shows(command, output, folder):
         assert actual.splitlines() == expected  # fails, and shows where they differ
 
 
-def test_the_first_command_of_the_quick_start_ends_by_showing_a_program(folder):
+def test_the_first_command_of_the_quick_start_ends_by_showing_what_was_compiled(folder):
     first, second = (text.strip() for _, text in blocks("sh", ["README.md"])[:2])
     install, command = first.split(" && ")
     assert install == "pip install -e ."
@@ -116,7 +116,8 @@ def test_the_first_command_of_the_quick_start_ends_by_showing_a_program(folder):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "dot_general" in done.stdout and "scan" in done.stdout
+    assert "step 60: loss" in done.stdout
+    assert "letters: i32[16,13] → i32[10,13]" in done.stderr
 
 
 @pytest.mark.parametrize("page, text", blocks("pycon"))

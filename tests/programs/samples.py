@@ -54,8 +54,8 @@ class Sample:
 
 
 def sample_files() -> list[str]:
-    """The samples' file names."""
-    return sorted(path.name for path in SAMPLES.glob("*.py"))
+    """The samples' file names, without scripts."""
+    return sorted(p.name for p in SAMPLES.glob("*.py") if "__main__" not in p.read_text())
 
 
 @cache

@@ -19,7 +19,7 @@ from jaxprtool.loading.load import find
 from jaxprtool.loading.target import import_place
 
 SAMPLES = Path(__file__).parents[2] / "samples"
-NAMES = sorted(path.stem for path in SAMPLES.glob("*.py"))
+NAMES = sorted(path.stem for path in SAMPLES.glob("*.py") if "__main__" not in path.read_text())
 
 
 def decorated(name):

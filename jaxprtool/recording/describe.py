@@ -20,6 +20,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
+from jaxprtool.jaxcompat.pmapped import mapped_call
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import libraries
 from jaxprtool.recording.keys import FunctionKind, FunctionObject
@@ -142,7 +143,7 @@ def call(
     except Exception:
         pass  # another release of Equinox: what JAX was given is described instead
     try:
-        mapped = libraries.mapped_call(fun)
+        mapped = mapped_call(fun)
     except Exception:
         mapped = None  # another release of JAX
     if mapped is None:

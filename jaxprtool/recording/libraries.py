@@ -1,8 +1,8 @@
-"""What `jax.pmap`, Equinox and Flax NNX give to `jax.jit`, in the terms of their users.
+"""What Equinox and Flax NNX give to `jax.jit`, in the terms of their users.
 
-`jax.pmap` has JAX compile a function of its own, to which it gives flat arrays. So does
-`equinox.filter_jit`, with all else as one static argument. `nnx.jit` gives a graph and the
-variables of each module. Neither library is imported here.
+`equinox.filter_jit` has JAX compile a function of its own, to which it gives flat arrays, with all
+else as one static argument. `nnx.jit` gives a graph and the variables of each module. Neither
+library is imported here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.recording.values import Values, attributes, cell_content, cut
+from jaxprtool.recording.values import Values, attributes, cut
 
 #: The most frames between the call of `jax.jit` and Equinox's that has the user's function.
 _MOST_FRAMES = 20
@@ -62,39 +62,6 @@ def referent(value: Any) -> Any:
 
 def _package(kind: type) -> str:
     return kind.__module__ if isinstance(kind.__module__, str) else ""
-
-
-# --- jax.pmap -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MappedCall:
-    """A call of a function under `jax.pmap`, which gives a function of flat arrays to `jax.jit`.
-
-    Attributes:
-        fun: The user's function.
-        tree: The tree of its arguments, `(args, kwargs)`, without those that are static.
-        statics: The values of static arguments, by position.
-    """
-
-    fun: Callable[..., Any]
-    tree: PyTreeDef
-    statics: dict[int, object]
-
-
-def mapped_call(fun: Any) -> MappedCall | None:
-    """Return the user's call that `jax.pmap` gives to `jax.jit`, or None for another function."""
-    inner = attributes(fun).get("__wrapped__")
-    if type(inner) is not types.FunctionType or inner.__module__ != "jax._src.pmap":
-        return None
-    cells = zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
-    known: dict[str, Any] = {name: cell_content(cell) for name, cell in cells}
-    wrapped, statics = known["fun"], dict[int, object]()
-    for _, parameters in wrapped.transforms:
-        dynamic, fixed = parameters
-        places = set(range(len(dynamic) + len(fixed))) - set(dynamic)
-        statics |= dict(zip(sorted(places), (each.val for each in fixed), strict=True))
-    return MappedCall(wrapped.f, known["in_tree"], statics)
 
 
 # --- Equinox --------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def run(command: Sequence[str], settings: Settings) -> Ended:
     """
     about: dict[str, Any] = {
         "version": 1,
-        "command": [os.path.basename(command[0]), *command[1:]],
+        "command": ["python" if command[0] == sys.executable else command[0], *command[1:]],
         "folder": os.getcwd(),
         "start": settings.start,
         "calls": settings.calls,

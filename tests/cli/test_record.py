@@ -154,7 +154,8 @@ def test_a_module_and_another_sitecustomize(folder):
     Path("package").mkdir()
     Path("package/train.py").write_text("import jax, marked; print(jax.jit(lambda x: x)(2.0))\n")
     Path("sitecustomize.py").write_text("import sys; sys.modules['marked'] = sys\n")
-    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = jaxprtool("record", "-m", "package.train", env=environment)
     assert (done.returncode, done.stdout) == (0, "2.0\n")
     assert [each["line"] for each in shown()["functions"]] == ["package/train.py:1"]

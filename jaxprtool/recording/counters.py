@@ -38,10 +38,13 @@ class Counters:
     def add(self, counter: int, seconds: float = 0.0, size: int = 0, count: int = 1) -> None:
         """Count an event of this duration, in seconds, and size, in bytes."""
         at, numbers = counter * COLUMNS, self._numbers
-        numbers[at] += count
-        numbers[at + 1] += seconds
-        numbers[at + 2] = max(numbers[at + 2], seconds)
-        numbers[at + 3] += size
+        with self._lock:
+            numbers[at] += count
+            numbers[at + 1] += seconds
+            if seconds > numbers[at + 2]:
+                numbers[at + 2] = seconds
+            if size:
+                numbers[at + 3] += size
 
 
 def read_counters(path: str) -> list[tuple[float, ...]]:

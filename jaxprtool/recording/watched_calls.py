@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from jaxprtool.jaxcompat.compile_hooks import unobserved
 from jaxprtool.recording.calls import CallClock, TimedResult
-from jaxprtool.recording.kept import write_call
 from jaxprtool.recording.libraries import result_path
 
 #: Writes an event.
@@ -82,6 +81,8 @@ class KeptCalls:
                 self._too_large = True
                 self._write({"event": "not_kept", "function": self._name, "bytes": size})
             return
+        from jaxprtool.recording.kept import write_call  # only --keep needs it
+
         with unobserved(), jax.transfer_guard("allow"):
             write_call(self._folder, self._name, self._count, leaves, self._last)
 

@@ -18,7 +18,7 @@ from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
 from jaxprtool.recording.read import read_program, read_run
 from jaxprtool.recording.recorder import Recorder
-from jaxprtool.recording.settings import Settings
+from jaxprtool.recording.settings import Settings, require_until
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
@@ -92,8 +92,10 @@ def record(
         The recording, which can be read in the block and after it.
 
     Raises:
+        ArgumentsError: If `until` is unknown, or there are no functions to check.
         OutputError: If the folder cannot be written.
     """
+    require_until(until, keep)
     where = os.fspath(path).rstrip("/") or "/"
     folder.new_run(where, overwrite)
     settings = Settings(

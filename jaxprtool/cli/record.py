@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import command
-from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.errors import did_you_mean
 from jaxprtool.ir.basics.quantities import bytes_of
 
 if TYPE_CHECKING:
@@ -93,13 +93,10 @@ def record(
       jaxprtool record -- python samples/train.py --steps 20
     """
     from jaxprtool.recording import folder, launch
-    from jaxprtool.recording.settings import Settings, kept_calls_of
+    from jaxprtool.recording.settings import Settings, kept_calls_of, require_until
 
-    if until not in (None, "nan"):
-        raise ArgumentsError(f"--until {until}: only nan is known")
     kept = kept_calls_of(keep or [])
-    if until and not kept:
-        raise ArgumentsError("--until nan needs the functions to check", "add --keep NAME")
+    require_until(until or "", kept)
     words = launched(words, module, behind_dashes(context, words))
     path = (out or folder.free_folder()).rstrip("/") or "/"
     folder.new_run(path, overwrite)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxprtool.errors import ArgumentsError
@@ -32,6 +32,14 @@ class Settings:
     keep: tuple[tuple[str, int], ...] = ()
     keep_bytes: int = 1 << 32
     until: str = ""
+
+
+def require_until(until: str, keep: Mapping[str, int]) -> None:
+    """Raise ArgumentsError for an end of the script that is unknown, or checks no function."""
+    if until not in ("", "nan"):
+        raise ArgumentsError(f"--until {until}: only nan is known")
+    if until and not keep:
+        raise ArgumentsError("--until nan needs the functions to check", "add --keep NAME")
 
 
 def kept_calls_of(texts: Sequence[str]) -> dict[str, int]:

@@ -13,7 +13,7 @@ import pytest
 
 from jaxprtool.api.record import record
 from jaxprtool.api.targets import find
-from jaxprtool.errors import OutputError, TargetError
+from jaxprtool.errors import ArgumentsError, OutputError, TargetError
 from jaxprtool.jaxcompat.source_locations import user_frame
 from jaxprtool.recording.read import read_run
 from tests.jax_state import changed, jax_state
@@ -370,6 +370,16 @@ def test_a_run_stops_at_the_first_nan(run):
             x = step(x)["next"]
     assert recording.run.functions[0].kept == 1
     assert find("run/step").arguments()[0] == -1.0
+
+
+@pytest.mark.parametrize(("until", "keep"), [("inf", {"step": 1}), ("nan", {})])
+def test_an_end_that_checks_nothing_is_refused(tmp_path, until, keep):
+    with (
+        pytest.raises(ArgumentsError, match=f"--until {until}"),
+        record(tmp_path / "run", keep=keep, until=until),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
 
 
 def test_arguments_beyond_the_bound_are_not_kept(tmp_path, monkeypatch):

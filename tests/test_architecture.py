@@ -78,7 +78,7 @@ def test_imports_run_downwards():
 
 #: The floors inside a room, of its folders and files; those of one floor do not import each other.
 INNER_FLOORS = {
-    "ir": "graphs|equality|programs|shapes|notation|rewriting dataflow evaluation|core|source"
+    "ir": "graphs|equality|programs|shapes|notation|rewriting dataflow evaluation|core hlo|source"
     "|basics",
     "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",

@@ -128,13 +128,16 @@ class Frames:
         """Return where an equation comes from; None if that is unknown."""
         traceback = eqn.source_info.traceback
         if traceback not in self._locations:
-            frames = self.of(eqn)
-            own = self.nearest(frames)
-            behind = tuple(reversed(frames[:own]))
-            self._locations[traceback] = SourceLocation(frames[own], behind) if frames else None
+            self._locations[traceback] = self.location_in(self.of(eqn))
         return self._locations[traceback]
 
-    def nearest(self, frames: list[UserFrame]) -> int:
+    def location_in(self, frames: Sequence[UserFrame]) -> SourceLocation | None:
+        """Return the location that a call stack shows, its innermost frame first."""
+        own = self.nearest(frames)
+        behind = tuple(reversed(frames[:own]))
+        return SourceLocation(frames[own], behind) if frames else None
+
+    def nearest(self, frames: Sequence[UserFrame]) -> int:
         """Return the position of the user's nearest frame among frames, the innermost first."""
         for accepted in (self.is_own, self.is_users):
             for i, frame in enumerate(frames):
@@ -203,7 +206,10 @@ class Frames:
 
     def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
         """Return the line of `location_of`: `model.py:9 ← flax/linen/linear.py:199`, or ""."""
-        location = self.location_of(eqns)
+        return self.location_text(self.location_of(eqns))
+
+    def location_text(self, location: SourceLocation | None) -> str:
+        """Return a location with the frames that are shown: `model.py:9 ← flax/linear.py:199`."""
         if location is None:
             return ""
         chosen = location.chosen(self.choice)

@@ -1,0 +1,1 @@
+"""Compiled programs, as XLA describes them: operations with source lines, and memory."""

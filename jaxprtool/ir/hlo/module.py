@@ -1,0 +1,283 @@
+"""The operations of a compiled module, with the names and source lines that JAX gave them.
+
+    module = compiled_module(jax.jit(f).lower(x).compile())
+    for op in module.entry.instructions:
+        print(op.opcode, op.op_name, module.frames(op))
+
+Field numbers are those of XLA's `xla/service/hlo.proto` and `xla/xla_data.proto`. They are the same
+in all supported releases of jaxlib.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.hlo.wire import (
+    Message,
+    integer,
+    integers,
+    message,
+    submessage,
+    submessages,
+    text,
+)
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: `PrimitiveType` of xla_data.proto: the name and the bits of each element type.
+_ELEMENTS: dict[int, tuple[str, int]] = {
+    1: ("pred", 8), 2: ("s8", 8), 3: ("s16", 16), 4: ("s32", 32), 5: ("s64", 64),
+    6: ("u8", 8), 7: ("u16", 16), 8: ("u32", 32), 9: ("u64", 64),
+    10: ("f16", 16), 11: ("f32", 32), 12: ("f64", 64), 15: ("c64", 64), 16: ("bf16", 16),
+    17: ("token", 0), 18: ("c128", 128), 19: ("f8e5m2", 8), 20: ("f8e4m3fn", 8), 21: ("s4", 4),
+    22: ("u4", 4), 23: ("f8e4m3b11fnuz", 8), 24: ("f8e5m2fnuz", 8), 25: ("f8e4m3fnuz", 8),
+    26: ("s2", 2), 27: ("u2", 2), 28: ("f8e4m3", 8), 29: ("f8e3m4", 8), 30: ("s1", 1),
+    31: ("u1", 1), 32: ("f4e2m1fn", 4), 33: ("f8e8m0fnu", 8),
+}  # fmt: skip
+_TUPLE = 13
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a value: an array, or a tuple of shapes.
+
+    Attributes:
+        dtype: The element type in HLO's notation, such as `f32` or `pred`; "tuple" for tuples.
+        sizes: The size of each dimension.
+        parts: The shapes in a tuple.
+        layout: The dimensions from the fastest varying to the slowest.
+    """
+
+    dtype: str
+    sizes: tuple[int, ...] = ()
+    parts: tuple[Shape, ...] = ()
+    layout: tuple[int, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """The size in bytes; of a tuple, that of all its parts."""
+        if self.parts:
+            return sum(part.bytes for part in self.parts)
+        return (prod(self.sizes) * _BITS.get(self.dtype, 0) + 7) // 8
+
+    def at(self, index: Sequence[int]) -> Shape:
+        """Return the shape at an index into nested tuples."""
+        return self.parts[index[0]].at(index[1:]) if index else self
+
+    def __str__(self) -> str:
+        if self.dtype == "tuple":
+            return f"({', '.join(map(str, self.parts))})"
+        return f"{self.dtype}[{','.join(map(str, self.sizes))}]"
+
+
+_BITS = dict(_ELEMENTS.values())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Instruction:
+    """An operation of a compiled module.
+
+    Attributes:
+        id: Its number, unique in the module.
+        name: Its name, unique in the module, by which profiles and buffers refer to it.
+        opcode: Its kind, such as `fusion` or `dot`.
+        shape: The shape of its result.
+        op_name: The path that JAX gave it: `jit(f)/transpose(jvp(Block))/dot_general`. Several
+            paths are separated by semicolons where XLA merged operations.
+        frame_id: The number of its call stack; 0 if it has none.
+        operands: The numbers of its operands.
+        calls: The numbers of the computations that it calls: the body of a fusion or a loop.
+        fields: The other fields of its message.
+    """
+
+    id: int
+    name: str
+    opcode: str
+    shape: Shape
+    op_name: str
+    frame_id: int
+    operands: tuple[int, ...]
+    calls: tuple[int, ...]
+    fields: Message = field(repr=False)
+
+    @property
+    def backend_config(self) -> str:
+        """Settings of the backend, as JSON: the trip count of a loop, for example."""
+        return text(self.fields, 43)
+
+    @property
+    def custom_call_target(self) -> str:
+        """The function that a custom call runs; "" for other instructions."""
+        return text(self.fields, 28)
+
+    @property
+    def parameter_number(self) -> int:
+        """The position of a parameter."""
+        return integer(self.fields, 9)
+
+    @property
+    def tuple_index(self) -> int:
+        """The element that a `get-tuple-element` returns."""
+        return integer(self.fields, 13)
+
+    @property
+    def trip_count(self) -> int | None:
+        """The iterations of a loop, if XLA knows them."""
+        found = _TRIP_COUNT.search(self.backend_config)
+        return int(found[1]) if found else None
+
+
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+
+
+@dataclass(frozen=True, eq=False)
+class Computation:
+    """A function of a compiled module.
+
+    Attributes:
+        id: Its number, unique in the module.
+        name: Its name.
+        instructions: Its operations.
+        root: The operation that computes its result.
+    """
+
+    id: int
+    name: str
+    instructions: tuple[Instruction, ...]
+    root: Instruction
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A compiled module.
+
+    Attributes:
+        name: Its name.
+        computations: Its functions by number.
+        entry: The function that is run.
+        schedule: The order in which the instructions of a function run, by the function's number.
+        aliases: For each result that is written to the memory of a donated argument, its index in
+            the tuple of results, and the number of the parameter.
+    """
+
+    name: str
+    computations: dict[int, Computation]
+    entry: Computation
+    schedule: dict[int, tuple[int, ...]]
+    aliases: tuple[tuple[tuple[int, ...], int], ...]
+    stack_frames: Message = field(repr=False)
+
+    @cached_property
+    def instructions(self) -> dict[int, Instruction]:
+        """All operations, by number."""
+        return {i.id: i for each in self.computations.values() for i in each.instructions}
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        """All operations, by name."""
+        return {each.name: each for each in self.instructions.values()}
+
+    @cached_method
+    def inside(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        """Return the operations that one stands for: those of a fusion's body, or itself."""
+        if instruction.opcode not in ("fusion", "call"):
+            return (instruction,)
+        bodies = (self.computations[each].instructions for each in instruction.calls)
+        return tuple(each for body in bodies for op in body for each in self.inside(op))
+
+    def frames(self, instruction: Instruction) -> tuple[UserFrame, ...]:
+        """Return the call stack of an operation, the innermost frame first."""
+        return self._stack(instruction.frame_id)
+
+    @cached_method
+    def _stack(self, number: int) -> tuple[UserFrame, ...]:
+        if number == 0:
+            return ()
+        location, parent = self._frame_table[number - 1]
+        return (self._locations[location - 1], *self._stack(parent))
+
+    @cached_property
+    def _frame_table(self) -> list[tuple[int, int]]:
+        found = submessages(self.stack_frames, 4)
+        return [(integer(each, 1), integer(each, 2)) for each in found]
+
+    @cached_property
+    def _locations(self) -> list[UserFrame]:
+        files, functions = (
+            [each.decode(errors="replace") for each in self.stack_frames.get(number, ())]
+            for number in (1, 2)
+        )
+        found = []
+        for each in submessages(self.stack_frames, 3):
+            line, column, end_line, end_column = (integer(each, n) for n in (3, 4, 5, 6))
+            file, function = files[integer(each, 1) - 1], functions[integer(each, 2) - 1]
+            found.append(UserFrame(file, line, function, column, end_line or line, end_column))
+        return found
+
+
+def compiled_module(compiled: Any) -> Module:
+    """Return the module of a `jax.stages.Compiled`, after XLA's passes.
+
+    A program of several devices has one module, that of each device.
+    """
+    (module,) = compiled.runtime_executable().hlo_modules()
+    return read_module(module.as_serialized_hlo_module_proto())
+
+
+def read_module(data: bytes) -> Module:
+    """Return a module from an `HloModuleProto`."""
+    fields = message(data)
+    computations = {each.id: each for each in map(_computation, submessages(fields, 3))}
+    sequences = submessages(submessage(fields, 7), 1)
+    return Module(
+        text(fields, 1),
+        computations,
+        computations[integer(fields, 6)],
+        {integer(each, 1): tuple(integers(submessage(each, 2), 1)) for each in sequences},
+        tuple(
+            (tuple(integers(each, 1)), integer(each, 2))
+            for each in submessages(submessage(fields, 8), 1)
+        ),
+        submessage(fields, 17),
+    )
+
+
+def _computation(fields: Message) -> Computation:
+    instructions = tuple(map(_instruction, submessages(fields, 2)))
+    root = integer(fields, 6)
+    return Computation(
+        integer(fields, 5),
+        text(fields, 1),
+        instructions,
+        next(each for each in instructions if each.id == root),
+    )
+
+
+def _instruction(fields: Message) -> Instruction:
+    metadata = submessage(fields, 7)
+    return Instruction(
+        integer(fields, 35),
+        text(fields, 1),
+        text(fields, 2),
+        _shape(fields[3][-1]),
+        text(metadata, 2),
+        integer(metadata, 15),
+        tuple(integers(fields, 36)),
+        tuple(integers(fields, 38)),
+        fields,
+    )
+
+
+def _shape(data: bytes) -> Shape:
+    fields = message(data)
+    kind = integer(fields, 2)
+    if kind == _TUPLE:
+        return Shape("tuple", parts=tuple(map(_shape, fields.get(4, ()))))
+    name, _ = _ELEMENTS.get(kind, (f"type{kind}", 0))
+    layout = tuple(integers(submessage(fields, 5), 1))
+    return Shape(name, tuple(integers(fields, 3)), (), layout)

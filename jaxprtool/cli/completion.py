@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import glob
 import io
 import os
 import re
@@ -87,14 +88,26 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def complete_passes(incomplete: str) -> list[str]:
     """Return pipelines with this prefix, with the last pass completed."""
-    from jaxprtool.passes.framework import registry
     from jaxprtool.passes.framework.levels import levels
 
     if incomplete.count("(") > incomplete.count(")"):
         return []  # inside the options of a pass
-    with warnings.catch_warnings(action="ignore"):
-        names = [*registry.available(), *(f"-{name}" for name in levels)]
-    return _completed_last(incomplete, names)
+    return _completed_last(incomplete, [*_installed_passes(), *(f"-{name}" for name in levels)])
+
+
+def _installed_passes() -> list[str]:
+    """Read the sorted names of installed passes, which the registry finds by `importlib.metadata`.
+
+    Importing that module takes longer than reading the files of all packages.
+    """
+    names: set[str] = set()
+    for folder in sys.path:
+        for path in glob.iglob(os.path.join(glob.escape(folder), "*-info", "entry_points.txt")):
+            with open(path, encoding="utf-8") as file:
+                _, _, ours = file.read().partition("[jaxprtool.passes]\n")
+            lines = ours.partition("\n[")[0].splitlines()
+            names.update(line.partition("=")[0].strip() for line in lines if "=" in line)
+    return sorted(names)
 
 
 def complete_backend(incomplete: str) -> list[str]:

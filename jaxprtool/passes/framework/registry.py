@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -37,11 +37,22 @@ class PluginWarning(UserWarning):
 
 @dataclass(frozen=True)
 class PassSource:
-    """The source of a pass: its name, its origin (a package, file or module), and an importer."""
+    """The source of a pass.
+
+    Attributes:
+        name: The name of the pass.
+        find_origin: Returns its package, file or module; reading a package's name takes time.
+        load: Imports the class.
+    """
 
     name: str
-    origin: str
+    find_origin: Callable[[], str]
     load: Callable[[], type[Pass]]
+
+    @property
+    def origin(self) -> str:
+        """Return the package, file or module that defines the pass."""
+        return self.find_origin()
 
 
 _registered: dict[str, PassSource] = {}
@@ -64,7 +75,7 @@ def _add(cls: type[Pass], origin: str) -> None:
     if taken is not None and taken.origin != origin:
         _warn_of_clash(cls.name, origin, taken)
         return
-    _registered[cls.name] = PassSource(cls.name, origin, lambda: cls)
+    _registered[cls.name] = PassSource(cls.name, lambda: origin, lambda: cls)
 
 
 def _warn_of_clash(name: str, origin: str, taken: PassSource) -> None:
@@ -82,12 +93,10 @@ def _installed(path: tuple[str, ...]) -> Mapping[str, PassSource]:
     """Return the passes of the packages installed on `path`, which is `sys.path`."""
     found: dict[str, PassSource] = {}
     for point in sorted(entry_points(group=GROUP), key=_builtin_first):
-        origin = point.dist.name if point.dist else point.module
-        if point.name in found:
-            if found[point.name].origin != origin:
-                _warn_of_clash(point.name, origin, found[point.name])
-            continue
-        found[point.name] = PassSource(point.name, origin, _loader(point, origin))
+        source = PassSource(point.name, partial(_origin, point), partial(_load, point))
+        known = found.setdefault(point.name, source)
+        if known is not source and known.origin != source.origin:
+            _warn_of_clash(point.name, source.origin, known)
     return found
 
 
@@ -95,21 +104,22 @@ def _builtin_first(point: EntryPoint) -> tuple[bool, str]:
     return (not point.value.startswith("jaxprtool."), point.value)
 
 
-def _loader(point: EntryPoint, origin: str) -> Callable[[], type[Pass]]:
-    def load() -> type[Pass]:
-        try:
-            cls = point.load()
-        except (Exception, SystemExit) as error:
-            raise PluginError(
-                f"pass '{point.name}' of {origin} cannot be imported: {described(error)}"
-            ) from error
-        if not (isinstance(cls, type) and issubclass(cls, Pass)):
-            raise PluginError(
-                f"pass '{point.name}' of {origin} is not a subclass of jaxprtool.Pass"
-            )
-        return cls
+def _origin(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.module
 
-    return load
+
+def _load(point: EntryPoint) -> type[Pass]:
+    try:
+        cls = point.load()
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"pass '{point.name}' of {_origin(point)} cannot be imported: {described(error)}"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Pass)):
+        raise PluginError(
+            f"pass '{point.name}' of {_origin(point)} is not a subclass of jaxprtool.Pass"
+        )
+    return cls
 
 
 def find(name: str) -> type[Pass]:

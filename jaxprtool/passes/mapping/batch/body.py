@@ -238,9 +238,15 @@ class BatchDomain(Domain[Dim]):
     def __init__(self, axis: Axis) -> None:
         super().__init__()
         self.axis = axis
+        self._mapped: dict[tuple[Aval, Dim], Aval] = {}
 
     def aval(self, bdim: Dim, aval: Aval) -> Aval:
-        return aval if bdim is None else self.axis.aval(aval, bdim)
+        if bdim is None:
+            return aval
+        known = self._mapped.get((aval, bdim))
+        if known is None:
+            known = self._mapped[aval, bdim] = self.axis.aval(aval, bdim)
+        return known
 
     def join(self, first: Dim, second: Dim) -> Dim:
         return second if first is None else first

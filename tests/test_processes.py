@@ -123,33 +123,6 @@ def test_a_command_outlives_the_thread_that_started_it():
         assert child.wait().stdout == "done\n"
 
 
-def test_commands_run_side_by_side_and_are_drawn_as_there_is_room():
-    drawn = []
-
-    def commands():
-        for seconds in ("0.4", "0", "0"):
-            drawn.append(seconds)
-            yield ["sleep", seconds]
-
-    ended = [(number, len(drawn)) for number, _ in processes.run_each(commands(), 2)]
-    assert ended[0] == (1, 2) and sorted(number for number, _ in ended) == [0, 1, 2]
-
-
-def test_commands_side_by_side_are_killed_when_no_more_is_asked_for(tmp_path):
-    pids = tmp_path / "pids"
-
-    def commands():
-        yield python(FAMILY, str(pids))
-        wait_for(pids.exists)
-        yield ["true"]
-
-    running = processes.run_each(commands(), 2)
-    assert next(running)[0] == 1
-    children = family(pids)
-    running.close()
-    assert not any(map(is_alive, children))
-
-
 def test_of_what_a_command_writes_without_end_the_last_is_kept():
     done = processes.run(python("import os\nfor _ in range(80): os.write(1, b'a' * (1 << 20))"))
     assert set(done.stdout) == {"a"} and len(done.stdout) == 1 << 24

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost import cost
@@ -39,8 +39,6 @@ from jaxprtool.jaxcompat import Literal as LiteralAtom
 
 #: The degrees of similarity of two programs.
 Verdict: TypeAlias = Literal["equivalent", "same up to constants", "same up to dtypes", "different"]
-
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @document(without=("work",), also=("flops", "bytes"))

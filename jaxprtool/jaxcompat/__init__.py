@@ -155,7 +155,6 @@ from jaxprtool.jaxcompat.mapped_rules import (
     jvp_result_dims,
     mapped_jvp_params,
     mapped_vjp_params,
-    more_consts,
     vjp_result_dims,
 )
 from jaxprtool.jaxcompat.mapping import (

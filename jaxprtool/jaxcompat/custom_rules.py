@@ -187,8 +187,8 @@ def _forget(rule: object) -> None:
 
 
 def with_leading_consts(params: Params, count: int) -> Params:
-    """Return the parameters of a custom call with `count` more constants before its operands."""
-    made = {**params, "num_consts": params["num_consts"] + count}
+    """Return the parameters of a custom call that change if it takes `count` more constants."""
+    made: Params = {"num_consts": params["num_consts"] + count}
     if "out_trees" not in params:
         return made
     out_trees = params["out_trees"]

@@ -16,7 +16,6 @@ from jax._src import linear_util as lu
 from jax._src.interpreters import batching
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, TraceTag
 from jax.extend.linear_util import WrappedFun
-from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.aliases import MappedAxis, Params
 from jaxprtool.jaxcompat.batching import axis_mapped
@@ -153,20 +152,6 @@ def vjp_result_dims(eqn: JaxprEqn, axis: MappedAxis, batch: Batch, dims: Dims) -
         everything, free = (True,) * len(dims), (None,) * count
         _, given = _mapped_fwd(fwd, axis, batch, dims, everything, free)
     return given[len(given) - count :]
-
-
-def more_consts(params: Params, count: int) -> Params:
-    """Return the parameters of a custom call with `count` more constants before its operands."""
-    changed = {"num_consts": params["num_consts"] + count}
-    if "out_trees" not in params:
-        return changed
-    out_trees = params["out_trees"]
-
-    def shifted() -> tuple[PyTreeDef, PyTreeDef, list[int | None]]:
-        *trees, forwarded = out_trees()
-        return *trees, [None if i is None else i + count for i in forwarded]
-
-    return {**changed, "out_trees": shifted}
 
 
 def _require_unmapped(rule: WrappedFun, given: Dims, wanted: Dims) -> None:

@@ -48,7 +48,6 @@ MAX_BYTES = 2**34
 _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 _TYPES_HINT = "write types as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
-_STATIC_HINT = "write a Python value that is not traced as static(...)"
 
 
 def read_args(

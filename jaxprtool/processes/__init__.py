@@ -14,8 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -249,51 +248,4 @@ def run(
     The other arguments are those of `Child`.
     """
     with Child(command, memory=memory, cwd=cwd, env=env) as child:
-        return child.wait(seconds)
-
-
-def run_each(
-    commands: Iterable[Sequence[str]],
-    jobs: int,
-    *,
-    seconds: float | None = None,
-    memory: int | None = None,
-    cwd: str | None = None,
-    env: Mapping[str, str] | None = None,
-) -> Iterator[tuple[int, Outcome]]:
-    """Run commands in parallel, and yield their outcomes as they end.
-
-    Closing the iterator kills the commands that still run.
-
-    Args:
-        commands: The commands. They are drawn when one can start.
-        jobs: The number of commands that run in parallel.
-        seconds: The time that each may run.
-        memory: The limit of each process's private memory, in bytes.
-        cwd: The folder to run in.
-        env: The environment to run in.
-
-    Yields:
-        The number of a command, from 0, and its outcome.
-    """
-    left = enumerate(commands)
-    running: dict[Future[Outcome], tuple[int, Child]] = {}
-    with ThreadPoolExecutor(jobs) as threads:
-        try:
-            while True:
-                while len(running) < jobs and (drawn := next(left, None)):
-                    child = Child(drawn[1], memory=memory, cwd=cwd, env=env)
-                    running[threads.submit(_waited, child, seconds)] = (drawn[0], child)
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    number, _ = running.pop(future)
-                    yield number, future.result()
-        finally:
-            for _, child in running.values():
-                child.kill()
-
-
-def _waited(child: Child, seconds: float | None) -> Outcome:
-    with child:
         return child.wait(seconds)

@@ -6,7 +6,6 @@ Each counter is a row of numbers. What a row counts is an event in the process's
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 from typing import Any
 
@@ -59,9 +58,3 @@ def read_counters(path: str) -> list[tuple[float, ...]]:
     while rows and not any(rows[-1]):
         rows.pop()
     return rows
-
-
-def remove_empty(path: str) -> None:
-    """Remove a file of counters in which nothing was counted."""
-    if os.path.exists(path) and not read_counters(path):
-        os.unlink(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxprtool.errors import JaxprToolError, OutputError
+from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import as_json
 from jaxprtool.ir.core.equations import bodies
 from jaxprtool.jaxcompat import open_jaxpr
@@ -154,7 +154,7 @@ class Recorder:
         }
         if lowering.error is not None:
             event["error"] = _in_short(lowering.error)
-        with _without_collection():
+        with without_collector():  # JAX keeps millions of objects
             function = self._function(lowering)
             if _is_jax(lowering, function):
                 event |= {"operation": lowering.name}
@@ -399,18 +399,6 @@ class Recorder:
         if counter is not None:
             self._write({"event": "counter", "counter": counter, **about})
         return counter
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Collect no garbage in a `with` block: JAX keeps millions of objects, and we make none."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _called(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

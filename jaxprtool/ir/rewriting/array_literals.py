@@ -158,4 +158,5 @@ class _Hoister:
             taken.setdefault(key, (Var(var.aval), value))[0] for key, (var, value) in own.items()
         ]
         call = inside.view.rebuild(operands=(*operands, *eqn.invars), body=body)
-        return call.replace(params=jaxcompat.with_leading_consts(call.params, len(own)))
+        more = jaxcompat.with_leading_consts(call.params, len(own))
+        return call.replace(params={**call.params, **more})

@@ -20,14 +20,15 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.core.equations import named, type_of
-from jaxprtool.ir.core.structured import CustomJVP, CustomVJP, sub_jaxprs
+from jaxprtool.ir.core.equations import named, type_of, variables
+from jaxprtool.ir.core.structured import sub_jaxprs
 from jaxprtool.ir.rewriting.custom_rules import (
-    jvp_params,
-    jvp_rule,
+    CustomRule,
+    custom_rule,
+    following,
+    has_rule,
+    map_rule,
     rule_key,
-    vjp_params,
-    vjp_rule,
 )
 from jaxprtool.ir.rewriting.high import lower_hijax
 from jaxprtool.ir.rewriting.rewrite import Memo
@@ -40,11 +41,9 @@ from jaxprtool.jaxcompat import (
     DropVar,
     Jaxpr,
     JaxprEqn,
-    JVPRule,
     Literal,
     Params,
     Var,
-    VJPRule,
 )
 
 #: Primitives that represent Python's arithmetic on sizes, and the conversions before it.
@@ -57,9 +56,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "div": operator.truediv,
     "neg": operator.neg,
 }
-
-#: Calls whose derivative rules are functions that JAX has bound to the types of the call.
-_CUSTOM = (*CustomJVP.primitives, *CustomVJP.primitives)
 
 
 def specialized(jaxpr: AnyJaxpr, sizes: Sizes) -> AnyJaxpr:
@@ -141,9 +137,8 @@ class _Substitution:
         params = {name: self.value(value) for name, value in eqn.params.items()}
         if all(map(operator.is_, params.values(), eqn.params.values())):
             params = eqn.params
-        if eqn.primitive.name in _CUSTOM and (
-            self.changes(eqn) or jaxcompat.closes_over_sizes(eqn.params)
-        ):
+        # The derivative rules of a call are functions that JAX has bound to its types.
+        if has_rule(eqn) and (self.changes(eqn) or jaxcompat.closes_over_sizes(eqn.params)):
             return params | self._custom(eqn, params)
         if "transpose_thunk" in params and self.changes(eqn):
             transpose = jaxcompat.linear_call_transpose(eqn)
@@ -154,13 +149,9 @@ class _Substitution:
 
     def _custom(self, eqn: JaxprEqn, params: Params) -> Params:
         """Return the parameters of a custom call whose derivative rule is substituted in."""
-        key, kept = rule_key(eqn), (params["num_consts"], params["symbolic_zeros"])
-        rule = self._rules.setdefault(key, _SizedRule(self, eqn))
-        if eqn.primitive.name in CustomVJP.primitives:
-            names = (params[k].debug_info.func_name for k in ("fwd_jaxpr_thunk", "bwd"))
-            return vjp_params(params["call_jaxpr"], tuple(names), rule, *kept)
-        name = params["jvp_jaxpr_fun"].debug_info.func_name
-        return jvp_params(params["call_jaxpr"], name, rule, *kept)
+        rule = self._rules.setdefault(rule_key(eqn), _SizedRule(self, eqn))
+        kept = params["num_consts"], params["symbolic_zeros"]
+        return following(eqn, params["call_jaxpr"], rule, *kept)
 
     def retyped(self, eqn: JaxprEqn) -> JaxprEqn:
         """Return a custom call with new types, whose rule JAX will trace at these types."""
@@ -198,7 +189,7 @@ class _SizedRule:
     def __init__(self, owner: _Substitution, eqn: JaxprEqn) -> None:
         self._owner = owner
         self._eqn = eqn
-        self._made: JVPRule | VJPRule | None = None
+        self._made: CustomRule | None = None
 
     def __call__(self) -> Any:
         if self._made is None:
@@ -209,7 +200,7 @@ class _SizedRule:
         """Return the rule after another substitution."""
         return _SizedRule(self._owner.then(after), self._eqn)
 
-    def _found(self) -> JVPRule | VJPRule:
+    def _found(self) -> CustomRule:
         try:
             found = self._with_sizes(self._eqn)
         except UnsupportedError:
@@ -220,13 +211,8 @@ class _SizedRule:
                 return found
         return self._with_sizes(self._owner.retyped(self._eqn))
 
-    def _with_sizes(self, eqn: JaxprEqn) -> JVPRule | VJPRule:
-        sized = self._owner.jaxpr
-        if eqn.primitive.name in CustomVJP.primitives:
-            rules = vjp_rule(eqn)
-            return replace(rules, fwd=sized(rules.fwd), bwd=sized(rules.bwd))
-        rule = jvp_rule(eqn)
-        return rule if rule.jaxpr is None else replace(rule, jaxpr=sized(rule.jaxpr))
+    def _with_sizes(self, eqn: JaxprEqn) -> CustomRule:
+        return map_rule(self._owner.jaxpr, custom_rule(eqn))
 
 
 class _Body:
@@ -250,7 +236,8 @@ class _Body:
         if self._env:
             before = set(map(id, old.eqns))
             eqns, outvars = with_slices(eqns, outvars, lambda eqn: id(eqn) not in before)
-        parts = zip((invars, constvars, eqns, outvars), _parts(old), strict=True)
+        olds = old.invars, old.constvars, old.eqns, old.outvars
+        parts = zip((invars, constvars, eqns, outvars), olds, strict=True)
         if all(len(new) == len(was) and all(map(operator.is_, new, was)) for new, was in parts):
             return self._jaxpr
         return jaxcompat.replace_jaxpr(
@@ -314,7 +301,7 @@ class _Body:
                 return None
         else:
             known = [self._known(atom) for atom in eqn.invars]
-            if None in known or not any(atom in self._numbers for atom in _variables(eqn)):
+            if None in known or self._numbers.keys().isdisjoint(variables(eqn.invars)):
                 return None
             number = _computed(eqn, known)
             if number is None:
@@ -345,11 +332,3 @@ def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> int | float | None:
         return scalar_type(compute(*operands))  # type: ignore[no-any-return]
     except ZeroDivisionError:  # JAX computes inf or NaN instead
         return None
-
-
-def _parts(jaxpr: Jaxpr) -> tuple[Sequence[Any], ...]:
-    return jaxpr.invars, jaxpr.constvars, jaxpr.eqns, jaxpr.outvars
-
-
-def _variables(eqn: JaxprEqn) -> list[Var]:
-    return [atom for atom in eqn.invars if type(atom) is not Literal]

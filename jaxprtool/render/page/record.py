@@ -29,7 +29,6 @@ from jaxprtool.render.reports.record import (
     count_text,
     facts,
     has_failed,
-    merged,
     notes,
     one_line,
     reason_text,
@@ -134,7 +133,6 @@ def record_cell(run: Run, link: str = "", whole: str = "") -> str:
         link: The path of the run's page, to be linked.
         whole: The run's page, to be opened within the cell.
     """
-    run = replace(run, functions=tuple(merged(run.functions)))
     shown = run.functions[:_MOST_IN_CELL]
     return (
         environment()
@@ -265,7 +263,6 @@ class _Page:
     """The page of a run."""
 
     def __init__(self, run: Run, details: Mapping[str, Details], files: Mapping[str, str]):
-        run = replace(run, functions=tuple(merged(run.functions)))
         self._run, self._details = run, details
         programs = (each.program for each in details.values())
         roots: list[Root] = list(dict.fromkeys(root for each in programs for root in each.roots))

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -25,7 +24,6 @@ from jaxprtool.render.terminal.tables import add_more, new_table, share_text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.recorded_run import (
-        Calls,
         Compilation,
         Function,
         OutsideJit,
@@ -103,7 +101,6 @@ def summary(run: Run, width: int, page: str = "", top: int | None = None) -> Ren
 
 
 def _summary(run: Run, width: int, page: str, rows: _Rows) -> Rendering:
-    run = replace(run, functions=tuple(merged(run.functions)))
     parts: list[RenderableType] = [Text(heading(run), style=theme.HEADING)]
     if run.functions:
         parts += [Text(), _functions_table(run, rows.functions, width)]
@@ -259,37 +256,6 @@ def times_of(compilations: Iterable[Compilation]) -> Times:
         sum(each.trace_seconds for each in every),
         sum(each.lower_seconds for each in every),
         sum(known) if known else None,
-    )
-
-
-def merged(functions: Iterable[Function]) -> list[Function]:
-    """Return functions with those of several processes as one, in the order of their times."""
-    same: defaultdict[tuple[str, str], list[Function]] = defaultdict(list)
-    for each in functions:
-        same[each.name, each.line].append(each)
-    found = [
-        replace(
-            each,
-            compilations=tuple(chain(*(other.compilations for other in (each, *others)))),
-            calls=_added(other.calls for other in (each, *others)),
-            kept=sum(other.kept for other in (each, *others)),
-        )
-        for each, *others in same.values()
-    ]
-    return sorted(found, key=lambda each: -each.seconds)
-
-
-def _added(calls: Iterable[Calls | None]) -> Calls | None:
-    """Return the counts of calls in several processes, added up; None if none were counted."""
-    known = [each for each in calls if each is not None]
-    if len(known) < 2:
-        return known[0] if known else None
-    return replace(
-        known[0],
-        count=sum(each.count for each in known),
-        timed=sum(each.timed for each in known),
-        seconds=sum(each.seconds for each in known),
-        longest=max(each.longest for each in known),
     )
 
 

@@ -28,7 +28,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.core.equations import bodies, equations, free_variables, named
+from jaxprtool.ir.core.equations import bodies, equations, free_variables, named, variables
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.structured import Call, keep
 from jaxprtool.ir.rewriting.rewrite import Memo, map_equations, narrow
@@ -69,7 +69,7 @@ def chunked_body(
     if axis.size <= chunk:
         return batch_body(body, dims, axis, outs, outermost=True)
     # An argument that is a result need not be cut and concatenated again.
-    made = [v for v in _variables(body.outvars) if v not in body.invars]
+    made = [v for v in variables(body.outvars) if v not in body.invars]
     wanted = jaxcompat.replace_jaxpr(body, outvars=made)
     split_body = _split(wanted, [dim is not None for dim in dims], Memo())
     varying = split_body.second
@@ -222,7 +222,7 @@ def _check_no_ref_enters(values: Iterable[Var], eqns: Sequence[JaxprEqn]) -> Non
     """Refuse equations of the scan that use refs from outside."""
     refs = {v for v in values if isinstance(v.aval, AbstractRef)}
     for eqn in eqns:
-        if not refs.isdisjoint(_variables(eqn.invars)):
+        if not refs.isdisjoint(variables(eqn.invars)):
             raise BatchUnsupported(
                 f"{named(eqn)} uses a ref that all chunks would share", "omit chunk"
             )
@@ -303,7 +303,7 @@ def _split(body: ClosedJaxpr, mapped: Sequence[bool], memo: Memo) -> _SplitBody:
         makes_ref = any(isinstance(v.aval, AbstractRef) for v in eqn.outvars) or any(
             jaxcompat.allocates_refs(held) for _, held in bodies(eqn)
         )
-        if inside.isdisjoint(_variables(eqn.invars)) and not makes_ref:
+        if inside.isdisjoint(variables(eqn.invars)) and not makes_ref:
             once.append(eqn)
             continue
         if eqn.primitive.name == "jit":
@@ -336,7 +336,7 @@ def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn
         v for v, x in zip(call.body.invars, call.operands, strict=True) if type(x) is not Literal
     }
     if not any(same) and not any(
-        eqn.effects or not given.isdisjoint(_variables(eqn.invars)) for eqn in first.eqns
+        eqn.effects or not given.isdisjoint(variables(eqn.invars)) for eqn in first.eqns
     ):
         return [], call.eqn
     # Operands that both calls take can be donated to neither.
@@ -353,7 +353,3 @@ def _split_call(call: Call, inside: set[Var], memo: Memo) -> tuple[list[JaxprEqn
 
 def _not(flags: Iterable[bool]) -> list[bool]:
     return [not flag for flag in flags]
-
-
-def _variables(atoms: Iterable[Atom]) -> list[Var]:
-    return [atom for atom in atoms if type(atom) is not Literal]

@@ -47,7 +47,7 @@ def _custom_derivative(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
     rules = mapped(eqn.params, axis.data, batch, own_dims, out_dims)
     body, consts = lifted(body)
     if consts:
-        rules |= jaxcompat.more_consts(eqn.params, len(consts))
+        rules |= jaxcompat.with_leading_consts(eqn.params, len(consts))
     operands = [*map(builder.constant, consts), *map(builder.held, eqn.invars, dims)]
     new = call.rebuild(operands=operands, outs=builder.outs(eqn.outvars, out_dims), body=body)
     builder.add(new.replace(params={**new.params, **rules}), eqn, out_dims)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from jaxprtool import jaxcompat
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.structured import CustomJVP
-from jaxprtool.ir.rewriting.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
+from jaxprtool.ir.rewriting.custom_rules import following, jvp_rule, rule_key, vjp_rule
 from jaxprtool.jaxcompat import JaxprEqn, JVPRule, Var, VJPRule
 from jaxprtool.passes.mapping.domains.domain import Domain, K
 
@@ -38,14 +38,9 @@ def custom_derivative(builder: BodyBuilder[K], eqn: JaxprEqn) -> bool:
     jaxpr = jaxcompat.replace_jaxpr(jaxpr, invars=[*own, *first, *rest])
     rules = _Rules(domain, eqn, kinds[consts:], outs, context)
     key = rule_key(eqn), tuple(rules.primals), tuple(outs), context
-    if eqn.primitive.name in CustomJVP.primitives:
-        made = domain.derivatives.setdefault(key, cache(rules.jvp))
-        name = p["jvp_jaxpr_fun"].debug_info.func_name
-        params = jvp_params(jaxpr, name, made, consts, p["symbolic_zeros"])
-    else:
-        made = domain.derivatives.setdefault(key, cache(rules.vjp))
-        functions = tuple(p[k].debug_info.func_name for k in ("fwd_jaxpr_thunk", "bwd"))
-        params = vjp_params(jaxpr, functions, made, consts, p["symbolic_zeros"])
+    of_call = rules.jvp if eqn.primitive.name in CustomJVP.primitives else rules.vjp
+    made = domain.derivatives.setdefault(key, cache(of_call))
+    params = following(eqn, jaxpr, made, consts, p["symbolic_zeros"])
     held = [*map(builder.held, eqn.invars, kinds)]
     invars = [*held[:consts], *map(builder.extra, names), *held[consts:]]
     outvars = builder.outs(eqn.outvars, outs)

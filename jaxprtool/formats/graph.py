@@ -299,13 +299,9 @@ class _Builder:
         signature = self._notation.signature(eqn)
         if signature.head is not None:
             return "".join(signature.head)
-        texts = (f"{k}={self._notation.text(v)}" for k, v in eqn.params.items() if not _held(v))
+        plain = ((k, v) for k, v in eqn.params.items() if not holds_jaxpr([v]))
+        texts = (f"{k}={self._notation.text(v)}" for k, v in plain)
         return " ".join([eqn.primitive.name, *texts])
-
-
-def _held(value: object) -> bool:
-    """Return True if a parameter is a jaxpr or contains jaxprs."""
-    return holds_jaxpr([value])
 
 
 def _origin(origins: _Origins, atom: Atom) -> _Origin:

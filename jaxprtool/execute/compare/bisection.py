@@ -90,7 +90,9 @@ def find_divergence(
         on_progress: Called with progress messages.
         positions: The pairs of positions of corresponding arguments, if their order differs.
     """
-    first, second = (_with_scalar_predicates(each) for each in variants)
+    first, second = (
+        replace(each, program=with_scalar_predicates(each.program)) for each in variants
+    )
     variants = first, second
     executors: Any = tuple(Executor(*each) for each in zip(variants, arguments, strict=True))
     bodies: Any = tuple(each.program.jaxpr for each in variants)
@@ -102,10 +104,6 @@ def find_divergence(
         if found is not None:
             return _Describer(variants[0], found, tolerance).divergence(*names, strict)
     return Divergence(*names, why="every result is within tolerance")
-
-
-def _with_scalar_predicates(variant: Variant) -> Variant:
-    return replace(variant, program=with_scalar_predicates(variant.program))
 
 
 class _Describer:

@@ -16,7 +16,7 @@ from jaxprtool.errors import UnsupportedError, described
 from jaxprtool.execute.compare.variants import Variant
 from jaxprtool.execute.running.run import choose_device, failures_reported, ready
 from jaxprtool.ir.basics.dtypes import as_array
-from jaxprtool.ir.core.equations import free_variables
+from jaxprtool.ir.core.equations import free_variables, variables
 from jaxprtool.ir.evaluation.interpret import evaluate
 from jaxprtool.jaxcompat import (
     AbstractRef,
@@ -93,8 +93,7 @@ class BodyRun:
 
     def compute(self, wanted: Iterable[Atom]) -> None:
         """Compute values as one piece from the known ones."""
-        missing = [v for v in dict.fromkeys(map(_hashable, wanted)) if v is not None]
-        missing = [v for v in missing if v not in self._values]
+        missing = [v for v in dict.fromkeys(variables(wanted)) if v not in self._values]
         if missing:
             eqns = needed(self.jaxpr, missing, self._values)
             free = list(free_variables(eqns, missing))
@@ -117,10 +116,6 @@ class BodyRun:
         self._values = {**self._given, **kept}
 
 
-def _hashable(atom: Atom) -> Var | None:
-    return None if isinstance(atom, Literal) else atom
-
-
 def needed(jaxpr: Jaxpr, wanted: Iterable[Var], known: Collection[Var]) -> list[JaxprEqn]:
     """Return the equations that compute some variables from known ones.
 
@@ -129,7 +124,7 @@ def needed(jaxpr: Jaxpr, wanted: Iterable[Var], known: Collection[Var]) -> list[
     needs, refs = set(wanted), set[Var]()
     eqns: list[JaxprEqn] = []
     for eqn in reversed(jaxpr.eqns):
-        operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+        operands = variables(eqn.invars)
         if needs.isdisjoint(eqn.outvars) and refs.isdisjoint(operands):
             continue
         eqns.append(eqn)

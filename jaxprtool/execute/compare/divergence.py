@@ -18,6 +18,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.execute.compare.body_runs import BodyRun, Executor, needed
 from jaxprtool.execute.compare.comparator import Comparator, comparable
 from jaxprtool.execute.compare.iterations import first_iteration
+from jaxprtool.ir.core.equations import variables
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.structured import Cond, Scan, ShardMap, While, view
 from jaxprtool.ir.evaluation.interpret import branch_of
@@ -233,7 +234,7 @@ class _Level:
             if other is not None and comparable(var) and var.aval.shape == other.aval.shape:
                 self._counterparts[var] = other
         self._defined = {v: i for i, eqn in enumerate(self._eqns) for v in eqn.outvars}
-        self._last = {v: i for i, eqn in enumerate(self._eqns) for v in _variables(eqn.invars)}
+        self._last = {v: i for i, eqn in enumerate(self._eqns) for v in variables(eqn.invars)}
         self._last |= dict.fromkeys(outs, len(self._eqns))
         self._has_refs = any(isinstance(v.aval, AbstractRef) for v in self._defined)
         self._roots = dict(_roots(self._eqns, self._counterparts))
@@ -308,10 +309,8 @@ class _Level:
         others = {new: old for old, new in self._counterparts.items() if old in known}
         removed = _between(self._a, [old for old, _ in wrong], known)
         added = _between(self._b, [new for _, new in wrong], others.keys())
-        operands = {v: None for eqn in removed for v in _variables(eqn.invars) if v in known}
-        operands |= {
-            others[v]: None for eqn in added for v in _variables(eqn.invars) if v in others
-        }
+        operands = {v: None for eqn in removed for v in variables(eqn.invars) if v in known}
+        operands |= {others[v]: None for eqn in added for v in variables(eqn.invars) if v in others}
         pairs: list[Pair] = [(v, self._counterparts[v]) for v in operands]
         pairs += _literals(*eqns)
         self._compute(pairs)
@@ -320,10 +319,6 @@ class _Level:
             for found, own in zip((removed, added), eqns, strict=True)
         )
         return Found((self._a, self._b), path, eqns, wrong, pairs, between)  # type: ignore[arg-type]
-
-
-def _variables(atoms: Sequence[Atom]) -> Iterator[Var]:
-    return (atom for atom in atoms if not isinstance(atom, Literal))
 
 
 def _literals(old: JaxprEqn | None, new: JaxprEqn | None) -> Iterator[Pair]:
@@ -340,7 +335,7 @@ def _roots(
     """Yield each variable with its nearest ancestors (or itself) that have a counterpart."""
     found: dict[Var, frozenset[Var]] = {}
     for eqn in eqns:
-        given = (found.get(v, frozenset()) for v in _variables(eqn.invars))
+        given = (found.get(v, frozenset()) for v in variables(eqn.invars))
         others = frozenset().union(*given)
         for var in eqn.outvars:
             found[var] = frozenset([var]) if var in matched else others
@@ -349,4 +344,4 @@ def _roots(
 
 def _between(run: BodyRun, wanted: Sequence[Atom], known: Any) -> list[JaxprEqn]:
     """Return the equations that compute values from those with a counterpart."""
-    return needed(run.jaxpr, list(_variables(wanted)), known)
+    return needed(run.jaxpr, variables(wanted), known)

@@ -60,7 +60,7 @@ def with_contents(program: Program, like: Program | None = None) -> Program:
     body = program.jaxpr
     names = {f"constant[{i}]": var for i, var in enumerate(body.constvars)}
     names |= dict(zip(program.arg_names, body.invars, strict=True))
-    refs = {name: var for name, var in names.items() if _is_ref_type(var.aval)}
+    refs = {name: var for name, var in names.items() if isinstance(var.aval, jaxcompat.AbstractRef)}
     spare = _spare(program, like)
     if not refs and not spare:
         return program
@@ -96,10 +96,6 @@ def with_contents(program: Program, like: Program | None = None) -> Program:
         arg_names=(*program.arg_names, *given),
         out_names=(*program.out_names, *wanted),
     )
-
-
-def _is_ref_type(aval: Aval) -> bool:
-    return isinstance(aval, jaxcompat.AbstractRef)
 
 
 def _spare(program: Program, like: Program | None) -> dict[str, Aval]:

@@ -56,10 +56,6 @@ def _equations(program: Program) -> Sequence[JaxprEqn]:
     return program.jaxpr.eqns if len(program.jaxpr.eqns) > 1 else ()
 
 
-def _keep_equations(program: Program, kept: Sequence[JaxprEqn]) -> Candidate | None:
-    return part(program, kept)
-
-
 def _results(program: Program) -> Sequence[int]:
     count = len(program.jaxpr.outvars)
     return range(count) if count > 1 else ()
@@ -128,6 +124,6 @@ def _in_two(writer: Writer, scan: Scan, halves: list[JaxprEqn]) -> list[Atom]:
 
 PARTS = (
     ReductionStep("dropping results", _results, _keep_results, keeps=True),
-    ReductionStep("dropping equations", _equations, _keep_equations, keeps=True),
+    ReductionStep("dropping equations", _equations, part, keeps=True),
     ReductionStep("splitting loops", _long_scans, _half, alone=True),
 )

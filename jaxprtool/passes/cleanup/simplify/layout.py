@@ -18,7 +18,7 @@ def is_unit(size: object) -> bool:
     return isinstance(size, int | np.integer) and size == 1
 
 
-def _same_shape(match: RowMatch) -> bool:
+def same_shape(match: RowMatch) -> bool:
     """x has the shape of the result"""
     return bool(match.aval("x").shape == match.out.shape)
 
@@ -45,7 +45,7 @@ def _adds_units(match: RowMatch) -> bool:
 
 
 ROWS = [
-    Row("resize(x)", "x", (_same_shape,)),
+    Row("resize(x)", "x", (same_shape,)),
     Row("resize(resize(x))", "reshape(x)", params=_reshaped),
     Row("resize(broadcast_in_dim(x))", "reshape(x)", (_adds_units,), params=_reshaped),
 ]
@@ -117,7 +117,7 @@ def _placed(sizes: Sequence[object], kept: Sequence[int], rank: int) -> tuple[in
 
 
 ROWS += [
-    Row("broadcast_in_dim(x)", "x", (_same_shape,)),
+    Row("broadcast_in_dim(x)", "x", (same_shape,)),
     Row("broadcast_in_dim(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_merged_broadcast),
     Row("broadcast_in_dim(resize(x))", "broadcast_in_dim(x)", params=_broadcast_of_reshaped),
 ]

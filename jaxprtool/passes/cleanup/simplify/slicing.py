@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
-from jaxprtool.passes.cleanup.simplify.layout import is_unit
+from jaxprtool.passes.cleanup.simplify.layout import is_unit, same_shape
 from jaxprtool.passes.cleanup.simplify.pattern import RowMatch, scalar_value
 from jaxprtool.passes.cleanup.simplify.row import Outcome, Params, Row, equation
 
@@ -37,11 +37,6 @@ def _slice(ranges: Sequence[range]) -> Params:
 
 
 # --- slices -----------------------------------------------------------------------------------
-
-
-def _whole_slice(match: RowMatch) -> bool:
-    """x has the shape of the result"""
-    return bool(match.aval("x").shape == match.out.shape)
 
 
 def _slice_of_slice(match: RowMatch) -> Params | None:
@@ -116,12 +111,12 @@ def _whole_update(match: RowMatch) -> bool:
 
 
 ROWS = [
-    Row("slice(x)", "x", (_whole_slice,)),
+    Row("slice(x)", "x", (same_shape,)),
     Row("slice(slice(x))", "slice(x)", params=_slice_of_slice),
     Row("slice(concatenate(*xs))", "slice(x)", build=_slice_of_part),
     Row("slice(broadcast_in_dim(x))", "broadcast_in_dim(x)", params=_slice_of_broadcast),
     Row("slice(pad(x, y))", "slice(x)", params=_slice_of_pad),
-    Row("dynamic_slice(x, *i)", "x", (_whole_slice,)),
+    Row("dynamic_slice(x, *i)", "x", (same_shape,)),
     Row("dynamic_slice(x, *i)", "slice(x)", params=_constant_start),
     Row("dynamic_update_slice(x, y, *i)", "y", (_whole_update,)),
 ]

@@ -144,7 +144,7 @@ class Ragged(Pass):
         what = f"ragged: {program.name}"
         check_symbols(what, self.axes, program.symbols)
         known = {name: self.longest or _longest(program.symbols[name]) for name in self.axes}
-        shortest = {name: _shortest(program.symbols[name]) for name in self.axes}
+        shortest = {name: known_range(program.symbols[name])[0] for name in self.axes}
         for name, least in shortest.items():
             if self.longest is not None and self.longest < least:
                 raise ArgumentsError(
@@ -194,11 +194,6 @@ class Ragged(Pass):
                 )
             kinds.append(kind)
         return kinds
-
-
-def _shortest(symbol: Any) -> int:
-    """Return the lower bound that the constraints give a symbol, or 0."""
-    return known_range(symbol)[0]
 
 
 def _longest(symbol: Any) -> int | None:

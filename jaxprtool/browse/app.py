@@ -29,7 +29,7 @@ from jaxprtool.browse.states import State
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.extend.analysis import Start, backward_slice, forward_slice, left_to_partitioner
 from jaxprtool.extend.listing import plural
-from jaxprtool.extend.sources import FrameChoice, Sources
+from jaxprtool.extend.sources import Sources
 
 _FOOTER = (
     ("/", "search"),
@@ -56,7 +56,6 @@ class Browser(App[None]):
 
     Args:
         states: The program's states; the last one is shown first.
-        frames: Which frames of an equation to show first.
 
     Attributes:
         fault: The exception raised by the browser itself, or None.
@@ -95,9 +94,9 @@ class Browser(App[None]):
         Binding("escape", "clear", show=False),
     ]
 
-    def __init__(self, states: Sequence[State], frames: FrameChoice | None = None):
+    def __init__(self, states: Sequence[State]):
         super().__init__(ansi_color=True)  # the terminal's own colours, or none
-        self._states, self._frames, self._names = states, frames, True
+        self._states, self._names = states, True
         self.fault: Exception | None = None
         self.stopped_by: int | None = None
         self._documents: dict[tuple[State, bool], Document] = {}
@@ -197,7 +196,7 @@ class Browser(App[None]):
     def _shown(self, state: State) -> tuple[Document, Outline]:
         key = state, self._names
         if key not in self._documents:
-            self._documents[key] = Document(state, self._frames, self._names)
+            self._documents[key] = Document(state, self._names)
         document = self._documents[key]
         place = state, self._by_scope
         if place not in self._outlines:
@@ -560,12 +559,12 @@ def _number(document: Document, match: search.Match) -> int:
     return document.order[where, index]
 
 
-def browse(states: Sequence[State], frames: FrameChoice | None = None) -> None:
+def browse(states: Sequence[State]) -> None:
     """Show the states of a program on the terminal until the user quits.
 
     Raises KeyboardInterrupt for Ctrl-C, and any exception of the browser itself.
     """
-    app = Browser(states, frames)
+    app = Browser(states)
     app.run()
     if app.fault is not None:
         raise app.fault

@@ -31,7 +31,7 @@ from jaxprtool.extend.listing import (
     plural,
     printable,
 )
-from jaxprtool.extend.sources import FrameChoice, SourceLocation, UserFrame, frames_now
+from jaxprtool.extend.sources import SourceLocation, UserFrame, frames_now
 
 #: The maximum number of results, and operands, of an equation named in its row.
 _MOST_NAMED = 6
@@ -45,17 +45,15 @@ class Document:
 
     Args:
         state: The state.
-        frames: Which frames of an equation to show first.
         names: Whether variables have the user's names.
     """
 
-    def __init__(self, state: State, frames: FrameChoice | None = None, names: bool = True):
+    def __init__(self, state: State, names: bool = True):
         self.state = state
         self.about = program_signature(state.program)
         self.top = self.about.jaxpr
         self.flow = DataFlow(self.top)
         self.frames = frames_now(self.about.roots)
-        self._choice = frames
         self._selection = Selection()
         self._counts: dict[int, int] = {}
         self._options = ShowOptions(names=names, terse=True)
@@ -85,7 +83,7 @@ class Document:
     def location(self, eqn: JaxprEqn) -> SourceLocation | None:
         """Return the source location of an equation for the selected frames."""
         found = self.frames.location(eqn)
-        return None if found is None else found.chosen(self._choice or self.frames.choice)
+        return None if found is None else found.chosen(self.frames.choice)
 
     def all_frames(self, eqn: JaxprEqn) -> list[UserFrame]:
         """Return the frames of an equation, starting with the selected one."""
@@ -94,10 +92,6 @@ class Document:
             return []
         outer = reversed(self.frames.of(eqn))
         return list(dict.fromkeys([location.frame, *reversed(found.behind), *outer]))
-
-    def place_texts(self, eqn: JaxprEqn) -> tuple[str, ...]:
-        """Return `file.py:3` for the selected frame and the library frame it calls."""
-        return self.frames.texts(eqn, self._choice)
 
     @cached_property
     def by_line(self) -> dict[tuple[str, int], list[tuple[Jaxpr, int]]]:

@@ -79,7 +79,7 @@ class SourcePane(LinePane):
             return "no source"
         missing = "" if self._lines else " (unavailable)"
         if self._shown == 0:
-            return BEHIND.join(self.document.place_texts(self._eqn)) + missing
+            return BEHIND.join(self.document.frames.texts(self._eqn)) + missing
         return f"{frames.text(frame)}{missing}  frame {self._shown + 1} of {len(self._frames)}"
 
     def show_next(self) -> None:

@@ -113,12 +113,12 @@ def program_names(path: str) -> list[str]:
     return sorted(set(found))
 
 
-def free_folder(start: str = "run") -> str:
+def free_folder() -> str:
     """Return the first of `run`, `run-2`, `run-3`, … that does not exist."""
-    path, number = start, 1
+    path, number = "run", 1
     while os.path.lexists(path):
         number += 1
-        path = f"{start}-{number}"
+        path = f"run-{number}"
     return path
 
 

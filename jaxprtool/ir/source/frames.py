@@ -161,12 +161,12 @@ class Frames:
         """Return the name of the package of a file, or of a lone module."""
         return self.path(file).split(os.sep)[0].removesuffix(".py")
 
-    def texts(self, eqn: JaxprEqn, choice: FrameChoice | None = None) -> tuple[str, ...]:
+    def texts(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return `file.py:3` for each frame shown for an equation."""
         location = self.location(eqn)
         if location is None:
             return ()
-        shown = location.chosen(choice or self.choice)
+        shown = location.chosen(self.choice)
         return tuple(map(self.text, (shown.frame, *shown.behind)))
 
     def location_of(self, eqns: Sequence[JaxprEqn]) -> SourceLocation | None:

@@ -198,13 +198,13 @@ def _diff_command(run: Run) -> str:
     return f"; jaxprtool diff {' '.join(programs)}"
 
 
-def outside_text(found: Sequence[OutsideJit], most: int = _MOST) -> str:
+def outside_text(found: Sequence[OutsideJit]) -> str:
     """Return `61 small computations compiled outside of jit, 3.1 s: train.py:24 (38), …`."""
     count = sum(each.count for each in found)
     time = duration(sum(each.seconds for each in found))
     lines = (f"{one_line(each.line) or 'no line known'} ({each.count:,})" for each in found)
     said = plural(count, "small computation")
-    return f"{said} compiled outside of jit, {time}: {listed(lines, most)}"
+    return f"{said} compiled outside of jit, {time}: {listed(lines, _MOST)}"
 
 
 def transfer_texts(found: Sequence[Transfer]) -> Iterator[str]:

@@ -60,12 +60,10 @@ def in_same_example(
     return lax.broadcast_in_dim(first[:, None] == columns, shape, kind.axes)
 
 
-def without_others(
-    context: RaggedContext, array: Any, kind: Pairs, over: int, other: Any = 0
-) -> Any:
-    """Return pairs with `other` in those that a reduction over an axis must skip."""
+def without_others(context: RaggedContext, array: Any, kind: Pairs, over: int) -> Any:
+    """Return pairs with zeros in those that a reduction over an axis must skip."""
     counted = in_same_example(context, array.shape, kind, over)
-    return lax.select(counted, array, lax.full_like(array, other))
+    return lax.select(counted, array, lax.full_like(array, 0))
 
 
 def paired(context: RaggedContext, array: Any, kind: Pairs) -> Any:

@@ -323,4 +323,5 @@ def domain_of(axis: Axis) -> BatchDomain:
     count = sum(len(each.templates) + len(each.kinds) for each in [*_domains.values()])
     if len(_domains) > _MOST_AXES or count > _MOST_TEMPLATES:
         _domains.clear()
-    return _domains.setdefault((axis, jaxcompat.tracing_context()), BatchDomain(axis))
+    key = axis, jaxcompat.tracing_context()
+    return _domains.get(key) or _domains.setdefault(key, BatchDomain(axis))

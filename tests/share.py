@@ -5,9 +5,11 @@ CI runs two releases, and together they prove all of them. The sweep proves all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -18,3 +20,9 @@ HALF = int(version("jax").split(".")[1] != "10")
 def share(items: Sequence[T]) -> Sequence[T]:
     """Return every second item, beginning with the first or the second by release."""
     return items[HALF::2]
+
+
+def for_sweep_unless(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
+    """Return the names as parameters of a test, of which the sweep takes those not chosen."""
+    sweep = pytest.mark.sweep
+    return [name if name in chosen else pytest.param(name, marks=sweep) for name in names]

@@ -1,5 +1,7 @@
 """`jaxprtool record`: scripts run as by themselves, and what is known of them afterwards."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -10,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from jaxprtool.cli.main import main
 
 SCRIPT = """
     import os, sys, signal
@@ -66,10 +70,15 @@ def jaxprtool(*words, **options):
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
+def asked(*words, code=0):
+    """Return what a command prints that runs in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(words) == code
+    return out.getvalue()
+
+
 def shown(run="run"):
-    done = jaxprtool("show", f"{run}/", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(asked("show", f"{run}/", "--json"))
 
 
 def test_a_script_runs_as_by_itself(folder):
@@ -94,8 +103,7 @@ def test_a_script_runs_as_by_itself(folder):
     assert found["exit_code"] == 0
     assert Path("run/index.html").read_text().startswith("<!")
     assert json.loads(Path("run/trace.json").read_text())["traceEvents"]
-    listing = jaxprtool("show", "run/step@2")
-    assert "f32[4]" in listing.stdout
+    assert "f32[4]" in asked("show", "run/step@2")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +144,7 @@ def test_processes_that_the_script_starts_are_recorded_too(folder):
     assert len(found["processes"]) == 2
     assert [len(each["compilations"]) for each in found["functions"]] == [2]
     assert found["differing"] == ["scaled"]
-    assert jaxprtool("diff", "run/process-0/scaled", "run/process-1/scaled").returncode == 1
+    asked("diff", "run/process-0/scaled", "run/process-1/scaled", code=1)
 
 
 def test_any_command_that_starts_python(folder):

@@ -16,6 +16,7 @@ from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.shapes.bounds import SizeBound
 from jaxprtool.loading.argspec import read_args
 from tests.programs.masking import count_masks
+from tests.share import for_sweep_unless, share
 
 BOUND = 5
 
@@ -136,9 +137,9 @@ def test_what_padding_is_computed_of_has_no_gradient_by_it():
     assert np.isfinite(np.asarray(got)).all()
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", for_sweep_unless(share(list(FUNCTIONS)), FUNCTIONS))
 def test_results_and_gradients_are_those_at_every_size(name):
-    fun, program = FUNCTIONS[name], masked(FUNCTIONS[name])
+    fun, program = jax.jit(FUNCTIONS[name]), masked(FUNCTIONS[name])
 
     def at(x, w, n):
         return program(x, w, jnp.int32(n))
@@ -173,7 +174,8 @@ def _loss(results, like):
 
 def _check_gradients(fun, run, x, w, forward):
     like, n = fun(x, w), len(x)
-    wanted = jax.grad(lambda x, w: _loss(fun(x, w), like), (0, 1))(x, w)
+    at_size = jax.jit(lambda x, w: _loss(fun(x, w), like))
+    wanted = jax.grad(at_size, (0, 1))(x, w)
 
     def loss(x, w):
         return _loss(_without_sizes(run(x, w, n)), like)
@@ -185,7 +187,7 @@ def _check_gradients(fun, run, x, w, forward):
         return
     tangents = x + 1, w - 1
     moved = padded(tangents[0], jnp.nan), tangents[1]
-    wanted = jax.jvp(lambda x, w: _loss(fun(x, w), like), (x, w), tangents)
+    wanted = jax.jvp(at_size, (x, w), tangents)
     got = jax.jvp(loss, (padded(x, jnp.inf), w), moved)
     close(got, wanted, n, 1e-3)
 

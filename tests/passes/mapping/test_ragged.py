@@ -10,6 +10,7 @@ from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, PipelineError, UnsupportedError
 from jaxprtool.ir.core.equations import equations, named
 from jaxprtool.loading.argspec import read_args
+from tests.share import for_sweep_unless, share
 
 LENGTHS = np.array([2, 0, 5, 1, 3], np.int32)
 FILLED = np.array([2, 4, 1], np.int32)
@@ -189,8 +190,9 @@ PADDED = ["sums", "scan of rows", "softmax"]
 
 
 def names(all_of, few):
-    sweep = pytest.mark.sweep
-    return [name if name in few else pytest.param(name, marks=sweep) for name in all_of]
+    """The names of a few, of which each release takes every second; the sweep takes all."""
+    few = [name for name in all_of if name in few]
+    return for_sweep_unless(share(few) or few, all_of)
 
 
 @pytest.mark.parametrize("name", names(FUNCTIONS, PACKED))

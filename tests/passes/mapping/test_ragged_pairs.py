@@ -138,6 +138,7 @@ def test_pairs_within_a_band_are_padded_and_go_on_as_pairs(small_blocks):
         batch = unchecked(x, lengths, "n", 6, True)
         return jaxprtool.vmap(_sorted, in_axes=(0, None))(batch, W)
 
+    @jax.jit
     def one_by_one(x):
         return jnp.stack([_sorted(each, W) for each in examples(x, lengths)])
 

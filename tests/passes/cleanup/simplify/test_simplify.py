@@ -18,6 +18,7 @@ from jaxprtool.passes.cleanup.simplify.engine import simplified
 from jaxprtool.passes.framework.pipeline import Pipeline
 from tests.programs import Case, prove, sample_programs
 from tests.programs.same import count_equations
+from tests.share import share
 
 VECTOR = jax.ShapeDtypeStruct((4,), jnp.float32)
 MATRIX = jax.ShapeDtypeStruct((3, 4), jnp.float32)
@@ -181,7 +182,7 @@ def test_gradients_of_what_is_simplified_are_the_same():
     assert count_equations(Dce()(after).jaxpr) < count_equations(before.jaxpr)
 
 
-@pytest.mark.parametrize("file", ["transformer.py", "rnn.py"])
+@pytest.mark.parametrize("file", share(["transformer.py", "rnn.py"]))
 def test_samples_and_their_gradients_compute_the_same(file):
     for case in sample_programs(file):
         before, after, _ = prove(case, Simplify(), gradients=False)

@@ -15,6 +15,7 @@ from jaxprtool import trace
 from jaxprtool.passes.mapping.batch import Batch
 from tests.programs.beside import batched, prove
 from tests.programs.one_equation import example, savings
+from tests.share import for_sweep_unless, share
 
 ARRAY = example((2, 4))
 SCALAR = example(())
@@ -144,7 +145,7 @@ CONVOLUTIONS = {
 CASES = ELEMENTWISE | LAYOUT | REDUCTIONS | CONVOLUTIONS
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", for_sweep_unless(share(list(CASES)), CASES))
 def test_an_equation_costs_no_more_than_by_jaxs_rule_and_gives_what_its_lanes_give(case):
     fun, lanes = CASES[case]
     assert savings(fun, *lanes)

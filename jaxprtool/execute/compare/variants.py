@@ -11,7 +11,7 @@ import jax
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError, described
 from jaxprtool.execute.compare.measures import Measure, Tolerance, measured
 from jaxprtool.execute.running.arguments import require_runnable
-from jaxprtool.execute.running.run import choose_device, compiled, copied, failures_reported, ready
+from jaxprtool.execute.running.run import choose_device, compiled, failures_reported, ready
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.dtypes import as_array
 from jaxprtool.ir.core.equations import type_of
@@ -102,7 +102,7 @@ class Runner:
                 if self._call is None:
                     self._call = compiled(program, there, self._on_progress).call
                 self._on_progress(f"running {self.variant.name}")
-                outs = self._call(*copied(program, there))
+                outs = self._call(there)
             return list(jax.block_until_ready(list(map(as_array, outs))))
 
 

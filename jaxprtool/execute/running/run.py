@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
 from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.arguments import fitting, flat_arguments, require_runnable
+from jaxprtool.execute.running.calls import CallForm, call_form, seconds_of
 from jaxprtool.execute.running.compile_cache import hits_counted
 from jaxprtool.execute.running.summary import Summary, summarize
 from jaxprtool.ir.basics.documents import document
@@ -185,13 +186,13 @@ def run(
         made = compiled(program, arguments, on_progress)
         on_progress(f"running {program.name}")
         with failures_reported(program):
-            first_time, outs = _timed(made.call, *copied(program, arguments))
+            first_time, outs = made.first_call(arguments)
             program.require_finite(check, arguments, outs)
-            times = [_timed(made.call, *copied(program, arguments))[0] for _ in range(repeat)]
+            times = [made.seconds(arguments) for _ in range(repeat)]
     median = statistics.median(times) if times else None
     return RunReport(
         program.name,
-        _devices_of(outs, device),
+        devices_of(outs, device),
         Times(made.lower, made.compile, made.compile_cpu, made.cached, first_time, median, repeat),
         made.memory,
         tuple(
@@ -251,51 +252,74 @@ def ready_to_step(
         yield program, there
 
 
-def copied(program: Program, arguments: Sequence[object]) -> list[object]:
-    """Return the arguments for one call: copies of donated ones, which are needed again."""
-    donated = program.jit_keywords.get("donate_argnums", ())
-    return [
-        a.copy() if i in donated and isinstance(a, jax.Array) else a
-        for i, a in enumerate(arguments)
-    ]
-
-
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled function from flat arguments to flat results, and the cost of compiling it."""
+    """A compiled program, and the cost of compiling it.
 
-    call: Callable
+    Attributes:
+        form: The function that was compiled.
+        jitted: The function under `jax.jit`.
+        effects: Whether the program has effects.
+        lower: The seconds of lowering.
+        compile: The seconds of compiling.
+        compile_cpu: The CPU time of compiling.
+        cached: Whether the executable was found in JAX's compilation cache.
+        memory: The memory of the program.
+    """
+
+    form: CallForm
+    jitted: Callable[..., Any]
+    effects: bool
     lower: float | None = None
     compile: float | None = None
     compile_cpu: float | None = None
     cached: bool = False
     memory: CompiledMemory | None = None
 
+    def call(self, flat: Sequence[object]) -> list[Any]:
+        """Return the flat results for flat arguments, which are all kept."""
+        (args,) = self.form.calls(flat, 1)
+        return jax.tree.leaves(self.jitted(*args))
+
+    def first_call(self, flat: Sequence[object]) -> tuple[float, list[Any]]:
+        """Return the seconds of a call, and its flat results."""
+        (args,) = self.form.calls(flat, 1)
+        seconds, results = _timed(self.jitted, *args)
+        return seconds, jax.tree.leaves(results)
+
+    def seconds(self, flat: Sequence[object], count: int = 1) -> float:
+        """Return the seconds of some calls, one after the other."""
+        return seconds_of(self.jitted, self.form.calls(flat, count), self.effects)
+
 
 def compiled(
     program: Program, arguments: Sequence[object], on_progress: Callable[[str], object]
 ) -> Compiled:
     """Compile a program; under `jax_disable_jit`, its equations are compiled when they run."""
-    fun = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    form = call_form(program)
+    effects = bool(program.jaxpr.effects)
     checked = jaxcompat.has_checks(program.jaxpr)
     if checked:
-        fun = checkify.checkify(fun)
+        form = replace(form, fun=checkify.checkify(form.fun))
     if jax.config.jax_disable_jit:
-        return Compiled(_raising(fun) if checked else fun)
+        return Compiled(form, _raising(form.fun) if checked else form.fun, effects)
     on_progress(f"lowering {program.name}")
+    jitted = jax.jit(form.fun, **form.keywords)
     try:
-        traced = jax.jit(fun, **program.jit_keywords).trace(*arguments)
+        traced = jitted.trace(*form.nested(arguments))
         lower_time, lowered = _timed(traced.lower)
         on_progress(f"compiling {program.name}")
         start = time.process_time()
         with hits_counted() as hits:
-            compile_time, compiled = _timed(lowered.compile)
+            # Calls of `jitted` find this executable, and are faster than its own.
+            compile_time, executable = _timed(lowered.compile)
         compile_cpu = time.process_time() - start
     except Exception as error:  # lowering rules may raise anything
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
-    call = _raising(compiled) if checked else compiled
-    memory = _memory(compiled)
-    return Compiled(call, lower_time, compile_time, compile_cpu, hits() > 0, memory)
+    call = _raising(jitted) if checked else jitted
+    memory = _memory(executable)
+    found = hits() > 0
+    return Compiled(form, call, effects, lower_time, compile_time, compile_cpu, found, memory)
 
 
 def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:
@@ -349,7 +373,8 @@ def failures_reported(program: Program) -> Iterator[None]:
             raise BackendError(f"{program.name} failed while it ran: {_one_line(error)}") from error
 
 
-def _devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.Device, ...]:
+def devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.Device, ...]:
+    """Return the devices of results; `device` if the program was placed on it."""
     if device is not None:
         return (device,)
     # Arrays of dtype float0 have no data and no device.

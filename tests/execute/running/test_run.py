@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +8,9 @@ from jax.experimental import checkify, io_callback
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxprtool
 from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
+from jaxprtool.execute.running.calls import call_form
 from jaxprtool.execute.running.fill import fill, random_array
 from jaxprtool.execute.running.run import choose_device, own_devices, run
 from jaxprtool.execute.running.summary import summarize
@@ -249,3 +253,57 @@ def test_a_mesh_needs_its_devices():
         run(traced.replace(name="f"), [np.ones(count, np.float32)])
     with pytest.raises(BackendError, match=f"mesh of {count} devices, so it cannot run on"):
         choose_device(traced, None, 0)
+
+
+DONATING = {
+    "nothing": {},
+    "an argument": {"donate_argnums": 0},
+    "an option of the compiler": {"compiler_options": {"xla_cpu_enable_fast_math": True}},
+    "a sharding": {"in_shardings": (jax.sharding.SingleDeviceSharding(jax.devices()[0]), None)},
+}
+
+
+@pytest.mark.parametrize("options", DONATING.values(), ids=DONATING)
+def test_a_program_is_compiled_once_for_all_calls(options):
+    def f(params, x):
+        return {name: value + x for name, value in params.items()}, x
+
+    compiled = []
+
+    def heard(event, seconds, **_):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    given = {"w": jnp.asarray(X), "b": jnp.asarray(X)}, jnp.asarray(X)
+    traced = jaxprtool.trace(jax.jit(f, **options), *given)
+    given[1].copy()  # compiles the copy of donated arguments
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    try:
+        report = run(traced, jax.tree.leaves(given), repeat=3)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(heard)
+    assert len(compiled) == 1
+    assert [out.name for out in report.outputs] == list(traced.out_names)
+    np.testing.assert_array_equal(report.outputs[0].value, X + X)
+
+
+def test_calls_have_the_containers_of_the_traced_function():
+    def f(params, *, scale):
+        return [params["w"] * scale]
+
+    form = call_form(jaxprtool.trace(f, {"w": X, "b": X}, scale=2.0))
+    params, scale = form.nested([X, X, 2.0])
+    assert set(params) == {"w", "b"} and scale == 2.0
+    (result,) = form.fun(params, scale)
+    np.testing.assert_array_equal(result, X * 2)
+
+
+def test_an_argument_of_which_only_a_leaf_is_donated_is_taken_flat():
+    traced = jaxprtool.trace(jax.jit(lambda both: both[0] + both[1], donate_argnums=0), (X, X))
+    whole = call_form(traced)
+    assert whole.donated == {0, 1} and whole.keywords["donate_argnums"] == (0,)
+    asked = traced.jit.arguments[:1]
+    part = call_form(replace(traced, jit=replace(traced.jit, arguments=asked)))
+    assert part.donated == {0} and part.groups is None
+    (first, second) = part.calls([jnp.asarray(X), X], 2)
+    assert first[0] is not second[0] and first[1] is second[1] is X

@@ -1,0 +1,100 @@
+"""Calls of a compiled program as `jax.jit` calls the function that it was traced from.
+
+A call of `jax.jit` flattens its arguments and builds the containers of its results. With hundreds
+of arrays this takes as long as the rest of the call, so a program is compiled as a function of the
+arguments that it was traced with, and its times are those of the user's own calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import jax
+
+from jaxprtool import jaxcompat
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.trees import filled
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The function that is compiled for a program, and how it is called.
+
+    Attributes:
+        fun: The function.
+        keywords: The keyword arguments of `jax.jit` for it.
+        donated: The positions of the donated arguments of the program.
+        groups: The structure of each argument of the function; None if they are the flat ones.
+    """
+
+    fun: Callable[..., Any]
+    keywords: dict[str, Any] = field(default_factory=dict)
+    donated: frozenset[int] = frozenset()
+    groups: Sequence[Any] | None = None
+
+    def nested(self, flat: Sequence[Any]) -> Sequence[Any]:
+        """Return the arguments of a call from the flat arguments of the program."""
+        if self.groups is None:
+            return flat
+        rest = iter(flat)
+        return [filled(group, islice(rest, group.num_leaves)) for group in self.groups]
+
+    def calls(self, flat: Sequence[Any], count: int) -> list[Sequence[Any]]:
+        """Return the arguments of several calls, with a copy of donated ones for each."""
+        if not self.donated:
+            return [self.nested(flat)] * count
+        return [self.nested(self._copied(flat)) for _ in range(count)]
+
+    def _copied(self, flat: Sequence[Any]) -> Sequence[Any]:
+        copies = [
+            a.copy() if i in self.donated and isinstance(a, jax.Array) else a
+            for i, a in enumerate(flat)
+        ]
+        return jax.block_until_ready(copies)  # copies are not part of the call
+
+
+def call_form(program: Program) -> CallForm:
+    """Return the function to compile for a program.
+
+    It takes the arguments of the traced function, those by keyword last. Arguments with shardings,
+    or with only some leaves donated, have no such function: they are taken flat.
+    """
+    flat = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    keywords = program.jit_keywords
+    donated = frozenset(keywords.get("donate_argnums", ()))
+    groups = [each for part in program.in_tree.children() for each in part.children()]
+    leaves = iter(range(len(program.in_avals)))
+    owned = [[i in donated for i in islice(leaves, group.num_leaves)] for group in groups]
+    if {"in_shardings", "out_shardings"} & keywords.keys() or any(
+        any(flags) and not all(flags) for flags in owned
+    ):
+        return CallForm(flat, keywords, donated)
+
+    def call(*args: Any) -> Any:
+        return filled(program.out_tree, flat(*jax.tree.leaves(args)))
+
+    call.__name__ = program.name
+    if keywords:
+        keywords["donate_argnums"] = tuple(i for i, flags in enumerate(owned) if any(flags))
+    return CallForm(call, keywords, donated, groups)
+
+
+def seconds_of(call: Callable[..., Any], each: Iterable[Sequence[Any]], effects: bool) -> float:
+    """Return the seconds that calls take, each of which waits until its results are ready.
+
+    Args:
+        call: The function to call.
+        each: The arguments of each call.
+        effects: Whether to wait for effects after the last call.
+    """
+    ready = jax.block_until_ready
+    start = time.perf_counter()
+    for args in each:
+        ready(call(*args))
+    if effects:
+        jax.effects_barrier()
+    return time.perf_counter() - start

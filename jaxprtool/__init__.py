@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.functions.jit import jit
     from jaxprtool.api.functions.lower import make_jaxpr, xla_computation
     from jaxprtool.api.functions.vmap import vmap
+    from jaxprtool.api.investigate.bench import bench
     from jaxprtool.api.investigate.compare import compare
     from jaxprtool.api.investigate.reduction import reduce
     from jaxprtool.api.investigate.residuals import residuals
@@ -53,6 +54,7 @@ _HOME = {
     "Ragged": "jaxprtool.ir.shapes.ragged",
     "Rewrite": "jaxprtool.passes.patterns",
     "batch_jaxpr": "jaxprtool.passes.mapping.batch.jaxprs",
+    "bench": "jaxprtool.api.investigate.bench",
     "clear_caches": "jaxprtool.ir.basics.caches",
     "compare": "jaxprtool.api.investigate.compare",
     "cost": "jaxprtool.analysis.cost",
@@ -100,6 +102,7 @@ __all__ = [
     "Ragged",
     "Rewrite",
     "batch_jaxpr",
+    "bench",
     "clear_caches",
     "compare",
     "cost",

@@ -82,7 +82,7 @@ INNER_FLOORS = {
     "|basics",
     "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
-    "execute": "checked verify|compare watch|nans|stepping|running sandbox",
+    "execute": "checked verify bench|compare watch|nans|stepping|running sandbox",
     "api": "notebook|methods program record|functions|investigate|targets",
 }
 

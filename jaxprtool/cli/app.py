@@ -44,6 +44,7 @@ run: Compile a function, run it, and show its results and times.
 nans: Find the equation that produces the first NaN or infinity, and whether it reaches a result.
 watch: Run a function and summarise its intermediate values.
 compare: Run variants of a function on the same inputs, and measure how their results differ.
+bench: Time variants of a function in turns, with the confidence interval of their ratios.
 reduce: Shrink a function while a check holds, to reproduce a crash or wrong result.
 emit: Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
 unzip: Split a function into init, which makes its variables, and apply, which takes them.
@@ -134,6 +135,7 @@ def _top(
       jaxprtool nans samples/transformer.py:loss -p grad
       jaxprtool watch samples/transformer.py:loss --by scope
       jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
+      jaxprtool bench samples/transformer.py:loss -p "" -p "-O2"
       jaxprtool diff samples/transformer.py:loss@HEAD samples/transformer.py:loss
       jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
       jaxprtool emit samples/transformer.py:loss --to stablehlo

@@ -38,7 +38,7 @@ from jaxprtool.execute.running.arguments import (
 )
 from jaxprtool.execute.running.arrays import Difference, difference, values_agree
 from jaxprtool.execute.running.fill import refitted
-from jaxprtool.execute.running.run import failures_reported
+from jaxprtool.execute.running.run import failures_reported, has_effects
 from jaxprtool.execute.stepping.effects import Effects, Event, effects_differ
 from jaxprtool.execute.stepping.execution_trace import ExecutionTrace, first_difference
 from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
@@ -99,7 +99,7 @@ class Runs:
         after = with_contents(after, self.program)
         _same_results_declared(self.program, after)
         runs = Runs(after, self._arguments_of(after), self.inputs)
-        stepped = _has_effects(self.program) or _has_effects(after)
+        stepped = has_effects(self.program) or has_effects(after)
         if self._run is None or self._run.stepped != stepped:
             on_progress("running the program before the pass")
             self._run = _run(self.program, self._arguments, stepped, ())
@@ -137,7 +137,7 @@ class Runs:
     def results(self) -> list[Any]:
         """Return the results, after a run if there was none."""
         if self._run is None:
-            self._run = _run(self.program, self._arguments, _has_effects(self.program), ())
+            self._run = _run(self.program, self._arguments, has_effects(self.program), ())
         return self._run.values
 
     def _about(self, fault: Difference | None = None, where: Details = ()) -> Details:
@@ -195,10 +195,6 @@ def _same_results_declared(before: Program, after: Program) -> None:
         types = type_of(old, weak=True), type_of(new, weak=True)
         if types[0] != types[1]:
             raise CheckError("{} of {} is {} before, {} after".format(name, after.name, *types))
-
-
-def _has_effects(program: Program) -> bool:
-    return not all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
 
 
 @dataclass

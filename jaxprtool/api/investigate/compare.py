@@ -16,7 +16,15 @@ from typing import Any
 
 from jaxprtool.api.investigate.bisect import Bisection
 from jaxprtool.api.investigate.isolated import IsolatedRunner
-from jaxprtool.api.investigate.variants import Axes, Planned, planned
+from jaxprtool.api.investigate.variants import (
+    Axes,
+    Planned,
+    inputs_from,
+    pipelines_of,
+    planned,
+    programs_of,
+    several,
+)
 from jaxprtool.api.targets import RunInputs
 from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.compare.bisection import Divergence
@@ -31,8 +39,7 @@ from jaxprtool.execute.compare.variants import (
     compared,
 )
 from jaxprtool.execute.nans.finite import finite_fill
-from jaxprtool.execute.running.arguments import flat_arguments, require_count, require_program
-from jaxprtool.execute.running.fill import Filled, fill, refitted
+from jaxprtool.execute.running.fill import Filled, fill
 from jaxprtool.ir.basics.quantities import plural
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.passes.framework.pipeline import Pipeline
@@ -74,35 +81,19 @@ def compare(
             tolerance is reduced as far as possible, and the result is for the reduced input.
 
     Raises:
-        ArgumentsError: If the arguments do not fit, the programs differ in argument or result
-            types, a tolerance is negative, or `trials` is less than one.
+        ArgumentsError: If there is only one variant, the arguments do not fit, the programs differ
+            in argument or result types, a tolerance is negative, or `trials` is less than one.
         PipelineError: If a pipeline returns several programs.
         BackendError: If this machine lacks a backend.
     """
-    traced: list[Any] = list(programs) if isinstance(programs, list | tuple) else [programs]
-    for each in traced:
-        require_program(each)
+    traced = programs_of(programs)
     if trials < 1:
         raise ArgumentsError(f"trials must be at least 1, not {trials}")
-    pipelines = [Pipeline.parse(each) if isinstance(each, str) else each for each in _many(passes)]
-    axes = Axes(pipelines, _many(backends), _many(precisions), op_by_op)
+    axes = Axes(pipelines_of(passes), several(backends), several(precisions), op_by_op)
     axes.require_backends()
-    given: dict[str, Any] = {}
-    if args is not None and traced:
-        values = flat_arguments(traced[0], args)
-        require_count(traced[0], values)
-        given = dict(zip(traced[0].arg_names, values, strict=True))
-
-    def inputs(program: Program) -> RunInputs:
-        return RunInputs(program, *refitted(program, given))
-
     plan = planned([(each.name, each) for each in traced], axes)
-    return comparison(plan, inputs, Tolerance(rtol, atol), Checks(seed, trials, bisect, isolate))
-
-
-def _many(values: Any) -> Sequence[Any]:
-    """Return a sequence of values; a string is a single value."""
-    return [values] if isinstance(values, str | Pipeline) else values
+    inputs, tolerance = inputs_from(traced, args), Tolerance(rtol, atol)
+    return comparison(plan, inputs, tolerance, Checks(seed, trials, bisect, isolate))
 
 
 @dataclass(frozen=True)
@@ -130,17 +121,22 @@ def comparison(
     on_progress: OnProgress = lambda doing: None,
 ) -> Comparison:
     """Return the comparison of planned variants; `inputs` returns the inputs of a program."""
+    if len(plan) < 2:
+        raise ArgumentsError(
+            "compare needs at least two variants",
+            'add -p "" -p "-O2", --backends cpu,gpu, --op-by-op, or another TARGET',
+        )
     given = inputs(plan[0].variant.program)
     filled = fill(given.program, given.values, checks.seed)
     shapes = [getattr(value, "shape", ()) for value in filled.arguments]
-    several = _Variants([_at(each, shapes) for each in plan], tolerance, checks, on_progress)
-    several.require_same_types(filled.arguments)
+    variants = _Variants([each.at(shapes) for each in plan], tolerance, checks, on_progress)
+    variants.require_same_types(filled.arguments)
     if filled.random:
-        filled = several.finite_inputs(given)
+        filled = variants.finite_inputs(given)
     text = filled.described(checks.seed)
     found = Comparison(given.program.name, plan[0].variant.name, text, filled.random, ())
     if checks.trials == 1:
-        return several.completed(found, filled.arguments)
+        return variants.completed(found, filled.arguments)
     if not filled.random:
         message = f"several trials need random arguments, but {given.program.name} has none"
         raise ArgumentsError(message, "give some arguments by type alone: f32[8,3]")
@@ -150,9 +146,9 @@ def comparison(
         seed = checks.seed + trial
         values = fill(given.program, given.values, seed, filled.within).arguments
         arguments = scaled(values, free, trial)
-        tried = several.completed(found, arguments, bisect=False)
+        tried = variants.completed(found, arguments, bisect=False)
         if not tried.within:
-            return several.smallest(tried, arguments, free, trial)
+            return variants.smallest(tried, arguments, free, trial)
     return replace(tried, inputs=f"{checks.trials} random inputs; the last is shown")
 
 
@@ -244,11 +240,3 @@ class _Variants:
         ]
         found = replace(tried, inputs=text, smallest=tuple(said))
         return self.completed(found, values)
-
-
-def _at(planned: Planned, shapes: Sequence[Sequence[Any]]) -> Planned:
-    """Return a variant at the sizes of the arguments, if its program has symbols."""
-    variant = planned.variant
-    if not variant.program.symbols:
-        return planned
-    return replace(planned, variant=replace(variant, program=variant.program.at(shapes)))

@@ -41,11 +41,7 @@ class IsolatedRunner:
         """
         variant, program = self._variant, self._variant.program
         with processes.temporary_folder() as folder:
-            write(program, os.path.join(folder, _PROGRAM))
-            with jax.transfer_guard("allow"):
-                values = list(map(as_numpy, arguments))
-            request = values, variant.platform, variant.op_by_op, x64_enabled()
-            _dump(request, os.path.join(folder, _REQUEST))
+            write_request(folder, variant, arguments)
             self._on_progress(f"running {variant.name} in its own process")
             command = [sys.executable, "-m", __name__, folder]
             outcome = processes.run(command)
@@ -55,6 +51,26 @@ class IsolatedRunner:
         if error is not None:
             raise error
         return _logical(results, program.out_avals)
+
+
+def write_request(folder: str, variant: Variant, arguments: Sequence[Any]) -> None:
+    """Write a variant and its flat arguments to a folder, for another process.
+
+    Raises UnsupportedError if the program cannot be written.
+    """
+    write(variant.program, os.path.join(folder, _PROGRAM))
+    with jax.transfer_guard("allow"):
+        values = list(map(as_numpy, arguments))
+    request = values, variant.name, variant.platform, variant.op_by_op, x64_enabled()
+    _dump(request, os.path.join(folder, _REQUEST))
+
+
+def read_request(folder: str) -> tuple[Variant, list[Any]]:
+    """Return the variant and the flat arguments in a folder, and configure JAX for them."""
+    values, name, platform, op_by_op, x64 = _load(os.path.join(folder, _REQUEST))
+    jax.config.update("jax_enable_x64", x64)
+    program = read(os.path.join(folder, _PROGRAM))
+    return Variant(name, program, platform, op_by_op), _logical(values, program.in_avals)
 
 
 def _logical(arrays: Sequence[Any], avals: Sequence[Aval]) -> list[Any]:
@@ -80,13 +96,9 @@ def _load(path: str) -> Any:
 def main(folder: str) -> None:
     """Run the variant in a folder, and write its results or its error there."""
     jaxcompat.keep_backend_probing_quiet()
-    values, platform, op_by_op, x64 = _load(os.path.join(folder, _REQUEST))
-    jax.config.update("jax_enable_x64", x64)
     error, results = None, None
     try:
-        program = read(os.path.join(folder, _PROGRAM))
-        arguments = _logical(values, program.in_avals)
-        variant = Variant(program.name, program, platform, op_by_op)
+        variant, arguments = read_request(folder)
         results = list(map(as_numpy, Runner(variant)(arguments)))
     except JaxprToolError as fault:
         error = type(fault)(fault.message, fault.hint)

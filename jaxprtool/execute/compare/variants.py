@@ -127,16 +127,26 @@ def positions_of(program: Program, reference: Program) -> list[int]:
     return list(range(len(reference.arg_names)))
 
 
-def arguments_of(variant: Variant, reference: Program, arguments: Sequence[Any]) -> list[Any]:
+def taken_by(variant: Variant, reference: Program, arguments: Sequence[Any]) -> list[Any]:
     """Return the arguments of a variant from those of the reference.
 
-    Raises ArgumentsError if its arguments or the shapes of its results differ.
+    Raises ArgumentsError if they differ.
     """
     program = variant.program
     values = [arguments[i] for i in positions_of(program, reference)]
     avals = [jax.typeof(value) for value in values]
     if list(map(_type, avals)) != list(map(_type, program.in_avals)):
         raise _others("takes", reference, variant)
+    return values
+
+
+def arguments_of(variant: Variant, reference: Program, arguments: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a variant from those of the reference.
+
+    Raises ArgumentsError if its arguments or the shapes of its results differ.
+    """
+    program = variant.program
+    values = taken_by(variant, reference, arguments)
     shapes = [[getattr(v, "shape", None) for v in p.out_avals] for p in (reference, program)]
     if shapes[0] != shapes[1]:
         raise _others("gives", reference, variant)

@@ -8,7 +8,7 @@ arguments that it was traced with, and its times are those of the user's own cal
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,6 +18,9 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import filled
+
+#: The bytes that copies of donated arguments may take, for several calls.
+_MOST_COPIES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,14 @@ class CallForm:
         keywords: The keyword arguments of `jax.jit` for it.
         donated: The positions of the donated arguments of the program.
         groups: The structure of each argument of the function; None if they are the flat ones.
+        effects: Whether the program has effects, for which a call waits.
     """
 
     fun: Callable[..., Any]
     keywords: dict[str, Any] = field(default_factory=dict)
     donated: frozenset[int] = frozenset()
     groups: Sequence[Any] | None = None
+    effects: bool = False
 
     def nested(self, flat: Sequence[Any]) -> Sequence[Any]:
         """Return the arguments of a call from the flat arguments of the program."""
@@ -48,6 +53,11 @@ class CallForm:
         if not self.donated:
             return [self.nested(flat)] * count
         return [self.nested(self._copied(flat)) for _ in range(count)]
+
+    def most(self, flat: Sequence[Any]) -> int:
+        """Return the number of calls for which donated arguments may be copied at once."""
+        size = sum(getattr(flat[i], "nbytes", 0) for i in self.donated)
+        return max(1, _MOST_COPIES // max(size, 1))
 
     def _copied(self, flat: Sequence[Any]) -> Sequence[Any]:
         copies = [
@@ -64,7 +74,7 @@ def call_form(program: Program) -> CallForm:
     or with only some leaves donated, have no such function: they are taken flat.
     """
     flat = jaxcompat.jaxpr_as_fun(program.jaxpr)
-    keywords = program.jit_keywords
+    keywords, effects = program.jit_keywords, bool(program.jaxpr.effects)
     donated = frozenset(keywords.get("donate_argnums", ()))
     groups = [each for part in program.in_tree.children() for each in part.children()]
     leaves = iter(range(len(program.in_avals)))
@@ -72,7 +82,7 @@ def call_form(program: Program) -> CallForm:
     if {"in_shardings", "out_shardings"} & keywords.keys() or any(
         any(flags) and not all(flags) for flags in owned
     ):
-        return CallForm(flat, keywords, donated)
+        return CallForm(flat, keywords, donated, None, effects)
 
     def call(*args: Any) -> Any:
         return filled(program.out_tree, flat(*jax.tree.leaves(args)))
@@ -80,21 +90,28 @@ def call_form(program: Program) -> CallForm:
     call.__name__ = program.name
     if keywords:
         keywords["donate_argnums"] = tuple(i for i, flags in enumerate(owned) if any(flags))
-    return CallForm(call, keywords, donated, groups)
+    return CallForm(call, keywords, donated, groups, effects)
 
 
-def seconds_of(call: Callable[..., Any], each: Iterable[Sequence[Any]], effects: bool) -> float:
+def seconds_of(form: CallForm, call: Callable[..., Any], each: list[Sequence[Any]]) -> float:
     """Return the seconds that calls take, each of which waits until its results are ready.
 
+    Where arguments are donated, results would be the arguments of the next call. They are kept
+    until the end, as the caller's loop has it: releasing hundreds of arrays takes time.
+
     Args:
-        call: The function to call.
-        each: The arguments of each call.
-        effects: Whether to wait for effects after the last call.
+        form: How the function is called.
+        call: The function under `jax.jit`, or without.
+        each: The arguments of each call, as of `calls`. Donated ones are removed.
     """
-    ready = jax.block_until_ready
+    kept, ready = [], jax.block_until_ready
     start = time.perf_counter()
-    for args in each:
-        ready(call(*args))
-    if effects:
+    if form.donated:
+        while each:
+            kept.append(ready(call(*each.pop())))
+    else:
+        for args in each:
+            ready(call(*args))
+    if form.effects:
         jax.effects_barrier()
     return time.perf_counter() - start

@@ -21,6 +21,7 @@ from jaxprtool.execute.running.arguments import fitting, flat_arguments, require
 from jaxprtool.execute.running.calls import CallForm, call_form, seconds_of
 from jaxprtool.execute.running.compile_cache import hits_counted
 from jaxprtool.execute.running.summary import Summary, summarize
+from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.evaluation.nonfinite import FiniteCheck, unchecked
@@ -179,8 +180,7 @@ def run(
     `jax_debug_infs` reject a result.
     """
     if repeat is None:
-        harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
-        repeat = REPEATS if harmless else 0
+        repeat = 0 if has_effects(program) else REPEATS
     check = FiniteCheck.from_config()
     with ready(program, arguments, device) as (arguments, device):
         made = compiled(program, arguments, on_progress)
@@ -188,7 +188,8 @@ def run(
         with failures_reported(program):
             first_time, outs = made.first_call(arguments)
             program.require_finite(check, arguments, outs)
-            times = [made.seconds(arguments) for _ in range(repeat)]
+            with without_collector():
+                times = made.seconds_of_each(arguments, repeat)
     median = statistics.median(times) if times else None
     return RunReport(
         program.name,
@@ -200,6 +201,11 @@ def run(
             for name, aval, value in zip(program.out_names, program.out_avals, outs, strict=True)
         ),
     )
+
+
+def has_effects(program: Program) -> bool:
+    """Return True if a program has effects that each of its calls repeats, such as prints."""
+    return not all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
 
 
 @contextmanager
@@ -259,7 +265,6 @@ class Compiled:
     Attributes:
         form: The function that was compiled.
         jitted: The function under `jax.jit`.
-        effects: Whether the program has effects.
         lower: The seconds of lowering.
         compile: The seconds of compiling.
         compile_cpu: The CPU time of compiling.
@@ -269,7 +274,6 @@ class Compiled:
 
     form: CallForm
     jitted: Callable[..., Any]
-    effects: bool
     lower: float | None = None
     compile: float | None = None
     compile_cpu: float | None = None
@@ -289,7 +293,16 @@ class Compiled:
 
     def seconds(self, flat: Sequence[object], count: int = 1) -> float:
         """Return the seconds of some calls, one after the other."""
-        return seconds_of(self.jitted, self.form.calls(flat, count), self.effects)
+        return seconds_of(self.form, self.jitted, self.form.calls(flat, count))
+
+    def seconds_of_each(self, flat: Sequence[object], count: int) -> list[float]:
+        """Return the seconds of each of some calls. Donated arguments are copied before them."""
+        times: list[float] = []
+        most = self.form.most(flat)
+        while len(times) < count:
+            each = self.form.calls(flat, min(most, count - len(times)))
+            times += [seconds_of(self.form, self.jitted, [args]) for args in each]
+        return times
 
 
 def compiled(
@@ -297,12 +310,11 @@ def compiled(
 ) -> Compiled:
     """Compile a program; under `jax_disable_jit`, its equations are compiled when they run."""
     form = call_form(program)
-    effects = bool(program.jaxpr.effects)
     checked = jaxcompat.has_checks(program.jaxpr)
     if checked:
         form = replace(form, fun=checkify.checkify(form.fun))
     if jax.config.jax_disable_jit:
-        return Compiled(form, _raising(form.fun) if checked else form.fun, effects)
+        return Compiled(form, _raising(form.fun) if checked else form.fun)
     on_progress(f"lowering {program.name}")
     jitted = jax.jit(form.fun, **form.keywords)
     try:
@@ -319,7 +331,7 @@ def compiled(
     call = _raising(jitted) if checked else jitted
     memory = _memory(executable)
     found = hits() > 0
-    return Compiled(form, call, effects, lower_time, compile_time, compile_cpu, found, memory)
+    return Compiled(form, call, lower_time, compile_time, compile_cpu, found, memory)
 
 
 def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:

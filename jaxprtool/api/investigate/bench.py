@@ -1,0 +1,210 @@
+"""`bench`: measured times of variants of a program on the same inputs.
+
+    found = jaxprtool.bench(program, (params, batch), passes=["", "-O2"], precision=0.02)
+    found.variants[1].median_seconds, found.ratios[0].ratio, found.ratios[0].differs
+
+Variants are programs x pipelines. They take turns (`execute.bench.turns`), and each is compared
+with the first one in pairs, round by round (`execute.bench.statistics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from jaxprtool.analysis.memory import memory
+from jaxprtool.api.investigate.isolated_turns import isolated_turns
+from jaxprtool.api.investigate.variants import (
+    Axes,
+    Planned,
+    inputs_from,
+    pipelines_of,
+    planned,
+    programs_of,
+)
+from jaxprtool.api.targets import RunInputs
+from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.execute.bench.baseline import this_machine
+from jaxprtool.execute.bench.measured import Bench, BenchedVariant, Ratio
+from jaxprtool.execute.bench.statistics import LEAST, median_interval
+from jaxprtool.execute.bench.turns import Limits, Start, Turns, TurnsHere, intervals, rounds
+from jaxprtool.execute.compare.variants import OnProgress, Variant, taken_by
+from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.execute.running.fill import fill
+from jaxprtool.execute.running.run import has_effects
+from jaxprtool.ir.core.equations import type_of
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.pipeline import Pipeline
+
+
+def bench(
+    programs: Program | Sequence[Program],
+    args: object = None,
+    *,
+    passes: str | Pipeline | Sequence[str | Pipeline] = ("",),
+    backend: str | None = None,
+    repeat: int | None = None,
+    precision: float | None = None,
+    isolate: bool = False,
+    seed: int = 0,
+) -> Bench:
+    """Measure the time of a call of variants, and their ratios to the first one.
+
+    A time is the median over rounds, in each of which all variants take a turn in random order. A
+    ratio is the median of the ratios of each round, with the 95% confidence interval of the sign
+    test: exact for any distribution, as `scipy.stats.quantile_test` has it.
+
+    Args:
+        programs: A `Program`, or several that take the same arguments.
+        args: The arguments of the first, as a tuple, or as any pytree of the same leaves; None for
+            random values.
+        passes: Pipelines: `["", "-O2"]`.
+        backend: The backend to run on.
+        repeat: The number of rounds, or with `precision` the maximum. By default 50, or with
+            `precision` 2000, or as many as take a minute.
+        precision: The half width of the intervals that is wanted, relative to the ratio: 0.02.
+        isolate: Whether each variant takes its turns in its own process.
+        seed: The seed of random values.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit, the programs take different arguments, there
+            are too few rounds, or the precision is not between 0 and 1.
+        PipelineError: If a pipeline returns several programs.
+        BackendError: If this machine lacks the backend, or cannot run a variant.
+        UnsupportedError: If a variant cannot be compiled, crashes in its own process, or has
+            effects and `repeat` is not given.
+    """
+    traced = programs_of(programs)
+    axes = Axes(pipelines_of(passes), (backend,))
+    axes.require_backends()
+    limits = Limits(repeat, precision)
+    require_limits(limits)
+    plan = planned([(each.name, each) for each in traced], axes)
+    options = Options(limits, isolate, seed)
+    return benched(plan, inputs_from(traced, args), [None] * len(traced), options)
+
+
+def require_limits(limits: Limits) -> None:
+    """Raise ArgumentsError for limits without a sense."""
+    if limits.rounds is not None and limits.rounds < LEAST:
+        raise ArgumentsError(
+            f"{limits.rounds} rounds are too few for a 95% interval", f"at least {LEAST} are needed"
+        )
+    if limits.precision is not None and not 0 < limits.precision < 1:
+        raise ArgumentsError(f"the precision must be between 0 and 1, not {limits.precision}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the measurement.
+
+    Attributes:
+        limits: How many rounds there are.
+        isolate: Whether each variant takes its turns in its own process.
+        seed: The seed of random inputs.
+    """
+
+    limits: Limits
+    isolate: bool = False
+    seed: int = 0
+
+
+def benched(
+    plan: Sequence[Planned],
+    inputs: Callable[[Program], RunInputs],
+    trace_seconds: Sequence[float | None],
+    options: Options,
+    on_progress: OnProgress = lambda doing: None,
+) -> Bench:
+    """Return the times of planned variants.
+
+    Args:
+        plan: The variants.
+        inputs: Returns the inputs of the first one's program.
+        trace_seconds: The time of tracing each target, if known.
+        options: Options of the measurement.
+        on_progress: Called with progress messages.
+
+    Raises:
+        ArgumentsError, PipelineError, BackendError, UnsupportedError: As `bench`.
+    """
+    given = inputs(plan[0].variant.program)
+    filled = fill(given.program, given.values, options.seed)
+    shapes = [getattr(value, "shape", ()) for value in filled.arguments]
+    plan = [each.at(shapes) for each in plan]
+    variants, reference = [each.variant for each in plan], plan[0].variant.program
+    arguments = [taken_by(each, reference, filled.arguments) for each in variants]
+    _require_effects_wanted(variants, options.limits)
+    with compiled_afresh(), _turns(variants, arguments, options.isolate, on_progress) as turns:
+        starts = [each.start() for each in turns]
+        times = rounds(turns, options.limits, on_progress)
+    parts = [
+        _variant(each, trace_seconds[each.target], start, seconds)
+        for each, start, seconds in zip(plan, starts, times, strict=True)
+    ]
+    found = intervals(times)
+    return Bench(
+        name=given.program.name,
+        arguments=tuple(f"{name}: {type_of(aval)}" for name, aval in reference.arguments),
+        inputs=filled.described(options.seed),
+        random=filled.random,
+        devices=starts[0].devices,
+        machine=this_machine(starts[0].kinds),
+        isolated=options.isolate,
+        rounds=len(times[0]),
+        precision=max(each.precision for each in found),
+        wanted_precision=options.limits.precision,
+        variants=tuple(parts),
+        ratios=tuple(
+            Ratio(each.name, parts[0].name, ratio.median, ratio.low, ratio.high)
+            for each, ratio in zip(parts[1:], found, strict=False)
+        ),
+    )
+
+
+def _variant(
+    planned: Planned, trace_seconds: float | None, start: Start, seconds: Sequence[float]
+) -> BenchedVariant:
+    time = median_interval(seconds)
+    return BenchedVariant(
+        name=planned.variant.name,
+        median_seconds=time.median,
+        low_seconds=time.low,
+        high_seconds=time.high,
+        trace_seconds=trace_seconds,
+        passes_seconds=planned.seconds,
+        lower_seconds=start.lower,
+        compile_seconds=start.compile,
+        first_call_seconds=start.first_call,
+        memory=start.memory,
+        estimated_temporary_bytes=memory(planned.variant.program).temporary_bytes,
+        calls=start.calls,
+        seconds=tuple(seconds),
+    )
+
+
+def _require_effects_wanted(variants: Sequence[Variant], limits: Limits) -> None:
+    """Raise UnsupportedError if a variant has effects, and no number of rounds is given."""
+    for each in variants:
+        if limits.rounds is None and has_effects(each.program):
+            raise UnsupportedError(
+                f"{each.name} has effects, which every call would repeat",
+                "--repeat N calls it N times after the first call",
+            )
+
+
+@contextmanager
+def _turns(
+    variants: Sequence[Variant],
+    arguments: Sequence[Sequence[object]],
+    isolate: bool,
+    on_progress: OnProgress,
+) -> Iterator[list[Turns]]:
+    """Yield variants that take turns, here or each in its own process."""
+    pairs = list(zip(variants, arguments, strict=True))
+    if not isolate:
+        yield [TurnsHere(*each, on_progress) for each in pairs]
+        return
+    with ExitStack() as stack:
+        yield [stack.enter_context(isolated_turns(*each, on_progress)) for each in pairs]

@@ -1,0 +1,219 @@
+"""`jaxprtool bench`: the times of variants of a function, and their ratios."""
+
+from __future__ import annotations
+
+import json as json_module
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.options import PASSES, RUN, Panel
+from jaxprtool.cli.running import file_to_save, printed_by_functions, require_device
+from jaxprtool.cli.session import Function, command, pipeline
+from jaxprtool.errors import CheckError, OutputError
+
+if TYPE_CHECKING:
+    from jaxprtool.api.targets import Traced
+    from jaxprtool.execute.bench.measured import Bench
+    from jaxprtool.passes.framework.pipeline import Pipeline
+
+_BASELINE = Panel("Baseline")
+
+
+def fraction(text: str) -> float:
+    """Return the fraction that a percentage is: `2%`."""
+    if not re.fullmatch(r"\d+(\.\d*)?%", text) or not 0 < (percent := float(text[:-1])) < 100:
+        raise typer.BadParameter(f"'{text}' is not a percentage such as 2%")
+    return percent / 100
+
+
+_Others = Annotated[
+    list[str] | None,
+    options.target_argument(
+        "[TARGET]…",
+        "Other functions or programs that take the same arguments. Append @REVISION for a git "
+        "revision: model.py:loss@HEAD~1.",
+    ),
+]
+_Passes = Annotated[
+    list[str] | None,
+    PASSES.option(
+        "-p, --passes",
+        "PIPELINE",
+        'Passes to run first. Each -p adds a variant; -p "" is the function as traced.',
+        autocompletion=completion.complete_passes,
+    ),
+]
+_Repeat = Annotated[
+    int | None,
+    RUN.option(
+        "--repeat",
+        "N",
+        "Number of rounds, in each of which every variant takes a turn; with --precision, the "
+        "maximum. Default: 50, with --precision 2000, or as many as take a minute.",
+        min=6,
+    ),
+]
+_Precision = Annotated[
+    Any,
+    RUN.option(
+        "--precision",
+        "PERCENT",
+        "Repeat until the interval of every ratio is within this: 2%.",
+        parser=fraction,
+    ),
+]
+_Isolate = Annotated[bool, RUN.flag("--isolate", "Run each variant in its own process.")]
+_Save = Annotated[
+    str | None,
+    _BASELINE.option("--save-baseline", "FILE.json", "Write the times, to compare later ones to."),
+]
+_Compare = Annotated[
+    str | None,
+    _BASELINE.option(
+        "--compare-baseline", "FILE.json", "Also show the ratio of each variant to itself then."
+    ),
+]
+_FailOver = Annotated[
+    float | None,
+    _BASELINE.option(
+        "--fail-over",
+        "RATIO",
+        "Exit with code 1 if a variant takes more than this times the baseline: 1.1.",
+        min=0,
+    ),
+]
+
+
+@command
+def bench(
+    function: Function,
+    others: _Others = None,
+    passes: _Passes = None,
+    plugin: options.Plugin = None,
+    backend: options.Backend = None,
+    repeat: _Repeat = None,
+    precision: _Precision = None,
+    isolate: _Isolate = False,
+    seed: options.Seed = 0,
+    save_baseline: _Save = None,
+    compare_baseline: _Compare = None,
+    fail_over: _FailOver = None,
+    json: options.Json = False,
+) -> None:
+    """Time variants of a function in turns, with the confidence interval of their ratios.
+
+    Variants are all of TARGETs x pipelines. Each is compared with the first one, round by round, so
+    that what slows the machine slows both.
+
+    [bold]Examples[/]
+
+      jaxprtool bench samples/transformer.py:loss -p "" -p "-O2"
+      jaxprtool bench samples/transformer.py:loss@HEAD~1 samples/transformer.py:loss
+      jaxprtool bench samples/layers.py:loss -p grad -p "grad, outline" --precision 2%
+      jaxprtool bench samples/rnn.py:loss --compare-baseline rnn.json --fail-over 1.1
+    """
+    output.refuse_stdout("--save-baseline", save_baseline, "bench")
+    if fail_over is not None and compare_baseline is None:
+        raise OutputError("--fail-over needs --compare-baseline", "it names the earlier times")
+    function.start(cache=False)
+    from jaxprtool.api.investigate.bench import Options, benched
+    from jaxprtool.api.investigate.variants import Axes, planned
+    from jaxprtool.execute.bench.baseline import read_baseline, with_baseline
+    from jaxprtool.execute.bench.turns import Limits
+    from jaxprtool.execute.running.run import has_effects
+    from jaxprtool.render.reports import bench as render
+
+    baseline = None if compare_baseline is None else read_baseline(compare_baseline)
+    pipelines = [pipeline(text, plugin) for text in passes or [""]]
+    targets = [function.target, *(others or ())]
+    require_device(function, backend)
+    with file_to_save(save_baseline) as file:
+        traced = _traced(function, targets, pipelines[0])
+        named = [(name, each.program) for name, (each, _) in zip(targets, traced, strict=True)]
+        plan = planned(named, Axes(pipelines, (backend,)), function.on_progress)
+        # A program from elsewhere has the types of its arguments only.
+        values = next((each for each, seconds in traced if seconds is not None), traced[0][0])
+        times = [seconds for _, seconds in traced]
+        for each in plan:
+            if repeat is not None and has_effects(each.variant.program):
+                output.note(f"{each.variant.name} has effects, which each of its calls repeats")
+        measuring = Options(Limits(repeat, precision), isolate, seed)
+        with printed_by_functions(json):
+            found = benched(plan, values.given_to, times, measuring, function.on_progress)
+        if file:
+            file.write(_document(found).encode())
+    if baseline is not None:
+        found = with_baseline(found, baseline)
+    if json:
+        output.write(_document(found))
+    else:
+        output.write_rendered(render.table(found, output.width()))
+    _say(found)
+    _require_no_slower(found, fail_over)
+
+
+def _traced(
+    function: Function, targets: Sequence[str], first: Pipeline
+) -> list[tuple[Traced, float | None]]:
+    """Return each TARGET as traced, and the seconds of tracing if it was traced here.
+
+    A TARGET at a git revision is traced in another process.
+    """
+    from jaxprtool.api.targets import find_elsewhere, is_file
+    from jaxprtool.loading.remote_target import elsewhere
+
+    places = [elsewhere(target) for target in targets]
+    functions = function.each_of([place.target for place in places])
+    for each, place in zip(functions, places, strict=True):
+        if place.is_here:
+            each.import_module()
+    found: list[tuple[Traced, float | None]] = []
+    for each, place in zip(functions, places, strict=True):
+        if place.is_here:
+            made = each.trace(first, runs=True, symbolic=True)
+            found.append((made, None if is_file(place.target) else made.seconds))
+        else:
+            function.on_progress(f"tracing {place}")
+            entry = find_elsewhere(place, each.arguments())
+            found.append((each.trace_entry(entry, first), None))
+    return found
+
+
+def _document(found: Bench) -> str:
+    from jaxprtool.ir.basics.documents import as_json
+
+    return json_module.dumps(as_json(found), indent=2, allow_nan=False)
+
+
+def _say(found: Bench) -> None:
+    """Print what limits the meaning of the times."""
+    if not found.is_precise:
+        output.warning(
+            f"the precision of {found.wanted_precision:.2g} was not reached in {found.rounds} "
+            f"rounds: it is {found.precision:.2g}"
+        )
+    if (then := found.baseline) is not None:
+        for each in then.mismatches:
+            output.warning(f"{then.file}: {each}")
+        for name in then.missing:
+            output.note(f"{then.file} has no variant {name}")
+
+
+def _require_no_slower(found: Bench, most: float | None) -> None:
+    """Raise CheckError if a variant is slower than in the baseline by more than a ratio."""
+    if found.baseline is None or most is None:
+        return
+    slower = [each for each in found.baseline.ratios if each.ratio > most and each.low > 1]
+    if slower:
+        details = [
+            (each.of, f"{each.ratio:.3f} times ({each.low:.3f} to {each.high:.3f})")
+            for each in slower
+        ]
+        raise CheckError(
+            f"{found.name} takes more than {most:g} times the time in {found.baseline.file}",
+            details=details,
+        )

@@ -1,0 +1,1 @@
+"""Measured times of variants of a program, which take turns."""

@@ -54,7 +54,7 @@ _Repeat = Annotated[
         "N",
         "Number of rounds, in each of which every variant takes a turn; with --precision, the "
         "maximum. Default: 50, with --precision 2000, or as many as take a minute.",
-        min=6,
+        min=7,
     ),
 ]
 _Precision = Annotated[

@@ -74,20 +74,22 @@ class Hand:
     def __init__(self, case: str, number: int):
         fun, self._args, options = CASES[case]
         self._call, self._donates, self._number = jax.jit(fun, **options), bool(options), number
+        if self._donates:
+            self._args = jax.tree.map(jnp.copy, self._args)
         seconds = min(self._loop(1) for _ in range(20))
         self._repeat = max(1, int(5e-3 / (number * seconds)))
 
     def _loop(self, number: int) -> float:
         call, args, block = self._call, self._args, jax.block_until_ready
+        start = time.perf_counter()
         if self._donates:  # each result is the argument of the next call
-            state = block(jax.tree.map(jnp.copy, args[0]))
-            start = time.perf_counter()
+            (state,) = args
             for _ in range(number):
                 state = block(call(state))
-            return (time.perf_counter() - start) / number
-        start = time.perf_counter()
-        for _ in range(number):
-            block(call(*args))
+            self._args = (state,)
+        else:
+            for _ in range(number):
+                block(call(*args))
         return (time.perf_counter() - start) / number
 
     def start(self) -> Any:
@@ -102,16 +104,7 @@ class Once(Hand):
     """Ten calls, each timed alone, as a user checks one."""
 
     def turn(self) -> float:
-        call, args, block = self._call, self._args, jax.block_until_ready
-        times = []
-        if self._donates:
-            args = (block(jax.tree.map(jnp.copy, args[0])),)
-        for _ in range(10):
-            start = time.perf_counter()
-            result = block(call(*args))
-            times.append(time.perf_counter() - start)
-            args = (result,) if self._donates else args
-        return statistics.median(times)
+        return statistics.median(self._loop(1) for _ in range(10))
 
 
 class OfRun:
@@ -128,7 +121,7 @@ class OfRun:
 
     def turn(self) -> float:
         with ready(self._program, self._arguments, None) as (there, _), without_collector():
-            return statistics.median(self._made.seconds_of_each(there, 10))
+            return statistics.median(self._made.seconds(there) for _ in range(10))
 
 
 def traced(case: str) -> tuple[jaxprtool.Program, list[Any]]:

@@ -21,6 +21,7 @@ from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.residuals import Residuals
 from jaxprtool.analysis.slices import Why
 from jaxprtool.api.investigate.reduction import Reduction
+from jaxprtool.execute.bench.measured import Bench
 from jaxprtool.execute.compare.comparison import Comparison
 from jaxprtool.execute.watch import Watched
 from jaxprtool.ir.basics import documents
@@ -43,6 +44,7 @@ DOCUMENTS = {
     "nans": (found.NansDocument,),
     "watch": (Watched,),
     "compare": (Comparison,),
+    "bench": (Bench,),
     "diff": (found.DiffDocument,),
     "reduce": (Reduction,),
     "vmap": (programs.VmapDocument,),

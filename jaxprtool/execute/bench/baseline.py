@@ -12,7 +12,7 @@ import jax
 
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.bench.measured import BaselineRatios, Bench, Machine, Ratio
-from jaxprtool.execute.bench.statistics import unpaired_ratio
+from jaxprtool.execute.bench.statistics import LEAST, unpaired_ratio
 from jaxprtool.files import opened_plain
 
 _HINT = "write one with --save-baseline"
@@ -53,6 +53,8 @@ def read_baseline(path: str) -> Baseline:
     try:
         machine = Machine(**found["machine"])
         seconds = {each["name"]: each["seconds"] for each in found["variants"]}
+        if any(len(each) < LEAST for each in seconds.values()):
+            raise ArgumentsError(f"'{path}' has fewer than {LEAST} rounds", _HINT)
         return Baseline(path, found["name"], tuple(found["arguments"]), machine, seconds)
     except (KeyError, TypeError):
         raise ArgumentsError(f"'{path}' is not a baseline of bench", _HINT) from None

@@ -16,8 +16,9 @@ import numpy as np
 #: The probability with which an interval contains the true median.
 CONFIDENCE = 0.95
 
-#: The minimum number of values: with fewer, no two of them enclose the median so probably.
-LEAST = 6
+#: The minimum number of values: fewer do not enclose the median as probably as `unpaired_ratio`
+#: needs it.
+LEAST = 7
 
 
 @dataclass(frozen=True)

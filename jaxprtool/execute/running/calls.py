@@ -60,11 +60,15 @@ class CallForm:
         return max(1, _MOST_COPIES // max(size, 1))
 
     def _copied(self, flat: Sequence[Any]) -> Sequence[Any]:
-        copies = [
-            a.copy() if i in self.donated and isinstance(a, jax.Array) else a
-            for i, a in enumerate(flat)
-        ]
-        return jax.block_until_ready(copies)  # copies are not part of the call
+        arrays = {i: flat[i] for i in self.donated if isinstance(flat[i], jax.Array)}
+        copies = jax.block_until_ready(_copies(arrays))  # not part of the call
+        return [copies.get(i, a) for i, a in enumerate(flat)]
+
+
+@jax.jit
+def _copies(arrays: dict[int, jax.Array]) -> dict[int, jax.Array]:
+    """Return copies, which are made at once: hundreds of small programs would delay the call."""
+    return {i: array.copy() for i, array in arrays.items()}
 
 
 def call_form(program: Program) -> CallForm:

@@ -189,7 +189,7 @@ def run(
             first_time, outs = made.first_call(arguments)
             program.require_finite(check, arguments, outs)
             with without_collector():
-                times = made.seconds_of_each(arguments, repeat)
+                times = [made.seconds(arguments) for _ in range(repeat)]
     median = statistics.median(times) if times else None
     return RunReport(
         program.name,
@@ -294,15 +294,6 @@ class Compiled:
     def seconds(self, flat: Sequence[object], count: int = 1) -> float:
         """Return the seconds of some calls, one after the other."""
         return seconds_of(self.form, self.jitted, self.form.calls(flat, count))
-
-    def seconds_of_each(self, flat: Sequence[object], count: int) -> list[float]:
-        """Return the seconds of each of some calls. Donated arguments are copied before them."""
-        times: list[float] = []
-        most = self.form.most(flat)
-        while len(times) < count:
-            each = self.form.calls(flat, min(most, count - len(times)))
-            times += [seconds_of(self.form, self.jitted, [args]) for args in each]
-        return times
 
 
 def compiled(

@@ -68,6 +68,7 @@ COMMANDS = {
     "nans": "f.py:double",
     "watch": "f.py:double",
     "compare": "f.py:double f.py:double",
+    "bench": "f.py:double --repeat 7",
     "reduce": "f.py:double --check 'grep -q sin {}' -o small.jaxpr",
     "emit": "f.py:layers -p outline(equations=2) --to hlo",
     "unzip": "f.py:sown",

@@ -106,15 +106,14 @@ def bench(
 ) -> None:
     """Time variants of a function in turns, with the confidence interval of their ratios.
 
-    Variants are all of TARGETs x pipelines. Each is compared with the first one, round by round, so
-    that what slows the machine slows both.
+    Variants are all of TARGETs x pipelines. The first is what the others are compared with.
 
     [bold]Examples[/]
 
       jaxprtool bench samples/transformer.py:loss -p "" -p "-O2"
       jaxprtool bench samples/transformer.py:loss@HEAD~1 samples/transformer.py:loss
       jaxprtool bench samples/layers.py:loss -p grad -p "grad, outline" --precision 2%
-      jaxprtool bench samples/rnn.py:loss --compare-baseline rnn.json --fail-over 1.1
+      jaxprtool bench samples/rnn.py:loss --save-baseline rnn.json
     """
     output.refuse_stdout("--save-baseline", save_baseline, "bench")
     if fail_over is not None and compare_baseline is None:
@@ -210,7 +209,7 @@ def _require_no_slower(found: Bench, most: float | None) -> None:
     slower = [each for each in found.baseline.ratios if each.ratio > most and each.low > 1]
     if slower:
         details = [
-            (each.of, f"{each.ratio:.3f} times ({each.low:.3f} to {each.high:.3f})")
+            (each.of, f"{each.ratio:.3g} times (95% interval {each.low:.3g} to {each.high:.3g})")
             for each in slower
         ]
         raise CheckError(

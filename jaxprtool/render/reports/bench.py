@@ -58,8 +58,11 @@ def _calls(found: Bench) -> Table:
 
 
 def _ratio(ratio: Ratio) -> tuple[str, str, str]:
-    interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
-    return f"{ratio.ratio:.3f}", interval, verdict(ratio)
+    number, low, high = (
+        f"{each:.3f}" if each < 10 else f"{each:,.1f}"
+        for each in (ratio.ratio, ratio.low, ratio.high)
+    )
+    return number, f"{low}-{high}", verdict(ratio)
 
 
 def verdict(ratio: Ratio) -> str:

@@ -143,10 +143,10 @@ def bench(
         measuring = Options(Limits(repeat, precision), isolate, seed)
         with printed_by_functions(json):
             found = benched(plan, values.given_to, times, measuring, function.on_progress)
+        if baseline is not None:
+            found = with_baseline(found, baseline)
         if file:
             file.write(_document(found).encode())
-    if baseline is not None:
-        found = with_baseline(found, baseline)
     if json:
         output.write(_document(found))
     else:
@@ -190,10 +190,11 @@ def _document(found: Bench) -> str:
 
 def _say(found: Bench) -> None:
     """Print what limits the meaning of the times."""
-    if not found.is_precise:
+    wanted = found.wanted_precision
+    if wanted is not None and found.precision > wanted:
         output.warning(
-            f"the precision of {found.wanted_precision:.2g} was not reached in {found.rounds} "
-            f"rounds: it is {found.precision:.2g}"
+            f"the precision of {100 * wanted:.3g}% was not reached in {found.rounds} rounds: "
+            f"it is {100 * found.precision:.3g}%"
         )
     if (then := found.baseline) is not None:
         for each in then.mismatches:

@@ -79,7 +79,7 @@ def test_a_git_revision_is_a_variant_traced_elsewhere(cli, folder):
 def test_a_precision_that_is_not_reached_is_told(cli):
     found = cli("bench", "parts.py:once", "--repeat", "7", "--precision", "0.0001%")
     assert found.code == 0
-    assert found.err.startswith("warning: the precision of 1e-06 was not reached in 7 rounds")
+    assert found.err.startswith("warning: the precision of 0.0001% was not reached in 7 rounds")
 
 
 def test_effects_are_noted_if_they_are_asked_for(cli):

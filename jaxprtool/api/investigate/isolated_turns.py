@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +39,13 @@ def isolated_turns(
     with processes.temporary_folder() as folder:
         write_request(folder, variant, arguments)
         command = [sys.executable, "-m", __name__, folder]
+        # The first process would take most of a GPU's memory, which all of them use.
+        env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
         with (
             open(os.path.join(folder, _STDERR), "w+", encoding="utf-8") as stderr,
-            processes.Child(command, stdin=subprocess.PIPE, stderr=stderr, text=True) as child,
+            processes.Child(
+                command, env=env, stdin=subprocess.PIPE, stderr=stderr, text=True
+            ) as child,
         ):
             yield IsolatedTurns(variant.name, child, stderr.name, on_progress)
 
@@ -65,8 +69,9 @@ class IsolatedTurns:
     def turn(self) -> float:
         stdin = self._child.popen.stdin
         assert stdin is not None
-        stdin.write("\n")
-        stdin.flush()
+        with suppress(BrokenPipeError):  # it has crashed: there is no line to read
+            stdin.write("\n")
+            stdin.flush()
         return float(self._line())
 
     def _line(self) -> Any:

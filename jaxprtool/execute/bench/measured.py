@@ -146,8 +146,3 @@ class Bench:
     variants: tuple[BenchedVariant, ...]
     ratios: tuple[Ratio, ...]
     baseline: BaselineRatios | None = None
-
-    @property
-    def is_precise(self) -> bool:
-        """Whether the precision that was asked for was reached, if any was."""
-        return self.wanted_precision is None or self.precision <= self.wanted_precision

@@ -14,10 +14,11 @@ from itertools import islice
 from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.trees import filled
+from jaxprtool.ir.programs.trees import SubstituteNode, filled
 
 #: The bytes that copies of donated arguments may take, for several calls.
 _MOST_COPIES = 1 << 26
@@ -74,8 +75,9 @@ def _copies(arrays: dict[int, jax.Array]) -> dict[int, jax.Array]:
 def call_form(program: Program) -> CallForm:
     """Return the function to compile for a program.
 
-    It takes the arguments of the traced function, those by keyword last. Arguments with shardings,
-    or with only some leaves donated, have no such function: they are taken flat.
+    It takes the arguments of the traced function, those by keyword last, or flat if `jax.jit` could
+    not take them so: with shardings, if only some leaves of an argument are donated, or if the
+    class of a container accepts arrays alone.
     """
     flat = jaxcompat.jaxpr_as_fun(program.jaxpr)
     keywords, effects = program.jit_keywords, bool(program.jaxpr.effects)
@@ -83,9 +85,9 @@ def call_form(program: Program) -> CallForm:
     groups = [each for part in program.in_tree.children() for each in part.children()]
     leaves = iter(range(len(program.in_avals)))
     owned = [[i in donated for i in islice(leaves, group.num_leaves)] for group in groups]
-    if {"in_shardings", "out_shardings"} & keywords.keys() or any(
-        any(flags) and not all(flags) for flags in owned
-    ):
+    is_partly_donated = any(any(flags) and not all(flags) for flags in owned)
+    is_placed = not keywords.keys().isdisjoint(("in_shardings", "out_shardings"))
+    if is_partly_donated or is_placed or not all(map(_suits, (program.in_tree, program.out_tree))):
         return CallForm(flat, keywords, donated, None, effects)
 
     def call(*args: Any) -> Any:
@@ -95,6 +97,13 @@ def call_form(program: Program) -> CallForm:
     if keywords:
         keywords["donate_argnums"] = tuple(i for i, flags in enumerate(owned) if any(flags))
     return CallForm(call, keywords, donated, groups, effects)
+
+
+def _suits(tree: PyTreeDef) -> bool:
+    """Return True if its classes accept other children than arrays, of which JAX makes some."""
+    made = filled(tree, [object() for _ in range(tree.num_leaves)])
+    leaves = jax.tree.leaves(made, is_leaf=lambda each: isinstance(each, SubstituteNode))
+    return not any(isinstance(each, SubstituteNode) for each in leaves)
 
 
 def seconds_of(form: CallForm, call: Callable[..., Any], each: list[Sequence[Any]]) -> float:

@@ -276,7 +276,7 @@ def test_a_program_is_compiled_once_for_all_calls(options):
 
     given = {"w": jnp.asarray(X), "b": jnp.asarray(X)}, jnp.asarray(X)
     traced = jaxprtool.trace(jax.jit(f, **options), *given)
-    given[1].copy()  # compiles the copy of donated arguments
+    run(traced, jax.tree.leaves(given))  # compiles the copy of donated arguments
     jax.monitoring.register_event_duration_secs_listener(heard)
     try:
         report = run(traced, jax.tree.leaves(given), repeat=3)
@@ -307,3 +307,25 @@ def test_an_argument_of_which_only_a_leaf_is_donated_is_taken_flat():
     assert part.donated == {0} and part.groups is None
     (first, second) = part.calls([jnp.asarray(X), X], 2)
     assert first[0] is not second[0] and first[1] is second[1] is X
+
+
+class Node:
+    """A container with data, which takes vectors alone if the data say so."""
+
+    def __init__(self, x, data):
+        if data == "vectors":
+            assert x.ndim == 1
+        self.x, self.data = x, data
+
+
+jax.tree_util.register_pytree_node(Node, lambda n: ((n.x,), n.data), lambda d, c: Node(c[0], d))
+
+
+@pytest.mark.parametrize(
+    ("data", "flat"),
+    [("any", False), ("vectors", True), ([1], False)],
+)
+def test_arguments_whose_class_jax_jit_could_not_take_are_taken_flat(data, flat):
+    traced = jaxprtool.trace(lambda node: Node(node.x * 2, data), Node(jnp.asarray(X), data))
+    assert (call_form(traced).groups is None) == flat
+    np.testing.assert_array_equal(run(traced, [X]).outputs[0].value, X * 2)

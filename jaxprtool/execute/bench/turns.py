@@ -36,8 +36,8 @@ from jaxprtool.ir.basics.dtypes import as_array
 #: The seconds of calls that are timed at once, and of a turn, unless a single call is longer.
 _AT_ONCE, _TURN = 2e-4, 5e-3
 
-#: The number of calls from which is found how many are timed at once.
-_MOST_TRIED = 50
+#: The seconds and the number of calls from which is found how many are timed at once.
+_TRIED, _MOST_TRIED = 5e-2, 100
 
 #: The number of rounds unless another is asked for, and the most that a precision takes.
 ROUNDS, MOST_ROUNDS = 50, 2000
@@ -124,7 +124,7 @@ class TurnsHere:
     def _fastest(self, there: Sequence[Any]) -> float:
         """Return the seconds of the fastest of some calls, which no other process interrupts."""
         found = [self._made.seconds(there)]
-        while len(found) < _MOST_TRIED and sum(found) < _TURN:
+        while len(found) < _MOST_TRIED and sum(found) < _TRIED:
             found.append(self._made.seconds(there))
         return min(found)
 

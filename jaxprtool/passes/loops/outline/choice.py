@@ -21,7 +21,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxprtool.passes.loops.outline.bodies import first_equation
+from jaxprtool.passes.loops.outline.bodies import Repeated, first_equation
 from jaxprtool.passes.loops.outline.origin import nearness
 from jaxprtool.passes.loops.outline.text import Positions, Text
 from jaxprtool.passes.loops.outline.windows import GROWTH, Windows
@@ -120,6 +120,15 @@ class Choice:
             return 0.0
         return (copies - 1) * weight - copies * self._costs.call - self._costs.body
 
+    def _size(self, start: int, length: int) -> int:
+        """Return the number of equations of a segment."""
+        return int(self._text.sizes[start + length] - self._text.sizes[start])
+
+    def _is_segment(self, start: int, length: int) -> bool:
+        """Return True if a segment is long enough, or has been: it has a call."""
+        called = any(isinstance(item, Repeated) for item in self._text.copy(start, length))
+        return called or self._size(start, length) >= self._costs.equations
+
     # --- one group -----------------------------------------------------------------------------
 
     def _segment(self, starts: Positions, length: int) -> Segment | None:
@@ -130,7 +139,8 @@ class Choice:
         if len(starts) < self._costs.copies:
             return None
         starts, length = self._extended(starts, length)
-        if self._windows.is_periodic(int(starts[0]), length):
+        periods = self._windows.periods(int(starts[0]), length)
+        if any(self._is_segment(int(starts[0]), period) for period in periods):
             return None  # its period is a segment, and more copies of that are saved
         best = Segment(starts, length, 0.0)
         for moved in self._moved(starts, length):
@@ -256,8 +266,7 @@ class Choice:
             runs = np.split(starts, np.flatnonzero(np.diff(starts) != length) + 1)
             starts = max(runs, key=len)
         weight = text.weight(int(starts[0]), length)
-        size = text.sizes[int(starts[0]) + length] - text.sizes[int(starts[0])]
-        if len(starts) < costs.copies or size < costs.equations:
+        if len(starts) < costs.copies or self._size(int(starts[0]), length) < costs.equations:
             return Segment(starts, length, 0.0)
         if not costs.fusible and text.fuses(int(starts[0]), length):
             return Segment(starts, length, 0.0)

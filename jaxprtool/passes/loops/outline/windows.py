@@ -80,13 +80,13 @@ class Windows:
         edges = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
         return starts[order], np.concatenate([[0], edges, [len(starts)]])
 
-    def is_periodic(self, start: int, length: int) -> bool:
-        """Return True if a window consists of repetitions of a shorter one."""
+    def periods(self, start: int, length: int) -> Iterator[int]:
+        """Yield the lengths of the shorter windows of which a window is repetitions."""
         at = np.array([start])
-        periods = [d for d in range(1, length // 2 + 1) if length % d == 0]
-        return any(
-            self.hashes(at, length - d)[0] == self.hashes(at + d, length - d)[0] for d in periods
-        )
+        for d in range(1, length // 2 + 1):
+            rest = length - d
+            if length % d == 0 and self.hashes(at, rest)[0] == self.hashes(at + d, rest)[0]:
+                yield d
 
     def common(self, starts: Positions, length: int, most: int, *, left: bool = False) -> int:
         """Return by how many positions equal windows can be extended while equal, up to `most`."""

@@ -65,8 +65,10 @@ from jaxprtool.passes.loops.outline.choice import Costs
 from jaxprtool.passes.loops.outline.names import Names
 from jaxprtool.passes.loops.roll.arguments import with_stacked_arguments
 from jaxprtool.passes.loops.roll.chains import FEWEST
+from jaxprtool.passes.loops.roll.moving_slices import MovingSlices
+from jaxprtool.passes.loops.roll.rounds import with_rounds
 from jaxprtool.passes.loops.roll.stacking import stacking
-from jaxprtool.passes.loops.roll.writing import Roller
+from jaxprtool.passes.loops.roll.writing import Roller, Stacks
 from jaxprtool.primitives import sow_p
 
 #: Consecutive copies come first: whole layers, not the parts that most layers have in common.
@@ -121,9 +123,12 @@ class Roll(Pass):
             )
 
     def __call__(self, program: Program) -> Program | Programs:
-        outlined = with_calls(program, _COSTS, "plain")
+        slices = MovingSlices()
+        opened = Inline()(program)
+        moving = slices.made_dynamic(opened.jaxpr)
+        outlined = with_calls(opened.replace(jaxpr=moving), _COSTS, "plain")
         # Functions of the user's program may be too short to be outlined.
-        return self._rolled(outlined) or self._rolled(program) or program
+        return self._rolled(outlined, slices) or self._rolled(program, slices) or program
 
     def notes(self, before: Program, after: Program | Programs) -> Iterator[str]:
         """Yield a line on the memory that scans need, or that nothing repeats."""
@@ -136,15 +141,15 @@ class Roll(Pass):
             f"{in_bytes(found.copied)}, and stacked results take {in_bytes(found.results)}"
         )
 
-    def _rolled(self, program: Program) -> Program | Programs | None:
+    def _rolled(self, program: Program, slices: MovingSlices) -> Program | Programs | None:
         """Return a program with chains of calls replaced by scans; None if it has none."""
         bodies = _Bodies(program.jaxpr)
-        roller = bodies.roller(bodies.opened(program.jaxpr))
-        jaxpr = roller.run()
-        if not bodies.rolled and not roller.rolled:
+        jaxpr, stacks = bodies.rolled(bodies.opened(program.jaxpr))
+        if not bodies.any_rolled:
             return None
         new = Dce()(Inline()(program.replace(jaxpr=jaxpr)))
-        return new if self.stack == "inside" else with_stacked_arguments(new, roller.stacks)
+        new = new.replace(jaxpr=slices.made_static(new.jaxpr))
+        return new if self.stack == "inside" else with_stacked_arguments(new, stacks)
 
 
 class _Bodies:
@@ -152,28 +157,37 @@ class _Bodies:
 
     def __init__(self, jaxpr: AnyJaxpr) -> None:
         #: True if a loop was created.
-        self.rolled = False
+        self.any_rolled = False
         self._memo = Memo()
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p)
         marked = map(jaxcompat.marked_name, equations(jaxcompat.open_jaxpr(jaxpr)))
         self._names = Names(name for name in marked if name is not None)
 
-    def roller(self, jaxpr: AnyJaxpr) -> Roller:
-        """Return the `Roller` of a body, in whose equations all bodies are rolled."""
+    def rolled(self, jaxpr: AnyJaxpr) -> tuple[AnyJaxpr, Stacks]:
+        """Return a body with chains replaced by scans at every depth, and the stacked arrays.
+
+        Calls that are no chain may be parts of rounds that are one.
+        """
         eqns = jaxcompat.open_jaxpr(jaxpr).eqns
         new = [with_bodies(eqn, self._inside) for eqn in eqns]
         if any(a is not b for a, b in zip(new, eqns, strict=True)):
             jaxpr = jaxcompat.replace_jaxpr(jaxpr, eqns=new)
-        return Roller(jaxpr, self._sows, self._usable, self._names)
+        roller, result = self._chains(jaxpr)
+        joined = with_rounds(jaxpr, self._usable)
+        if joined is not jaxpr:
+            other, shorter = self._chains(joined)
+            if _length(shorter) < _length(result):
+                roller, result = other, shorter
+        self.any_rolled |= roller.rolled
+        return result, roller.stacks
+
+    def _chains(self, jaxpr: AnyJaxpr) -> tuple[Roller, AnyJaxpr]:
+        """Return a body with its own chains replaced by scans, and what has done so."""
+        roller = Roller(jaxpr, self._sows, self._usable, self._names)
+        return roller, roller.run()
 
     def _inside(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        def roll() -> AnyJaxpr:
-            roller = self.roller(jaxpr)
-            rolled = roller.run()
-            self.rolled |= roller.rolled
-            return rolled
-
-        return self._memo(roll, jaxpr)
+        return self._memo(lambda: self.rolled(jaxpr)[0], jaxpr)
 
     def opened(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         """Inline the bodies that do little more than call another body with several callers.
@@ -211,3 +225,7 @@ class _Bodies:
             and jaxcompat.allowed_in_loops(eqn.effects)
             and not self._sows.inside(eqn)
         )
+
+
+def _length(jaxpr: AnyJaxpr) -> int:
+    return len(jaxcompat.open_jaxpr(jaxpr).eqns)

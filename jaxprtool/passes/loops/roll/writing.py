@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from jax import lax
 
@@ -27,6 +27,10 @@ from jaxprtool.passes.loops.roll.chains import (
 from jaxprtool.passes.loops.roll.rows import Range, Rows
 from jaxprtool.passes.loops.roll.units import as_unit
 from jaxprtool.passes.loops.schedule import keep_order
+
+
+#: Stacked arrays with their rows.
+Stacks: TypeAlias = dict[Var, tuple[Atom, ...]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Roller:
         body = jaxcompat.open_jaxpr(jaxpr)
         self._jaxpr, self._sows, self._usable, self._names = jaxpr, sows, usable, names
         #: The arrays stacked only from arguments of the body, with their rows.
-        self.stacks: dict[Var, tuple[Atom, ...]] = {}
+        self.stacks: Stacks = {}
         #: Stacks of arguments come first of all; the rest is in slots, one for each equation of the
         #: original body, so that a loop only changes those between its first and its last call.
         self._first: list[JaxprEqn] = []

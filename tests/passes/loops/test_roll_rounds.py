@@ -1,0 +1,176 @@
+"""roll finds iterations whose parts look alike, that read older results, or update an array."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool import jaxcompat
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.passes.loops.roll import Roll
+from tests.programs import Case, prove
+
+a, b, c = (jnp.linspace(-1.0, 1.0, 4) + i for i in range(3))
+rows = jnp.linspace(-1.0, 1.0, 48).reshape(12, 4)
+
+
+def rolled(fun, *args, gradients=False):
+    """Roll a function, proven to compute the same; return the program and its scans' lengths."""
+    _, after, _ = prove(Case("fun", fun, args), Roll(), gradients=gradients)
+    found = equations(jaxcompat.open_jaxpr(after.jaxpr))
+    return after, [eqn.params["length"] for eqn in found if eqn.primitive.name == "scan"]
+
+
+# --- rounds of several calls ------------------------------------------------------------------
+
+
+def springs(a, b):
+    for _ in range(50):
+        a, b = a + 0.01 * (b - a), b + 0.01 * (a - b)
+    return a, b
+
+
+def short_halves(a, b):
+    for _ in range(20):
+        a, b = a - 0.1 * b, b - 0.1 * a
+    return a, b
+
+
+def in_turn(a, b):
+    for _ in range(10):
+        a = a + 0.01 * (b - a)
+        b = b + 0.01 * (a - b)
+    return a, b
+
+
+def thirds(a, b, c):
+    for _ in range(10):
+        a, b, c = (x + 0.01 * jnp.sin(y - x) for x, y in ((a, b), (b, c), (c, a)))
+    return a, b, c
+
+
+@pytest.mark.parametrize(
+    "fun, args, lengths",
+    [
+        (springs, (a, b), [50]),
+        (short_halves, (a, b), [20]),
+        (in_turn, (a, b), [20]),
+        (thirds, (a, b, c), [10]),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_iterations_whose_parts_look_alike_become_one_scan(fun, args, lengths):
+    assert rolled(fun, *args)[1] == lengths
+
+
+def test_an_iteration_of_parts_may_take_rows_and_give_results():
+    def fun(a, b, xs):
+        sums = []
+        for x in xs:
+            a, b = a + x * (b - a), b + x * (a - b)
+            sums.append(a.sum())
+        return a, b, sums
+
+    after, lengths = rolled(fun, a, b, rows)
+    assert lengths == [12]
+    assert len(after.jaxpr.eqns) < 6
+
+
+def test_two_loops_of_the_same_parts_stay_apart():
+    def fun(a, b):
+        a, b = springs(a, b)
+        return springs(jnp.sort(a), b)
+
+    assert rolled(fun, a, b)[1] == [50, 50]
+
+
+def test_what_the_second_part_needs_from_between_the_parts_keeps_them_apart():
+    step = jax.jit(lambda x, y: x + 0.01 * jnp.sin(y - x))
+
+    def fun(a, b):
+        for between in (jnp.sort, jnp.cumsum, jnp.flip, jnp.exp):
+            a = step(a, b)
+            b = step(b, between(a))
+        return a, b
+
+    assert rolled(fun, a, b)[1] == []
+
+
+# --- older results ----------------------------------------------------------------------------
+
+
+def stoermer(x, y):
+    for _ in range(20):
+        x, y = y, 2 * y - x - 0.01 * jnp.sin(y)
+    return x, y
+
+
+def test_an_iteration_may_read_the_result_before_the_last():
+    after, lengths = rolled(stoermer, a, b, gradients=True)
+    assert lengths == [20]
+    (scan,) = (eqn for eqn in after.jaxpr.eqns if eqn.primitive.name == "scan")
+    assert jaxcompat.scan_counts(scan.params) == (0, 2)
+
+
+def test_an_iteration_may_read_the_last_three_results():
+    def fun(a, b, c):
+        for _ in range(12):
+            a, b, c = b, c, a + 0.5 * jnp.sin(b) * c
+        return a, b, c
+
+    assert rolled(fun, a, b, c)[1] == [12]
+
+
+def test_unroll_undoes_rounds():
+    program = jaxprtool.trace(springs, a, b)
+    back = program.apply("roll").apply("unroll(max_length=50), inline, simplify, dce")
+    assert jaxprtool.equivalent(back, program.apply("inline, simplify, dce"))
+
+
+# --- arrays that are updated ------------------------------------------------------------------
+
+
+def recurrence(x):
+    for i in range(1, 12):
+        x = x.at[i].set(jnp.sin(x[i - 1]) * 0.5 + x[i])
+    return x
+
+
+def columns(x):
+    for i in range(1, 4):
+        x = x.at[:, i].add(jnp.sin(x[:, i - 1]) * 0.5)
+    return x
+
+
+def blocks(x):
+    for i in range(1, 8):
+        x = x.at[i : i + 2].multiply(jnp.cos(x[i - 1]))
+    return x
+
+
+@pytest.mark.parametrize("fun, length", [(recurrence, 11), (columns, 3), (blocks, 7)])
+def test_chains_through_updates_become_scans(fun, length):
+    assert rolled(fun, rows)[1] == [length]
+
+
+def test_slices_of_an_updated_array_that_stay_outside_are_as_before():
+    def fun(x):
+        y = x[2] + x[5:7].sum()
+        x = x.at[0].set(y)
+        return springs(x[0], x[1])
+
+    after, lengths = rolled(fun, rows)
+    assert lengths == [50]
+    assert not [e for e in after.jaxpr.eqns if e.primitive.name == "dynamic_slice"]
+
+
+def test_a_fixed_position_in_a_loop_is_a_static_slice():
+    def fun(x):
+        for i in range(1, 12):
+            x = x.at[i].set(jnp.sin(x[0]) * 0.5 + x[i])
+        return x
+
+    after, lengths = rolled(fun, rows)
+    assert lengths == [11]
+    names = [eqn.primitive.name for eqn in equations(jaxcompat.open_jaxpr(after.jaxpr))]
+    assert names.count("slice") == names.count("dynamic_slice") == 1

@@ -130,9 +130,9 @@ def _begins(references: Sequence[_References], first: int, steady: int, period: 
         pattern = references[steady + (i - steady) % period]
         for at, wanted in zip(references[i], pattern, strict=True):
             inside = at is not None and i - at[0] >= first
-            if inside or (wanted is not None and i - wanted[0] >= first):
-                if at != wanted:
-                    return False
+            inside |= wanted is not None and i - wanted[0] >= first
+            if inside and at != wanted:
+                return False
     return True
 
 
@@ -188,7 +188,7 @@ class _Rounds:
             passed = [Var(body.invars[self._keys.index(key)].aval) for key in self._passed]
             outs = [v for eqn in calls for v in eqn.outvars]
             read = [operands[key] for key in self._keys]
-            found |= dict.fromkeys(map(id, calls), [])
+            found |= {id(eqn): [] for eqn in calls}
             found[id(calls[-1])] = [call(body, read, [*outs, *passed], calls[0])]
         return found
 

@@ -28,7 +28,6 @@ from jaxprtool.passes.loops.roll.rows import Range, Rows
 from jaxprtool.passes.loops.roll.units import as_unit
 from jaxprtool.passes.loops.schedule import keep_order
 
-
 #: Stacked arrays with their rows.
 Stacks: TypeAlias = dict[Var, tuple[Atom, ...]]
 

@@ -15,6 +15,9 @@ from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.compile_time import CompileWay
+    from jaxprtool.api.targets import Traced
+    from jaxprtool.cli.session import Named
     from jaxprtool.execute.running.run import RunReport
     from jaxprtool.ir.programs.program import Program
     from jaxprtool.ir.programs.repetition import Repetition
@@ -68,7 +71,7 @@ def outline(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Show the bodies that a function repeats, and how outlining them shortens compilation.
+    """Show the bodies that a function repeats, and what shortens its compilation.
 
     [bold]Examples[/]
 
@@ -81,6 +84,7 @@ def outline(
         raise OutputError("--backend needs --compile", hint)
     session.start()
     from jaxprtool.passes.loops.outline import Outline
+    from jaxprtool.render.reports import compile_ways as ways_render
     from jaxprtool.render.reports import repetition as render
 
     given = {"copies": copies, "equations": equations, "mark": mark}
@@ -100,10 +104,14 @@ def outline(
     found = [
         _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
     ]
+    ways = _ways(session, traced, programs, outlining)
     measured = None
     output.say_if_partitioned((each for _, each in programs), json)
     if not json:
         output.write_each(render.repetition_table(each, output.width()) for each in found)
+        if table := ways_render.table([way for way, _ in ways], found[0], output.width()):
+            output.write("")
+            output.write_each([table])
     if to_run is not None:
         ((_, before),), ((after, outline_time),) = programs, outlined
         with printed_by_functions(json):
@@ -118,7 +126,19 @@ def outline(
     if json:
         from jaxprtool.render.documents.found import OutlineDocument
 
-        output.write_json(OutlineDocument(found, measured))
+        output.write_json(OutlineDocument(found, measured, [way for way, _ in ways]))
+
+
+def _ways(
+    session: Session, traced: Traced, programs: Named, outlining: Outline
+) -> list[tuple[CompileWay, Program]]:
+    """Return the given pipeline and those that shorten compilation; empty for several programs."""
+    from jaxprtool.api.investigate.compile_ways import compile_ways
+
+    if len(programs) != 1:
+        return []
+    session.on_progress("trying roll and outline")
+    return compile_ways(traced.program, session.pipeline, programs[0][1], outlining)
 
 
 def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
@@ -126,14 +146,19 @@ def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
     from jaxprtool.analysis.memory import outlined_memory
     from jaxprtool.ir.programs.repetition import repetition
     from jaxprtool.passes.loops.outline import LEAST
+    from jaxprtool.passes.loops.roll import FEWEST_EQUATIONS
 
     found = repetition(after, before)
     if found.bodies:
         return replace(found, memory=outlined_memory(after))
     if outlining.equations is not None:
         return found
-    small, _ = _outlined(replace(outlining, equations=LEAST), before)
-    return replace(found, small=repetition(small, before).bodies)
+    for least in (LEAST, FEWEST_EQUATIONS):
+        small, _ = _outlined(replace(outlining, equations=least), before)
+        bodies = [body for body in repetition(small, before).bodies if body.copies > 1]
+        if bodies:
+            return replace(found, small=tuple(bodies))
+    return found
 
 
 def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:

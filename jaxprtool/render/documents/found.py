@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from jaxprtool.ir.basics.documents import document
 
 if TYPE_CHECKING:
+    from jaxprtool.analysis.compile_time import CompileWay
     from jaxprtool.analysis.cost import Cost, Group
     from jaxprtool.analysis.diff import BorderChange, Size
     from jaxprtool.analysis.memory import Live, Memory, Point
@@ -61,6 +62,11 @@ class OutlineDocument(NamedTuple):
     measured: Annotated[Measurements | None, "With `--compile`: the time and memory of both."] = (
         None
     )
+    ways: Annotated[
+        Sequence[CompileWay],
+        "The given pipeline, then those that compile faster; empty if the program has symbolic "
+        "sizes, or there are several.",
+    ] = ()
 
 
 class NansDocument(NamedTuple):

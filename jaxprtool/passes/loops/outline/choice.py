@@ -49,6 +49,7 @@ class Costs:
         value: The cost of each value that crosses a boundary which may be moved.
         fused: The additional cost if a compiler would fuse the two sides.
         gaps: True if there may be other equations between the copies.
+        periods: True if a segment may be repetitions of one that has too few equations.
     """
 
     copies: int
@@ -60,6 +61,7 @@ class Costs:
     value: float = 0.1
     fused: float = 0.5
     gaps: bool = True
+    periods: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +127,10 @@ class Choice:
         return int(self._text.sizes[start + length] - self._text.sizes[start])
 
     def _is_segment(self, start: int, length: int) -> bool:
-        """Return True if a segment is long enough, or has been: it has a call."""
-        called = any(isinstance(item, Repeated) for item in self._text.copy(start, length))
-        return called or self._size(start, length) >= self._costs.equations
+        """Return True if a period is a segment itself: long enough, or once so, as a call is."""
+        if not self._costs.periods or self._size(start, length) >= self._costs.equations:
+            return True
+        return any(isinstance(item, Repeated) for item in self._text.copy(start, length))
 
     # --- one group -----------------------------------------------------------------------------
 

@@ -71,9 +71,21 @@ from jaxprtool.passes.loops.roll.stacking import stacking
 from jaxprtool.passes.loops.roll.writing import Roller, Stacks
 from jaxprtool.primitives import sow_p
 
+#: The minimum number of equations of an iteration.
+FEWEST_EQUATIONS = 3
+
 #: Consecutive copies come first: whole layers, not the parts that most layers have in common.
 _COSTS = [
-    Costs(FEWEST, 3, body=0.0, operand=0.05, value=0.3, fused=0.0, gaps=gaps)
+    Costs(
+        FEWEST,
+        FEWEST_EQUATIONS,
+        body=0.0,
+        operand=0.05,
+        value=0.3,
+        fused=0.0,
+        gaps=gaps,
+        periods=True,
+    )
     for gaps in (False, True)
 ]
 

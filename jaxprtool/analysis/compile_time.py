@@ -1,0 +1,153 @@
+"""An estimate of the time that XLA takes to compile a program.
+
+XLA for the CPU spends most of it on kernels: it generates machine code for each of them, but only
+once for kernels that are equal. So twelve equal layers take little more than one, while the steps
+of an unrolled loop over the rows of an array take their full time each, because the position of the
+row is a constant of the kernel. The estimate counts the different kernels of the model in
+`kernels`, with the equations that XLA recomputes in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Set
+from dataclasses import dataclass, field
+
+from jaxprtool.analysis.kernels import Kernels, Node, UnknownSize
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.core.structured import Scan
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.equality.structural_key import Unkeyable, parameters_key
+from jaxprtool.ir.equality.value_keys import atom_key
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
+from jaxprtool.jaxcompat import Jaxpr, Literal
+
+#: CPU seconds for a kernel, for an equation in a kernel, and for an equation of the program, as
+#: measured on one machine. Only ratios of estimates are of use on another.
+KERNEL, EQUATION, PASSES = 0.013, 0.002, 0.000025
+
+#: XLA does not inline more equations than this into one kernel.
+_LARGEST = 60
+
+
+@dataclass(frozen=True)
+class CompileEstimate:
+    """What XLA compiles of a program, and an estimate of the time.
+
+    Attributes:
+        equations: The number of equations, those of each body once.
+        kernels: The number of kernels of these.
+        different: The number of different kernels.
+        seconds: The CPU time to compile them.
+    """
+
+    equations: int
+    kernels: int
+    different: int
+    seconds: float
+
+
+@document(flat=("estimate",), optional=("cpu_seconds",))
+@dataclass(frozen=True)
+class CompileWay:
+    """A pipeline, and what it takes to compile the program that it returns.
+
+    Attributes:
+        pipeline: The pipeline; empty for the program as traced.
+        estimate: What XLA compiles.
+        memory: The estimated temporary memory, in bytes.
+        cpu_seconds: The measured CPU time of XLA, if the program was compiled.
+    """
+
+    pipeline: str
+    estimate: CompileEstimate
+    memory: int | None
+    cpu_seconds: float | None = None
+
+
+def compile_estimate(program: Program) -> CompileEstimate | None:
+    """Return an estimate of what it takes to compile a program; None if sizes are symbolic."""
+    counts = _Counts()
+    try:
+        counts.visit(top_jaxpr(program))
+    except UnknownSize:
+        return None
+    return CompileEstimate(counts.equations, counts.kernels, len(counts.seen), counts.seconds)
+
+
+@dataclass
+class _Counts:
+    """The bodies of a program that have been visited, and their kernels."""
+
+    equations: int = 0
+    kernels: int = 0
+    seconds: float = 0.0
+    seen: set[Hashable] = field(default_factory=set)
+    bodies: set[Jaxpr] = field(default_factory=set)
+
+    def visit(self, body: Jaxpr) -> None:
+        """Count the kernels of a body, and of the bodies that its equations hold."""
+        if body in self.bodies:
+            return
+        self.bodies.add(body)
+        found = Kernels(body)
+        own = set(found.kernels())
+        used = {value for node in found.nodes for value in node.reads}.union(found.results)
+        inlined: dict[int, tuple[Hashable, int]] = {}
+        for number, node in enumerate(found.nodes):
+            self.equations += 1
+            self.seconds += PASSES
+            for inner in node.held.jaxprs if node.held is not None else ():
+                self.visit(inner)
+            if node.eqn.primitive.name == "scan":
+                self._add_rows(Scan.of(node.eqn))
+            key, size = _kernel(node, inlined)
+            for made in node.makes:
+                if found.inlined[made] or not found.written[made]:
+                    inlined[made] = key, size
+            if number in own and node.held is None:
+                self._add(node, used, key, size)
+
+    def _add(self, node: Node, used: Set[int], key: Hashable, size: int) -> None:
+        """Count a kernel; one of a library, such as a product, is not compiled."""
+        like = traits(node.eqn)
+        self.kernels += 1
+        if like.expensive and like.bilinear:
+            return
+        for result, made in enumerate(node.makes):
+            if made in used:  # each of `split` and `unstack` is at another position
+                self._add_different((key, result), size)
+
+    def _add_rows(self, scan: Scan) -> None:
+        """Count the kernels by which a loop reads the rows of an array, and writes those of one."""
+        for x in scan.xs:
+            self._add_different(("row", x.aval), 1)
+        for number, y in enumerate(scan.ys):
+            self._add_different(("stack", y.aval), 1)
+            self._add_different(("write", id(scan.eqn), number), 1)
+
+    def _add_different(self, key: Hashable, size: int) -> None:
+        if key not in self.seen:
+            self.seen.add(key)
+            self.seconds += KERNEL + EQUATION * size
+
+
+def _kernel(node: Node, inlined: dict[int, tuple[Hashable, int]]) -> tuple[Hashable, int]:
+    """Return a key, equal for equal kernels, and the number of equations in the kernel."""
+    size, operands = 1, []
+    for atom, value in zip(node.eqn.invars, node.places, strict=True):
+        if value is None:
+            operands.append(atom_key(atom) if type(atom) is Literal else None)
+        elif node.fusible and value in inlined:
+            key, more = inlined[value]
+            operands.append(key)
+            size += more
+        else:
+            operands.append(node.places.index(value))
+    types = [v.aval for v in (*node.eqn.invars, *node.eqn.outvars)]
+    try:
+        parameters, _ = parameters_key(node.eqn)
+    except Unkeyable:
+        parameters = id(node.eqn)
+    whole = node.eqn.primitive.name, parameters, *operands, *types
+    return hash(whole), min(size, _LARGEST)

@@ -1,0 +1,67 @@
+"""Pipelines that make a program compile faster, found by trying them.
+
+`outline` and `roll` are inserted before the first transformation of a pipeline, such as `grad`, and
+after its last pass. Each pipeline is run on the program, and what it makes is estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxprtool.analysis.compile_time import CompileWay, compile_estimate
+from jaxprtool.analysis.memory import temporary_memory
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.pipeline import Pipeline, Step
+from jaxprtool.passes.loops.outline import Outline
+from jaxprtool.passes.loops.roll import Roll
+
+#: A way helps if the given pipeline takes this many times longer to compile, and this many seconds
+#: of CPU time, both as estimated.
+FACTOR, LEAST_SECONDS = 1.5, 0.2
+
+
+def compile_ways(
+    traced: Program, pipeline: Pipeline, result: Program, outlining: Outline
+) -> list[tuple[CompileWay, Program]]:
+    """Return the pipelines that shorten compilation, after the given one.
+
+    Args:
+        traced: The program as traced.
+        pipeline: The given pipeline.
+        result: The program that it returns.
+        outlining: The pass `outline`, with the user's options.
+
+    Returns:
+        The given pipeline and its program; then the pipelines that help, the fastest first, each
+        with the program that it returns. Empty if sizes are symbolic.
+    """
+    given = _way(str(pipeline), result)
+    if given is None:
+        return []
+    found = []
+    for other in _others(pipeline, outlining) if given.estimate.seconds > LEAST_SECONDS else ():
+        try:
+            program = other(traced)
+        except JaxprToolError:
+            continue  # a pass does not support what roll or outline makes
+        way = _way(str(other), program) if isinstance(program, Program) else None
+        if way is not None and way.estimate.seconds * FACTOR < given.estimate.seconds:
+            found.append((way, program))
+    found.sort(key=lambda each: each[0].estimate.seconds)
+    return [(given, result), *found]
+
+
+def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[Pipeline]:
+    """Yield the pipelines with `roll` or `outline` before transformations, and at the end."""
+    steps = tuple(pipeline.steps)
+    preserve = [each.preserves for step in steps for each in Pipeline((step,)).passes()]
+    for inserted in (Step(Roll()), Step(outlining)):
+        if not all(preserve):
+            yield Pipeline((inserted, *steps))
+        yield Pipeline((*steps, inserted))
+
+
+def _way(pipeline: str, program: Program) -> CompileWay | None:
+    estimate = compile_estimate(program)
+    return estimate and CompileWay(pipeline, estimate, temporary_memory(program))

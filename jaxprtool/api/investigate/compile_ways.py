@@ -18,7 +18,7 @@ from jaxprtool.passes.loops.roll import Roll
 
 #: A way helps if the given pipeline takes this many times longer to compile, and this many seconds
 #: of CPU time, both as estimated.
-FACTOR, LEAST_SECONDS = 1.5, 0.2
+FACTOR, LEAST_SECONDS = 1.25, 0.2
 
 
 def compile_ways(

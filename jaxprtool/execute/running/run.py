@@ -265,6 +265,7 @@ class Compiled:
     Attributes:
         form: The function that was compiled.
         jitted: The function under `jax.jit`.
+        executable: What JAX compiled; None under `jax_disable_jit`.
         lower: The seconds of lowering.
         compile: The seconds of compiling.
         compile_cpu: The CPU time of compiling.
@@ -274,6 +275,7 @@ class Compiled:
 
     form: CallForm
     jitted: Callable[..., Any]
+    executable: jax.stages.Compiled | None = None
     lower: float | None = None
     compile: float | None = None
     compile_cpu: float | None = None
@@ -321,8 +323,9 @@ def compiled(
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
     call = _raising(jitted) if checked else jitted
     memory = _memory(executable)
-    found = hits() > 0
-    return Compiled(form, call, lower_time, compile_time, compile_cpu, found, memory)
+    return Compiled(
+        form, call, executable, lower_time, compile_time, compile_cpu, hits() > 0, memory
+    )
 
 
 def _memory(compiled: jax.stages.Compiled) -> CompiledMemory | None:

@@ -56,7 +56,7 @@ def _best(ways: Sequence[CompileWay]) -> str:
 def _nothing_helps(way: CompileWay) -> str:
     estimate = way.estimate
     return (
-        "neither outline nor roll shortens compilation by a third, as estimated: "
+        "neither outline nor roll shortens compilation by a fifth, as estimated: "
         f"{estimate.different:,} of {estimate.kernels:,} kernels are different, and XLA compiles "
         "equal ones once"
     )

@@ -1,0 +1,279 @@
+"""Where the time to compile a program goes: stages, passes of XLA, and bodies of the user's code.
+
+XLA reports what it does to JAX's profiler: its passes by name, and for each kernel that it
+generates the name of the operation, whose call stack the compiled module has. XLA for the CPU does
+so in JAX 0.10 and 0.12; of a backend that does not, only the stages of JAX are known. The machine
+code of all kernels is generated in common, so that time is divided among them in proportion to the
+time that the rest of their compilation took.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from jaxprtool.execute.running import run
+from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.ir.hlo.module import Module, compiled_module
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.programs.repetition import SourceRange
+from jaxprtool.ir.source.frames import Frames, frames_now
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: The maximum number of passes, and of bodies.
+MOST = 10
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of XLA, or one of its passes.
+
+    Attributes:
+        name: Its name.
+        seconds: The wall time that it took.
+    """
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CompiledBody:
+    """The kernels of one function of the user's, or of a library.
+
+    Attributes:
+        name: The name of the function.
+        kernels: The number of its kernels that XLA compiled; equal ones are compiled once.
+        seconds: The time to compile them, summed over threads.
+        share: The fraction of the time of all kernels.
+        source: The lines of the operations.
+    """
+
+    name: str
+    kernels: int
+    seconds: float
+    share: float
+    source: SourceRange | None
+
+
+@dataclass(frozen=True)
+class CompileProfile:
+    """Where the time to compile a program went. Times are in seconds.
+
+    Attributes:
+        trace: The time of tracing, and of passes of jaxprtool.
+        lower: The time of lowering to StableHLO.
+        compile: The time of XLA.
+        compile_cpu: The CPU time of all threads of XLA.
+        stages: The stages of XLA, the longest first; empty if the backend reports none.
+        passes: The longest passes of XLA on the whole program, without passes inside of them.
+        bodies: The most expensive bodies, the most expensive first.
+    """
+
+    trace: float
+    lower: float
+    compile: float
+    compile_cpu: float
+    stages: tuple[Stage, ...]
+    passes: tuple[Stage, ...]
+    bodies: tuple[CompiledBody, ...]
+
+
+def compile_profile(
+    program: Program, arguments: Sequence[object], device: jax.Device | None, trace_time: float
+) -> CompileProfile:
+    """Compile a program under JAX's profiler, without JAX's persistent cache.
+
+    Args:
+        program: The program.
+        arguments: Its flat arguments.
+        device: The device to compile for.
+        trace_time: The seconds of tracing, which the result includes.
+    """
+    program = with_contents(program)
+    with compiled_afresh(), run.ready(program, arguments, device) as (there, _):
+        with _events() as threads:
+            made = run.compiled(program, there, lambda doing: None)
+    assert made.lower is not None and made.compile is not None and made.compile_cpu is not None
+    main = next((each for each in threads if any(e.name == _WHOLE for e in each)), [])
+    kernels: list[tuple[str, float]] = []
+    for thread in threads:
+        kernels += _kernels(thread)
+    module = compiled_module(made.executable)
+    return CompileProfile(
+        trace_time,
+        made.lower,
+        made.compile,
+        made.compile_cpu,
+        _stages(main, made.compile),
+        _passes(main),
+        _bodies(kernels, module, frames_now(program.roots)),
+    )
+
+
+def compile_seconds(
+    program: Program, arguments: Sequence[object], device: jax.Device | None
+) -> float:
+    """Return the CPU time of XLA to compile a program, in seconds."""
+    program = with_contents(program)
+    with compiled_afresh(), run.ready(program, arguments, device) as (there, _):
+        made = run.compiled(program, there, lambda doing: None)
+    assert made.compile_cpu is not None
+    return made.compile_cpu
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+class _Event(NamedTuple):
+    """An event of a thread: nanoseconds, and the kernel's name if it is the compilation of one."""
+
+    start: float
+    end: float
+    name: str
+    kernel: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.start) / 1e9
+
+
+#: The events of XLA for the CPU: all of it, a task of a thread, and one kernel in that.
+_WHOLE, _TASK, _KERNEL = "CpuCompiler::RunBackend", "TaskDispatcher::dispatch", "FusionCompiler::Compile"
+
+#: The stages by the names of their events, or the beginnings of these.
+_STAGES = {
+    "HLO passes": "passes on the whole program",
+    "ThunkEmitter::EmitEntryComputation": "kernels written",
+    "Codegen": "kernels compiled",
+}
+
+
+@contextmanager
+def _events() -> Iterator[list[list[_Event]]]:
+    """Yield a list that holds the events of each thread after the `with` block."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    found: list[list[_Event]] = []
+    with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            yield found
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(file))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib's types have no __module__
+        for plane in data.planes:
+            found += [list(map(_event, line.events)) for line in plane.lines]
+
+
+def _event(event: jax.profiler.ProfileEvent) -> _Event:
+    name, start = event.name, event.start_ns
+    kernel = str(dict(event.stats).get("module", "")) if name == _KERNEL else ""
+    return _Event(start, start + event.duration_ns, name, kernel)
+
+
+def _self_times(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
+    """Yield events of one thread with their seconds without events inside of them."""
+    stack: list[tuple[_Event, list[float]]] = []
+    for event in sorted(events, key=lambda e: (e.start, -e.end)):
+        while stack and event.start >= stack[-1][0].end:
+            done, inner = stack.pop()
+            yield done, done.seconds - sum(inner)
+        if stack:
+            stack[-1][1].append(event.seconds)
+        stack.append((event, []))
+    for done, inner in stack:
+        yield done, done.seconds - sum(inner)
+
+
+# --- stages and passes ------------------------------------------------------------------------
+
+
+def _stages(main: Sequence[_Event], whole: float) -> tuple[Stage, ...]:
+    seconds: Counter[str] = Counter()
+    for event in main:
+        for name, stage in _STAGES.items():
+            if event.name.startswith(name):
+                seconds[stage] += event.seconds
+    if not seconds:
+        return ()
+    seconds["the rest"] = max(whole - seconds.total(), 0.0)
+    return tuple(Stage(*each) for each in seconds.most_common())
+
+
+def _passes(main: Sequence[_Event]) -> tuple[Stage, ...]:
+    """Return the passes on the whole program that took longest, by their own time."""
+    pipelines = [event for event in main if event.name.startswith("HLO passes")]
+    inside = [
+        event
+        for event in main
+        if any(each.start <= event.start and event.end <= each.end for each in pipelines)
+    ]
+    seconds: Counter[str] = Counter()
+    for event, own in _self_times(inside):
+        seconds[event.name.partition(" (")[0]] += own
+    return tuple(Stage(*each) for each in seconds.most_common(MOST))
+
+
+# --- kernels and bodies -----------------------------------------------------------------------
+
+
+def _kernels(thread: Sequence[_Event]) -> list[tuple[str, float]]:
+    """Return the kernels that a thread compiled, each with its share of the thread's time."""
+    kernels = [event for event in thread if event.kernel]
+    own = sum(event.seconds for event in kernels)
+    tasks = sum(event.seconds for event in thread if event.name == _TASK)
+    scale = max(tasks / own, 1.0) if own else 0.0
+    return [(event.kernel, scale * event.seconds) for event in kernels]
+
+
+@dataclass
+class _Body:
+    """The kernels of one function."""
+
+    seconds: list[float] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+
+def _bodies(
+    kernels: Sequence[tuple[str, float]], module: Module, frames: Frames
+) -> tuple[CompiledBody, ...]:
+    found: dict[tuple[str, str], _Body] = defaultdict(_Body)
+    for kernel, seconds in kernels:
+        frame = _frame(kernel, module, frames)
+        body = found[(frame.file, frame.function) if frame else ("", "")]
+        body.seconds.append(seconds)
+        body.lines += [frame.line] if frame else []
+    whole = sum(seconds for _, seconds in kernels)
+    bodies = [
+        CompiledBody(
+            function,
+            len(body.seconds),
+            sum(body.seconds),
+            sum(body.seconds) / whole,
+            SourceRange(file, min(body.lines), max(body.lines)) if body.lines else None,
+        )
+        for (file, function), body in found.items()
+    ]
+    return tuple(sorted(bodies, key=lambda body: -body.seconds)[:MOST])
+
+
+def _frame(kernel: str, module: Module, frames: Frames) -> UserFrame | None:
+    """Return the user's frame of a kernel; None if the kernel is XLA's own."""
+    name = kernel.removeprefix("__compute_module_").removesuffix("_kernel_module")
+    instruction = module.by_name.get(name)
+    if instruction is None:
+        return None
+    for each in (instruction, *module.inside(instruction)):
+        if location := frames.location_in(module.frames(each)):
+            return location.frame
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.compile_time import CompileWay
     from jaxprtool.api.targets import Traced
     from jaxprtool.cli.session import Named
+    from jaxprtool.execute.running.compile_profile import CompileProfile
     from jaxprtool.execute.running.run import RunReport
     from jaxprtool.ir.programs.program import Program
     from jaxprtool.ir.programs.repetition import Repetition
@@ -60,6 +62,16 @@ _Compile = Annotated[
 ]
 
 
+_CompileProfile = Annotated[
+    bool,
+    RUN.flag(
+        "--compile-profile",
+        "Compile the program, and show what takes the time: tracing, lowering, XLA's passes, and "
+        "the most expensive bodies by source line. Also compile what would be faster.",
+    ),
+]
+
+
 @command
 def outline(
     session: Session,
@@ -67,6 +79,7 @@ def outline(
     equations: _Equations = None,
     mark: _Mark = None,
     compile: _Compile = False,
+    compile_profile: _CompileProfile = False,
     backend: options.Backend = None,
     seed: options.Seed = 0,
     json: options.Json = False,
@@ -77,10 +90,12 @@ def outline(
 
       jaxprtool outline samples/layers.py:loss -p value_and_grad
       jaxprtool outline samples/layers.py:loss --compile
+      jaxprtool outline samples/layers.py:loss -p grad --compile-profile
       jaxprtool opt samples/layers.py:loss -p outline -o loss.jaxpr
     """
-    if backend is not None and not compile:
-        hint = "add --compile"
+    compiles = compile or compile_profile
+    if backend is not None and not compiles:
+        hint = "add --compile or --compile-profile"
         raise OutputError("--backend needs --compile", hint)
     session.start()
     from jaxprtool.passes.loops.outline import Outline
@@ -90,29 +105,35 @@ def outline(
     given = {"copies": copies, "equations": equations, "mark": mark}
     outlining = Outline(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     require_device(session, backend)
-    traced = session.traced(runs=compile)
+    traced = session.traced(runs=compiles)
     start = time.perf_counter()
     programs = session.programs(traced)
     trace_time = traced.seconds + time.perf_counter() - start
     session.on_progress("outlining")
     outlined = [_outlined(outlining, program) for _, program in programs]
     to_run = None
-    if compile:
-        program = only_program("--compile takes", programs)
+    if compiles:
+        option = "--compile" if compile else "--compile-profile"
+        program = only_program(f"{option} takes", programs)
         to_run = ready(traced.given_to(program), seed, backend)
         to_run.note_random()
     found = [
         _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
     ]
     ways = _ways(session, traced, programs, outlining)
-    measured = None
+    measured = profile = None
+    if to_run is not None and compile_profile:
+        profile, ways = _profiled(to_run, trace_time, ways, session.on_progress)
     output.say_if_partitioned((each for _, each in programs), json)
     if not json:
         output.write_each(render.repetition_table(each, output.width()) for each in found)
         if table := ways_render.table([way for way, _ in ways], found[0], output.width()):
             output.write("")
             output.write_each([table])
-    if to_run is not None:
+        if profile is not None:
+            output.write("")
+            output.write_each([ways_render.profile_tables(profile, found[0].roots, output.width())])
+    if to_run is not None and compile:
         ((_, before),), ((after, outline_time),) = programs, outlined
         with printed_by_functions(json):
             reports = _run(before, after, to_run, session.on_progress)
@@ -126,7 +147,7 @@ def outline(
     if json:
         from jaxprtool.render.documents.found import OutlineDocument
 
-        output.write_json(OutlineDocument(found, measured, [way for way, _ in ways]))
+        output.write_json(OutlineDocument(found, measured, [way for way, _ in ways], profile))
 
 
 def _ways(
@@ -139,6 +160,28 @@ def _ways(
         return []
     session.on_progress("trying roll and outline")
     return compile_ways(traced.program, session.pipeline, programs[0][1], outlining)
+
+
+def _profiled(
+    prepared: Ready,
+    trace_time: float,
+    ways: Sequence[tuple[CompileWay, Program]],
+    on_progress: OnProgress,
+) -> tuple[CompileProfile, list[tuple[CompileWay, Program]]]:
+    """Compile a program under the profiler, and the ways that are faster; return both measured."""
+    from jaxprtool.execute.running.compile_profile import compile_profile, compile_seconds
+
+    arguments, device = prepared.filled.arguments, prepared.device
+    on_progress(f"compiling {prepared.program.name}")
+    profile = compile_profile(prepared.program, arguments, device, trace_time)
+    measured = []
+    for number, (way, program) in enumerate(ways):
+        seconds = profile.compile_cpu
+        if number:
+            on_progress(f"compiling with {way.pipeline}")
+            seconds = compile_seconds(program, arguments, device)
+        measured.append((replace(way, cpu_seconds=seconds), program))
+    return profile, measured
 
 
 def _found(outlining: Outline, before: Program, after: Program) -> Repetition:

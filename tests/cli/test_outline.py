@@ -22,6 +22,13 @@ MODEL = """
             x = layer(w, x)
         return x.sum()
 
+    @jaxprtool.example("f32[4,4]", "f32[20,4]")
+    def recurrence(w, xs):
+        h = jnp.zeros(w.shape[0])
+        for t in range(xs.shape[0]):
+            h = jnp.tanh(w @ h + xs[t])
+        return (h ** 2).sum()
+
     @jaxprtool.example("f32[4]")
     def small(x):
         return jnp.sin(x).sum()
@@ -92,9 +99,9 @@ def test_that_nothing_repeats_is_a_line(cli):
 
 
 def test_a_file_that_is_outlined_already_is_told_again(cli):
-    first = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
+    first = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)["programs"]
     assert cli("opt", LOSS, "-p", "outline(equations=8)", "-o", "outlined.jaxpr").code == 0
-    assert json.loads(cli("outline", "outlined.jaxpr", "--json").out) == first
+    assert json.loads(cli("outline", "outlined.jaxpr", "--json").out)["programs"] == first
 
 
 def test_opt_says_what_outline_has_found(cli):
@@ -124,7 +131,7 @@ def test_opt_warns_of_memory(cli):
 
 def test_the_json_document(cli):
     document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
-    assert list(document) == ["programs"]
+    assert list(document) == ["programs", "ways"]
     (program,) = document["programs"]
     (layer,) = program["bodies"]
     assert layer["name"] == "layer" and layer["copies"] == 3 and layer["bodies"] == []
@@ -194,12 +201,75 @@ def test_programs_are_compiled_anew_whatever_the_persistent_cache_has(cli, folde
         jax.experimental.compilation_cache.compilation_cache.reset_cache()
 
 
+# --- what shortens compilation ----------------------------------------------------------------
+
+RECURRENCE = "model.py:recurrence"
+
+
+def test_an_unrolled_recurrence_is_told_with_the_passes_that_roll_it(cli):
+    out = cli("outline", RECURRENCE, "-p", "grad").out
+    assert "no repetition" not in out
+    assert re.search(r"^recurrence +19 +5 +\d\d\.\d% +model\.py:19$", out, re.MULTILINE)
+    rows = [re.split("  +", line)[0] for line in out.splitlines()]
+    assert rows.index("grad") < rows.index("roll, grad") < rows.index("grad, roll")
+    told = r'-p "roll, grad" compiles about \d\.\d times faster, as estimated'
+    assert re.fullmatch(told, out.splitlines()[-1])
+
+
+def test_ways_are_in_the_document(cli):
+    document = json.loads(cli("outline", RECURRENCE, "--json").out)
+    given, *others = document["ways"]
+    assert given["pipeline"] == "" and "cpu_seconds" not in given
+    assert [way["pipeline"] for way in others] == ["roll"]
+    assert others[0]["different"] < given["different"] / 2
+    assert others[0]["seconds"] < given["seconds"] / 2
+    assert json.loads(cli("outline", "model.py:symbolic", "--json").out)["ways"] == []
+    assert json.loads(cli("outline", LOSS, "-p", "vjp", "--json").out)["ways"] == []
+
+
+def test_equal_kernels_are_no_reason_to_outline(cli):
+    many = f"[{', '.join(['f32[4,4]'] * 20)}], f32[2,4]"
+    out = cli("outline", LOSS, "-p", "grad", "--args", many, "--equations", "8").out
+    told = (
+        r"neither outline nor roll shortens compilation by a fifth, as estimated: \d+ of \d+ "
+        r"kernels are different, and XLA compiles equal ones once"
+    )
+    assert re.search(told, " ".join(out.split())), out
+
+
+def test_a_profile_of_compiling_names_stages_passes_and_bodies(cli):
+    result = cli("outline", RECURRENCE, "-p", "grad", "--compile-profile")
+    assert result.code == 0, result.err
+    rows = [re.split("  +", line.strip())[0] for line in result.out.splitlines()]
+    wanted = "trace", "lower", "XLA", "passes on the whole program", "kernels compiled"
+    assert set(wanted) <= set(rows)
+    assert re.search(r"^recurrence +\d+ .*\d% +model\.py:19$", result.out, re.MULTILINE)
+    assert re.search(r'-p ".*" compiles \d+\.\d times faster, as measured', result.out)
+
+
+def test_a_profile_of_compiling_as_json(cli):
+    result = cli("outline", RECURRENCE, "--compile-profile", "--json")
+    document = json.loads(result.out)
+    profile = document["profile"]
+    assert profile["compile"] > 0 and profile["compile_cpu"] > 0 and profile["lower"] > 0
+    stages = sum(stage["seconds"] for stage in profile["stages"])
+    assert stages == pytest.approx(profile["compile"], rel=0.01)
+    (body, *_) = profile["bodies"]
+    assert body["name"] == "recurrence"
+    assert body["source"] == {"file": "model.py", "first": 19, "last": 20}
+    assert all(way["cpu_seconds"] > 0 for way in document["ways"])
+
+
 MISTAKES = {
     "an unknown option": ((LOSS, "--fast"), "no such option: --fast"),
     "one copy": ((LOSS, "--copies", "1"), "'--copies'"),
     "no equations": ((LOSS, "--equations", "0"), "'--equations'"),
     "an unknown mark": ((LOSS, "--mark", "units"), "'--mark'"),
     "a backend for nothing": ((LOSS, "--backend", "cpu"), "--backend needs --compile"),
+    "several programs to profile": (
+        (LOSS, "-p", "vjp", "--compile-profile"),
+        "--compile-profile takes one program, but the passes returned forward, backward",
+    ),
     "an unknown backend": ((LOSS, "--compile", "--backend", "abacus"), "abacus"),
     "several programs to compile": (
         (LOSS, "-p", "vjp", "--compile"),

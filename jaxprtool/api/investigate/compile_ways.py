@@ -39,13 +39,15 @@ def compile_ways(
     given = _way(str(pipeline), result)
     if given is None:
         return []
-    found = []
+    found: list[tuple[CompileWay, Program]] = []
     for other in _others(pipeline, outlining) if given.estimate.seconds > LEAST_SECONDS else ():
         try:
             program = other(traced)
         except JaxprToolError:
             continue  # a pass does not support what roll or outline makes
-        way = _way(str(other), program) if isinstance(program, Program) else None
+        if not isinstance(program, Program):
+            continue
+        way = _way(str(other), program)
         if way is not None and way.estimate.seconds * FACTOR < given.estimate.seconds:
             found.append((way, program))
     found.sort(key=lambda each: each[0].estimate.seconds)
@@ -64,4 +66,6 @@ def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[Pipeline]:
 
 def _way(pipeline: str, program: Program) -> CompileWay | None:
     estimate = compile_estimate(program)
-    return estimate and CompileWay(pipeline, estimate, temporary_memory(program))
+    if estimate is None:
+        return None
+    return CompileWay(pipeline, estimate, temporary_memory(program))

@@ -9,10 +9,11 @@ time that the rest of their compilation took.
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 import jax
 
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running import run
 from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.ir.hlo.module import Module, compiled_module
@@ -51,7 +53,7 @@ class CompiledBody:
     """The kernels of one function of the user's, or of a library.
 
     Attributes:
-        name: The name of the function.
+        name: The name of the function; empty for kernels without a source, which XLA adds.
         kernels: The number of its kernels that XLA compiled; equal ones are compiled once.
         seconds: The time to compile them, summed over threads.
         share: The fraction of the time of all kernels.
@@ -98,12 +100,16 @@ def compile_profile(
         arguments: Its flat arguments.
         device: The device to compile for.
         trace_time: The seconds of tracing, which the result includes.
+
+    Raises:
+        UnsupportedError: If the program cannot be compiled, or not as a whole.
     """
     program = with_contents(program)
-    with compiled_afresh(), run.ready(program, arguments, device) as (there, _):
-        with _events() as threads:
-            made = run.compiled(program, there, lambda doing: None)
-    assert made.lower is not None and made.compile is not None and made.compile_cpu is not None
+    ready = run.ready(program, arguments, device)
+    with compiled_afresh(), ready as (there, _), _events() as threads:
+        made = run.compiled(program, there, lambda doing: None)
+    if made.lower is None or made.compile is None or made.compile_cpu is None:
+        raise UnsupportedError("nothing is compiled as a whole under jax_disable_jit")
     main = next((each for each in threads if any(e.name == _WHOLE for e in each)), [])
     kernels: list[tuple[str, float]] = []
     for thread in threads:
@@ -148,7 +154,11 @@ class _Event(NamedTuple):
 
 
 #: The events of XLA for the CPU: all of it, a task of a thread, and one kernel in that.
-_WHOLE, _TASK, _KERNEL = "CpuCompiler::RunBackend", "TaskDispatcher::dispatch", "FusionCompiler::Compile"
+_WHOLE, _TASK, _KERNEL = (
+    "CpuCompiler::RunBackend",
+    "TaskDispatcher::dispatch",
+    "FusionCompiler::Compile",
+)
 
 #: The stages by the names of their events, or the beginnings of these.
 _STAGES = {
@@ -199,15 +209,15 @@ def _self_times(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
 
 
 def _stages(main: Sequence[_Event], whole: float) -> tuple[Stage, ...]:
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for event in main:
         for name, stage in _STAGES.items():
             if event.name.startswith(name):
                 seconds[stage] += event.seconds
     if not seconds:
         return ()
-    seconds["the rest"] = max(whole - seconds.total(), 0.0)
-    return tuple(Stage(*each) for each in seconds.most_common())
+    seconds["the rest"] = max(whole - sum(seconds.values()), 0.0)
+    return _longest(seconds)
 
 
 def _passes(main: Sequence[_Event]) -> tuple[Stage, ...]:
@@ -218,10 +228,16 @@ def _passes(main: Sequence[_Event]) -> tuple[Stage, ...]:
         for event in main
         if any(each.start <= event.start and event.end <= each.end for each in pipelines)
     ]
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     for event, own in _self_times(inside):
         seconds[event.name.partition(" (")[0]] += own
-    return tuple(Stage(*each) for each in seconds.most_common(MOST))
+    return _longest(seconds)[:MOST]
+
+
+def _longest(seconds: Mapping[str, float]) -> tuple[Stage, ...]:
+    """Return stages, the longest first."""
+    found = (Stage(name, each) for name, each in seconds.items())
+    return tuple(sorted(found, key=lambda stage: -stage.seconds))
 
 
 # --- kernels and bodies -----------------------------------------------------------------------
@@ -234,6 +250,10 @@ def _kernels(thread: Sequence[_Event]) -> list[tuple[str, float]]:
     tasks = sum(event.seconds for event in thread if event.name == _TASK)
     scale = max(tasks / own, 1.0) if own else 0.0
     return [(event.kernel, scale * event.seconds) for event in kernels]
+
+
+#: The end of the name of a generator or a lambda inside of a function.
+_INNER = re.compile(r"(\.<locals>)?\.<\w+>$")
 
 
 @dataclass
@@ -250,7 +270,8 @@ def _bodies(
     found: dict[tuple[str, str], _Body] = defaultdict(_Body)
     for kernel, seconds in kernels:
         frame = _frame(kernel, module, frames)
-        body = found[(frame.file, frame.function) if frame else ("", "")]
+        place = (frame.file, _INNER.sub("", frame.function)) if frame else ("", "")
+        body = found[place]
         body.seconds.append(seconds)
         body.lines += [frame.line] if frame else []
     whole = sum(seconds for _, seconds in kernels)

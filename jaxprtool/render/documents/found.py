@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory, Point
     from jaxprtool.analysis.source_lines import Source
     from jaxprtool.execute.nans import BadValue, Operand
+    from jaxprtool.execute.running.compile_profile import CompileProfile
     from jaxprtool.execute.running.run import RunReport
     from jaxprtool.ir.programs.repetition import Repetition
 
@@ -52,7 +53,7 @@ class Measurements(NamedTuple):
     outlined: Annotated[RunReport | None, "The program outlined; null if nothing repeats."]
 
 
-@document(optional=("measured",))
+@document(optional=("measured", "profile"))
 class OutlineDocument(NamedTuple):
     """`outline`."""
 
@@ -67,6 +68,9 @@ class OutlineDocument(NamedTuple):
         "The given pipeline, then those that compile faster; empty if the program has symbolic "
         "sizes, or there are several.",
     ] = ()
+    profile: Annotated[
+        CompileProfile | None, "With `--compile-profile`: where the time to compile goes."
+    ] = None
 
 
 class NansDocument(NamedTuple):

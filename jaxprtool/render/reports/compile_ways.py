@@ -1,4 +1,4 @@
-"""Pipelines that shorten compilation, as a table."""
+"""What compiling takes, and the pipelines that shorten it, as tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ from rich.console import Group
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import in_bytes
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.render.reports.repetition import lines
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
-from jaxprtool.render.terminal.tables import new_table, number, text
+from jaxprtool.render.terminal.tables import new_table, number, share_text, text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.compile_time import CompileWay
+    from jaxprtool.execute.running.compile_profile import CompileProfile
     from jaxprtool.ir.programs.repetition import Repetition
+    from jaxprtool.ir.source.frames import Root
+
+#: A measured ratio below this is noise.
+_CLEARLY = 1.1
+
+#: The stage that the passes are in.
+_WHOLE_PROGRAM = "passes on the whole program"
+
+#: Passes that take a smaller share of the whole time are not shown.
+_SHOWN = 0.01
 
 #: Programs that compile faster than this, in seconds of CPU time, need no advice.
 _LEAST_SECONDS = 0.2
@@ -34,23 +47,58 @@ def table(ways: Sequence[CompileWay], found: Repetition, width: int) -> Renderin
         if given.seconds < _LEAST_SECONDS:
             return None
         return Rendering(Text(_nothing_helps(ways[0])), width)
-    columns = [*map(number, ("kernels", "different", "compile time", "temporary memory"))]
     measured = any(way.cpu_seconds is not None for way in ways)
-    rows = new_table(
-        "", text("passes", theme.SHARED_NAME), *columns, *[number("measured")] * measured
-    )
+    counts = map(number, ("kernels", "different", "compile", *["measured"] * measured, "memory"))
+    rows = new_table("", text("passes", theme.SHARED_NAME), *counts)
     for way in ways:
         estimate = way.estimate
-        cells = f"{estimate.kernels:,}", f"{estimate.different:,}", duration(estimate.seconds)
-        memory = "" if way.memory is None else in_bytes(way.memory)
-        took = [duration(way.cpu_seconds) if way.cpu_seconds is not None else ""] * measured
-        rows.add_row(_name(way), *cells, memory, *took)
+        cells = [f"{estimate.kernels:,}", f"{estimate.different:,}", duration(estimate.seconds)]
+        if measured:
+            cells.append("" if way.cpu_seconds is None else duration(way.cpu_seconds))
+        cells.append("" if way.memory is None else in_bytes(way.memory))
+        rows.add_row(way.pipeline or "as traced", *cells)
     return Rendering(Group(rows, Text(), Text(_best(ways))), width)
 
 
+def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -> Rendering:
+    """Return where the time to compile goes: stages, passes of XLA, and bodies."""
+    whole = profile.trace + profile.lower + profile.compile
+    stages = new_table("", text("stage"), number("time"), number("share"))
+
+    def add(name: str, seconds: float) -> None:
+        stages.add_row(name, duration(seconds), share_text(seconds, whole))
+
+    add("trace", profile.trace)
+    add("lower", profile.lower)
+    add("XLA", profile.compile)
+    for stage in profile.stages:
+        add(f"  {stage.name}", stage.seconds)
+        for each in profile.passes if stage.name == _WHOLE_PROGRAM else ():
+            if each.seconds > _SHOWN * whole:
+                add(f"    {each.name}", each.seconds)
+    cpu = Text(f"XLA took {duration(profile.compile_cpu)} of CPU time")
+    if not profile.bodies:
+        return Rendering(Group(stages, Text(), cpu), width)
+    path = frames_now(roots).path
+    counts = map(number, ("kernels", "time", "share"))
+    bodies = new_table("", text("compiled body", theme.SHARED_NAME), *counts, text("source"))
+    for body in profile.bodies:
+        cells = f"{body.kernels:,}", duration(body.seconds), f"{body.share:.1%}"
+        bodies.add_row(body.name or "XLA's own", *cells, lines(body.source, path))
+    return Rendering(Group(stages, Text(), cpu, Text(), bodies), width)
+
+
 def _best(ways: Sequence[CompileWay]) -> str:
-    times = ways[0].estimate.seconds / ways[1].estimate.seconds
-    return f"{_name(ways[1])} compiles about {times:.1f} times faster, as estimated"
+    """Return a line that names what helps most: as measured if that is known, or as estimated."""
+    given, *others = ways
+    if given.cpu_seconds is None:
+        times = given.estimate.seconds / others[0].estimate.seconds
+        return f'-p "{others[0].pipeline}" compiles about {times:.1f} times faster, as estimated'
+    seconds, best = min((way.cpu_seconds, way.pipeline) for way in others if way.cpu_seconds)
+    times = given.cpu_seconds / seconds
+    if times < _CLEARLY:
+        return "as measured, none of these compiles faster"
+    return f'-p "{best}" compiles {times:.1f} times faster, as measured'
 
 
 def _nothing_helps(way: CompileWay) -> str:
@@ -60,7 +108,3 @@ def _nothing_helps(way: CompileWay) -> str:
         f"{estimate.different:,} of {estimate.kernels:,} kernels are different, and XLA compiles "
         "equal ones once"
     )
-
-
-def _name(way: CompileWay) -> str:
-    return f'-p "{way.pipeline}"' if way.pipeline else "as traced"

@@ -73,7 +73,7 @@ def _table(
     columns = text("repeated body", theme.SHARED_NAME), *counts, text("source", theme.COMMENT)
     table = new_table(heading, *columns)
     for depth, body in rows:
-        name, source = Text("  " * depth + body.name), Text(_lines(body.source, path))
+        name, source = Text("  " * depth + body.name), Text(lines(body.source, path))
         table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
     return table
 
@@ -95,7 +95,8 @@ def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[in
         yield from _nested(body.bodies, depth + 1)
 
 
-def _lines(source: SourceRange | None, path: Callable[[str], str]) -> str:
+def lines(source: SourceRange | None, path: Callable[[str], str]) -> str:
+    """Return source lines as text, `layers.py:59-61`; "" if they are unknown."""
     if source is None:
         return ""
     last = f"-{source.last}" if source.last > source.first else ""

@@ -1,0 +1,82 @@
+"""The estimate of compile time counts different kernels, as XLA does."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool.analysis.compile_time import compile_estimate
+from jaxprtool.execute.running.compile_profile import compile_profile
+
+
+def layers(count):
+    """The gradient of equal layers."""
+
+    def loss(weights, x):
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return (x**2).sum()
+
+    matrix = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    return jaxprtool.trace(jax.grad(loss), [matrix] * count, matrix)
+
+
+def recurrence(count):
+    """The gradient of steps over the rows of an array, whose positions are constants."""
+
+    def loss(w, xs):
+        h = jnp.zeros(w.shape[0])
+        for t in range(count):
+            h = jnp.tanh(w @ h + xs[t])
+        return (h**2).sum()
+
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 4), (count, 4))]
+    return jaxprtool.trace(jax.grad(loss), *types)
+
+
+def test_equal_layers_are_compiled_once():
+    few, many = compile_estimate(layers(4)), compile_estimate(layers(40))
+    assert many.different == few.different
+    assert many.kernels > 8 * few.kernels
+    assert few.seconds < many.seconds < 1.5 * few.seconds
+
+
+def test_rows_at_different_positions_are_different_kernels():
+    few, many = compile_estimate(recurrence(5)), compile_estimate(recurrence(50))
+    assert many.different - few.different == 45
+    assert many.seconds > 3 * few.seconds
+
+
+@pytest.mark.parametrize("passes", ["roll", "outline(equations=3)"])
+def test_the_body_of_a_loop_or_a_unit_is_compiled_once(passes):
+    few, many = (compile_estimate(recurrence(n).apply(passes)) for n in (20, 40))
+    if passes == "roll":
+        assert few.equations == many.equations and few.different == many.different
+    assert many.equations < compile_estimate(recurrence(40)).equations
+
+
+def test_stacks_and_rows_of_a_loop_are_kernels_too():
+    """So a loop of cheap layers may take longer to compile than the layers."""
+    program = layers(12)
+    assert compile_estimate(program).seconds < compile_estimate(program.apply("roll")).seconds
+
+
+def test_literals_and_parameters_make_kernels_different():
+    def scaled(*factors):
+        return jaxprtool.trace(lambda x: [jnp.sort(x) * f + 1 for f in factors], jnp.ones(4))
+
+    assert compile_estimate(scaled(2, 2)).different < compile_estimate(scaled(2, 3)).different
+
+
+def test_symbolic_sizes_have_no_estimate():
+    (n,) = jax.export.symbolic_shape("n")
+    program = jaxprtool.trace(jnp.sin, jax.ShapeDtypeStruct((n,), jnp.float32))
+    assert compile_estimate(program) is None
+
+
+def test_the_kernels_are_those_that_xla_compiles():
+    program = recurrence(12)
+    arguments = [jnp.ones(aval.shape) for aval in program.in_avals]
+    profile = compile_profile(program, arguments, None, 0.0)
+    compiled = sum(body.kernels for body in profile.bodies)
+    assert compiled == pytest.approx(compile_estimate(program).different, rel=0.3)

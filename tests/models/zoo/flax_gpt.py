@@ -13,13 +13,14 @@ class Block(nn.Module):
     """A pre-norm transformer block with dropout."""
 
     heads: int
+    dropout: float = 0.1
 
     @nn.compact
     def __call__(self, x, mask):
-        attention = nn.MultiHeadDotProductAttention(self.heads, dropout_rate=0.1)
+        attention = nn.MultiHeadDotProductAttention(self.heads, dropout_rate=self.dropout)
         x = x + attention(nn.LayerNorm()(x), mask=mask, deterministic=False)
         hidden = nn.gelu(nn.Dense(4 * x.shape[-1])(nn.LayerNorm()(x)))
-        return x + nn.Dropout(0.1, deterministic=False)(nn.Dense(x.shape[-1])(hidden))
+        return x + nn.Dropout(self.dropout, deterministic=False)(nn.Dense(x.shape[-1])(hidden))
 
 
 class GPT(nn.Module):
@@ -28,13 +29,14 @@ class GPT(nn.Module):
     vocabulary: int = 64
     width: int = 32
     layers: int = 2
+    dropout: float = 0.1
 
     @nn.compact
     def __call__(self, tokens):
         embed = nn.Embed(self.vocabulary, self.width)
         x = embed(tokens) + nn.Embed(128, self.width)(jnp.arange(tokens.shape[-1]))
         for _ in range(self.layers):
-            x = Block(4)(x, nn.make_causal_mask(tokens))
+            x = Block(4, self.dropout)(x, nn.make_causal_mask(tokens))
         return embed.attend(nn.LayerNorm()(x))
 
 
@@ -52,10 +54,10 @@ def step(state, tokens, key):
 
 
 @cache
-def model(layers=2, width=32, length=8):
+def model(layers=2, width=32, length=8, dropout=0.1):
     """Return the step and its arguments."""
     tokens = jax.random.randint(jax.random.key(1), (2, length + 1), 0, 64)
-    gpt = GPT(width=width, layers=layers)
+    gpt = GPT(width=width, layers=layers, dropout=dropout)
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(3)}
     params = jax.jit(gpt.init)(keys, tokens[:, :-1])["params"]
     # Keys' biases have no gradient but rounding, which AdamW's usual epsilon would make steps of.

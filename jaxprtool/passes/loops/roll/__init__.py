@@ -6,6 +6,10 @@ become a scan: values passed from copy to copy are carried, values that all of t
 constants, and values that differ (the weights of a layer, its random key, a literal) are stacked. A
 result that is read after the loop is the last carry, or is stacked and unstacked again.
 
+An iteration may be several copies of a body, if its parts look alike, and may read results of
+iterations before the previous one: see `rounds`. It may read and update an array at positions that
+differ: see `moving_slices`.
+
 Rows of an array are not stacked: the scan takes the array itself. So the backward half of a
 gradient scans, in reverse, over the stacks of the forward half, with the carry before each
 iteration where JAX's own derivative of a scan has it. Copies on the rows of an array that another

@@ -49,7 +49,7 @@ reduce: Shrink a function while a check holds, to reproduce a crash or wrong res
 emit: Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
 unzip: Split a function into init, which makes its variables, and apply, which takes them.
 vmap: Map a function over an axis, as jax.vmap does; --args are those of one batch element.
-outline: Show the bodies that a function repeats, and how outlining them shortens compilation.
+outline: Show the bodies that a function repeats, and what shortens its compilation.
 shapecheck: Check the types of a function's results for all sizes of its arguments.
 passes: List the available passes and named pipelines; `explain NAME` describes one.
 explain: Describe a pass with its options and rules, a named pipeline, or a primitive.

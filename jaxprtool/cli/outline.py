@@ -188,15 +188,14 @@ def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
     """Return the repetition in a program, including bodies that gain too little."""
     from jaxprtool.analysis.memory import outlined_memory
     from jaxprtool.ir.programs.repetition import repetition
-    from jaxprtool.passes.loops.outline import LEAST
-    from jaxprtool.passes.loops.roll import FEWEST_EQUATIONS
+    from jaxprtool.passes.loops.outline import LEAST, SHORTEST
 
     found = repetition(after, before)
     if found.bodies:
         return replace(found, memory=outlined_memory(after))
     if outlining.equations is not None:
         return found
-    for least in (LEAST, FEWEST_EQUATIONS):
+    for least in (LEAST, SHORTEST):
         small, _ = _outlined(replace(outlining, equations=least), before)
         bodies = [body for body in repetition(small, before).bodies if body.copies > 1]
         if bodies:

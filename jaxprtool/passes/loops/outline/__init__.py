@@ -43,6 +43,9 @@ from jaxprtool.passes.loops.outline.write import outlined
 #: The minimum number of equations of a body, unless requested otherwise.
 LEAST = 10
 
+#: The minimum number of equations of an iteration that `roll` finds.
+SHORTEST = 3
+
 #: More repetitions than a program has levels of nesting.
 MAX_ITERATIONS = 12
 

@@ -64,7 +64,7 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, JaxprEqn
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.cleanup.inline import Inline, has_reason
 from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.loops.outline import with_calls
+from jaxprtool.passes.loops.outline import SHORTEST, with_calls
 from jaxprtool.passes.loops.outline.choice import Costs
 from jaxprtool.passes.loops.outline.names import Names
 from jaxprtool.passes.loops.roll.arguments import with_stacked_arguments
@@ -75,14 +75,11 @@ from jaxprtool.passes.loops.roll.stacking import stacking
 from jaxprtool.passes.loops.roll.writing import Roller, Stacks
 from jaxprtool.primitives import sow_p
 
-#: The minimum number of equations of an iteration.
-FEWEST_EQUATIONS = 3
-
 #: Consecutive copies come first: whole layers, not the parts that most layers have in common.
 _COSTS = [
     Costs(
         FEWEST,
-        FEWEST_EQUATIONS,
+        SHORTEST,
         body=0.0,
         operand=0.05,
         value=0.3,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Set
 from dataclasses import dataclass, field
 
+from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node, UnknownSize
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.structured import Scan
@@ -25,6 +26,9 @@ from jaxprtool.jaxcompat import Jaxpr, Literal
 #: CPU seconds for a kernel, for an equation in a kernel, and for an equation of the program, as
 #: measured on one machine. Only ratios of estimates are of use on another.
 KERNEL, EQUATION, PASSES = 0.013, 0.002, 0.000025
+
+#: CPU seconds for a draw of random bits outside of marked bodies, in JAX releases where it is slow.
+DRAW = 0.2
 
 #: XLA does not inline more equations than this into one kernel.
 _LARGEST = 60
@@ -85,8 +89,8 @@ class _Counts:
     seen: set[Hashable] = field(default_factory=set)
     bodies: set[Jaxpr] = field(default_factory=set)
 
-    def visit(self, body: Jaxpr) -> None:
-        """Count the kernels of a body, and of the bodies that its equations hold."""
+    def visit(self, body: Jaxpr, marked: bool = False) -> None:
+        """Count the kernels of a body, marked to be shared or not, and those of bodies in it."""
         if body in self.bodies:
             return
         self.bodies.add(body)
@@ -98,7 +102,9 @@ class _Counts:
             self.equations += 1
             self.seconds += PASSES
             for inner in node.held.jaxprs if node.held is not None else ():
-                self.visit(inner)
+                self.visit(inner, marked or jaxcompat.mark_of(node.eqn) != "plain")
+            if _is_draw(node) and not marked and jaxcompat.compiles_draws_slowly():
+                self.seconds += DRAW
             if node.eqn.primitive.name == "scan":
                 self._add_rows(Scan.of(node.eqn))
             key, size = _kernel(node, inlined)
@@ -130,6 +136,11 @@ class _Counts:
         if key not in self.seen:
             self.seen.add(key)
             self.seconds += KERNEL + EQUATION * size
+
+
+def _is_draw(node: Node) -> bool:
+    like = traits(node.eqn)
+    return like.draws and like.expensive
 
 
 def _kernel(node: Node, inlined: dict[int, tuple[Hashable, int]]) -> tuple[Hashable, int]:

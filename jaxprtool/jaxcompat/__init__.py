@@ -188,6 +188,7 @@ from jaxprtool.jaxcompat.retyped_rules import closes_over_sizes, retyped_rules
 from jaxprtool.jaxcompat.roofline import roofline_flops
 from jaxprtool.jaxcompat.running import (
     callback_failures,
+    compiles_draws_slowly,
     default_tolerance,
     has_backends,
     has_checks,

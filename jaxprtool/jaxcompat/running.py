@@ -16,6 +16,14 @@ from jaxprtool.jaxcompat.aliases import AnyJaxpr
 TESTED_VERSIONS = ((0, 10), (0, 11), (0, 12))
 
 
+def compiles_draws_slowly() -> bool:
+    """Return True if XLA for the CPU takes long to compile each draw of random bits.
+
+    Measured: 0.02 s with JAX 0.10.2, 0.2 s with JAX 0.12.
+    """
+    return jax.__version_info__ >= (0, 12)
+
+
 def untested_version() -> str | None:
     """Return the running JAX's version if the test suite does not cover its release, else None."""
     return None if jax.__version_info__[:2] in TESTED_VERSIONS else jax.__version__

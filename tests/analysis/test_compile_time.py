@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.analysis.compile_time import compile_estimate
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.compile_time import DRAW, compile_estimate
 from jaxprtool.execute.running.compile_profile import compile_profile
 
 
@@ -80,3 +81,14 @@ def test_the_kernels_are_those_that_xla_compiles():
     profile = compile_profile(program, arguments, None, 0.0)
     compiled = sum(body.kernels for body in profile.bodies)
     assert compiled == pytest.approx(compile_estimate(program).different, rel=0.3)
+
+
+def test_draws_of_random_bits_count_where_they_are_slow_to_compile(monkeypatch):
+    def noisy(key, x):
+        return jnp.sin(x) + jax.random.normal(key, x.shape)
+
+    program = jaxprtool.trace(noisy, jax.random.key(0), jnp.ones(4))
+    monkeypatch.setattr(jaxcompat, "compiles_draws_slowly", lambda: False)
+    fast = compile_estimate(program).seconds
+    monkeypatch.setattr(jaxcompat, "compiles_draws_slowly", lambda: True)
+    assert compile_estimate(program).seconds == pytest.approx(fast + DRAW)

@@ -1,5 +1,7 @@
 """roll finds iterations whose parts look alike, that read older results, or update an array."""
 
+import random
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -174,3 +176,41 @@ def test_a_fixed_position_in_a_loop_is_a_static_slice():
     assert lengths == [11]
     names = [eqn.primitive.name for eqn in equations(jaxcompat.open_jaxpr(after.jaxpr))]
     assert names.count("slice") == names.count("dynamic_slice") == 1
+
+
+# --- random loops -----------------------------------------------------------------------------
+
+
+def random_loop(seed):
+    """Return a loop whose variables are updated at once, in turn or shifted, and its arguments."""
+    draw = random.Random(seed)
+    count, steps = draw.choice([2, 3, 4]), draw.randint(4, 9)
+    kind, updates = draw.choice(["at once", "in turn", "shifted"]), draw.random() < 0.4
+    reads = [[draw.randrange(count) for _ in range(2)] for _ in range(count)]
+    changed = draw.randrange(2 * steps)
+
+    def step(x, y):
+        return x * 0.5 + jnp.sin(y) - 0.1 * x
+
+    def fun(*values):
+        values, array = list(values), jnp.zeros((steps + 1, 4))
+        for i in range(steps):
+            if kind == "at once":
+                values = [step(values[j], values[k]) for j, k in reads]
+            elif kind == "in turn":
+                for place, (j, k) in enumerate(reads):
+                    values[place] = step(values[j], values[k])
+            else:
+                values = [*values[1:], step(*(values[j] for j in reads[0]))]
+            if i == changed:
+                values[0] = jnp.sort(values[0])
+            if updates:
+                array = array.at[i + 1].set(array[i] * 0.5 + values[0])
+        return values, array
+
+    return fun, tuple(a + i for i in range(count))
+
+
+def test_random_loops_compute_the_same():
+    lengths = [rolled(fun, *args)[1] for fun, args in map(random_loop, range(4))]
+    assert sum(map(bool, lengths)) > 2

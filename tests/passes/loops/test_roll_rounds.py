@@ -78,6 +78,22 @@ def test_an_iteration_of_parts_may_take_rows_and_give_results():
     assert len(after.jaxpr.eqns) < 6
 
 
+def test_rounds_may_begin_and_end_within_an_iteration():
+    def step(x, y):
+        return x * 0.5 + jnp.sin(y) - 0.1 * x
+
+    def fun(a, b, c):
+        for i in range(6):
+            a = step(b, b)
+            b = step(a, a)
+            c = step(b, a)
+            if i == 0:
+                a = jnp.sort(a)
+        return a, b, c
+
+    assert rolled(fun, a, b, c)[1] == [4]
+
+
 def test_two_loops_of_the_same_parts_stay_apart():
     def fun(a, b):
         a, b = springs(a, b)

@@ -83,11 +83,12 @@ def _found(calls: Sequence[JaxprEqn]) -> list[_Rounds]:
     for period in range(1, min(_LONGEST, len(calls) // FEWEST) + 1):
         found = []
         for first, last in _periodic(references, period):
+            last -= (last - first) % period  # only whole rounds
             pattern = references[last - period : last]
             distances = {at[0] for at in chain.from_iterable(pattern) if at is not None}
             if distances <= {1} or (period > 1 and all(d % period == 0 for d in distances)):
                 continue  # independent calls, or chains already
-            starts = range(first, last - period + 1, period)
+            starts = range(first, last, period)
             rounds = _Rounds([calls[i : i + period] for i in starts], pattern).consistent()
             if rounds is not None:
                 found.append(rounds)

@@ -68,6 +68,7 @@ def memory(
         with file_written_whole(pprof) as file:
             file.write(_profile(found[0]))
     output.say_if_partitioned((each for _, each in programs), json)
+    output.say_unused_donations(each for _, each in programs)
     if json:
         from jaxprtool.render.documents.found import MemoryDocument
 

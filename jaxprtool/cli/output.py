@@ -171,6 +171,15 @@ def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
             note(text) if json else write(text)
 
 
+def say_unused_donations(programs: Iterable[Program]) -> None:
+    """Print notes on donated arguments whose memory no result can use, and why, on stderr."""
+    from jaxprtool.ir.programs.donation import donation_notes, donations
+
+    for program in programs:
+        for text in donation_notes(program.name, donations(program).unused):
+            note(text)
+
+
 def write_programs(
     programs: Sequence[tuple[str, Program]],
     render: Callable[[Program], Rendering | Listing],

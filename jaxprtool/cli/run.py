@@ -92,6 +92,7 @@ def run(
         start = time.perf_counter()
         programs = session.programs(traced, reproducer=writer)
         program = only_program("run takes", programs)
+        output.say_unused_donations([program])
         pass_time = time.perf_counter() - start
         prepared = ready(traced.given_to(program), seed, backend, device)
         program, arguments = prepared.program, prepared.filled.arguments

@@ -134,6 +134,7 @@ def show(
         raise OutputError("--stats and --uses cannot be combined", "`jaxprtool why` counts")
     session.start()
     programs = session.programs()
+    output.say_unused_donations(each for _, each in programs)
     from jaxprtool.render.terminal.rendering import ShowOptions
 
     sliced = {}

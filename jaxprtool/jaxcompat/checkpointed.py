@@ -10,16 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jax._src import effects
 from jax._src.interpreters import ad
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core.primitives import remat_p
 
 from jaxprtool.jaxcompat.aliases import Atom
 from jaxprtool.jaxcompat.jaxprs import close_jaxpr, jax_dce_jaxpr, open_jaxpr
 
 #: Returns whether the results of an equation may be saved.
 Policy = Callable[..., Any]
+
+#: Whether XLA compiles barriers for the CPU. Before, it removed them early and merged what
+#: `jax.checkpoint` computes again with the forward pass.
+_BARRIERS_STAY = jax.__version_info__ >= (0, 11)
+
+
+def behind_barrier(eqn: JaxprEqn) -> Sequence[bool]:
+    """Return for each operand whether XLA keeps a barrier between it and what computes it.
+
+    JAX puts one before what a differentiated call of `jax.checkpoint` computes again.
+    """
+    prevents: bool | tuple[bool, ...] = eqn.primitive.name == "optimization_barrier"
+    if eqn.primitive is remat_p and eqn.params["differentiated"]:
+        prevents = eqn.params["prevent_cse"]
+    each = prevents if isinstance(prevents, tuple) else (prevents,) * len(eqn.invars)
+    return each if _BARRIERS_STAY else (False,) * len(eqn.invars)
 
 
 class CheckpointedJvp:

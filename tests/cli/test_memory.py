@@ -15,7 +15,7 @@ FUNCTIONS = """
     def loss(params, x):
         for w in params:
             x = jnp.sin(x @ w)
-        return (x @ x.T).sum()
+        return jnp.sort(x, axis=0)[0].sum()
 
     def square(x):
         return x @ x
@@ -97,3 +97,22 @@ def test_mistakes_are_one_line(cli, monkeypatch):
     found = cli(*LOSS, "--plot", "curve.svg")
     assert found.code == 2 and 'pip install "jaxprtool[plot]"' in found.err
     assert cli(*LOSS, "--top", "0").code == 2
+
+
+@pytest.mark.parametrize("command", ["memory", "show", "run"])
+def test_donated_arguments_that_cannot_be_used_are_named_with_the_reason(cli, folder, command):
+    text = """
+        import jax
+        import jax.numpy as jnp
+        from functools import partial
+
+        @partial(jax.jit, donate_argnames="state")
+        def step(state, x):
+            return {"m": (state["m"] + x).astype(jnp.bfloat16)}
+    """
+    (folder / "step.py").write_text(textwrap.dedent(text))
+    told = cli(command, "step.py:step", "--args", "{'m': f32[8]}, f32[8]")
+    assert told.code == 0 and (
+        "note: step cannot use the donated state['m'], f32[8]: no result has this type; "
+        "result['m'] is bf16[8]"
+    ) in " ".join(told.err.split())

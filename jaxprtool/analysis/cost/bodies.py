@@ -92,7 +92,9 @@ class Bodies:
     def __getitem__(self, body: Jaxpr) -> CostedBody:
         kernels = Kernels(body, symbols=self._symbols)
         sizes = _sizes(body, kernels) if self._symbols else kernels.sizes
-        items = tuple(self._item(node, kernels, sizes) for node in kernels.nodes)
+        items = tuple(
+            self._item(node, kernels, sizes) for node in kernels.nodes if node.kind == "equation"
+        )
         return CostedBody(kernels, items)
 
     def _item(self, node: Node, kernels: Kernels, sizes: Sequence[Any]) -> Item:
@@ -138,7 +140,10 @@ def _sizes(body: Jaxpr, kernels: Kernels) -> list[Any]:
     """Return the bytes of each value, as polynomials in the symbols."""
     sizes = [size_in_bytes(v.aval) for v in (*body.constvars, *body.invars)]
     for node in kernels.nodes:
-        sizes += [size_in_bytes(v.aval) for v in node.eqn.outvars]
+        if node.kind == "equation":
+            sizes += [size_in_bytes(v.aval) for v in node.eqn.outvars]
+        else:
+            sizes += [sizes[v] for v in node.reads]
     return sizes
 
 
@@ -149,7 +154,6 @@ def _with_bytes(work: Work, node: Node, kernels: Kernels, sizes: Sequence[Any]) 
         return work
     if not (read or written):
         values = set(node.reads)
-        values.update([value for value, _ in node.broadcast])
         for value in values:
             if kernels.written[value] and not (node.fusible and kernels.inlined[value]):
                 read += sizes[value]

@@ -10,7 +10,6 @@ have memory from start to end, as in XLA.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +23,9 @@ from jaxprtool.analysis.memory.temporary import (
 from jaxprtool.analysis.memory.walk import Bodies, BodyMemory
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.collector import without_collector
+from jaxprtool.ir.dataflow.slicing import live_part
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
+from jaxprtool.ir.programs.donation import UnusedDonation, donations
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature, program_signature
 from jaxprtool.ir.shapes.symbols import symbols_of
@@ -59,6 +60,7 @@ class Memory:
         curve: The memory needed from the first equation to the last.
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
             whose arrays are counted whole.
+        unused_donations: The donated arguments whose memory no result can use.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Memory:
     live: tuple[Live, ...]
     curve: tuple[Point, ...]
     left_to_partitioner: tuple[str, ...] = ()
+    unused_donations: tuple[UnusedDonation, ...] = ()
 
 
 @without_collector()
@@ -86,9 +89,10 @@ def memory(program: Program | AnyJaxpr) -> Memory:
     """
     about = program_signature(program)
     frames = frames_now(about.roots)
-    given = _donated(program, about)
+    lent = donations(program)
+    given = lent.by_result
     try:
-        body = Bodies().memory(about.jaxpr, donated=given)
+        body = Bodies().memory(live_part(about.jaxpr), donated=given)
     except UnknownSize:
         names = "=…, ".join(symbols_of(about.jaxpr))
         raise UnsupportedError(
@@ -111,32 +115,12 @@ def memory(program: Program | AnyJaxpr) -> Memory:
         grouped(_alive(about, body, frames, given)),
         points,
         left_to_partitioner(program),
+        lent.unused,
     )
 
 
 def _size(values: Sequence[NamedValue]) -> int:
     return sum(value.bytes or 0 for value in values)
-
-
-def _donated(program: Program | AnyJaxpr, about: ProgramSignature) -> dict[int, int]:
-    """Return the position of the donated argument in whose memory each result is written.
-
-    JAX pairs results and donated arguments of the same type, in order.
-    """
-    jit_options = program.jit if isinstance(program, Program) else None
-    if jit_options is None:
-        return {}
-    free = defaultdict[str, list[int]](list)
-    arguments = zip(about.jaxpr.invars, about.arguments, strict=True)
-    asked = jit_options.of_arguments([(value.name, var.aval) for var, value in arguments])
-    for position, (argument, option) in enumerate(zip(about.arguments, asked, strict=True)):
-        if option.donated:
-            free[argument.type].append(position)
-    return {
-        position: free[result.type].pop(0)
-        for position, result in enumerate(about.outputs)
-        if free[result.type]
-    }
 
 
 def _alive(

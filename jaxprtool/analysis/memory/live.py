@@ -13,7 +13,7 @@ from jaxprtool.analysis.memory.schedule import Buffer
 from jaxprtool.analysis.memory.walk import BodyMemory
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.paths import common_path, without_numbers
-from jaxprtool.ir.core.equations import size_of, type_of
+from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.dataflow.def_use import DefUse
 from jaxprtool.ir.dataflow.defining_equations import DefiningEquations
@@ -22,11 +22,8 @@ from jaxprtool.jaxcompat import Aval, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The kinds of live values. A "room" is the memory of a result that is computed later, a "value" is
-#: computed by an equation, a "row" is a slice of an array that a loop scans over, and a "broadcast"
-#: is the operand of a reduction that was broadcast in memory.
-Kind: TypeAlias = typing.Literal[
-    "argument", "constant", "result", "room", "value", "row", "broadcast"
-]
+#: computed by an equation, and a "row" is a slice of an array that a loop scans over.
+Kind: TypeAlias = typing.Literal["argument", "constant", "result", "room", "value", "row"]
 
 
 @document(without=("frames",))
@@ -36,13 +33,13 @@ class Live:
 
     Attributes:
         kind: The kind: "argument", "constant", "result", "room" (memory of a result that is
-            computed later), "value" (computed by an equation), "row" (a slice of an array that a
-            loop scans over) or "broadcast" (the broadcast operand of a reduction).
+            computed later), "value" (computed by an equation) or "row" (a slice of an array that a
+            loop scans over).
         count: The number of values.
         type: Their type.
         bytes: Their total bytes.
-        name: The path of an argument or result, with `*` for numbers that differ. For a row or
-            broadcast of an argument, the path of the argument.
+        name: The path of an argument or result, with `*` for numbers that differ. For a row of
+            an argument, the path of the argument.
         primitive: The primitive that computes them; "" for arguments and constants.
         source: The user's line that computes them, followed by the library's; "" if unknown.
         reader: The primitive that reads them last; "" if they live to the end of the body.
@@ -209,9 +206,6 @@ class LiveValues:
         else:
             name, made = self._origin(buffer.value, level, outer)
         kind: Kind = "value" if is_made else "row"
-        if buffer.last is not None and size_of(aval) != buffer.size:
-            # The value is broadcast in memory to the operand of the reduction.
-            kind, aval = "broadcast", kernels.nodes[buffer.last].eqn.invars[0].aval
         primitive, line, frames = made
         return LiveValue(
             kind, type_of(aval), buffer.size, name, primitive, line, reader, place, frames

@@ -8,7 +8,6 @@ and a carry is written in place if its old value is no longer needed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -116,14 +115,13 @@ class Schedule:
         for number, node in enumerate(kernels.nodes):
             if node.absorbed:
                 continue
-            level, fusible = 0, node.fusible
+            level, fusible, is_barrier = 0, node.fusible, node.kind == "barrier"
             for v in node.reads:
                 level = max(level, self._level(v, fusible))
-            for v, _ in node.broadcast:
-                level = max(level, self._level(v, True) + 1)
             for made in node.makes:
-                self._inlined[made], self._written[made] = level, level + 1
-            if not fusible or kernels.writes(node):
+                self._inlined[made] = level
+                self._written[made] = level + 2 if is_barrier else level + 1
+            if not is_barrier and (not fusible or kernels.writes(node)):
                 levels[number] = level
         return levels
 
@@ -149,16 +147,19 @@ class Schedule:
             time = self._times.get(number, -1)
             if node.fusible:
                 time = max(time, *[inlined[made] for made in node.makes])
+            if node.kind == "barrier":  # a value lives until it is read after the barrier
+                for value, made in zip(node.reads, node.makes, strict=True):
+                    if written[made] > written[value]:
+                        written[value] = written[made]
+                        self._last_node[value] = self._last_node[made]
+                continue
             for value in node.reads:
                 read(value, number, node.fusible, time)
-            for value, size in node.broadcast:
-                start = min(time, bisect_left(self._starts, self._level(value, True)))
-                read(value, number, True, start)
-                self.temporaries.append(Buffer(value, size, start, time, number))
         results = set(kernels.results)
         for number, time in self._times.items():
-            draws = traits(kernels.nodes[number].eqn).draws
-            for value in kernels.nodes[number].makes:
+            node = kernels.nodes[number]
+            draws = traits(node.eqn).draws
+            for value in node.makes:
                 size, last = kernels.sizes[value], self._last_node[value]
                 if draws:
                     words = (Buffer(value, size, time, time, number) for _ in range(_WORDS))
@@ -228,4 +229,5 @@ class Schedule:
 
 def writes_in_place(node: Node) -> bool:
     """Return True if a kernel may write to the memory of an operand that it reads last."""
-    return node.fusible or traits(node.eqn).updates
+    like = traits(node.eqn)
+    return node.kind == "equation" and ((node.fusible and like.elementwise) or like.updates)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from jaxprtool.analysis.kernels import MOST_OPENED, UnknownSize
 from jaxprtool.analysis.memory.walk import Bodies
 from jaxprtool.analysis.stats import count_equations
+from jaxprtool.ir.dataflow.slicing import live_part
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.programs.repetition import TemporaryMemory
@@ -37,6 +38,6 @@ def temporary_memory(program: Program, opened: bool = False) -> int | None:
     if count_equations(program) > MOST_OPENED:
         return None
     try:
-        return Bodies(opened).memory(top_jaxpr(program)).peak
+        return Bodies(opened).memory(live_part(top_jaxpr(program))).peak
     except UnknownSize:
         return None

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
 
-from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node, Opens
 from jaxprtool.analysis.memory.schedule import (
     Buffer,
@@ -22,7 +21,7 @@ from jaxprtool.analysis.memory.schedule import (
     loop_values_of,
     writes_in_place,
 )
-from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr
+from jaxprtool.ir.dataflow.slicing import Run
 
 #: No room is searched for a value of less than this fraction of all bytes.
 _SMALL = 1 / 5000
@@ -87,27 +86,26 @@ class Bodies:
 
     def __init__(self, opened: bool = False) -> None:
         self._opens: Opens = "all" if opened else "inlined"
-        self._known: dict[tuple[Jaxpr, LoopValues | None], BodyMemory] = {}
+        self._known: dict[tuple[Run, LoopValues | None], BodyMemory] = {}
 
     def memory(
         self,
-        jaxpr: AnyJaxpr,
+        live: Run,
         loop_values: LoopValues | None = None,
         donated: Mapping[int, int] = _NO_ROOMS,
     ) -> BodyMemory:
         """Return the memory that a body needs.
 
         Args:
-            jaxpr: The body.
+            live: The live part of the body.
             loop_values: How values pass between iterations, if it is the body of a loop.
             donated: The position of the argument in whose memory a result is written, by the
                 position of the result.
         """
-        body = jaxcompat.open_jaxpr(jaxpr)
-        if (body, loop_values) not in self._known:
-            schedule = Schedule(Kernels(body, self._opens), loop_values)
-            self._known[body, loop_values] = self._walked(schedule, donated)
-        return self._known[body, loop_values]
+        if (live, loop_values) not in self._known:
+            schedule = Schedule(Kernels(live.jaxpr, self._opens, live=live), loop_values)
+            self._known[live, loop_values] = self._walked(schedule, donated)
+        return self._known[live, loop_values]
 
     def _walked(self, schedule: Schedule, donated: Mapping[int, int]) -> BodyMemory:
         free_from, late = _donated(schedule, donated)
@@ -137,11 +135,11 @@ class Bodies:
         )
 
     def _inner(self, node: Node) -> Inner:
-        assert node.held is not None
-        bodies = zip(node.held.bodies, node.held.regions, strict=True)
+        assert node.held is not None and node.live is not None
+        bodies = zip(node.live, node.held.regions, strict=True)
         inner = (
-            Inner(number, self.memory(body, loop_values_of(node.held, region)))
-            for number, (body, region) in enumerate(bodies)
+            Inner(number, self.memory(live, loop_values_of(node.held, region)))
+            for number, (live, region) in enumerate(bodies)
         )
         return max(inner, key=lambda each: each.memory.peak)
 

@@ -243,7 +243,7 @@ def fuses(eqn: JaxprEqn) -> bool:
     if len(eqn.outvars) != 1 or like.expensive or like.reduces or holds_jaxpr(eqn.params.values()):
         return False
     shape = getattr(eqn.outvars[0].aval, "shape", None)
-    return any(getattr(v.aval, "shape", ()) == shape for v in eqn.invars)
+    return like.elementwise or any(getattr(v.aval, "shape", ()) == shape for v in eqn.invars)
 
 
 def named(eqn: JaxprEqn) -> str:

@@ -57,6 +57,10 @@ class Traits:
             array in place if nothing else needs it.
         fills: Expands a small value to a large array, and is as cheap as that array as a constant.
         reduces: Combines elements along axes.
+        absorbs: Is a reduction of floats of XLA's library of CPU kernels, which absorbs equations
+            that are `absorbed` and lead to it alone.
+        absorbed: Is in XLA's library of CPU kernels, and computed within a reduction that alone
+            reads it, without being written to memory.
         expensive: Costs far more than reading its result.
         costly: Is elementwise, but so expensive that a compiler stores its result instead of
             recomputing it.
@@ -94,6 +98,8 @@ class Traits:
     updates: bool = False
     fills: bool = False
     reduces: bool = False
+    absorbs: bool = False
+    absorbed: bool = False
     expensive: bool = False
     costly: bool = False
     may_merge: bool = True
@@ -268,6 +274,17 @@ add_traits(
     *("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_xor"),
     *("sort", "top_k"),
     reduces=True,
+)
+add_traits("reduce_max", "reduce_min", "reduce_sum", absorbs=True)
+# Of these compiled alone with a sum, XLA keeps no array on the CPU; it does of comparisons, slices,
+# `select_n`, `cbrt`, `is_finite`, `asin` and `atan2`.
+add_traits(
+    *("abs", "add", "add_any", "broadcast_in_dim", "ceil", "convert_element_type", "cos", "div"),
+    *("dot_general", "erf", "exp", "exp2", "expm1", "floor", "integer_pow", "iota", "log", "log1p"),
+    *("logistic", "max", "min", "mul", "neg", "pow", "reduce_max", "reduce_min", "reduce_sum"),
+    *("reshape", "round", "rsqrt", "sign", "sin", "sqrt", "square", "squeeze", "sub", "tan"),
+    *("tanh", "transpose"),
+    absorbed=True,
 )
 # JAX treats conversions of integers as constant, and does not transpose products that keep them.
 add_traits(

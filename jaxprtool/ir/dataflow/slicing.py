@@ -19,7 +19,7 @@ from typing import TypeAlias
 from jaxprtool import jaxcompat
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.basics.reachability import reachable
-from jaxprtool.ir.core.equations import bodies, is_flat, is_ref, variables
+from jaxprtool.ir.core.equations import all_jaxprs, bodies, is_flat, is_ref, variables
 from jaxprtool.ir.core.regions import Regions, regions
 from jaxprtool.ir.core.structured import holds_jaxpr
 from jaxprtool.ir.dataflow.dataflow import Value
@@ -82,6 +82,17 @@ def forward_slice(top: Jaxpr, start: Start) -> Run:
 def backward_slice(top: Jaxpr, start: Start) -> Run:
     """Return the part of a program that values depend on."""
     return _Backward(start).run(top, (False,) * len(top.outvars), (False,) * len(top.invars))
+
+
+def live_part(top: Jaxpr) -> Run:
+    """Return the part of a program that its results and its effects depend on."""
+    effects = dict[Jaxpr, frozenset[int]]()
+    for jaxpr in all_jaxprs(top) if top.effects else ():
+        eqns = (eqn for eqn in jaxpr.eqns if eqn.effects and regions(eqn) is None)
+        lasting = (e for e in eqns if not all(map(jaxcompat.is_removable_effect, e.effects)))
+        effects[jaxpr] = frozenset(map(id, lasting))
+    start = Start(equations={jaxpr: ids for jaxpr, ids in effects.items() if ids})
+    return _Backward(start).run(top, (True,) * len(top.outvars), (False,) * len(top.invars))
 
 
 def everything(top: Jaxpr) -> Run:

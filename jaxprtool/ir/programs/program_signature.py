@@ -133,7 +133,7 @@ def program_signature(program: Program | AnyJaxpr) -> ProgramSignature:
         bounds = dict(program.bounds)
     else:
         name = debug.func_name
-        inputs, results = debug.arg_names, debug.result_paths or ()
+        inputs, results = debug.arg_names or (), debug.result_paths or ()
         bounds = {}
     return ProgramSignature(
         name,

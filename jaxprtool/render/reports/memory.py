@@ -95,7 +95,7 @@ def what_texts(live: Live) -> tuple[str, str]:
         return f"a row of {live.name}", ""
     if live.name:
         return f"{live.name}, broadcast", ""
-    note = {"row": ", a row of it", "broadcast": ", broadcast"}.get(live.kind, "")
+    note = ", a row of it" if live.kind == "row" else ""
     return live.source or "unknown line", live.primitive + note
 
 

@@ -1,0 +1,109 @@
+"""Find which donated arguments lend their memory to results, and why others cannot.
+
+JAX pairs the results with the donated arguments of the same type, in order, and then with those of
+as many elements, which XLA takes if they have as many bytes. Arguments that the function does not
+read are dropped before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.basics.paths import path_steps
+from jaxprtool.ir.dataflow.slicing import live_part
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature, program_signature
+from jaxprtool.jaxcompat import AnyJaxpr
+
+
+@document()
+@dataclass(frozen=True)
+class UnusedDonation:
+    """A donated argument whose memory no result can use.
+
+    Attributes:
+        argument: Its path.
+        type: Its type.
+        reason: The reason, as the end of a sentence.
+    """
+
+    argument: str
+    type: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Donations:
+    """The donated arguments of a program.
+
+    Attributes:
+        by_result: The position of the argument in whose memory a result is written, by the position
+            of the result.
+        unused: The donated arguments that no result can use.
+    """
+
+    by_result: dict[int, int]
+    unused: tuple[UnusedDonation, ...]
+
+
+def donations(program: Program | AnyJaxpr) -> Donations:
+    """Return the donated arguments of a program, paired with results as JAX does."""
+    options = program.jit if isinstance(program, Program) else None
+    if options is None:
+        return Donations({}, ())
+    about = program_signature(program)
+    arguments = [
+        (value.name, v.aval) for v, value in zip(about.jaxpr.invars, about.arguments, strict=True)
+    ]
+    asked = [i for i, option in enumerate(options.of_arguments(arguments)) if option.donated]
+    if not asked:
+        return Donations({}, ())
+    kept = [True] * len(arguments) if options.keep_unused else live_part(about.jaxpr).arguments
+    by_result = _paired(about, [i for i in asked if kept[i]])
+    lent = set(by_result.values())
+    unused = (about.arguments[i] for i in asked if i not in lent)
+    dropped = {about.arguments[i].name for i in asked if not kept[i]}
+    found = (
+        UnusedDonation(each.name, each.type, _reason(each, about.outputs, each.name in dropped))
+        for each in unused
+    )
+    return Donations(by_result, tuple(found))
+
+
+def _paired(about: ProgramSignature, donated: Sequence[int]) -> dict[int, int]:
+    """Return the donated argument of each result: first of the same type, then of the same size."""
+    jaxpr = about.jaxpr
+    found = dict[int, int]()
+    for key in (lambda value, aval: value.type, lambda value, aval: (value.bytes, aval.size)):
+        free = defaultdict[object, list[int]](list)
+        for position in donated:
+            if position not in found.values():
+                named = about.arguments[position], jaxpr.invars[position].aval
+                free[key(*named)].append(position)
+        for position, named in enumerate(zip(about.outputs, jaxpr.outvars, strict=True)):
+            fitting = free[key(named[0], named[1].aval)] if position not in found else ()
+            if fitting:
+                found[position] = fitting.pop(0)
+    return found
+
+
+def donation_notes(name: str, unused: Sequence[UnusedDonation]) -> Iterator[str]:
+    """Yield a note for each donated argument of a program that cannot be used."""
+    for each in unused:
+        yield f"{name} cannot use the donated {each.argument}, {each.type}: {each.reason}"
+
+
+def _reason(argument: NamedValue, results: Sequence[NamedValue], is_dropped: bool) -> str:
+    if is_dropped:
+        return "it does not read it"
+    if any(result.type == argument.type for result in results):
+        return "the results of this type reuse other donated arguments"
+    steps = path_steps(argument.name)[-1:]
+    shape = argument.type.partition("[")[2]
+    alike = [result for result in results if steps and path_steps(result.name)[-1:] == steps]
+    alike += [result for result in results if result.type.partition("[")[2] == shape]
+    other = f"; {alike[0].name} is {alike[0].type}" if alike else ""
+    return f"no result has this type{other}"

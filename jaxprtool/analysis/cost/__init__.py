@@ -21,6 +21,7 @@ from jaxprtool.analysis.cost.groupings import (
     ByName,
     ByScope,
     BySide,
+    ByUse,
     Line,
     LineReader,
     Whole,
@@ -33,6 +34,7 @@ from jaxprtool.analysis.cost.tallies import Sums, Tallies, Tally
 from jaxprtool.analysis.cost.work import Work
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.dataflow.slicing import live_part
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import ProgramSignature, program_signature
@@ -110,6 +112,8 @@ class Cost:
         seconds: The time that the program takes, if it was measured or is known.
         utilisation: The fraction of the device's peak FLOPs that matrix products achieve in this
             time.
+        dead: The part of the cost that no result or effect depends on, which XLA leaves out; None
+            if there is none.
     """
 
     name: str
@@ -122,6 +126,7 @@ class Cost:
     left_to_partitioner: tuple[str, ...] = ()
     seconds: float | None = None
     utilisation: float | None = None
+    dead: Group | None = None
 
 
 @without_collector()
@@ -153,7 +158,16 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
         tuple(sorted((each for each in collectives if each.name), key=order)),
         dict(bodies.unknown),
         left_to_partitioner(program),
+        dead=_dead(bodies, jaxpr),
     )
+
+
+def _dead(bodies: Bodies, jaxpr: Jaxpr) -> Group | None:
+    live = live_part(jaxpr)
+    if all(len(run.inside) == len(run.jaxpr.eqns) for run in live.runs()):
+        return None
+    tally = Sums(bodies, ByUse(live.members()))[jaxpr].get(False)
+    return None if tally is None else _group(tally)
 
 
 class Sides(NamedTuple):

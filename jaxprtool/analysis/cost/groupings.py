@@ -7,7 +7,7 @@ for a library body without a line of user code, it is the group of the enclosing
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +30,26 @@ class Whole:
 
     def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         return key
+
+
+class ByUse:
+    """Groups by whether a result or an effect of the program depends on the equation.
+
+    Args:
+        members: The equations of the live part, by `id`.
+    """
+
+    def __init__(self, members: Collection[int]) -> None:
+        self._members = members
+
+    def key(self, item: Item, body: CostedBody) -> bool:
+        return self._is_live(item)
+
+    def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> bool:
+        return key and self._is_live(item)
+
+    def _is_live(self, item: Item) -> bool:
+        return all(id(eqn) in self._members for eqn in (*item.node.calls, item.eqn))
 
 
 class ByName:

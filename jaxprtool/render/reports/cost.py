@@ -36,6 +36,9 @@ _UNNAMED = {
 #: The minimal width of the names of groups.
 _LEAST = 20
 
+#: The least share of dead FLOPs or bytes that is noted.
+_LEAST_DEAD = 0.01
+
 #: The marks of a number that is a range, and of one that is counted for one iteration.
 RANGE, _PER_ITERATION = " to ", "*"
 
@@ -169,7 +172,19 @@ def notes(found: Cost, device: Device | None) -> Iterator[str]:
         if device is not None:
             rate += f", {found.utilisation:.1%} of the peak of {device.name}"
         yield rate
+    if found.dead is not None:
+        yield from _dead_notes(found.dead, found.total)
     yield from unknown_notes(found)
+
+
+def _dead_notes(dead: Group, total: Group) -> Iterator[str]:
+    """Yield the shares of the cost that are dead, unless they are small."""
+    pairs = (dead.work.flops, total.work.flops), (dead.work.bytes, total.work.bytes)
+    if all(type(number) is int for pair in pairs for number in pair):
+        shares = [part / whole if whole else 0 for part, whole in pairs]
+        if max(shares) >= _LEAST_DEAD:
+            flops, size = shares
+            yield f"dead: {flops:.1%} of the FLOPs and {size:.1%} of the bytes; XLA leaves them out"
 
 
 def bound_note(total: Group, device: Device) -> str:

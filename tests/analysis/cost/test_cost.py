@@ -203,3 +203,24 @@ def test_a_rule_of_jaxs_roofline_is_used_where_there_is_none_here():
 def test_products_in_linear_algebra(fun, shapes, flops):
     found = cost(trace(fun, *map(jnp.zeros, shapes)), "primitive")
     assert found.groups[0].work.flops == flops and not found.unknown
+
+
+def test_the_part_that_nothing_needs_is_told_at_every_depth():
+    def function(x):
+        unused = x @ x  # noqa: F841
+        y, _ = jax.lax.scan(lambda c, _: (c @ x, c @ c), x, length=3)
+        return y
+
+    x = jnp.ones((8, 8))
+    found = cost(trace(function, x))
+    product = 2 * 8**3
+    assert found.total.work.flops == 7 * product and found.dead.work.flops == 4 * product
+    assert cost(trace(lambda x: x @ x, x)).dead is None
+
+
+def test_what_an_effect_needs_is_not_dead():
+    def function(x):
+        jax.debug.callback(lambda y: None, x @ x)
+        return x
+
+    assert cost(trace(function, jnp.ones((8, 8)))).dead is None

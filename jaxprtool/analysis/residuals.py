@@ -14,7 +14,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.recomputation import Recomputation
-from jaxprtool.ir.basics.documents import Number
+from jaxprtool.ir.basics.documents import Number, document
 from jaxprtool.ir.core.equations import size_of, type_of
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.dataflow import DataFlow
@@ -84,6 +84,40 @@ class SavedValue:
     bytes: int
 
 
+@document(also=("passes",))
+@dataclass(frozen=True)
+class Placement:
+    """A program under `jax.checkpoint` in some place, and what its gradient needs.
+
+    Attributes:
+        only: The patterns of the scopes or loop bodies under `jax.checkpoint`, the outermost first;
+            () for the whole function.
+        policy: The policy, as source; "" without `jax.checkpoint`.
+        total_bytes: The bytes that are saved.
+        peak_bytes: The estimated peak memory of the gradient in bytes, with arguments and results;
+            what is offloaded to the host does not count.
+        flops: The FLOPs of the gradient.
+        compiled_bytes: The peak memory that XLA states for the compiled gradient; None if it was
+            not compiled.
+    """
+
+    only: tuple[str, ...]
+    policy: str
+    total_bytes: int
+    peak_bytes: int
+    flops: int
+    compiled_bytes: int | None = None
+
+    @property
+    def passes(self) -> str:
+        """The passes that put `jax.checkpoint` there, as source; "" without `jax.checkpoint`."""
+        policy = f"policy={self.policy}"
+        if not self.only:
+            return f"checkpoint({policy})" if self.policy else ""
+        parts = (f"checkpoint(only={name!r}, {policy})" for name in reversed(self.only))
+        return ", ".join(parts)
+
+
 @dataclass(frozen=True)
 class Proposal:
     """The values to save so that a gradient fits a memory budget.
@@ -96,6 +130,9 @@ class Proposal:
             policy.
         flops: The FLOPs of the gradient with the policy.
         flops_before: The FLOPs of the gradient without the policy.
+        before: The gradient as it is.
+        placement: The place of the policy that lowers the estimated peak most; None if no place
+            lowers it.
     """
 
     budget: int
@@ -104,6 +141,8 @@ class Proposal:
     total_bytes: int
     flops: int
     flops_before: int
+    before: Placement | None = None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +156,10 @@ class Residuals:
         policies: The bytes that are saved under each policy of `jax.checkpoint` around the whole
             program.
         proposal: The values to save within a budget; None if no budget was given.
+        placements: The peaks of the gradient: as it is, and under each policy in each place; empty
+            if not asked for.
+        is_inside: Whether the program is a training step with the gradient inside, which has no
+            policies.
     """
 
     name: str
@@ -124,6 +167,8 @@ class Residuals:
     residuals: tuple[Residual, ...]
     policies: Mapping[str, int | None]
     proposal: Proposal | None = None
+    placements: tuple[Placement, ...] = ()
+    is_inside: bool = False
 
 
 def residuals(
@@ -141,16 +186,22 @@ def residuals(
     return tuple(sorted(found, key=lambda each: -(each.bytes or 0)))
 
 
+def peak_of(placement: Placement) -> int:
+    """Return the peak of a gradient in bytes: the one that XLA states, or else the estimate."""
+    compiled = placement.compiled_bytes
+    return placement.peak_bytes if compiled is None else compiled
+
+
 def kept_values(forward: Program, backward: Program) -> list[Atom]:
     """Return the results of the forward half that the backward half takes as residuals."""
     main = filled(forward.out_tree, range(forward.out_tree.num_leaves))[0]
     first = len(jax.tree.leaves(main))
-    return jaxcompat.open_jaxpr(forward.jaxpr).outvars[first : first + _count(backward)]
+    return jaxcompat.open_jaxpr(forward.jaxpr).outvars[first : first + residual_count(backward)]
 
 
 def total_bytes(backward: Program) -> int | None:
     """Return the bytes of all residuals that a backward half takes; None if one is symbolic."""
-    return total_size(backward.in_avals[: _count(backward)])
+    return total_size(backward.in_avals[: residual_count(backward)])
 
 
 def total_size(avals: Iterable[Aval]) -> int | None:
@@ -159,7 +210,7 @@ def total_size(avals: Iterable[Aval]) -> int | None:
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 
-def _count(backward: Program) -> int:
+def residual_count(backward: Program) -> int:
     """Return the number of residuals that a backward half takes as its first arguments."""
     args, _ = filled(backward.in_tree, range(backward.in_tree.num_leaves))
     return len(jax.tree.leaves(args[0]))

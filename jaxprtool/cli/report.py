@@ -67,13 +67,17 @@ def _memory(program: Program) -> Memory | str:
 
 
 def _residuals(program: Program) -> Residuals | str:
-    """Return the residuals of a loss, or a message for a program that is not a loss."""
+    """Return the residuals of a loss or a training step, or why a program has none."""
+    from jaxprtool.api.investigate.inner_gradient import halves_inside
     from jaxprtool.api.investigate.residuals import residuals
     from jaxprtool.api.investigate.source import gives_one_float
 
-    if not gives_one_float(program):
-        return f"{program.name} has no residuals here: its result is not one floating-point number"
+    if not gives_one_float(program) and halves_inside(program) is None:
+        return (
+            f"{program.name} has no residuals here: its result is not one floating-point number, "
+            "and it has no gradient inside"
+        )
     try:
-        return residuals(program)
+        return residuals(program, peaks=True)
     except JaxprToolError as error:
         return str(error)

@@ -19,6 +19,10 @@ _Budget = Annotated[
         "Propose which values to save to keep at most this many bytes: 8GiB, 500MB, 2e9.",
     ),
 ]
+_Compiled = Annotated[
+    bool,
+    Panel("Residuals").flag("--compiled", "Also compile, for the peaks that XLA states."),
+]
 
 
 @command
@@ -26,13 +30,15 @@ def residuals(
     session: Session,
     top: _Top = 20,
     budget: _Budget = None,
+    compiled: _Compiled = False,
     json: options.Json = False,
 ) -> None:
     """Show the residuals: the values that a gradient keeps for its backward pass.
 
     For each residual, show its line, what reads it, and the operations to recompute it from the
-    others. Also show the bytes kept under each policy of jax.checkpoint. With --budget, show which
-    values to save so that the residuals fit, and what that costs.
+    others. Also show the bytes kept under each policy of jax.checkpoint, and the peak memory of the
+    gradient, for the whole function and for parts of it. With --budget, show which values to save
+    so that the residuals fit, where, and what that costs: if the peak falls.
 
     [bold]Examples[/]
 
@@ -48,7 +54,7 @@ def residuals(
     limit = None if budget is None else bytes_of(budget)
     program = only_program("residuals takes", session.programs())
     session.on_progress("differentiating")
-    found = found_residuals(program, limit)
+    found = found_residuals(program, limit, peaks=True, compiled=compiled)
     if json:
         output.write_json(found)
     else:

@@ -48,10 +48,13 @@ def test_the_page_has_all_views(cli, folder):
 
 
 def test_what_is_no_loss_has_no_residuals_and_symbolic_sizes_no_memory(cli, folder):
+    assert cli("report", "model.py:sin", "--args", "f32[n]", "-o", "sin.html").code == 0
+    text = (folder / "sin.html").read_text()
+    assert "its result is not one floating-point number, and it has no gradient inside" in text
     args = "--args", "{'w': f32[n,n]}, f32[8,n]"
     assert cli("report", "model.py:step", *args, "-o", "report.html").code == 0
     text = (folder / "report.html").read_text()
-    assert "its result is not one floating-point number" in text
+    assert "step hands its backward part" in text
     assert "the memory of step needs sizes that are numbers" in text
     assert "32*n^2" in text or "n^2" in text  # cost has polynomials
 

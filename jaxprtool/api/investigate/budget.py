@@ -1,21 +1,32 @@
 """Proposals of values that `jax.checkpoint` should save within a budget of bytes.
 
 The names to save are chosen by a model (`analysis.saving`) and verified: the program is
-gradient under `jax.checkpoint` with them. If it keeps other values than predicted, the model
-is updated and the choice repeated.
+differentiated under `jax.checkpoint` with them. If it keeps other values than predicted, the model
+is updated and the choice repeated. Then the place of `jax.checkpoint` is chosen by the peak memory
+(`placements`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.cost import cost
 from jaxprtool.analysis.expressions import Named, nameable_values, named
-from jaxprtool.analysis.residuals import Proposal, SavedValue, kept_values, total_bytes
+from jaxprtool.analysis.residuals import (
+    Placement,
+    Proposal,
+    SavedValue,
+    kept_values,
+    peak_of,
+    total_bytes,
+)
 from jaxprtool.analysis.saving import Saving
-from jaxprtool.errors import ArgumentsError
+from jaxprtool.api.investigate.placements import measured, places
+from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.basics.paths import unique
 from jaxprtool.ir.basics.quantities import in_bytes
 from jaxprtool.ir.core.equations import equations
@@ -30,13 +41,14 @@ from jaxprtool.passes.transforms.named_values import name_values
 _TRIES = 5
 
 
-def proposal(program: Program, gradient: Programs, budget: int) -> Proposal:
+def proposal(program: Program, gradient: Programs, budget: int, compiled: bool = False) -> Proposal:
     """Return the values to save so that the gradient of a program stays within a budget.
 
     Args:
         program: The program.
         gradient: The result of the pass `vjp` on it, forward and backward.
         budget: The number of bytes that may be kept.
+        compiled: Whether to compile the gradients, for the peaks that XLA states.
 
     Raises:
         ArgumentsError: If no choice stays within the budget, with the minimum possible; if sizes
@@ -64,7 +76,31 @@ def proposal(program: Program, gradient: Programs, budget: int) -> Proposal:
         for label in largest
     ]
     policy = _policy([value.name for value in values])
-    return Proposal(budget, policy, tuple(values), proven.bytes, proven.flops, flops)
+    before = measured(program, (), "", compiled)
+    placement = _placed(candidates, proven.names, budget, before, compiled)
+    if placement is not None and placement.policy == _policy(proven.names):
+        placement = replace(placement, policy=policy)
+    found = proven.bytes, proven.flops, flops
+    return Proposal(budget, policy, tuple(values), *found, before, placement)
+
+
+def _placed(
+    program: Program, names: Sequence[str], budget: int, before: Placement, compiled: bool
+) -> Placement | None:
+    """Return the place of `jax.checkpoint` within the budget that lowers the peak most.
+
+    If there is none that saves the names, try to save nothing.
+    """
+    for policy in dict.fromkeys((_policy(names), _policy(()))):
+        tested = list[Placement]()
+        for only in places(program):
+            with suppress(UnsupportedError):  # it has effects
+                tested.append(measured(program, only, policy, compiled))
+        fitting = [each for each in tested if each.total_bytes <= budget]
+        lower = [each for each in fitting if peak_of(each) < peak_of(before)]
+        if lower:
+            return min(lower, key=lambda each: (peak_of(each), each.flops))
+    return None
 
 
 def _flops(gradient: Programs) -> Any:

@@ -6,15 +6,19 @@ found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jax.dtypes import float0
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis import residuals as analysis
-from jaxprtool.analysis.residuals import Residuals, total_size
+from jaxprtool.analysis.residuals import Placement, Residuals, total_size
 from jaxprtool.api.investigate.budget import checkpoint_names, proposal
+from jaxprtool.api.investigate.inner_gradient import halves_inside
+from jaxprtool.api.investigate.placements import placements
+from jaxprtool.api.investigate.source import gives_one_float
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.quantities import bytes_of
 from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
@@ -33,12 +37,23 @@ _NAMES = (
 )
 
 
-def residuals(program: Program, budget: int | str | None = None) -> Residuals:
+def residuals(
+    program: Program,
+    budget: int | str | None = None,
+    *,
+    peaks: bool = False,
+    compiled: bool = False,
+) -> Residuals:
     """Return the values that the gradient of a program keeps between its halves.
+
+    Of a training step, which has its gradient inside and not one number as its result, these are
+    the values that the forward part hands to the backward part there.
 
     Args:
         program: A `Program` with differentiable results.
         budget: The number of bytes that may be kept, `"8GiB"`: adds a proposal of values to save.
+        peaks: Whether to add the peak memory of the gradient under each policy in each place.
+        compiled: Whether to compile for the peaks that XLA states, besides the estimates.
 
     Raises:
         ArgumentsError: If no choice of values to save stays within the budget, or it cannot be
@@ -46,14 +61,37 @@ def residuals(program: Program, budget: int | str | None = None) -> Residuals:
         UnsupportedError: As in the pass `vjp`.
     """
     limit = bytes_of(budget) if isinstance(budget, str) else budget
+    if not gives_one_float(program) and (inside := halves_inside(program)) is not None:
+        if limit is not None:
+            raise ArgumentsError(
+                f"a budget needs a loss, but {program.name} has its gradient inside",
+                "give the loss as TARGET",
+            )
+        forward, backward = inside["forward"], inside["backward"]
+        found, total = analysis.residuals(forward, backward, {}), analysis.total_bytes(backward)
+        return Residuals(program.name, total, found, {}, is_inside=True)
     policies = policies_of(program)
     with without_collector():
         differentiated = Vjp()(program)
         forward, backward = differentiated["forward"], differentiated["backward"]
         found = analysis.residuals(forward, backward, policies)
         kept = bytes_by_policy(program, policies)
-    proposed = None if limit is None else proposal(program, differentiated, limit)
-    return Residuals(program.name, analysis.total_bytes(backward), found, kept, proposed)
+        total = analysis.total_bytes(backward)
+        proposed = None if limit is None else proposal(program, differentiated, limit, compiled)
+        placed: tuple[Placement, ...] = ()
+        if peaks and total is not None:
+            placed = tuple(placements(program, [*policies, *_offloading(program)], compiled))
+    return Residuals(program.name, total, found, kept, proposed, placed)
+
+
+def _offloading(program: Program) -> Iterator[str]:
+    """Yield the policy that offloads the named values of a program to the host, if it has any."""
+    if names := checkpoint_names(program):
+        yield (
+            f"save_and_offload_only_these_names(names_which_can_be_saved=[], "
+            f"names_which_can_be_offloaded={names}, offload_src='device', "
+            "offload_dst='pinned_host')"
+        )
 
 
 def bytes_by_policy(

@@ -16,8 +16,9 @@ from typing import Any
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, UnsupportedError, did_you_mean
+from jaxprtool.ir.basics.paths import without_numbers
 from jaxprtool.ir.basics.quantities import some
-from jaxprtool.ir.core.equations import free_variables, named
+from jaxprtool.ir.core.equations import bodies, equations, free_variables, named
 from jaxprtool.ir.core.regions import regions
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.dataflow.def_use import DefUse
@@ -60,6 +61,28 @@ def checkpoint_scopes(program: Program, only: str, checkpointed: Checkpointed) -
     return program.replace(jaxpr=jaxpr)
 
 
+@dataclass(frozen=True)
+class Level:
+    """Scopes that may be put under `jax.checkpoint`.
+
+    Attributes:
+        pattern: The pattern of their names, `Block_*`.
+        around: The patterns of the loop bodies around them.
+        is_loop: Whether they are bodies of loops.
+    """
+
+    pattern: str
+    around: tuple[str, ...]
+    is_loop: bool
+
+
+def checkpoint_levels(program: Program) -> tuple[Level, ...]:
+    """Return the bodies of loops, and the scopes with products, the outermost first."""
+    plan = _Plan("", program)
+    plan.look_into(jaxcompat.open_jaxpr(program.jaxpr), ())
+    return tuple(plan.levels.values())
+
+
 @dataclass(eq=False)
 class _Group:
     """Equations of a body that become one call, identified by their first results.
@@ -84,6 +107,7 @@ class _Plan:
         self._known: set[Jaxpr] = set()
         self.groups: dict[Var, _Group] = {}
         self.seen: dict[str, None] = {}
+        self.levels: dict[str, Level] = {}
 
     def look_into(self, jaxpr: Jaxpr, path: tuple[str, ...]) -> None:
         """Add the matching scopes of a body, which is in the scopes of `path` itself."""
@@ -101,6 +125,8 @@ class _Plan:
                     eqns = list(_equations(part))
                     self._add(jaxpr, eqns, read, positions[id(eqns[-1])])
                 elif isinstance(part, Scope):
+                    if inside != path and any(map(_has_product, _equations(part))):
+                        self._add_level(inside, False)
                     walk(part.parts, inside)
                 else:
                     self._look_inside(part, inside)
@@ -115,7 +141,14 @@ class _Plan:
         for body in () if held is None else held.jaxprs:
             name = body.debug_info.func_name
             loop = held is not None and held.kind == "loop" and name.isidentifier()
+            if loop:
+                self._add_level((*path, name), True)
             self.look_into(body, (*path, name) if loop else path)
+
+    def _add_level(self, path: tuple[str, ...], is_loop: bool) -> None:
+        *outer, pattern = map(without_numbers, path)
+        around = tuple(name for name in outer if name in self.levels and self.levels[name].is_loop)
+        self.levels.setdefault(pattern, Level(pattern, around, is_loop))
 
     def _matches(self, path: tuple[str, ...], start: int) -> bool:
         """Return True if the path of a scope, up to one of its names from `start`, matches."""
@@ -157,6 +190,11 @@ def _equations(part: Part) -> Iterator[JaxprEqn]:
             yield from _equations(each)
     else:
         yield part
+
+
+def _has_product(eqn: JaxprEqn) -> bool:
+    inside = (each for _, body in bodies(eqn) for each in equations(body))
+    return any(traits(each).expensive for each in (eqn, *inside))
 
 
 class _Rule:

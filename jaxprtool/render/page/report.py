@@ -121,7 +121,11 @@ def views(report: Report, line_of: Lines) -> Iterator[View]:
     if isinstance(found, str):
         yield View("residuals", [found])
     else:
-        tables = [_residuals_table(found, line_of), _policies_table(found)]
+        tables = [_residuals_table(found, line_of)]
+        if found.placements:
+            tables.append(_placements_table(found))
+        elif found.policies:
+            tables.append(_policies_table(found))
         yield View("residuals", [residuals.total_text(found)], tables)
 
 
@@ -288,6 +292,20 @@ def _residual_row(count: int, each: Residual, total: int | None, line_of: Lines)
             below=Cell(residuals.readers_text(each), link=_linked(reader, line_of)),
         ),
     ]
+
+
+def _placements_table(found: Residuals) -> Table:
+    columns = (("bytes", True), ("peak", True), ("place", False), ("policy", False))
+    rows = [
+        [
+            Cell(residuals.size_text(each.total_bytes), each.total_bytes),
+            Cell(residuals.size_text(each.peak_bytes), each.peak_bytes),
+            Cell(residuals.place_text(each)),
+            Cell(residuals.policy_text(each.policy)),
+        ]
+        for each in found.placements
+    ]
+    return _table(residuals.PLACEMENTS, columns, rows)
 
 
 def _policies_table(found: Residuals) -> Table:

@@ -6,6 +6,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -26,7 +27,19 @@ from jaxprtool.render.terminal.tables import (
 )
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.residuals import Proposal, Residual, Residuals, SavedValue
+    from jaxprtool.analysis.residuals import (
+        Placement,
+        Proposal,
+        Residual,
+        Residuals,
+        SavedValue,
+    )
+
+#: The heading of the table of places.
+PLACEMENTS = "peaks under jax.checkpoint"
+
+#: The maximum length of a policy's arguments in the table.
+_MOST_ARGUMENTS = 40
 
 
 def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
@@ -39,7 +52,8 @@ def residuals_table(found: Residuals, width: int, top: int) -> Rendering:
         table.add_row(*_cells(count, residual, found.total_bytes))
     add_more(table, len(groups) - top, "", "", "", "")
     parts: list[RenderableType] = [table, Text()] if found.residuals else [Text(heading), Text()]
-    parts.append(_policies(found))
+    if found.policies:
+        parts.append(_policies(found))
     if found.proposal is not None:
         parts += [Text(), *_proposal(found.name, found.proposal, width)]
     return Rendering(Group(*parts), width)
@@ -53,11 +67,41 @@ def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text
 
 
 def _policies(found: Residuals) -> Table:
+    if found.placements:
+        return _placements(found)
     columns = text("policy"), number("bytes"), text("largest dropped residual", theme.COMMENT)
     table = new_table("residuals under each policy of jax.checkpoint", *columns)
     for name, size in found.policies.items():
         table.add_row(name, size_text(size), dropped_text(found, name))
     return table
+
+
+def _placements(found: Residuals) -> Table:
+    """Return the bytes and the peaks under each policy, in each place."""
+    compiled = found.placements[0].compiled_bytes is not None
+    columns = [text("policy", theme.BINDER), number("bytes"), number("peak")]
+    columns += [number("XLA's peak")] if compiled else []
+    table = new_table(PLACEMENTS, *columns)
+    for only, group in groupby(found.placements, key=lambda each: each.only):
+        rows = list(group)
+        if only:
+            table.add_row(place_text(rows[0]))
+        for each in rows:
+            sizes = [in_bytes(each.total_bytes), in_bytes(each.peak_bytes)]
+            sizes += [size_text(each.compiled_bytes)] if compiled else []
+            table.add_row(("  " if only else "") + policy_text(each.policy), *sizes)
+    return table
+
+
+def place_text(placement: Placement) -> str:
+    """Return the place of `jax.checkpoint`: `around layer`; empty for the whole function."""
+    return f"around {' and '.join(placement.only)}" if placement.only else ""
+
+
+def policy_text(policy: str) -> str:
+    """Return a policy without the arguments that take the width of a table."""
+    name, _, arguments = policy.partition("(")
+    return f"{name}(…)" if len(arguments) > _MOST_ARGUMENTS else policy or "none"
 
 
 def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType]:
@@ -66,26 +110,42 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
     if not found.policy:
         yield Text(f"{heading}: all residuals of {name} fit, without a policy")
         return
-    if found.values:
+    placement, before = found.placement, found.before
+    if placement is None or before is None:
+        peak = "" if before is None else f", {_peak_text(before)}"
+        yield Text(f"{heading}: no place of jax.checkpoint lowers the peak of its gradient{peak}")
+        return
+    values = found.values if placement.policy == found.policy else ()
+    if values:
         columns = number("bytes"), text("line", theme.BINDER), text("saved value")
-        table = new_table(f"{heading}, save {plural(len(found.values), 'name')}", *columns)
-        for value in found.values:
+        table = new_table(f"{heading}, save {plural(len(values), 'name')}", *columns)
+        for value in values:
             table.add_row(in_bytes(value.bytes), value.source, _to_write(value))
         yield from (table, Text())
     else:
         yield Text(f"{heading}, save nothing")
-    policy = f"jax.checkpoint({name}, policy=jax.checkpoint_policies.{found.policy})"
     # Break it only between names, so that it can be pasted.
     lines = textwrap.TextWrapper(
         width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
-    yield Text(lines.fill(policy))
-    if found.values and not any(value.code for value in found.values):
-        yield Text(f"as a pass: checkpoint(policy={found.policy!r})")
-    more = found.flops / found.flops_before - 1 if found.flops_before else 0
-    took, takes = (with_prefix(flops) for flops in (found.flops_before, found.flops))
-    kept = in_bytes(found.total_bytes)
+    for each in placement.only or (name,):
+        policy = f"jax.checkpoint({each}, policy=jax.checkpoint_policies.{placement.policy})"
+        yield Text(lines.fill(policy))
+    if not any(value.code for value in values):
+        yield Text(lines.fill(f"as a pass: {placement.passes}"))
+    more = placement.flops / before.flops - 1 if before.flops else 0
+    took, takes = (with_prefix(each.flops) for each in (before, placement))
+    yield Text(f"peak {_peak_text(placement)} instead of {_peak_text(before)}")
+    kept = in_bytes(placement.total_bytes)
     yield Text(f"keeps {kept}, for {more:.1%} more FLOPs: {takes} instead of {took}")
+
+
+def _peak_text(placement: Placement) -> str:
+    """Return the estimated peak, and that of XLA if it is known."""
+    if placement.compiled_bytes is None:
+        return in_bytes(placement.peak_bytes)
+    compiled = in_bytes(placement.compiled_bytes)
+    return f"{compiled} (estimated: {in_bytes(placement.peak_bytes)})"
 
 
 def _to_write(value: SavedValue) -> Text:
@@ -125,7 +185,8 @@ def total_text(found: Residuals) -> str:
     """Return the total: `loss keeps 3 residuals, 1.5 MiB`."""
     kept = plural(len(found.residuals), "residual")
     size = "" if found.total_bytes is None else f", {in_bytes(found.total_bytes)}"
-    return f"{found.name} keeps {kept}{size}"
+    does = "hands its backward part" if found.is_inside else "keeps"
+    return f"{found.name} {does} {kept}{size}"
 
 
 def size_text(number: int | None) -> str:

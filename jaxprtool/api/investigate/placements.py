@@ -45,7 +45,8 @@ def placements(
 ) -> Iterator[Placement]:
     """Yield the gradient of a program as it is, and under each policy in each place.
 
-    A place that `jax.checkpoint` cannot take, for its effects, is left out.
+    A place that `jax.checkpoint` cannot take, for its effects, or where it drops no residual is
+    left out.
 
     Args:
         program: A program with differentiable results, and sizes that are numbers.
@@ -53,13 +54,25 @@ def placements(
             function.
         compiled: Whether to compile each gradient, for the peak that XLA states.
     """
-    yield measured(program, (), "", compiled)
+    plain = measured(program, (), "", compiled)
+    yield plain
     for only in places(program):
+        if only and not _drops(program, only, plain):
+            continue
         for policy in policies if only == () else policies[1:]:
             try:
                 yield measured(program, only, policy, compiled)
             except UnsupportedError:
                 break
+
+
+def _drops(program: Program, only: Only, plain: Placement) -> bool:
+    """Return True if `jax.checkpoint` in a place drops any residuals."""
+    try:
+        gradient = Vjp()(_checkpointed(program, only, "nothing_saveable"))
+    except UnsupportedError:  # it has effects
+        return False
+    return (total_bytes(gradient["backward"]) or 0) < plain.total_bytes
 
 
 def measured(program: Program, only: Only, policy: str, compiled: bool = False) -> Placement:

@@ -128,11 +128,12 @@ def _proposal(name: str, found: Proposal, width: int) -> Iterator[RenderableType
     lines = textwrap.TextWrapper(
         width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
+    policy = f"policy=jax.checkpoint_policies.{placement.policy}"
     for each in placement.only or (name,):
-        policy = f"jax.checkpoint({each}, policy=jax.checkpoint_policies.{placement.policy})"
-        yield Text(lines.fill(policy))
-    if not any(value.code for value in values):
-        yield Text(lines.fill(f"as a pass: {placement.passes}"))
+        around = f"jax.checkpoint({each}, {policy})"
+        yield Text(lines.fill(f"around each {each}, {policy}" if "*" in each else around))
+    named = ", with these names" if any(value.code for value in values) else ""
+    yield Text(lines.fill(f"as a pass{named}: {placement.passes}"))
     more = placement.flops / before.flops - 1 if before.flops else 0
     took, takes = (with_prefix(each.flops) for each in (before, placement))
     yield Text(f"peak {_peak_text(placement)} instead of {_peak_text(before)}")

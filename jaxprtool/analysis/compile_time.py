@@ -99,14 +99,8 @@ class _Counts:
         used = {value for node in found.nodes for value in node.reads}.union(found.results)
         inlined: dict[int, tuple[Hashable, int]] = {}
         for number, node in enumerate(found.nodes):
-            self.equations += 1
-            self.seconds += PASSES
-            for inner in node.held.jaxprs if node.held is not None else ():
-                self.visit(inner, marked or jaxcompat.mark_of(node.eqn) != "plain")
-            if _is_draw(node) and not marked and jaxcompat.compiles_draws_slowly():
-                self.seconds += DRAW
-            if node.eqn.primitive.name == "scan":
-                self._add_rows(Scan.of(node.eqn))
+            if node.kind == "equation":
+                self._add_equation(node, marked)
             key, size = _kernel(node, inlined)
             for made in node.makes:
                 if found.inlined[made] or not found.written[made]:
@@ -114,11 +108,21 @@ class _Counts:
             if number in own and node.held is None:
                 self._add(node, used, key, size)
 
+    def _add_equation(self, node: Node, marked: bool) -> None:
+        self.equations += 1
+        self.seconds += PASSES
+        for inner in node.held.jaxprs if node.held is not None else ():
+            self.visit(inner, marked or jaxcompat.mark_of(node.eqn) != "plain")
+        if _is_draw(node) and not marked and jaxcompat.compiles_draws_slowly():
+            self.seconds += DRAW
+        if node.eqn.primitive.name == "scan":
+            self._add_rows(Scan.of(node.eqn))
+
     def _add(self, node: Node, used: Set[int], key: Hashable, size: int) -> None:
         """Count a kernel; one of a library, such as a product, is not compiled."""
         like = traits(node.eqn)
         self.kernels += 1
-        if like.expensive and like.bilinear:
+        if node.kind == "equation" and like.expensive and like.bilinear:
             return
         for result, made in enumerate(node.makes):
             if made in used:  # each of `split` and `unstack` is at another position
@@ -145,8 +149,9 @@ def _is_draw(node: Node) -> bool:
 
 def _kernel(node: Node, inlined: dict[int, tuple[Hashable, int]]) -> tuple[Hashable, int]:
     """Return a key, equal for equal kernels, and the number of equations in the kernel."""
-    size, operands = 1, []
-    for atom, value in zip(node.eqn.invars, node.places, strict=True):
+    size, operands = 1, list[Hashable]()
+    atoms = node.eqn.invars if node.kind == "equation" else [None] * len(node.places)
+    for atom, value in zip(atoms, node.places, strict=True):
         if value is None:
             operands.append(atom_key(atom) if type(atom) is Literal else None)
         elif node.fusible and value in inlined:
@@ -160,5 +165,5 @@ def _kernel(node: Node, inlined: dict[int, tuple[Hashable, int]]) -> tuple[Hasha
         parameters, _ = parameters_key(node.eqn)
     except Unkeyable:
         parameters = id(node.eqn)
-    whole = node.eqn.primitive.name, parameters, *operands, *types
+    whole = node.kind, node.eqn.primitive.name, parameters, *operands, *types
     return hash(whole), min(size, _LARGEST)

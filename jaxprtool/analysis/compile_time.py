@@ -102,8 +102,9 @@ class _Counts:
             if node.kind == "equation":
                 self._add_equation(node, marked)
             key, size = _kernel(node, inlined)
+            again = node.kind == "equation" and found.reads_one(node)
             for made in node.makes:
-                if found.inlined[made] or not found.written[made]:
+                if not found.written[made] or (again and found.inlined[made]):
                     inlined[made] = key, size
             if number in own and node.held is None:
                 self._add(node, used, key, size)

@@ -355,7 +355,7 @@ class Kernels:
                     inlined = not written
                 else:
                     written = needed[made]
-                    inlined = not written or made in copied or self._reads_one(node)
+                    inlined = not written or made in copied or self.reads_one(node)
                 self.written[made], self.inlined[made] = written, inlined
                 times = 1 if written else emitted[made]
                 for value in node.reads:
@@ -429,7 +429,7 @@ class Kernels:
             return node.kind == "broadcast"
         return like.absorbed and (like.moves or self._counts[node.makes[0]] >= _LEAST_ABSORBED)
 
-    def _reads_one(self, node: Node) -> bool:
+    def reads_one(self, node: Node) -> bool:
         """Return True if an equation reads at most one array of its own size from memory."""
         count = self._counts[node.makes[0]]
         whole = [v for v in node.reads if self._counts[v] >= count and not self._fills(v)]

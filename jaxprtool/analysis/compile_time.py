@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Set
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import Kernels, Node, UnknownSize
@@ -32,6 +34,10 @@ DRAW = 0.2
 
 #: XLA does not inline more equations than this into one kernel.
 _LARGEST = 60
+
+
+#: The key of a kernel, and the numbers of the nodes in it.
+_Inlined: TypeAlias = tuple[Hashable, frozenset[int]]
 
 
 @dataclass(frozen=True)
@@ -97,17 +103,19 @@ class _Counts:
         found = Kernels(body)
         own = set(found.kernels())
         used = {value for node in found.nodes for value in node.reads}.union(found.results)
-        inlined: dict[int, tuple[Hashable, int]] = {}
+        inlined: dict[int, _Inlined] = {}
         for number, node in enumerate(found.nodes):
             if node.kind == "equation":
                 self._add_equation(node, marked)
-            key, size = _kernel(node, inlined)
-            again = node.kind == "equation" and found.reads_one(node)
+            key, inside = _kernel(node, number, inlined)
+            again = node.kind == "equation" and node.fusible and found.reads_one(node)
             for made in node.makes:
-                if not found.written[made] or (again and found.inlined[made]):
-                    inlined[made] = key, size
+                if not found.written[made]:
+                    inlined[made] = key, inside
+                elif again and found.inlined[made]:
+                    inlined[made] = key, frozenset([number])
             if number in own and node.held is None:
-                self._add(node, used, key, size)
+                self._add(node, used, key, min(len(inside), _LARGEST))
 
     def _add_equation(self, node: Node, marked: bool) -> None:
         self.equations += 1
@@ -148,9 +156,9 @@ def _is_draw(node: Node) -> bool:
     return like.draws and like.expensive
 
 
-def _kernel(node: Node, inlined: dict[int, tuple[Hashable, int]]) -> tuple[Hashable, int]:
-    """Return a key, equal for equal kernels, and the number of equations in the kernel."""
-    size, operands = 1, list[Hashable]()
+def _kernel(node: Node, number: int, inlined: dict[int, _Inlined]) -> _Inlined:
+    """Return a key, equal for equal kernels, and the numbers of the nodes in the kernel."""
+    inside, operands = {number}, list[Hashable]()
     atoms = node.eqn.invars if node.kind == "equation" else [None] * len(node.places)
     for atom, value in zip(atoms, node.places, strict=True):
         if value is None:
@@ -158,7 +166,7 @@ def _kernel(node: Node, inlined: dict[int, tuple[Hashable, int]]) -> tuple[Hasha
         elif node.fusible and value in inlined:
             key, more = inlined[value]
             operands.append(key)
-            size += more
+            inside |= more
         else:
             operands.append(node.places.index(value))
     types = [v.aval for v in (*node.eqn.invars, *node.eqn.outvars)]
@@ -167,4 +175,4 @@ def _kernel(node: Node, inlined: dict[int, tuple[Hashable, int]]) -> tuple[Hasha
     except Unkeyable:
         parameters = id(node.eqn)
     whole = node.kind, node.eqn.primitive.name, parameters, *operands, *types
-    return hash(whole), min(size, _LARGEST)
+    return hash(whole), frozenset(islice(inside, _LARGEST))

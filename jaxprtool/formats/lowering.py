@@ -75,6 +75,24 @@ def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
 
     Raises the errors of `hlo`.
     """
+    return compiled(program, (), device).as_text()
+
+
+def compiled(
+    program: Program, arguments: Sequence[object] = (), device: jax.Device | None = None
+) -> jax.stages.Compiled:
+    """Return a program compiled for an existing device, or for those of its mesh.
+
+    Args:
+        program: The program.
+        arguments: Its flat arguments, if known: those on several devices are compiled for where
+            they are.
+        device: The device; by default JAX's, or the one that the program names.
+
+    Raises:
+        UnsupportedError: For free named axes or symbolic sizes, or if XLA cannot compile it.
+        BackendError: If there are too few devices for its mesh.
+    """
     require_sizes(program)
     if program.axis_env:
         axes = ", ".join(str(name) for name, _ in program.axis_env)
@@ -83,10 +101,12 @@ def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
             "bind them with vmap or shard_map, or emit hlo or stablehlo",
         )
     place = nullcontext() if device is None else jax.default_device(device)
-    mesh = concrete_mesh(program, (), device)
+    mesh = concrete_mesh(program, arguments, device)
     on_mesh = nullcontext() if mesh is None else jax.set_mesh(mesh)
+    shardings = [getattr(each, "sharding", None) for each in arguments]
+    placed = [s if s is not None and len(s.device_set) > 1 else None for s in shardings]
     with place, on_mesh, reported(program, "compiled"):
-        return traced(program, flat=True).lower().compile().as_text()
+        return traced(program, flat=True, placed=placed).lower().compile()
 
 
 def module(
@@ -153,13 +173,17 @@ def traced(
     keep_unused: bool = False,
     *,
     flat: bool = False,
+    placed: Sequence[jax.sharding.Sharding | None] = (),
 ) -> jax.stages.Traced:
     """Return a program in the form of `jax.jit(...).trace(...)`, ready to be lowered.
 
     The options of `jax.jit` apply. If `flat`, arguments and results have no structure: JAX
     unflattens descriptions of values, which fails for classes that validate their children.
+    `placed` are the shardings of the arguments, for a function that does not state its own.
     """
     keywords = program.jit_keywords
+    if any(placed):
+        keywords.setdefault("in_shardings", tuple(placed))
     keywords["donate_argnums"] = sorted({*keywords.get("donate_argnums", ()), *donated})
     keywords["keep_unused"] = keep_unused or keywords.get("keep_unused", False)
     trees = program.in_tree, program.out_tree

@@ -1,0 +1,153 @@
+"""Which of the user's lines the buffers of a compiled module come from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxprtool.ir.hlo.buffers import Assignment, Buffer
+from jaxprtool.ir.hlo.live_ranges import LiveRanges
+from jaxprtool.ir.hlo.module import Instruction, Module
+from jaxprtool.ir.source.frames import BEHIND, Frames
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: Instructions that pass on what others compute.
+_HANDED_ON = frozenset({"parameter", "while", "conditional", "call", "tuple"})
+
+#: Instructions that copy an operand, or read or write rows of one: what the result is called, and
+#: the operand's position.
+_MOVES = {
+    "copy": ("copy of", 0),
+    "dynamic-slice": ("a row of", 0),
+    "dynamic-update-slice": ("stacked", 1),
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from.
+
+    Attributes:
+        line: The user's line, followed by the library's; "" if it has none.
+        what: The primitive, or XLA's own operation.
+        frames: The call stack, the innermost frame first.
+    """
+
+    line: str = ""
+    what: str = ""
+    frames: tuple[UserFrame, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The primitive and the user's own line: `add at model.py:9`."""
+        return " at ".join(filter(None, (self.what, self.line.partition(BEHIND)[0])))
+
+
+class Origins:
+    """Finds where the buffers of a module come from."""
+
+    def __init__(
+        self, module: Module, assignment: Assignment, ranges: LiveRanges, frames: Frames
+    ) -> None:
+        self._module, self._ranges, self._frames = module, ranges, frames
+        self._numbers = assignment.groups
+        self._known: dict[int, Origin] = {}
+        self._groups = defaultdict[int, list[Buffer]](list)
+        for each in assignment.buffers():
+            self._groups[assignment.groups[each.id]].append(each)
+
+    def until(self, buffer: Buffer) -> str:
+        """Return the last operation that reads a buffer or what it becomes in a loop."""
+        last = None
+        for each in self._groups[self._numbers[buffer.id]]:
+            reader = self._ranges.readers.get(each.id)
+            if reader is not None and (
+                last is None or self._ranges.time[reader.id] > self._ranges.time[last.id]
+            ):
+                last = reader
+        return "" if last is None else self.made(last).text
+
+    def of(self, buffer: Buffer) -> Origin:
+        """Return where a buffer comes from.
+
+        XLA's own instructions have no line. The value that goes round a loop in the same place has
+        one; a copy is named after what is copied.
+        """
+        return self._of(buffer, frozenset())
+
+    def made(self, instruction: Instruction) -> Origin:
+        """Return the line and the primitive of an instruction."""
+        op, stack = next(self._described(instruction), (instruction, ()))
+        return self._origin(op, stack)
+
+    def _of(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
+        """Return where a buffer comes from, if it is not one of the groups seen already."""
+        number = self._numbers[buffer.id]
+        if number not in self._known:
+            found = self._found(buffer, seen | {number})
+            if seen:  # what was seen may have been left out
+                return found
+            self._known[number] = found
+        return self._known[number]
+
+    def _found(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
+        number = self._numbers[buffer.id]
+        around = list(dict.fromkeys(each.instruction for each in self._groups[number]))
+        around.sort(key=lambda each: each is not buffer.instruction)
+        computed = [each for each in around if each.opcode not in _HANDED_ON]
+        for each in (*computed, *around):
+            for op, stack in self._described(each):
+                if not self._is_of_loop(op, each):
+                    return self._origin(op, stack)
+        for each in computed:
+            for word, moved in self._moved(each):
+                if self._numbers[moved.id] not in seen:
+                    origin = self._of(moved, seen)
+                    return Origin(origin.line, f"{word} {origin.what}", origin.frames)
+        for each in around:
+            if (made := self.made(each)).frames:
+                return made
+        if buffer.instruction.opcode == "parameter":
+            return Origin("", buffer.instruction.op_name or buffer.instruction.name)
+        return self.made(buffer.instruction)
+
+    def _moved(self, instruction: Instruction) -> Iterator[tuple[str, Buffer]]:
+        """Yield the buffers that XLA or a loop copies, or reads or writes rows of, and a word."""
+        for op in reversed(self._module.inside(instruction)):
+            word, position = _MOVES.get(op.opcode, ("", 0))
+            if word and (buffer := self._outside(instruction, op.operands[position])) is not None:
+                yield word, buffer
+
+    def _outside(self, instruction: Instruction, number: int) -> Buffer | None:
+        """Return the buffer that an operand of an instruction in a fusion comes from."""
+        if instruction.opcode == "fusion":
+            op = self._module.instructions[number]
+            while op.opcode != "parameter":
+                if not op.operands:
+                    return None
+                op = self._module.instructions[op.operands[0]]
+            number = instruction.operands[op.parameter_number]
+        return self._ranges.buffer_at((number, ()))
+
+    def _is_of_loop(self, op: Instruction, instruction: Instruction) -> bool:
+        """Return True if a loop makes an operation, such as a row's slice, and no equation does."""
+        if op.opcode == "while":
+            return True
+        loop = self._ranges.caller(instruction)
+        if loop is None or loop.opcode != "while":
+            return False
+        return self._module.frames(op)[:1] == self._module.frames(loop)[:1]
+
+    def _origin(self, op: Instruction, stack: tuple[UserFrame, ...]) -> Origin:
+        name = op.op_name.partition(";")[0].rpartition("/")[2]
+        location = self._frames.location_in(stack)
+        return Origin(self._frames.location_text(location), name or op.opcode, stack)
+
+    def _described(
+        self, instruction: Instruction
+    ) -> Iterator[tuple[Instruction, tuple[UserFrame, ...]]]:
+        """Yield the instructions with lines: itself, and those in a fusion, the last first."""
+        for op in (instruction, *reversed(self._module.inside(instruction))):
+            if stack := self._module.frames(op):
+                yield op, stack

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.functions.vmap import vmap
     from jaxprtool.api.investigate.bench import bench
     from jaxprtool.api.investigate.compare import compare
+    from jaxprtool.api.investigate.compiled_memory import compiled_memory
     from jaxprtool.api.investigate.reduction import reduce
     from jaxprtool.api.investigate.residuals import residuals
     from jaxprtool.api.investigate.source import source
@@ -57,6 +58,7 @@ _HOME = {
     "bench": "jaxprtool.api.investigate.bench",
     "clear_caches": "jaxprtool.ir.basics.caches",
     "compare": "jaxprtool.api.investigate.compare",
+    "compiled_memory": "jaxprtool.api.investigate.compiled_memory",
     "cost": "jaxprtool.analysis.cost",
     "dce_jaxpr": "jaxprtool.passes.cleanup.dce",
     "diff": "jaxprtool.analysis.diff",
@@ -105,6 +107,7 @@ __all__ = [
     "bench",
     "clear_caches",
     "compare",
+    "compiled_memory",
     "cost",
     "dce_jaxpr",
     "diff",

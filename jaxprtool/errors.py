@@ -76,6 +76,10 @@ class BackendError(JaxprToolError):
     """A backend or device that this machine does not have."""
 
 
+class OutOfMemoryError(BackendError):
+    """A program or an argument that does not fit in the memory of a device."""
+
+
 class OutputError(JaxprToolError):
     """A file that cannot be written."""
 

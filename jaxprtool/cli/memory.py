@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.compiled_memory import require_within
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
+    from jaxprtool.analysis.memory.compiled import CompiledPeak
+    from jaxprtool.api.targets import Traced
+    from jaxprtool.ir.programs.program import Program
 
 _Top = Annotated[int, Panel("Groups").option("--top", "N", "Show the N largest groups.", min=1)]
 _Plot = Annotated[
@@ -27,6 +31,20 @@ _Pprof = Annotated[
     ),
 ]
 
+_Compiled = Annotated[
+    bool,
+    Panel("Compiled program").flag(
+        "--compiled", "Compile the function, and show XLA's buffers at its peak by line."
+    ),
+]
+
+_Limit = Annotated[
+    str | None,
+    Panel("Compiled program").option(
+        "--limit", "SIZE", "Exit with code 1 if more is needed: 16GiB, 500MB, 1e9."
+    ),
+]
+
 
 @command
 def memory(
@@ -34,30 +52,39 @@ def memory(
     top: _Top = 20,
     plot: _Plot = None,
     pprof: _Pprof = None,
+    compiled: _Compiled = False,
+    limit: _Limit = None,
     json: options.Json = False,
 ) -> None:
     """Estimate a function's peak memory, and list the values that are live at the peak.
 
-    Nothing is compiled: this estimates what XLA needs after fusion. Equal values share a row, with
-    the line that makes them and the equation that reads them last.
+    Without --compiled nothing is compiled: this estimates what XLA needs after fusion. Equal values
+    share a row, with the line that makes them and the equation that reads them last.
 
     [bold]Examples[/]
 
       jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool memory samples/transformer.py:train_step --top 5 --plot memory.svg
+      jaxprtool memory samples/transformer.py:train_step --compiled --limit 16GiB
     """
+    from jaxprtool.ir.basics.quantities import bytes_of
     from jaxprtool.render.reports import memory_picture
 
+    most = None if limit is None else bytes_of(limit)
     picture_format = None if plot is None else memory_picture.picture_format(plot)
     session.start()
     from jaxprtool.analysis.memory import memory as found_memory
     from jaxprtool.render.reports import memory as render
+    from jaxprtool.render.reports.compiled_memory import compiled_table
 
-    programs = session.programs()
+    traced = session.traced()
+    programs = session.programs(traced)
     if plot is not None:
         only_program("--plot takes", programs)
     if pprof is not None:
         only_program("--pprof takes", programs)
+    if compiled:
+        only_program("--compiled takes", programs)
     session.on_progress("counting")
     found = [found_memory(each) for _, each in programs]
     if plot is not None and picture_format is not None:
@@ -67,15 +94,28 @@ def memory(
     if pprof is not None:
         with file_written_whole(pprof) as file:
             file.write(_profile(found[0]))
+    peak = _compiled(session, traced, programs[0][1]) if compiled else None
     output.say_if_partitioned((each for _, each in programs), json)
     output.say_unused_donations(each for _, each in programs)
     if json:
         from jaxprtool.render.documents.found import MemoryDocument
 
         first = found[0]
-        output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, found))
-        return
-    output.write_each(render.memory_table(each, output.width(), top) for each in found)
+        output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, found, peak))
+    elif peak is not None:
+        output.write_rendered(compiled_table(peak, output.width(), top))
+    else:
+        output.write_each(render.memory_table(each, output.width(), top) for each in found)
+    if most is not None:
+        require_within(most, [peak] if peak is not None else found)
+
+
+def _compiled(session: Session, traced: Traced, program: Program) -> CompiledPeak:
+    """Return the memory of the compiled program, for arguments where the given ones lie."""
+    from jaxprtool.api.investigate.compiled_memory import compiled_memory
+
+    session.on_progress(f"compiling {program.name}")
+    return compiled_memory(program, list(traced.given_to(program).values.values()))
 
 
 def _profile(found: Memory) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.compiled_memory import buffers_shown
 from jaxprtool.cli.options import OUTPUT, RUN
 from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
 from jaxprtool.cli.running import (
@@ -94,11 +95,13 @@ def run(
         program = only_program("run takes", programs)
         output.say_unused_donations([program])
         pass_time = time.perf_counter() - start
-        prepared = ready(traced.given_to(program), seed, backend, device)
+        given = traced.given_to(program)
+        with buffers_shown(given, session.on_progress):
+            prepared = ready(given, seed, backend, device)
         program, arguments = prepared.program, prepared.filled.arguments
         compiling = writer.compiler(program) if writer else contextlib.nullcontext()
         with printed_by_functions(json):
-            with compiling:
+            with compiling, buffers_shown(given, session.on_progress):
                 report = run.run(program, arguments, prepared.device, repeat, session.on_progress)
             found = []
             if check:

@@ -16,10 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from jaxprtool.analysis.memory import Memory
-from jaxprtool.analysis.memory.origins import Origin, Origins
+from jaxprtool.analysis.memory.origins import Origins
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.paths import common_path, without_numbers
-from jaxprtool.ir.hlo.buffers import Allocation, Assignment, Buffer, Placed, buffer_assignment
+from jaxprtool.ir.hlo.buffers import (
+    Allocation,
+    Assignment,
+    Buffer,
+    Placed,
+    Position,
+    buffer_assignment,
+)
 from jaxprtool.ir.hlo.live_ranges import LiveRanges
 from jaxprtool.ir.hlo.module import Module, compiled_module
 from jaxprtool.ir.programs.program import Program
@@ -59,8 +66,8 @@ class PeakBuffer:
         type: Their type, as XLA writes it.
         operation: The name of XLA's operation that computes the first of them; "" for none.
         until: The last operation that reads them, and its line; "" if they live to the end.
-        shares: What else uses this memory: the result that a donated argument is reused for, or the
-            operand that is written over.
+        shares: What else uses this memory: the result that a donated argument is reused for, the
+            operand that is written over, or the result that is written later.
         frames: The frames of the first of them, the innermost first.
     """
 
@@ -76,6 +83,7 @@ class PeakBuffer:
     frames: tuple[UserFrame, ...] = ()
 
 
+@document(without=("buffers",))
 @dataclass(frozen=True)
 class LineBytes:
     """The memory of a line at the peak.
@@ -85,14 +93,15 @@ class LineBytes:
             line" for what XLA makes of none.
         bytes: The bytes of XLA's buffers.
         estimate_bytes: The bytes in the estimate without compiling.
+        buffers: XLA's buffers of the line, the largest first.
     """
 
     line: str
     bytes: int
     estimate_bytes: int
+    buffers: tuple[PeakBuffer, ...]
 
 
-@document(names={"name": "program"})
 @dataclass(frozen=True)
 class CompiledPeak:
     """The memory that XLA assigned to a compiled program, on each device.
@@ -108,7 +117,7 @@ class CompiledPeak:
         donated_bytes: The bytes of results that are written to the memory of donated arguments.
         unused_bytes: Those of `temporary_bytes` that hold no value at the peak.
         unshared_bytes: The bytes that the temporaries would need if none shared memory.
-        at: The operation that runs at the peak, and its line.
+        at: The line of the operation that runs at the peak, and its primitive.
         estimate_bytes: The peak that was estimated without compiling.
         buffers: The buffers at the peak, the largest first; they add up to `peak_bytes`.
         lines: The bytes by line, and the estimated ones, the largest first.
@@ -146,10 +155,10 @@ def compiled_memory(program: Program, compiled: Any, estimate: Memory) -> Compil
     reader = _Reader(program, module, assignment)
     counted = [each for each in assignment.allocations if not each.is_local]
     temporaries = [each for each in counted if each.is_temporary]
-    time, alive = reader.ranges.peak(temporaries)
-    values = [reader.value(placed, size) for placed, size in alive]
+    time = reader.ranges.peak(temporaries)
+    values = [reader.value(*each) for each in reader.ranges.live(temporaries, time)]
     unused = _size(temporaries) - sum(each.bytes for each in values)
-    fixed = [found for each in counted if (found := reader.fixed(each))]
+    fixed = [found for each in counted for found in reader.fixed(each, time)]
     rest = [PeakBuffer(unused, "", "between buffers", "unused", 1, "")] if unused else []
     buffers = _grouped([*fixed, *values, *rest])
     return CompiledPeak(
@@ -191,67 +200,60 @@ class _Reader:
 
     def _named_results(self, program: Program) -> dict[int, list[str]]:
         """Return the names of the results in each allocation."""
-        root = self._module.entry.root
-        indices = [(i,) for i in range(len(root.shape.parts))] or [()]
         found = defaultdict[int, list[str]](list)
-        # Tokens of effects and errors of checks come first.
-        for name, index in zip(reversed(program.out_names), reversed(indices), strict=False):
-            if (buffer := self.ranges.buffer_at((root.id, index))) is not None:
-                found[self._places[buffer.id][0]].insert(0, name)
+        # Tokens of effects and errors of checks come before the results of the program.
+        positions = self._positions()[-len(program.out_names) :] if program.out_names else []
+        for name, position in zip(program.out_names, positions, strict=True):
+            if (buffer := self.ranges.buffer_at(position)) is not None:
+                found[self._places[buffer.id][0]].append(name)
         return found
 
-    def fixed(self, allocation: Allocation) -> PeakBuffer | None:
-        """Return the argument, result or constant in an allocation; None for temporaries."""
-        first = next((p.buffer for p in allocation.placed), None)
+    def fixed(self, allocation: Allocation, time: int) -> Iterator[PeakBuffer]:
+        """Yield the argument, constant or result in an allocation.
+
+        Before a result is written, its memory may hold another value.
+        """
+        size = allocation.size
         names = ", ".join(self._results.get(allocation.index, ()))
-        kind: Kind
+        first = next((p.buffer for p in allocation.placed), None)
         if allocation.parameter is not None:
-            kind, what, origin = "argument", self._parameter(allocation), Origin()
+            first = self._parameter(allocation)
+            name = first.instruction.op_name or first.instruction.name
             shares = f"reused for {names}" if names else ""
-            first = self._module_parameter(allocation)
-        elif allocation.is_result and first is not None and first.shape.parts:
-            kind, what, origin, shares = "pointers", "table of the results", Origin(), ""
-        elif allocation.is_result:
-            first = self._result_in(allocation) or first
-            kind, what, shares = "result", names, self._others(allocation, first)
-            origin = Origin() if first is None else self._origins.of(first)
+            yield PeakBuffer(size, "", name, "argument", 1, str(first.shape), shares=shares)
         elif allocation.is_constant:
-            kind, what, origin, shares = "constant", "constant", Origin(), ""
-        else:
-            return None
-        shape = "" if first is None else str(first.shape)
-        size, line = allocation.size, origin.line
-        return PeakBuffer(size, line, what, kind, 1, shape, "", "", shares, origin.frames)
+            shape = "" if first is None else str(first.shape)
+            yield PeakBuffer(size, "", "constant", "constant", 1, shape)
+        elif allocation.is_result and not names:
+            yield PeakBuffer(size, "", "table of the results", "pointers", 1, "")
+        elif allocation.is_result:
+            made = self._result(allocation)
+            for placed, bytes in self.ranges.live([allocation], time):
+                if self._group(placed.buffer) != self._group(made):
+                    size -= bytes
+                    yield replace(self.value(placed, bytes), shares=f"in the memory of {names}")
+            if size:
+                origin, shape = self._origins.of(made), str(made.shape)
+                yield PeakBuffer(size, origin.line, names, "result", 1, shape, frames=origin.frames)
 
-    def _parameter(self, allocation: Allocation) -> str:
-        found = self._module_parameter(allocation)
-        return "" if found is None else found.instruction.op_name or found.instruction.name
+    def _group(self, buffer: Buffer) -> int:
+        return self._assignment.groups[buffer.id]
 
-    def _module_parameter(self, allocation: Allocation) -> Buffer | None:
+    def _parameter(self, allocation: Allocation) -> Buffer:
         entry = {each.id for each in self._module.entry.instructions}
         held = (placed.buffer for placed in allocation.placed)
-        of = (b for b in held if b.instruction.opcode == "parameter" and b.instruction.id in entry)
-        return next(of, None)
+        return next(
+            b for b in held if b.instruction.opcode == "parameter" and b.instruction.id in entry
+        )
 
-    def _result_in(self, allocation: Allocation) -> Buffer | None:
+    def _result(self, allocation: Allocation) -> Buffer:
+        held = (self.ranges.buffer_at(position) for position in self._positions())
+        return next(b for b in held if b and self._places[b.id][0] == allocation.index)
+
+    def _positions(self) -> list[Position]:
+        """Return the positions of the results of the module."""
         root = self._module.entry.root
-        for i in range(max(1, len(root.shape.parts))):
-            found = self.ranges.buffer_at((root.id, (i,) if root.shape.parts else ()))
-            if found is not None and self._places[found.id][0] == allocation.index:
-                return found
-        return None
-
-    def _others(self, allocation: Allocation, result: Buffer | None) -> str:
-        """Return what the memory of a result holds before."""
-        groups, own = self._assignment.groups, None
-        if result is not None:
-            own = groups[result.id]
-        others = {groups[p.buffer.id]: p.buffer for p in allocation.placed}
-        named = [self._origins.of(b).what for number, b in others.items() if number != own]
-        if not named:
-            return ""
-        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-        return f"before, it holds {named[-1]}{more}"
+        return [(root.id, (i,)) for i in range(len(root.shape.parts))] or [(root.id, ())]
 
     def value(self, placed: Placed, size: int) -> PeakBuffer:
         """Return a live value in the memory that values share."""
@@ -270,10 +272,9 @@ class _Reader:
         """Return which operand the operation that makes a value writes over."""
         made = placed.buffer
         allocation, _ = self._places[made.id]
-        groups = self._assignment.groups
         for operand in made.instruction.operands:
             read = self.ranges.buffer_at((operand, ()))
-            if read is None or groups[read.id] == groups[made.id]:
+            if read is None or self._group(read) == self._group(made):
                 continue
             where, other = self._places[read.id]
             if where == allocation and placed.common(other):
@@ -282,13 +283,16 @@ class _Reader:
 
     def unshared(self, allocation: Allocation) -> int:
         """Return the bytes of the groups of buffers in an allocation."""
-        groups = {self._assignment.groups[p.buffer.id]: p.size for p in allocation.placed}
+        groups = {self._group(p.buffer): p.size for p in allocation.placed}
         return sum(groups.values())
 
     def at(self, time: int) -> str:
-        """Return the operation that runs at a time, and its line; "" if nothing runs."""
-        running = [n for n, when in self.ranges.time.items() if when == time]
-        return self._origins.made(self._module.instructions[running[0]]).text if running else ""
+        """Return the line of the operation that runs at a time, and its primitive."""
+        running = next((n for n, when in self.ranges.time.items() if when == time), None)
+        if running is None:
+            return ""
+        origin = self._origins.made(self._module.instructions[running])
+        return " ".join(filter(None, (origin.line, origin.what)))
 
 
 def _grouped(buffers: Iterable[PeakBuffer]) -> tuple[PeakBuffer, ...]:
@@ -311,22 +315,31 @@ def _grouped(buffers: Iterable[PeakBuffer]) -> tuple[PeakBuffer, ...]:
 
 
 def _lines(buffers: Iterable[PeakBuffer], estimate: Memory) -> tuple[LineBytes, ...]:
-    """Return the bytes of each line in XLA's buffers and in the estimate."""
-    sizes = defaultdict[str, list[int]](lambda: [0, 0])
-    for i, (kind, line, size) in enumerate_sizes(buffers, estimate):
-        sizes[line_of(kind, line)][i] += size
-    found = (LineBytes(line, *both) for line, both in sizes.items())
+    """Return the buffers of each line, and their bytes beside those of the estimate."""
+    held = defaultdict[str, list[PeakBuffer]](list)
+    for each in buffers:
+        held[_line(each.kind, each.line)].append(each)
+    estimated = estimated_lines(estimate)
+    found = (
+        LineBytes(
+            line,
+            sum(each.bytes for each in held[line]),
+            estimated.get(line, 0),
+            tuple(held[line]),
+        )
+        for line in dict.fromkeys([*held, *estimated])
+    )
     return tuple(sorted(found, key=lambda each: (-each.bytes, -each.estimate_bytes)))
 
 
-def enumerate_sizes(
-    buffers: Iterable[PeakBuffer], estimate: Memory
-) -> Iterator[tuple[int, tuple[str, str, int]]]:
-    """Yield kind, line and bytes of each buffer, with 0, and of each estimated value, with 1."""
-    yield from ((0, (each.kind, each.line, each.bytes)) for each in buffers)
-    yield from ((1, (live.kind, live.source, live.bytes)) for live in estimate.live)
+def estimated_lines(estimate: Memory) -> dict[str, int]:
+    """Return the estimated bytes at the peak by line, under the names of `LineBytes`."""
+    sizes = defaultdict[str, int](int)
+    for live in estimate.live:
+        sizes[_line(live.kind, live.source)] += live.bytes
+    return dict(sizes)
 
 
-def line_of(kind: str, line: str) -> str:
-    """Return the line of a buffer or of an estimated value in `lines`."""
+def _line(kind: str, line: str) -> str:
+    """Return the line of a buffer or of an estimated value in `LineBytes`."""
     return _LINES.get(kind) or line.partition(BEHIND)[0] or NO_LINE

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.errors import ArgumentsError
+from jaxprtool.errors import ArgumentsError, OutOfMemoryError
 from jaxprtool.ir.basics.dtypes import is_foreign
 from jaxprtool.ir.dataflow.input_domains import POSITIVE, Domain, input_domains, shown
 from jaxprtool.ir.programs.program import Program
@@ -91,7 +91,12 @@ def fill(
         if isinstance(value, jax.ShapeDtypeStruct):
             sharding = value.sharding
             domain = (domains or {}).get(name) or _domain(program, position)
-            value = random_argument(program, position, seed, domain)
+            try:
+                value = random_argument(program, position, seed, domain)
+            except MemoryError as error:
+                raise OutOfMemoryError(
+                    f"argument '{name}' of {program.name} does not fit: {error}"
+                ) from error
             if domain is not None:
                 within[name] = domain
             if isinstance(getattr(sharding, "mesh", None), jax.sharding.Mesh):

@@ -15,7 +15,12 @@ from jax.experimental import checkify
 from jax.experimental.layout import Format
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
+from jaxprtool.errors import (
+    BackendError,
+    OutOfMemoryError,
+    UnsupportedError,
+    UserFunctionError,
+)
 from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.arguments import fitting, flat_arguments, require_runnable
 from jaxprtool.execute.running.calls import CallForm, call_form, seconds_of
@@ -320,6 +325,7 @@ def compiled(
             compile_time, executable = _timed(lowered.compile)
         compile_cpu = time.process_time() - start
     except Exception as error:  # lowering rules may raise anything
+        _require_memory(program, error)
         raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
     call = _raising(jitted) if checked else jitted
     memory = _memory(executable)
@@ -376,7 +382,14 @@ def failures_reported(program: Program) -> Iterator[None]:
                 raise UserFunctionError(
                     f"{program.name} raised {type(first).__name__}: {_one_line(first)}"
                 ) from first
+            _require_memory(program, error)
             raise BackendError(f"{program.name} failed while it ran: {_one_line(error)}") from error
+
+
+def _require_memory(program: Program, error: Exception) -> None:
+    """Raise OutOfMemoryError for an error of a device whose memory is full."""
+    if "RESOURCE_EXHAUSTED" in str(error):
+        raise OutOfMemoryError(f"{program.name} does not fit: {_one_line(error)}") from error
 
 
 def devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.Device, ...]:

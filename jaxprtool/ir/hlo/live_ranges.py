@@ -102,16 +102,10 @@ class LiveRanges:
             start = self._spans[home].start
         return Span(start, max(start, self._ends.get(buffer.id, 0)))
 
-    def peak(self, allocations: Sequence[Allocation]) -> tuple[int, list[tuple[Placed, int]]]:
-        """Return the time at which most of some allocations is in use, and what is live then.
-
-        Returns:
-            The time, and each live buffer with its bytes. Where an instruction writes over its
-            operand, the shared bytes are those of its result.
-        """
-        uses = list(self._uses(allocations))
+    def peak(self, allocations: Sequence[Allocation]) -> int:
+        """Return the time at which most bytes of some allocations are in use."""
         starts, ends = defaultdict[int, list[_Use]](list), defaultdict[int, list[_Use]](list)
-        for use in uses:
+        for use in self._uses(allocations):
             starts[use.span.start].append(use)
             ends[use.span.end].append(use)
         at = most = live = 0
@@ -121,12 +115,19 @@ class LiveRanges:
             if used > most:
                 at, most = time, used
             live -= sum(use.size for use in ends[time])
-        alive = []
-        for use in uses:
-            if use.span.start <= at <= use.span.end:
-                lost = use.written_over(starts[at]) if use.span.end == at else 0
-                alive.append((use.holds(at), use.size - lost))
-        return at, alive
+        return at
+
+    def live(self, allocations: Sequence[Allocation], time: int) -> list[tuple[Placed, int]]:
+        """Return the buffers that are live at a time, with their bytes.
+
+        Where an instruction writes over its operand, the shared bytes are those of its result.
+        """
+        alive = [u for u in self._uses(allocations) if u.span.start <= time <= u.span.end]
+        started = [use for use in alive if use.span.start == time]
+        return [
+            (use.holds(time), use.size - (use.written_over(started) if use.span.end == time else 0))
+            for use in alive
+        ]
 
     def _uses(self, allocations: Sequence[Allocation]) -> Iterator[_Use]:
         """Yield the uses of places: the live ranges of a group that touch each other are one."""

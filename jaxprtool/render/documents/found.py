@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
     from jaxprtool.analysis.diff import BorderChange, Size
     from jaxprtool.analysis.memory import Live, Memory, Point
+    from jaxprtool.analysis.memory.compiled import CompiledPeak
     from jaxprtool.analysis.source_lines import Source
     from jaxprtool.execute.nans import BadValue, Operand
     from jaxprtool.execute.running.compile_profile import CompileProfile
@@ -27,6 +28,7 @@ class CostDocument(NamedTuple):
     programs: Annotated[Sequence[Cost], "Each program."]
 
 
+@document(optional=("compiled",))
 class MemoryDocument(NamedTuple):
     """`memory`, of one program."""
 
@@ -34,6 +36,7 @@ class MemoryDocument(NamedTuple):
     at: Annotated[Point, "The peak."]
     live: Annotated[Sequence[Live], "The values live at the peak, the largest first."]
     programs: Annotated[Sequence[Memory], "Each program."]
+    compiled: Annotated[CompiledPeak | None, "With `--compiled`: XLA's buffers."] = None
 
 
 class SourceDocument(NamedTuple):

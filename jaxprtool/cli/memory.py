@@ -95,7 +95,8 @@ def memory(
         with file_written_whole(pprof) as file:
             file.write(_profile(found[0]))
     peak = _compiled(session, traced, programs[0][1]) if compiled else None
-    output.say_if_partitioned((each for _, each in programs), json)
+    if peak is None:
+        output.say_if_partitioned((each for _, each in programs), json)
     output.say_unused_donations(each for _, each in programs)
     if json:
         from jaxprtool.render.documents.found import MemoryDocument

@@ -25,6 +25,7 @@ from jaxprtool.errors import (
 )
 from jaxprtool.ir.core.equations import equations, named, size_of, type_of
 from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.auto_sharding import is_over_devices
 from jaxprtool.ir.programs.meshes import concrete_mesh
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import top_jaxpr
@@ -103,10 +104,16 @@ def compiled(
     place = nullcontext() if device is None else jax.default_device(device)
     mesh = concrete_mesh(program, arguments, device)
     on_mesh = nullcontext() if mesh is None else jax.set_mesh(mesh)
-    shardings = [getattr(each, "sharding", None) for each in arguments]
-    placed = [s if s is not None and len(s.device_set) > 1 else None for s in shardings]
+    placed = [_placement(each) for each in arguments]
     with place, on_mesh, reported(program, "compiled"):
         return traced(program, flat=True, placed=placed).lower().compile()
+
+
+def _placement(argument: object) -> jax.sharding.Sharding | None:
+    """Return the sharding of an argument that lies on several devices; otherwise None."""
+    sharding = getattr(argument, "sharding", None)
+    is_abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+    return sharding if is_over_devices(sharding) and not is_abstract else None
 
 
 def module(

@@ -119,6 +119,7 @@ class CompiledPeak:
         unshared_bytes: The bytes that the temporaries would need if none shared memory.
         at: The line of the operation that runs at the peak, and its primitive.
         estimate_bytes: The peak that was estimated without compiling.
+        estimate_is_whole: Whether the estimate counts arrays whole that lie on several devices.
         buffers: The buffers at the peak, the largest first; they add up to `peak_bytes`.
         lines: The bytes by line, and the estimated ones, the largest first.
     """
@@ -135,6 +136,7 @@ class CompiledPeak:
     unshared_bytes: int
     at: str
     estimate_bytes: int
+    estimate_is_whole: bool
     buffers: tuple[PeakBuffer, ...]
     lines: tuple[LineBytes, ...]
 
@@ -174,6 +176,7 @@ def compiled_memory(program: Program, compiled: Any, estimate: Memory) -> Compil
         sum(reader.unshared(each) for each in temporaries),
         reader.at(time),
         estimate.peak_bytes,
+        bool(estimate.left_to_partitioner),
         buffers,
         _lines(buffers, estimate),
     )
@@ -291,7 +294,11 @@ class _Reader:
         running = next((n for n, when in self.ranges.time.items() if when == time), None)
         if running is None:
             return ""
-        origin = self._origins.made(self._module.instructions[running])
+        made = self.ranges.buffer_at((running, ()))
+        if made is None or made.shape.parts:
+            origin = self._origins.made(self._module.instructions[running])
+        else:
+            origin = self._origins.of(made)
         return " ".join(filter(None, (origin.line, origin.what)))
 
 

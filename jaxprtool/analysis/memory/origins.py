@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxprtool.ir.hlo.buffers import Assignment, Buffer
 from jaxprtool.ir.hlo.live_ranges import LiveRanges
@@ -22,6 +22,9 @@ _MOVES = {
     "dynamic-slice": ("a row of", 0),
     "dynamic-update-slice": ("stacked", 1),
 }
+
+#: Instructions after which a fusion is not named.
+_LAID_OUT = frozenset({"bitcast", "tuple", "parameter", "constant"})
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Origins:
         """Return where a buffer comes from.
 
         XLA's own instructions have no line. The value that goes round a loop in the same place has
-        one; a copy is named after what is copied.
+        one; a copy is named after what is copied, and has the line of what needs it.
         """
         return self._of(buffer, frozenset())
 
@@ -104,13 +107,32 @@ class Origins:
             for word, moved in self._moved(each):
                 if self._numbers[moved.id] not in seen:
                     origin = self._of(moved, seen)
-                    return Origin(origin.line, f"{word} {origin.what}", origin.frames)
+                    origin = origin if origin.line else self._needed_by(buffer.instruction)
+                    return replace(origin, what=f"{word} {self._of(moved, seen).what}")
         for each in around:
             if (made := self.made(each)).frames:
                 return made
         if buffer.instruction.opcode == "parameter":
             return Origin("", buffer.instruction.op_name or buffer.instruction.name)
-        return self.made(buffer.instruction)
+        return replace(
+            self._needed_by(buffer.instruction), what=_opcode(self._module, buffer.instruction)
+        )
+
+    def _needed_by(self, instruction: Instruction) -> Origin:
+        """Return where an operation with a line comes from that an instruction is made for."""
+        seen, pending = {instruction.id}, [instruction]
+        while pending:
+            made = pending.pop()
+            for index in [(i,) for i in range(len(made.shape.parts))] or [()]:
+                buffer = self._ranges.buffer_at((made.id, index))
+                reader = None if buffer is None else self._ranges.readers.get(buffer.id)
+                if reader is None or reader.id in seen:
+                    continue
+                if (origin := self.made(reader)).frames:
+                    return origin
+                seen.add(reader.id)
+                pending.append(reader)
+        return Origin()
 
     def _moved(self, instruction: Instruction) -> Iterator[tuple[str, Buffer]]:
         """Yield the buffers that XLA or a loop copies, or reads or writes rows of, and a word."""
@@ -142,7 +164,8 @@ class Origins:
     def _origin(self, op: Instruction, stack: tuple[UserFrame, ...]) -> Origin:
         name = op.op_name.partition(";")[0].rpartition("/")[2]
         location = self._frames.location_in(stack)
-        return Origin(self._frames.location_text(location), name or op.opcode, stack)
+        what = name or _opcode(self._module, op)
+        return Origin(self._frames.location_text(location), what, stack)
 
     def _described(
         self, instruction: Instruction
@@ -151,3 +174,9 @@ class Origins:
         for op in (instruction, *reversed(self._module.inside(instruction))):
             if stack := self._module.frames(op):
                 yield op, stack
+
+
+def _opcode(module: Module, instruction: Instruction) -> str:
+    """Return XLA's name of an operation; of a fusion, that of the last operation in it."""
+    inside = [op.opcode for op in module.inside(instruction)]
+    return next((each for each in reversed(inside) if each not in _LAID_OUT), instruction.opcode)

@@ -34,8 +34,8 @@ def compiled_table(found: CompiledPeak, width: int, top: int) -> Rendering:
         share = share_text(line.bytes, found.peak_bytes)
         sizes = in_bytes(line.bytes), in_bytes(line.estimate_bytes)
         table.add_row(share, *sizes, Text(line.line, style=theme.BINDER))
-        for size, what in _buffers(line):
-            table.add_row("", Text(size, style=theme.COMMENT), "", what)
+        for bytes_text, what in _buffers(line):
+            table.add_row("", Text(bytes_text, style=theme.COMMENT), "", what)
     rest = found.lines[top:]
     size, estimate = sum(each.bytes for each in rest), sum(each.estimate_bytes for each in rest)
     cells = share_text(size, found.peak_bytes), in_bytes(size), in_bytes(estimate)
@@ -48,7 +48,8 @@ def heading_text(found: CompiledPeak) -> str:
     """Return the peak and the estimate: `loss: 1.5 MiB compiled, 1.4 MiB estimated`."""
     each = f" on each of {found.devices} devices" if found.devices > 1 else ""
     size, estimate = in_bytes(found.peak_bytes), in_bytes(found.estimate_bytes)
-    return f"{found.name}: {size} compiled{each}, {estimate} estimated"
+    whole = " with whole arrays" if found.estimate_is_whole else ""
+    return f"{found.name}: {size} compiled{each}, {estimate} estimated{whole}"
 
 
 def facts(found: CompiledPeak) -> Iterator[str]:

@@ -303,9 +303,12 @@ class _Reader:
 
 
 def _grouped(buffers: Iterable[PeakBuffer]) -> tuple[PeakBuffer, ...]:
-    """Merge equal buffers, and sort them by their bytes, the largest first."""
+    """Merge equal buffers, and sort them by their bytes, the largest first.
+
+    Tokens, which order effects, have no bytes and are left out.
+    """
     groups = defaultdict[tuple[object, ...], list[PeakBuffer]](list)
-    for each in buffers:
+    for each in filter(lambda buffer: buffer.bytes, buffers):
         same = each.kind, each.type, each.line, without_numbers(each.what)
         groups[*same, each.until, without_numbers(each.shares)].append(each)
     merged = (

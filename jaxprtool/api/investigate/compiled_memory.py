@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from jaxprtool.analysis.memory import memory
 from jaxprtool.analysis.memory.compiled import CompiledPeak
 from jaxprtool.analysis.memory.compiled import compiled_memory as analysis
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.formats.lowering import compiled
+from jaxprtool.ir.basics.quantities import some
 from jaxprtool.ir.programs.program import Program
 
 
@@ -26,10 +28,16 @@ def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> Compi
         arguments: Its flat arguments or their types, if they lie on several devices.
 
     Raises:
+        ArgumentsError: If it was traced with arguments on several devices, and none are given.
         UnsupportedError: For symbolic sizes or free named axes, if XLA cannot compile the program,
             or if the backend does not describe its buffers.
         BackendError: If there are too few devices for its mesh.
     """
+    if program.sharded and not arguments:
+        raise ArgumentsError(
+            f"{program.name} was traced with {some(program.sharded, 3)} on several devices",
+            "pass its flat arguments too, which tell where they lie",
+        )
     estimate = memory(program)
     with compiled_afresh():
         return analysis(program, compiled(program, arguments), estimate)

@@ -66,7 +66,9 @@ def convolutions(kernel, second):
 
 def drawn(key, x):
     keys = jax.random.split(key, 3)
-    return [jax.random.normal(each, (64, 64)) @ x.T for each in keys], jax.random.permutation(key, x)
+    return [jax.random.normal(each, (64, 64)) @ x.T for each in keys], jax.random.permutation(
+        key, x
+    )
 
 
 def indexed(x):

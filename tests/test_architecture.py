@@ -156,6 +156,7 @@ def test_no_file_imports_itself_by_way_of_others():
 NAME_LISTS = {
     "ir/basics/plugins.py": "whose primitives they are, for the hint to install it",
     "ir/core/traits.py": "the table",
+    "ir/hlo/live_ranges.py": "XLA's instructions, which are not primitives",
     "jaxcompat/checking.py": "what rules of JAX's own look at; stands below the table",
     "formats/jaxpr/params.py": "parameters of primitives, by name",
     "formats/python/rules/elementwise.py": "a rule for each operator, registered in a loop",

@@ -294,11 +294,9 @@ class _Reader:
         running = next((n for n, when in self.ranges.time.items() if when == time), None)
         if running is None:
             return ""
-        made = self.ranges.buffer_at((running, ()))
-        if made is None or made.shape.parts:
-            origin = self._origins.made(self._module.instructions[running])
-        else:
-            origin = self._origins.of(made)
+        instruction = self._module.instructions[running]
+        made = self.ranges.buffer_at((running, (0,) if instruction.shape.parts else ()))
+        origin = self._origins.made(instruction) if made is None else self._origins.of(made)
         return " ".join(filter(None, (origin.line, origin.what)))
 
 

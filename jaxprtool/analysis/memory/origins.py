@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jaxprtool.ir.hlo.buffers import Assignment, Buffer
-from jaxprtool.ir.hlo.live_ranges import LiveRanges
+from jaxprtool.ir.hlo.live_ranges import CALLS, LiveRanges
 from jaxprtool.ir.hlo.module import Instruction, Module
 from jaxprtool.ir.source.frames import BEHIND, Frames
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Instructions that pass on what others compute.
-_HANDED_ON = frozenset({"parameter", "while", "conditional", "call", "tuple"})
+_HANDED_ON = CALLS | {"parameter", "tuple"}
 
-#: Instructions that copy an operand, or read or write rows of one: what the result is called, and
-#: the operand's position.
+#: Instructions that copy an operand, or read or write rows: how the result is called after the
+#: operand at a position. A loop that writes rows stacks what it writes.
 _MOVES = {
-    "copy": ("copy of", 0),
-    "dynamic-slice": ("a row of", 0),
-    "dynamic-update-slice": ("stacked", 1),
+    "copy": ("copy of ", 0),
+    "dynamic-slice": ("a row of ", 0),
+    "dynamic-update-slice": ("", 1),
 }
 
 #: Instructions after which a fusion is not named.
@@ -101,14 +101,14 @@ class Origins:
         computed = [each for each in around if each.opcode not in _HANDED_ON]
         for each in (*computed, *around):
             for op, stack in self._described(each):
-                if not self._is_of_loop(op, each):
+                if not self._is_of_loop(op, each, around):
                     return self._origin(op, stack)
         for each in computed:
             for word, moved in self._moved(each):
                 if self._numbers[moved.id] not in seen:
                     origin = self._of(moved, seen)
-                    origin = origin if origin.line else self._needed_by(buffer.instruction)
-                    return replace(origin, what=f"{word} {self._of(moved, seen).what}")
+                    located = origin if origin.line else self._needed_by(buffer.instruction)
+                    return replace(located, what=f"{word}{origin.what}")
         for each in around:
             if (made := self.made(each)).frames:
                 return made
@@ -137,8 +137,10 @@ class Origins:
     def _moved(self, instruction: Instruction) -> Iterator[tuple[str, Buffer]]:
         """Yield the buffers that XLA or a loop copies, or reads or writes rows of, and a word."""
         for op in reversed(self._module.inside(instruction)):
-            word, position = _MOVES.get(op.opcode, ("", 0))
-            if word and (buffer := self._outside(instruction, op.operands[position])) is not None:
+            if op.opcode not in _MOVES:
+                continue
+            word, position = _MOVES[op.opcode]
+            if (buffer := self._outside(instruction, op.operands[position])) is not None:
                 yield word, buffer
 
     def _outside(self, instruction: Instruction, number: int) -> Buffer | None:
@@ -152,14 +154,22 @@ class Origins:
             number = instruction.operands[op.parameter_number]
         return self._ranges.buffer_at((number, ()))
 
-    def _is_of_loop(self, op: Instruction, instruction: Instruction) -> bool:
-        """Return True if a loop makes an operation, such as a row's slice, and no equation does."""
-        if op.opcode == "while":
-            return True
-        loop = self._ranges.caller(instruction)
-        if loop is None or loop.opcode != "while":
-            return False
-        return self._module.frames(op)[:1] == self._module.frames(loop)[:1]
+    def _is_of_loop(
+        self, op: Instruction, instruction: Instruction, around: Sequence[Instruction]
+    ) -> bool:
+        """Return True if a loop makes an operation, such as a row's slice, and no equation does.
+
+        Args:
+            op: The operation.
+            instruction: The operation, or the fusion around it.
+            around: The instructions that write to the same place.
+        """
+        loops = [self._ranges.caller(instruction), *around]
+        frame = self._module.frames(op)[:1]
+        return any(
+            loop is not None and loop.opcode == "while" and self._module.frames(loop)[:1] == frame
+            for loop in loops
+        )
 
     def _origin(self, op: Instruction, stack: tuple[UserFrame, ...]) -> Origin:
         name = op.op_name.partition(";")[0].rpartition("/")[2]

@@ -26,7 +26,7 @@ _SAME = frozenset({"bitcast", "optimization-barrier", "domain", "add-dependency"
 _PASSED_ON = _SAME | {"tuple", "get-tuple-element"}
 
 #: Instructions whose computations run step by step and have buffers of their own.
-_CALLS = frozenset({"while", "conditional", "call"})
+CALLS = frozenset({"while", "conditional", "call"})
 
 #: The time of the end of a module.
 END = sys.maxsize
@@ -170,7 +170,7 @@ class LiveRanges:
             return made.operands[index[0]], index[1:]
         if made.opcode == "while":
             return made.operands[0], index
-        if made.opcode in _CALLS:
+        if made.opcode in CALLS:
             return self._module.computations[made.calls[0]].root.id, index
         if made.opcode == "parameter" and (home := self._homes.get(number)) is not None:
             caller = self._callers.get(home)
@@ -184,7 +184,7 @@ class LiveRanges:
         for number in self._module.schedule[computation.id]:
             made = self._module.instructions[number]
             self._homes[number] = computation.id
-            if made.opcode in _CALLS:
+            if made.opcode in CALLS:
                 for called in made.calls:
                     self._callers[called] = made
                     clock = self._order(self._module.computations[called], clock + 1)
@@ -215,7 +215,7 @@ class LiveRanges:
 
     def _use(self, made: Instruction, index: tuple[int, ...]) -> int:
         """Return the time until which an instruction reads the part of an operand."""
-        if made.opcode in _CALLS and (made.opcode != "while" or (made.id, index) in self._defined):
+        if made.opcode in CALLS and (made.opcode != "while" or (made.id, index) in self._defined):
             return self._spans[made.calls[0]].start
         return self.time[made.id]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import in_bytes, plural, times
@@ -35,7 +36,8 @@ def compiled_table(found: CompiledPeak, width: int, top: int) -> Rendering:
         sizes = in_bytes(line.bytes), in_bytes(line.estimate_bytes)
         table.add_row(share, *sizes, Text(line.line, style=theme.BINDER))
         for bytes_text, what in _buffers(line):
-            table.add_row("", Text(bytes_text, style=theme.COMMENT), "", what)
+            below = Padding(what, (0, 0, 0, 2))
+            table.add_row("", Text(bytes_text, style=theme.COMMENT), "", below)
     rest = found.lines[top:]
     size, estimate = sum(each.bytes for each in rest), sum(each.estimate_bytes for each in rest)
     cells = share_text(size, found.peak_bytes), in_bytes(size), in_bytes(estimate)
@@ -75,7 +77,7 @@ def facts(found: CompiledPeak) -> Iterator[str]:
 def _buffers(line: LineBytes) -> Iterator[tuple[str, Text]]:
     """Yield the size and a description of the largest buffers of a line."""
     for each in line.buffers[:_BUFFERS]:
-        cell = Text("  ")
+        cell = Text()
         if each.type:
             cell.append(f"{times(each.count, each.type)} ", style=theme.TYPE)
         cell.append(each.what, style=theme.PRIMITIVE)
@@ -84,7 +86,7 @@ def _buffers(line: LineBytes) -> Iterator[tuple[str, Text]]:
         yield in_bytes(each.bytes), cell
     if rest := line.buffers[_BUFFERS:]:
         size = sum(each.bytes for each in rest)
-        yield in_bytes(size), Text(f"  {plural(len(rest), 'other')}", style=theme.COMMENT)
+        yield in_bytes(size), Text(f"{plural(len(rest), 'other')}", style=theme.COMMENT)
 
 
 def _note(buffer: PeakBuffer, line: str) -> str:

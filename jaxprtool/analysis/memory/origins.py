@@ -123,9 +123,8 @@ class Origins:
         seen, pending = {instruction.id}, [instruction]
         while pending:
             made = pending.pop()
-            for index in [(i,) for i in range(len(made.shape.parts))] or [()]:
-                buffer = self._ranges.buffer_at((made.id, index))
-                reader = None if buffer is None else self._ranges.readers.get(buffer.id)
+            for buffer in self._written_by(made):
+                reader = self._ranges.readers.get(buffer.id)
                 if reader is None or reader.id in seen:
                     continue
                 if (origin := self.made(reader)).frames:
@@ -133,6 +132,13 @@ class Origins:
                 seen.add(reader.id)
                 pending.append(reader)
         return Origin()
+
+    def _written_by(self, instruction: Instruction) -> Iterator[Buffer]:
+        """Yield the buffers of an instruction's result, or of the parts of a tuple."""
+        parts = range(len(instruction.shape.parts))
+        for index in ((i,) for i in parts) if parts else [()]:
+            if (buffer := self._ranges.buffer_at((instruction.id, index))) is not None:
+                yield buffer
 
     def _moved(self, instruction: Instruction) -> Iterator[tuple[str, Buffer]]:
         """Yield the buffers that XLA or a loop copies, or reads or writes rows of, and a word."""

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 _TOP = 8
 
 
+def peak_of(given: RunInputs) -> CompiledPeak:
+    """Return XLA's buffers at the peak of a program, compiled for where its arguments lie."""
+    from jaxprtool.api.investigate.compiled_memory import compiled_memory
+
+    names = given.program.arg_names
+    return compiled_memory(given.program, [given.values.get(name) for name in names])
+
+
 def require_within(limit: int, found: Sequence[Memory | CompiledPeak]) -> None:
     """Raise CheckError for the first program that needs more than `limit` bytes."""
     from jaxprtool.analysis.memory import Memory
@@ -58,13 +66,12 @@ def buffers_shown(given: RunInputs, on_progress: OnProgress) -> Iterator[None]:
 
 def _table(given: RunInputs) -> Rendering:
     from jaxprtool.analysis.memory import memory
-    from jaxprtool.api.investigate.compiled_memory import compiled_memory
     from jaxprtool.render.reports.compiled_memory import compiled_table
     from jaxprtool.render.reports.memory import memory_table
 
     width = output.width(sys.stderr) - 4
     try:
-        found = compiled_memory(given.program, list(given.values.values()))
+        found = peak_of(given)
     except UnsupportedError:
         return memory_table(memory(given.program), width, _TOP)
     return compiled_table(found, width, _TOP)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.compiled_memory import require_within
+from jaxprtool.cli.compiled_memory import peak_of, require_within
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Memory
-    from jaxprtool.analysis.memory.compiled import CompiledPeak
-    from jaxprtool.api.targets import Traced
-    from jaxprtool.ir.programs.program import Program
 
 _Top = Annotated[int, Panel("Groups").option("--top", "N", "Show the N largest groups.", min=1)]
 _Plot = Annotated[
@@ -94,7 +91,10 @@ def memory(
     if pprof is not None:
         with file_written_whole(pprof) as file:
             file.write(_profile(found[0]))
-    peak = _compiled(session, traced, programs[0][1]) if compiled else None
+    peak = None
+    if compiled:
+        session.on_progress(f"compiling {programs[0][0]}")
+        peak = peak_of(traced.given_to(programs[0][1]))
     if peak is None:
         output.say_if_partitioned((each for _, each in programs), json)
     output.say_unused_donations(each for _, each in programs)
@@ -109,14 +109,6 @@ def memory(
         output.write_each(render.memory_table(each, output.width(), top) for each in found)
     if most is not None:
         require_within(most, [peak] if peak is not None else found)
-
-
-def _compiled(session: Session, traced: Traced, program: Program) -> CompiledPeak:
-    """Return the memory of the compiled program, for arguments where the given ones lie."""
-    from jaxprtool.api.investigate.compiled_memory import compiled_memory
-
-    session.on_progress(f"compiling {program.name}")
-    return compiled_memory(program, list(traced.given_to(program).values.values()))
 
 
 def _profile(found: Memory) -> bytes:

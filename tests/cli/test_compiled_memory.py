@@ -73,12 +73,17 @@ def test_one_program_is_compiled(cli):
     assert found.code == 2 and found.err.startswith("error: --compiled takes one program")
 
 
-@pytest.mark.parametrize("name, what", [("huge", "filled.py:12"), ("huge_argument", "arguments")])
-def test_a_program_that_does_not_fit_shows_its_buffers(cli, name, what):
+@pytest.mark.parametrize(
+    "name, fault, what",
+    [
+        ("huge", "huge failed while it ran: RESOURCE_EXHAUSTED", "filled.py:12"),
+        ("huge_argument", "argument 'x' of huge_argument does not fit", "arguments"),
+    ],
+)
+def test_a_program_that_does_not_fit_shows_its_buffers(cli, name, fault, what):
     found = cli("run", f"filled.py:{name}")
     first, second, *rest = found.err.splitlines()
-    assert found.code == 2 and found.out == "" and first.startswith("error: ")
-    assert "does not fit" in first
+    assert found.code == 2 and found.out == "" and first.startswith(f"error: {fault}")
     assert second.strip().startswith(f"{name}: 596.0 GiB compiled")
     table = "\n".join(rest)
     assert "596.0 GiB" in table and what in table

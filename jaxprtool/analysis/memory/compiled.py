@@ -200,15 +200,20 @@ class _Reader:
             for placed in each.placed
         }
         self._results = self._named_results(program)
+        parameters = (each for each in module.entry.instructions if each.opcode == "parameter")
+        self._parameters = {each.parameter_number: each for each in parameters}
 
-    def _named_results(self, program: Program) -> dict[int, list[str]]:
-        """Return the names of the results in each allocation."""
-        found = defaultdict[int, list[str]](list)
-        # Tokens of effects and errors of checks come before the results of the program.
-        positions = self._positions()[-len(program.out_names) :] if program.out_names else []
-        for name, position in zip(program.out_names, positions, strict=True):
+    def _named_results(self, program: Program) -> dict[int, tuple[Buffer, list[str]]]:
+        """Return the buffer and the names of the results in each allocation."""
+        root = self._module.entry.root
+        parts = range(len(root.shape.parts))
+        positions: list[Position] = [(root.id, (i,)) for i in parts] or [(root.id, ())]
+        found: dict[int, tuple[Buffer, list[str]]] = {}
+        # The tokens of effects come before the results of the program.
+        first = len(positions) - len(program.out_names)
+        for name, position in zip(program.out_names, positions[first:], strict=True):
             if (buffer := self.ranges.buffer_at(position)) is not None:
-                found[self._places[buffer.id][0]].append(name)
+                found.setdefault(self._places[buffer.id][0], (buffer, []))[1].append(name)
         return found
 
     def fixed(self, allocation: Allocation, time: int) -> Iterator[PeakBuffer]:
@@ -217,46 +222,28 @@ class _Reader:
         Before a result is written, its memory may hold another value.
         """
         size = allocation.size
-        names = ", ".join(self._results.get(allocation.index, ()))
-        first = next((p.buffer for p in allocation.placed), None)
+        made, all_names = self._results.get(allocation.index, (None, []))
+        names = ", ".join(all_names)
         if allocation.parameter is not None:
-            first = self._parameter(allocation)
-            name = first.instruction.op_name or first.instruction.name
+            given = self._parameters[allocation.parameter]
+            name, shape = given.op_name or given.name, str(given.shape)
             shares = f"reused for {names}" if names else ""
-            yield PeakBuffer(size, "", name, "argument", 1, str(first.shape), shares=shares)
+            yield PeakBuffer(size, "", name, "argument", 1, shape, shares=shares)
         elif allocation.is_constant:
-            shape = "" if first is None else str(first.shape)
+            shape = ", ".join(str(placed.buffer.shape) for placed in allocation.placed)
             yield PeakBuffer(size, "", "constant", "constant", 1, shape)
-        elif allocation.is_result and not names:
-            yield PeakBuffer(size, "", "table of the results", "pointers", 1, "")
-        elif allocation.is_result:
-            made = self._result(allocation)
-            for placed, bytes in self.ranges.live([allocation], time):
+        elif made is not None:
+            for placed, held in self.ranges.live([allocation], time):
                 if self._group(placed.buffer) != self._group(made):
-                    size -= bytes
-                    yield replace(self.value(placed, bytes), shares=f"in the memory of {names}")
-            if size:
-                origin, shape = self._origins.of(made), str(made.shape)
-                yield PeakBuffer(size, origin.line, names, "result", 1, shape, frames=origin.frames)
+                    size -= held
+                    yield replace(self.value(placed, held), shares=f"in the memory of {names}")
+            origin, shape = self._origins.of(made), str(made.shape)
+            yield PeakBuffer(size, origin.line, names, "result", 1, shape, frames=origin.frames)
+        elif allocation.is_result:
+            yield PeakBuffer(size, "", "table of the results", "pointers", 1, "")
 
     def _group(self, buffer: Buffer) -> int:
         return self._assignment.groups[buffer.id]
-
-    def _parameter(self, allocation: Allocation) -> Buffer:
-        entry = {each.id for each in self._module.entry.instructions}
-        held = (placed.buffer for placed in allocation.placed)
-        return next(
-            b for b in held if b.instruction.opcode == "parameter" and b.instruction.id in entry
-        )
-
-    def _result(self, allocation: Allocation) -> Buffer:
-        held = (self.ranges.buffer_at(position) for position in self._positions())
-        return next(b for b in held if b and self._places[b.id][0] == allocation.index)
-
-    def _positions(self) -> list[Position]:
-        """Return the positions of the results of the module."""
-        root = self._module.entry.root
-        return [(root.id, (i,)) for i in range(len(root.shape.parts))] or [(root.id, ())]
 
     def value(self, placed: Placed, size: int) -> PeakBuffer:
         """Return a live value in the memory that values share."""

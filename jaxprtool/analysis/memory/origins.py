@@ -108,7 +108,8 @@ class Origins:
                 if self._numbers[moved.id] not in seen:
                     origin = self._of(moved, seen)
                     located = origin if origin.line else self._needed_by(buffer.instruction)
-                    return replace(located, what=f"{word}{origin.what}")
+                    what = origin.what.removeprefix(word)  # a copy of a copy is a copy
+                    return replace(located, what=f"{word}{what}")
         for each in around:
             if (made := self.made(each)).frames:
                 return made

@@ -16,12 +16,14 @@ from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.formats.lowering import compiled
 from jaxprtool.ir.basics.quantities import some
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import with_contents
 
 
 def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> CompiledPeak:
     """Compile a program, and return XLA's buffers at its peak beside the estimate of `memory`.
 
     JAX's compilation cache is not used: its executables may have the lines of an earlier source.
+    Refs are arguments and results, as in `run`.
 
     Args:
         program: A `Program`.
@@ -38,6 +40,7 @@ def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> Compi
             f"{program.name} was traced with {some(program.sharded, 3)} on several devices",
             "pass its flat arguments too, which tell where they lie",
         )
+    program = with_contents(program)
     estimate = memory(program)
     with compiled_afresh():
         return analysis(program, compiled(program, arguments), estimate)

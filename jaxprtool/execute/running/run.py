@@ -17,6 +17,7 @@ from jax.experimental.layout import Format
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
     BackendError,
+    JaxprToolError,
     OutOfMemoryError,
     UnsupportedError,
     UserFunctionError,
@@ -325,8 +326,8 @@ def compiled(
             compile_time, executable = _timed(lowered.compile)
         compile_cpu = time.process_time() - start
     except Exception as error:  # lowering rules may raise anything
-        _require_memory(program, error)
-        raise UnsupportedError(f"{program.name} cannot be compiled: {_one_line(error)}") from error
+        kind = _kind(error, UnsupportedError)
+        raise kind(f"{program.name} cannot be compiled: {_one_line(error)}") from error
     call = _raising(jitted) if checked else jitted
     memory = _memory(executable)
     return Compiled(
@@ -382,14 +383,13 @@ def failures_reported(program: Program) -> Iterator[None]:
                 raise UserFunctionError(
                     f"{program.name} raised {type(first).__name__}: {_one_line(first)}"
                 ) from first
-            _require_memory(program, error)
-            raise BackendError(f"{program.name} failed while it ran: {_one_line(error)}") from error
+            kind = _kind(error, BackendError)
+            raise kind(f"{program.name} failed while it ran: {_one_line(error)}") from error
 
 
-def _require_memory(program: Program, error: Exception) -> None:
-    """Raise OutOfMemoryError for an error of a device whose memory is full."""
-    if "RESOURCE_EXHAUSTED" in str(error):
-        raise OutOfMemoryError(f"{program.name} does not fit: {_one_line(error)}") from error
+def _kind(error: Exception, otherwise: type[JaxprToolError]) -> type[JaxprToolError]:
+    """Return the class of our error for one of JAX's, which may say that memory is full."""
+    return OutOfMemoryError if "RESOURCE_EXHAUSTED" in str(error) else otherwise
 
 
 def devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.Device, ...]:

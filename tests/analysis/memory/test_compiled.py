@@ -159,3 +159,14 @@ def test_symbolic_sizes_are_refused():
     program = jaxprtool.load("jax.numpy:sin", "f32[n]")
     with pytest.raises(UnsupportedError):
         compiled_memory(program)
+
+
+def test_refs_have_the_names_of_their_arguments():
+    def add(total, x):
+        total[...] = total[...] + x
+        return x.sum()
+
+    each = found(add, jax.new_ref(W), W)
+    assert {buffer.what for buffer in of_kind(each, "argument")} == {"total", "x"}
+    results = [buffer.what for buffer in of_kind(each, "result")]
+    assert len(results) == 2 and "result" in results

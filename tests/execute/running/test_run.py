@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.errors import BackendError, UnsupportedError, UserFunctionError
+from jaxprtool.errors import BackendError, OutOfMemoryError, UnsupportedError, UserFunctionError
 from jaxprtool.execute.running.calls import call_form
 from jaxprtool.execute.running.fill import fill, random_array
 from jaxprtool.execute.running.run import choose_device, own_devices, run
@@ -118,7 +118,7 @@ def test_running_out_of_memory_is_the_devices_error():
     def f(x):
         return jnp.broadcast_to(x[0], (1 << 22, 1 << 22))
 
-    with pytest.raises(BackendError, match="f failed while it ran: RESOURCE_EXHAUSTED"):
+    with pytest.raises(OutOfMemoryError, match="f failed while it ran: RESOURCE_EXHAUSTED"):
         run(program(f, X), [X])
 
 

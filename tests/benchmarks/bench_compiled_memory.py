@@ -1,0 +1,60 @@
+"""XLA's own buffers at the peak, as `jaxprtool memory --compiled` explains them.
+
+    python tests/benchmarks/bench_compiled_memory.py [NAME …]
+
+Of the benchmark models and the samples that need 100 kB or more: the bytes that XLA assigned, what
+of the temporaries is unused at the peak, the estimate, the CPU seconds to compile and to find the
+buffers, and the line whose estimate is furthest from XLA's buffers.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from jaxprtool import memory
+from jaxprtool.analysis.memory.compiled import LineBytes, compiled_memory
+from jaxprtool.formats.lowering import compiled
+from tests.benchmarks.bench_memory import LARGE, LEAST, programs
+
+
+def error(line: LineBytes) -> int:
+    """How many bytes the estimate of a line is too low."""
+    return line.bytes - line.estimate_bytes
+
+
+def main() -> None:
+    jax.config.update("jax_enable_compilation_cache", False)
+    table = Table("program", "XLA, MB", "unused", "estimate", "compile, s", "buffers, s", "line")
+    for name, program in programs():
+        wanted = sys.argv[1:] or [name]
+        estimate = memory(program)
+        if not any(each in name for each in wanted) or estimate.peak_bytes < LEAST or name in LARGE:
+            continue
+        start = time.process_time()
+        executable = compiled(program)
+        middle = time.process_time()
+        found = compiled_memory(program, executable, estimate)
+        end = time.process_time()
+        worst = max(found.lines, key=lambda line: abs(error(line)))
+        table.add_row(
+            name,
+            f"{found.peak_bytes / 1e6:.2f}",
+            f"{found.unused_bytes / max(1, found.temporary_bytes):.1%}",
+            f"{found.estimate_bytes / found.peak_bytes:.2f}",
+            f"{middle - start:.1f}",
+            f"{end - middle:.2f}",
+            f"{error(worst) / 1e6:+.2f} MB at {worst.line}",
+        )
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()

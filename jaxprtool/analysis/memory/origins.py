@@ -35,11 +35,14 @@ class Origin:
         line: The user's line, followed by the library's; "" if it has none.
         what: The primitive, or XLA's own operation.
         frames: The call stack, the innermost frame first.
+        is_reader: Whether the line is that of an operation that needs the value, since none of the
+            user's computes it.
     """
 
     line: str = ""
     what: str = ""
     frames: tuple[UserFrame, ...] = ()
+    is_reader: bool = False
 
     @property
     def text(self) -> str:
@@ -86,18 +89,19 @@ class Origins:
 
     def _of(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
         """Return where a buffer comes from, if it is not one of the groups seen already."""
-        number = self._numbers[buffer.id]
-        if number not in self._known:
-            found = self._found(buffer, seen | {number})
+        if buffer.id not in self._known:
+            found = self._found(buffer, seen | {self._numbers[buffer.id]})
             if seen:  # what was seen may have been left out
                 return found
-            self._known[number] = found
-        return self._known[number]
+            self._known[buffer.id] = found
+        return self._known[buffer.id]
 
     def _found(self, buffer: Buffer, seen: frozenset[int]) -> Origin:
-        number = self._numbers[buffer.id]
+        instruction, number = buffer.instruction, self._numbers[buffer.id]
+        if instruction.opcode == "parameter" and self._ranges.caller(instruction) is None:
+            return Origin("", instruction.op_name or instruction.name)
         around = list(dict.fromkeys(each.instruction for each in self._groups[number]))
-        around.sort(key=lambda each: each is not buffer.instruction)
+        around.sort(key=lambda each: each is not instruction)
         computed = [each for each in around if each.opcode not in _HANDED_ON]
         for each in (*computed, *around):
             for op, stack in self._described(each):
@@ -107,17 +111,14 @@ class Origins:
             for word, moved in self._moved(each):
                 if self._numbers[moved.id] not in seen:
                     origin = self._of(moved, seen)
-                    located = origin if origin.line else self._needed_by(buffer.instruction)
+                    is_made = origin.line and not origin.is_reader
+                    located = origin if is_made else self._needed_by(instruction)
                     what = origin.what.removeprefix(word)  # a copy of a copy is a copy
                     return replace(located, what=f"{word}{what}")
         for each in around:
             if (made := self.made(each)).frames:
                 return made
-        if buffer.instruction.opcode == "parameter":
-            return Origin("", buffer.instruction.op_name or buffer.instruction.name)
-        return replace(
-            self._needed_by(buffer.instruction), what=_opcode(self._module, buffer.instruction)
-        )
+        return replace(self._needed_by(instruction), what=_opcode(self._module, instruction))
 
     def _needed_by(self, instruction: Instruction) -> Origin:
         """Return where an operation with a line comes from that an instruction is made for."""
@@ -129,7 +130,7 @@ class Origins:
                 if reader is None or reader.id in seen:
                     continue
                 if (origin := self.made(reader)).frames:
-                    return origin
+                    return replace(origin, is_reader=True)
                 seen.add(reader.id)
                 pending.append(reader)
         return Origin()

@@ -95,6 +95,17 @@ def test_a_donated_argument_tells_which_result_reuses_it():
     assert donated.peak_bytes == kept.peak_bytes - W.nbytes
 
 
+def test_a_copy_of_a_donated_argument_is_named_after_it():
+    def swap(a, b):  # each result is written to the other argument: XLA copies them
+        return b, a
+
+    each = found(jax.jit(swap, donate_argnums=(0, 1)), W, W)
+    copies = of_kind(each, "value")
+    assert copies and {copy.what for copy in copies} <= {"copy of a", "copy of b"}
+    shares = {buffer.what: buffer.shares for buffer in of_kind(each, "argument")}
+    assert shares == {"a": "reused for result[0]", "b": "reused for result[1]"}
+
+
 def layers(w, x):
     def layer(x, _):
         y = jnp.sin(x @ w)

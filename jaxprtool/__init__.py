@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.bench import bench
     from jaxprtool.api.investigate.compare import compare
     from jaxprtool.api.investigate.compiled_memory import compiled_memory
+    from jaxprtool.api.investigate.profile import profile, profiling
     from jaxprtool.api.investigate.reduction import reduce
     from jaxprtool.api.investigate.residuals import residuals
     from jaxprtool.api.investigate.source import source
@@ -73,6 +74,8 @@ _HOME = {
     "mask": "jaxprtool.sizes.mask",
     "memory": "jaxprtool.analysis.memory",
     "nest": "jaxprtool.primitives",
+    "profile": "jaxprtool.api.investigate.profile",
+    "profiling": "jaxprtool.api.investigate.profile",
     "python_rules": "jaxprtool.formats.python.emit",
     "read": "jaxprtool.formats.jaxpr.read",
     "record": "jaxprtool.api.record",
@@ -122,6 +125,8 @@ __all__ = [
     "mask",
     "memory",
     "nest",
+    "profile",
+    "profiling",
     "python_rules",
     "read",
     "record",

@@ -172,6 +172,30 @@ DEVICES: dict[str, Device] = {
 }
 
 
+def device_of_kind(kind: str) -> Device | None:
+    """Return the device that JAX calls by this kind, such as `NVIDIA H100 80GB HBM3`, if known."""
+    words = kind.lower().replace("-", " ").split()
+    for part, name in _KINDS.items():
+        if set(part.split()) <= set(words):
+            return DEVICES[name]
+    return None
+
+
+#: Words of the kinds of devices, as JAX has them. The first match counts.
+_KINDS = {
+    "h200": "h200",
+    "h100": "h100",
+    "a100": "a100",
+    "l4": "l4",
+    "tpu v5 lite": "tpu-v5e",
+    "tpu v5e": "tpu-v5e",
+    "tpu v5p": "tpu-v5p",
+    "tpu v5": "tpu-v5p",
+    "tpu v6 lite": "tpu-v6e",
+    "tpu v6e": "tpu-v6e",
+}
+
+
 def device_named(name: str) -> Device:
     """Return a device by its name, or read one from a file of figures, `FILE.toml`.
 

@@ -72,7 +72,7 @@ T = TypeVar("T")
 _Row: TypeAlias = tuple[tuple[_Level, ...], T]
 
 
-class _Names(NamedTuple):
+class NameScopes(NamedTuple):
     """The name scopes of an equation, the outermost first, and the transformations around them."""
 
     transforms: tuple[str, ...]
@@ -89,7 +89,7 @@ class ScopeReader:
     def __init__(self, roots: Sequence[Root] = ()) -> None:
         self._frames, self._sources = frames_now(roots, chosen=False), SourceNames()
         self._levels: dict[object, tuple[_Level, ...]] = {}
-        self._names: dict[str, _Names] = {}
+        self._names: dict[str, NameScopes] = {}
 
     def parts(self, jaxpr: Jaxpr) -> tuple[Part, ...]:
         """Return the equations of a jaxpr, in order, as a tree by scope.
@@ -116,13 +116,13 @@ class ScopeReader:
         traceback = eqn.source_info.traceback
         if traceback not in self._levels:
             frames = self._frames.of(eqn)[::-1]
-            self._levels[traceback] = tuple(_function_levels(frames, self._frames))
+            self._levels[traceback] = tuple(function_levels(frames, self._frames))
         return self._levels[traceback]
 
-    def _name_scopes(self, eqn: JaxprEqn) -> _Names:
+    def _name_scopes(self, eqn: JaxprEqn) -> NameScopes:
         text = jaxcompat.name_stack(eqn)
         if text not in self._names:
-            self._names[text] = _name_scopes(text)
+            self._names[text] = name_scopes(text)
         return self._names[text]
 
     # --- the tree
@@ -196,7 +196,7 @@ _PASSES = {"transpose": _BACKWARD, "jvp": "forward"}
 _WRAPPED = re.compile(r"(jvp|transpose|vmap)\((.*)\)")
 
 
-def _name_scopes(text: str) -> _Names:
+def name_scopes(text: str) -> NameScopes:
     """Split `outer/transpose(jvp(GPT))/Block_0` into scopes and transformations."""
     transforms: tuple[str, ...] = ()
     scopes: list[str] = []
@@ -212,7 +212,7 @@ def _name_scopes(text: str) -> _Names:
             transforms = (*transforms, *passes)
         if part:
             scopes.append(part)
-    return _Names(transforms, tuple(scopes))
+    return NameScopes(transforms, tuple(scopes))
 
 
 def scopes_of(eqns: Iterable[JaxprEqn]) -> str:
@@ -266,7 +266,7 @@ def _plain(name: str) -> str:
 # --- functions --------------------------------------------------------------------------------
 
 
-def _function_levels(frames: Sequence[UserFrame], known: Frames) -> Iterator[_Level]:
+def function_levels(frames: Sequence[UserFrame], known: Frames) -> Iterator[_Level]:
     """Yield the functions of frames that are levels of their own, the outermost first."""
     own = [i for i, frame in enumerate(frames) if known.is_users(frame.file)]
     first = own[0] if own else 0

@@ -1,0 +1,245 @@
+"""Where the time of a compiled operation belongs: the source lines that it comes from.
+
+A fusion computes values of several lines. Its time is split by estimated work: the number of
+elements of each operation in its body, times the work for an element. Copies that XLA adds have no
+line of their own and get the line of the value that they copy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from math import log2, prod
+from typing import NamedTuple
+
+from jaxprtool.analysis.cost.groupings import Line
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.hlo.module import Instruction, Module
+from jaxprtool.ir.source.frames import Frames
+from jaxprtool.ir.source.scopes import function_levels, name_scopes
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: Operations that run the operations of their bodies. Their own time is overhead.
+CONTAINERS = {"while": "loop overhead", "conditional": "branch overhead", "call": "call overhead"}
+
+#: Operations that compute nothing.
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast broadcast iota reshape after-all".split()
+)
+
+#: The work for an element where it is not 1: a rough ratio to an addition, on CPUs.
+_WORK = dict.fromkeys(
+    "exponential exponential-minus-one log log-plus-one tanh logistic sine cosine tan power "
+    "atan2 erf cbrt".split(),
+    10,
+) | dict.fromkeys("divide remainder sqrt rsqrt".split(), 4)
+
+#: Primitives that a copy may compute, rather than be XLA's own.
+_COPYING = frozenset(("transpose", "copy", "copy_p", "reshape", "rev"))
+
+#: Names that JAX gives to the bodies of its own operations.
+_STRUCTURE = re.compile(
+    r"(while|scan|cond|body|closed_call|checkpoint|rematted_computation|remat|shmap_body"
+    r"|branch_\d+_fun|p?jit\(.*|custom_[jv][jv]p_call.*)$"
+)
+
+_PASSES = ("forward", "backward")
+
+#: How far the line of a copied value is searched.
+_STEPS = 16
+
+
+class Origin(NamedTuple):
+    """Where an operation comes from.
+
+    Attributes:
+        line: The nearest line of the user's; None if it is unknown.
+        library: The line of a library behind it, `flax/linen/linear.py:199`, or "".
+        function: The function that the line is in.
+        scope: The name scopes, the outermost first.
+        primitive: The name of the JAX primitive, or of XLA's operation.
+        backward: Whether it is in the backward part of a gradient.
+        frames: The call stack, the innermost frame first.
+    """
+
+    line: Line | None
+    library: str
+    function: str
+    scope: tuple[str, ...]
+    primitive: str
+    backward: bool
+    frames: tuple[UserFrame, ...]
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The origins of the operations of a module.
+
+    Args:
+        module: The compiled module.
+        frames: Reads frames, and decides which files are the user's.
+        ran: The names of the operations that the trace has. A loop or a call whose body has none of
+            them was compiled to one piece of code, and its time is that of its body.
+    """
+
+    module: Module
+    frames: Frames
+    ran: frozenset[str]
+
+    @cached_method
+    def of(self, name: str) -> tuple[tuple[Origin, float], ...]:
+        """Return the origins of an operation, each with its share of the time."""
+        op = self.module.by_name.get(name)
+        if op is None:
+            return ((self._unknown(name), 1.0),)
+        weights: defaultdict[Origin, float] = defaultdict(float)
+        for each in self._inside(op):
+            if each.frame_id or each.op_name:
+                weights[self._origin(each)] += self._work(each)
+        total = sum(weights.values())
+        if not total:
+            return ((self._origin(self._led_back(op)), 1.0),)
+        return tuple((origin, weight / total) for origin, weight in weights.items())
+
+    @cached_method
+    def own(self, name: str) -> str:
+        """Return what an operation is if XLA added it, "" if it comes from the program."""
+        op = self.module.by_name.get(name)
+        if op is None:
+            return ""
+        if self.is_container(name):
+            return CONTAINERS[op.opcode]
+        if is_callback(op):
+            return "Python callbacks"
+        inside = self._inside(op)
+        if inside and all(self._is_own_copy(each) for each in inside):
+            return "copies" if all(map(self._keeps_layout, inside)) else "layout changes"
+        return ""
+
+    @cached_method
+    def is_container(self, name: str) -> bool:
+        """Return True for a loop, branch or call whose body has operations in the trace."""
+        op = self.module.by_name.get(name)
+        if op is None or op.opcode not in CONTAINERS:
+            return False
+        return any(each.name in self.ran for each in self._called(op))
+
+    def _inside(self, op: Instruction) -> list[Instruction]:
+        """Return the operations whose time an operation's own time is."""
+        if op.opcode in CONTAINERS:
+            inside = [] if self.is_container(op.name) else self._called(op)
+        else:
+            inside = list(self.module.inside(op))
+        return [each for each in inside if each.opcode not in _FREE]
+
+    def _called(self, op: Instruction) -> list[Instruction]:
+        """Return the operations in the bodies of an operation, at every depth."""
+        found: list[Instruction] = []
+        for number in op.calls:
+            for each in self.module.computations[number].instructions:
+                found += [each, *(self._called(each) if each.calls else ())]
+        return found
+
+    def _is_own_copy(self, op: Instruction) -> bool:
+        if op.opcode not in ("copy", "copy-start", "copy-done", "transpose"):
+            return False
+        return op.op_name.rpartition("/")[2] not in _COPYING
+
+    def _keeps_layout(self, op: Instruction) -> bool:
+        operand = self.module.instructions.get(op.operands[0]) if op.operands else None
+        return op.opcode != "transpose" and (
+            operand is None or operand.shape.layout == op.shape.layout
+        )
+
+    def _origin(self, op: Instruction) -> Origin:
+        found = self.module.frames(op)
+        location = self.frames.location_in(found)
+        names = op.op_name.partition(";")[0].split("/")
+        transforms, scopes = name_scopes("/".join(names[names[0].startswith("jit(") : -1]))
+        named = [each for each in scopes if not _STRUCTURE.match(each)]
+        if not any(each not in _PASSES for each in named):
+            levels = function_levels(found[::-1], self.frames)
+            named += [name for name, _ in groupby(level.name for level in levels)]
+        scope = (*transforms, *named)
+        backward, primitive = "backward" in scope, _plain(names[-1]) or op.opcode
+        if location is None:
+            return Origin(None, "", "", scope, primitive, backward, ())
+        frame, library = location.frame, location.library
+        line = Line(frame.file, frame.line, self.frames.is_users(frame.file))
+        behind = self.frames.text(library) if library is not None else ""
+        function = f"{self.frames.path(frame.file)}:{frame.function}"
+        return Origin(line, behind, function, scope, primitive, backward, found)
+
+    def _unknown(self, name: str) -> Origin:
+        return Origin(None, "", "", (), name.partition(".")[0], False, ())
+
+    def _led_back(self, op: Instruction) -> Instruction:
+        """Return the operation that computes what an operation without a line reads."""
+        found = op
+        for _ in range(_STEPS):
+            if found.frame_id:
+                return found
+            bodies = [each for each in self.module.inside(found) if each.frame_id]
+            if bodies:
+                return bodies[-1]
+            operand = self._operand(found)
+            if operand is None:
+                break
+            found = operand
+        users = self._users.get(op.id, ())
+        return next((each for each in users if each.frame_id), op)
+
+    def _operand(self, op: Instruction) -> Instruction | None:
+        operands = [self.module.instructions.get(each) for each in op.operands]
+        known = [each for each in operands if each is not None and each.opcode != "constant"]
+        if not known:
+            return None
+        made = known[0]
+        if op.opcode == "get-tuple-element" and made.opcode == "tuple":
+            return self.module.instructions.get(made.operands[op.tuple_index])
+        return made
+
+    @cached_property
+    def _users(self) -> dict[int, list[Instruction]]:
+        found: dict[int, list[Instruction]] = {}
+        for each in self.module.instructions.values():
+            for operand in each.operands:
+                found.setdefault(operand, []).append(each)
+        return found
+
+    def _work(self, op: Instruction) -> float:
+        """Return the estimated work of an operation, in operations on elements."""
+        elements = _elements(op.shape)
+        operands = [self.module.instructions.get(each) for each in op.operands]
+        read = [_elements(each.shape) for each in operands if each is not None]
+        if op.opcode == "dot" and len(read) == 2:
+            # (m k) (k n) -> (m n): the root of the product of all three sizes, without batches.
+            return 2.0 * (read[0] * read[1] * elements) ** 0.5
+        if op.opcode == "convolution" and len(read) == 2 and operands[1] is not None:
+            return 2.0 * elements * read[1] / max(operands[1].shape.sizes, default=1)
+        if op.opcode == "sort":
+            return float(elements * max(log2(max(elements, 2)), 1))
+        if op.opcode in ("reduce", "reduce-window", "select-and-scatter", "scatter"):
+            return float(max([elements, *read]))
+        return float(elements * _WORK.get(op.opcode, 1))
+
+
+def is_callback(op: Instruction) -> bool:
+    """Return True if an operation calls a Python function."""
+    return op.opcode == "custom-call" and "python" in op.custom_call_target
+
+
+def _elements(shape: object) -> int:
+    parts = getattr(shape, "parts", ())
+    if parts:
+        return sum(map(_elements, parts))
+    return prod(getattr(shape, "sizes", ()))
+
+
+def _plain(name: str) -> str:
+    """Return a primitive's name without the transformation or call around it."""
+    outer, bracket, inner = name.partition("(")
+    return inner.removesuffix(")") if bracket and outer in ("jit", "pjit", "jvp", "vmap") else name

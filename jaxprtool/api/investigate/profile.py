@@ -1,0 +1,139 @@
+"""`profile`: the measured time of each source line.
+
+found = jaxprtool.profile(program, (params, batch))
+found.lines[0].name, found.lines[0].seconds
+
+with jaxprtool.profiling() as found:
+    train()
+found.profile.lines
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import jax
+
+from jaxprtool.analysis.cost import cost
+from jaxprtool.analysis.cost.devices import device_of_kind
+from jaxprtool.analysis.profile import Peaks, Profile, profile_of, with_cost, with_plain_time
+from jaxprtool.errors import TargetError
+from jaxprtool.execute.profile import (
+    measure,
+    measured_peaks,
+    newest_trace,
+    recorded,
+    step,
+)
+from jaxprtool.execute.running.arguments import flat_arguments, require_program
+from jaxprtool.execute.running.fill import fill
+from jaxprtool.ir.hlo.trace import read_trace
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import frames_now
+
+
+def profile(
+    program: Program, args: object = None, *, calls: int | None = None, seed: int = 0
+) -> Profile:
+    """Run a compiled program under JAX's profiler, and return its time by source line.
+
+    Args:
+        program: A `Program`.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves; None for random
+            values.
+        calls: The number of measured calls. By default at most 20, and fewer if these take long;
+            one if the program has effects.
+        seed: The seed of random values.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit.
+        UnsupportedError: If the program cannot be compiled, or the profiler is running already, or
+            records nothing on this device.
+        UserFunctionError: If a callback or a check of the user's fails.
+    """
+    require_program(program)
+    values = list(program.in_avals) if args is None else flat_arguments(program, args)
+    filled = fill(program, values, seed)
+    return profile_on(program, filled.arguments, None, calls)
+
+
+def profile_on(
+    program: Program,
+    arguments: Sequence[object],
+    device: jax.Device | None,
+    calls: int | None,
+    on_progress: Callable[[str], object] = lambda doing: None,
+) -> Profile:
+    """Return the profile of a program on flat arguments and a device; see `profile`."""
+    measured = measure(program, arguments, device, calls, on_progress)
+    found = profile_of(measured.trace, program.name, frames_now(program.roots))
+    found = with_plain_time(found, measured.plain_seconds)
+    return with_cost(found, cost(program), peaks_of(measured.device))
+
+
+def peaks_of(device: jax.Device) -> Peaks | None:
+    """Return the highest rates of a device: measured on a CPU, from a table for others."""
+    if device.platform == "cpu":
+        source = "a matrix product of f32 and a copy, measured here"
+        return Peaks(str(device), *measured_peaks(device), source)
+    known = device_of_kind(device.device_kind)
+    if known is None:
+        return None
+    return Peaks(known.name, known.rate("f32"), known.bandwidth, known.source)
+
+
+@dataclass
+class Profiling:
+    """A `with` block that is profiled; `profile` is set at its end."""
+
+    _found: list[Profile] = field(default_factory=list)
+
+    @property
+    def profile(self) -> Profile:
+        """What ran in the block. Raises AttributeError inside of the block."""
+        if not self._found:
+            raise AttributeError("the profile is known after the block")
+        return self._found[0]
+
+
+@contextlib.contextmanager
+def profiling() -> Iterator[Profiling]:
+    """Profile a `with` block: all operations that JAX runs in it, under `jax.jit` or outside.
+
+    The block is one call: its wall time includes the user's Python and compilations. It ends when
+    all operations that it started have ended.
+
+    Raises:
+        UnsupportedError: If the profiler is running already, or records nothing.
+    """
+    made = Profiling()
+    with recorded() as found, step():
+        yield made
+        finish()
+    assert found.trace is not None
+    made._found.append(profile_of(found.trace, "the block", frames_now()))
+
+
+def finish() -> None:
+    """Wait until the operations of all devices have ended."""
+    jax.effects_barrier()
+    jax.block_until_ready(jax.live_arrays())
+
+
+def profile_in(path: str) -> Profile:
+    """Return the profile in a trace of `jax.profiler`: a file, or the newest one in a folder.
+
+    Raises:
+        TargetError: If there is none, or it cannot be read.
+        UnsupportedError: If it has no operations.
+    """
+    file = newest_trace(path)
+    try:
+        trace = read_trace(file)
+    except OSError as error:
+        raise TargetError(f"cannot read '{file}': {error.strerror}") from None
+    except ValueError as error:
+        raise TargetError(f"'{file}' is not a trace of JAX's profiler: {error}") from None
+    return profile_of(trace, path, frames_now())

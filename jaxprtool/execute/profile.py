@@ -1,0 +1,182 @@
+"""Runs under JAX's profiler.
+
+    with recorded() as found:
+        with step():
+            function(arguments)
+    found.trace.events
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.profiler import ProfileOptions, TraceAnnotation
+
+from jaxprtool import jaxcompat
+from jaxprtool.errors import TargetError, UnsupportedError
+from jaxprtool.execute.running.run import compiled, copied, failures_reported, ready
+from jaxprtool.ir.hlo.trace import STEP, Trace, read_trace
+from jaxprtool.ir.programs.program import Program
+
+#: The most calls that are measured, and the seconds and operations after which no more are.
+CALLS, _SECONDS, _EVENTS = 20, 1.0, 50_000
+
+#: The ending of a trace of the profiler.
+SUFFIX = ".xplane.pb"
+
+
+@dataclass
+class Recorded:
+    """What the profiler recorded in a `with` block; `trace` is set at its end."""
+
+    trace: Trace | None = None
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[Recorded]:
+    """Record the operations that run in a `with` block.
+
+    Raises:
+        UnsupportedError: If the profiler is running already.
+    """
+    options = ProfileOptions()
+    options.python_tracer_level = 0
+    options.host_tracer_level = 1
+    found = Recorded()
+    with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
+        try:
+            jax.profiler.start_trace(folder, profiler_options=options)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                "JAX's profiler is running already", "only one profile can be taken at a time"
+            ) from error
+        try:
+            yield found
+        finally:
+            jax.profiler.stop_trace()
+        found.trace = read_trace(newest_trace(folder))
+
+
+def step() -> contextlib.AbstractContextManager[object]:
+    """Mark a `with` block as a measured call."""
+    return TraceAnnotation(STEP)
+
+
+def newest_trace(path: str) -> str:
+    """Return the newest trace in a folder that `jax.profiler.trace` wrote, or the file itself.
+
+    Raises:
+        TargetError: If there is none.
+    """
+    if not os.path.isdir(path):
+        return path
+    found = sorted(Path(path).rglob(f"*{SUFFIX}"), key=lambda each: each.stat().st_mtime)
+    if not found:
+        raise TargetError(f"'{path}' has no profile: no file in it ends with {SUFFIX}")
+    return str(found[-1])
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A program that was run under the profiler.
+
+    Attributes:
+        trace: What ran in the measured calls.
+        plain_seconds: The median time of a call without the profiler.
+        device: The device that it ran on; the first of several.
+    """
+
+    trace: Trace
+    plain_seconds: float
+    device: jax.Device
+
+
+def measure(
+    program: Program,
+    arguments: Sequence[object],
+    device: jax.Device | None = None,
+    calls: int | None = None,
+    on_progress: Callable[[str], object] = lambda doing: None,
+) -> MeasuredRun:
+    """Compile a program and run it under the profiler, after calls to warm up.
+
+    Args:
+        program: The program.
+        arguments: Its flat arguments.
+        device: The device to run on; by default placed by JAX and the arguments.
+        calls: The number of measured calls. By default at most `CALLS`, and fewer if these take
+            long or run many operations; one if the program has effects.
+        on_progress: Called with progress messages.
+
+    Raises:
+        UnsupportedError: If it cannot be compiled, or the profiler is running already.
+        BackendError: If the device cannot run it.
+        UserFunctionError: If a callback or a check of the user's fails.
+    """
+    harmless = all(map(jaxcompat.is_removable_effect, program.jaxpr.effects))
+    with ready(program, arguments, device) as (placed, chosen):
+        made = compiled(program, placed, on_progress)
+        on_progress(f"profiling {program.name}")
+
+        def call() -> float:
+            given = jax.block_until_ready(copied(program, placed))
+            start = time.perf_counter()
+            with step():
+                jax.block_until_ready(made.call(*given))
+                jax.effects_barrier()
+            return time.perf_counter() - start
+
+        with failures_reported(program):
+            call()
+            plain = statistics.median(call() for _ in range(3)) if harmless else call()
+            with recorded() as found:
+                for _ in range(calls or 1):
+                    call()
+            assert found.trace is not None
+            more = _more_calls(plain, len(found.trace.events)) if harmless and not calls else 0
+            if more > 1:
+                with recorded() as found:
+                    for _ in range(more):
+                        call()
+                assert found.trace is not None
+    devices = [chosen] if chosen is not None else jax.devices()
+    return MeasuredRun(found.trace, plain, devices[0])
+
+
+def _more_calls(seconds: float, events: int) -> int:
+    """Return how many calls to measure, by the time and the operations of one call."""
+    bounds = (CALLS, _SECONDS / max(seconds, 1e-9), _EVENTS / max(events, 1))
+    return math.floor(min(bounds))
+
+
+def measured_peaks(device: jax.Device) -> tuple[float, float]:
+    """Return the FLOP/s of a matrix product of f32, and the bytes a second of a copy."""
+    size, count = 1024, 1 << 24
+    with jax.default_device(device):
+        product = jax.jit(jnp.matmul)
+        copy = jax.jit(jnp.negative)
+        square, vector = jnp.ones((size, size), jnp.float32), jnp.ones(count, jnp.float32)
+        return (
+            2 * size**3 / _fastest(lambda: product(square, square)),
+            8 * count / _fastest(lambda: copy(vector)),
+        )
+
+
+def _fastest(call: Callable[[], object]) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        return time.perf_counter() - start
+
+    once()
+    return min(once() for _ in range(3))

@@ -1,0 +1,164 @@
+"""The operations that ran, with their times, from a trace that JAX's profiler recorded.
+
+    trace = read_trace("trace/plugins/profile/…/host.xplane.pb")
+    trace.modules[trace.events[0].program]
+
+On a CPU each operation is an event of the thread that ran it. On GPUs and TPUs it is an event of a
+stream, or of the line "XLA Ops"; that has not been tested. The compiled modules are in the trace,
+unless the profiler was told to leave them out. Field numbers are those of `xplane.proto` of TSL and
+`xla/service/hlo.proto`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jax.profiler import ProfileData
+
+from jaxprtool.ir.hlo.module import Module, read_module
+from jaxprtool.ir.hlo.wire import Message, integer, message, submessage, submessages, text
+
+#: The name of the annotation around each measured call or step.
+STEP = "jaxprtool.step"
+
+#: The most operations that are read of a trace: reading more takes longer than a user waits.
+MOST_EVENTS = 500_000
+
+#: What the host does while no operation runs, by how the names of its events begin or end.
+_COMPILING, _RUNNING = "Client::Compile", "ThunkExecutor::Execute"
+_DISPATCHING = ("PjitFunction(", "ExecuteReplicated")
+
+
+class Event(NamedTuple):
+    """A run of an operation.
+
+    Attributes:
+        name: The name of the operation in its module.
+        program: The number of its module in the trace.
+        start: When it began, in nanoseconds.
+        end: When it ended, in nanoseconds.
+        thread: The thread or stream that it ran on.
+    """
+
+    name: str
+    program: int
+    start: float
+    end: float
+    thread: str
+
+
+class HostEvent(NamedTuple):
+    """Something that the host did: `kind` is "compiling", "between operations" or "dispatch"."""
+
+    kind: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a profiler recorded.
+
+    Attributes:
+        events: The operations that ran, as far as they were read.
+        host: What the host did.
+        steps: The start and end of each measured call; empty if none is marked.
+        modules: The compiled modules, by the numbers that the events refer to.
+        is_cut: Whether there were more operations than are read.
+    """
+
+    events: tuple[Event, ...]
+    host: tuple[HostEvent, ...]
+    steps: tuple[tuple[float, float], ...]
+    modules: Mapping[int, Module]
+    is_cut: bool = False
+
+
+def read_trace(path: str, most: int = MOST_EVENTS) -> Trace:
+    """Return the trace in a file `*.xplane.pb`.
+
+    Args:
+        path: The file.
+        most: The most operations to read.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it is no trace.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    space = message(data)
+    events, host, steps, is_cut = _read_events(ProfileData.from_serialized_xspace(data), most)
+    used = {each.program for each in events}
+    return Trace(events, host, steps, _modules(space, used), is_cut)
+
+
+def _read_events(
+    data: Any, most: int
+) -> tuple[tuple[Event, ...], tuple[HostEvent, ...], tuple[tuple[float, float], ...], bool]:
+    events: list[Event] = []
+    host: list[HostEvent] = []
+    steps: list[tuple[float, float]] = []
+    for plane in data.planes:
+        if not plane.name.startswith(("/host:CPU", "/device:")):
+            continue
+        for number, line in enumerate(plane.lines):
+            thread = f"{plane.name} {line.name} {number}"
+            for each in line.events:
+                name = each.name
+                if name.startswith(("end: ", "ThreadpoolListener::")):
+                    continue
+                kind = _host_kind(name)
+                if kind is not None:
+                    start = each.start_ns
+                    host.append(HostEvent(kind, start, start + each.duration_ns))
+                elif name == STEP:
+                    steps.append((each.start_ns, each.start_ns + each.duration_ns))
+                elif found := _operation(each, thread):
+                    if len(events) == most:
+                        return tuple(events), tuple(host), tuple(sorted(steps)), True
+                    events.append(found)
+    return tuple(events), tuple(host), tuple(sorted(steps)), False
+
+
+def _host_kind(name: str) -> str | None:
+    if name == _RUNNING:
+        return "between operations"
+    if name.startswith(_DISPATCHING):
+        return "dispatch"
+    return "compiling" if name.endswith(_COMPILING) else None
+
+
+def _operation(event: Any, thread: str) -> Event | None:
+    """Return an event as that of an operation; None if it is none."""
+    name = program = None
+    for key, value in event.stats:
+        if key == "hlo_op":
+            name = value
+        elif key == "program_id":
+            program = int(value)
+        if name is not None and program is not None:
+            start = event.start_ns
+            return Event(name, program, start, start + event.duration_ns, thread)
+    return None
+
+
+def _modules(space: Message, used: set[int]) -> dict[int, Module]:
+    """Return the compiled modules in a trace that its events refer to."""
+    found = {}
+    for plane in submessages(space, 1):
+        if text(plane, 2) != "/host:metadata":
+            continue
+        names = {integer(each, 1): text(submessage(each, 2), 2) for each in submessages(plane, 5)}
+        for each in submessages(plane, 4):
+            program, data = None, b""
+            for stat in submessages(submessage(each, 2), 5):
+                if names.get(integer(stat, 1)) == "program_id":
+                    program = integer(stat, 3) or integer(stat, 4)
+                elif 6 in stat:
+                    data = stat[6][-1]
+            if program in used and data:
+                found[program] = read_module(message(data)[1][-1])
+    return found

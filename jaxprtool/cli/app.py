@@ -34,6 +34,7 @@ show: Show a function's jaxpr in JAX's own notation.
 browse: Browse a function's jaxpr on the full screen, beside its source.
 cost: Estimate a function's FLOPs and memory traffic; --measure also compiles and times it.
 source: Show your source files with each line's FLOPs, bytes and residuals.
+profile: Run a compiled function under JAX's profiler, and show the time by your own lines.
 memory: Estimate a function's peak memory, and list the values that are live at the peak.
 residuals: Show the residuals: the values that a gradient keeps for its backward pass.
 why: Show what an argument affects, or what a result depends on, by source line.
@@ -126,6 +127,7 @@ def _top(
       jaxprtool browse samples/transformer.py:loss
       jaxprtool cost samples/transformer.py:loss -p grad
       jaxprtool source samples/transformer.py:loss -p grad
+      jaxprtool profile samples/transformer.py:loss -p grad
       jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool residuals samples/transformer.py:loss
       jaxprtool why samples/transformer.py:loss "params['positions']"

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from jaxprtool.analysis.cost import Cost, Group
 from jaxprtool.analysis.cost.groupings import Line
 from jaxprtool.analysis.profile.origins import CONTAINERS, Origin, Origins
-from jaxprtool.analysis.profile.timeline import Span, clipped, divided
+from jaxprtool.analysis.profile.timeline import HANDED_ON, Span, clipped, divided
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.hlo.trace import Event, Trace
@@ -140,7 +140,7 @@ class Peaks:
     source: str
 
 
-@document(without=("stacks",), optional=("plain_seconds", "peaks", "flops_per_second"))
+@document(without=("stacks", "trace"), optional=("plain_seconds", "peaks", "flops_per_second"))
 @dataclass(frozen=True)
 class Profile:
     """The measured time of a run.
@@ -162,6 +162,7 @@ class Profile:
         flops_per_second: The FLOP/s that the program achieves, by the estimate of `cost`.
         peaks: The highest rates of its device; None if they are unknown.
         stacks: The time by call stack, for flame graphs.
+        trace: What ran, in time.
     """
 
     name: str
@@ -179,7 +180,10 @@ class Profile:
     is_cut: bool = False
     flops_per_second: float | None = None
     peaks: Peaks | None = None
-    stacks: Mapping[tuple[tuple[UserFrame, ...], str], float] = field(default_factory=dict)
+    stacks: Mapping[tuple[tuple[UserFrame, ...], str], float] = field(
+        default_factory=dict, repr=False
+    )
+    trace: Trace | None = field(default=None, repr=False)
 
     def by(self, by: By) -> tuple[Any, ...]:
         """Return the groups by a criterion."""
@@ -239,21 +243,27 @@ class _Runs:
             key: Origins(module, frames, frozenset(ran[key]))
             for key, module in trace.modules.items()
         }
-        spans = [Span(e.start, e.end, (e.program, e.name), self._rank(e)) for e in trace.events]
-        host = [Span(e.start, e.end, e.kind, _HOST_RANKS[e.kind]) for e in trace.host]
-        spans = clipped(spans, steps)
-        self._counts = Counter(each.key for each in spans)
+        host = [Span(each.start, each.end, each.kind, _RANKS[each.kind]) for each in trace.host]
+        spans = clipped([span for each in trace.events for span in self._spans(each)], steps)
+        self._counts = Counter(each.key for each in spans if each.rank != HANDED_ON)
         times = divided(spans + clipped(host, steps))
         per_call = 1e-9 / self._calls
         self._times = {key: time * per_call for key, time in times.items() if key in self._counts}
         self._host = {str(key): time * per_call for key, time in times.items() if type(key) is str}
         self._parts = list(self._all_parts())
 
-    def _rank(self, event: Event) -> int:
-        origins = self._origins.get(event.program)
+    def _spans(self, event: Event) -> Iterator[Span]:
+        key, origins = (event.program, event.name), self._origins.get(event.program)
         if origins is None:
-            return int(event.name.partition(".")[0] in CONTAINERS)
-        return int(origins.is_container(event.name))
+            is_container = event.name.partition(".")[0] in CONTAINERS
+        else:
+            is_container = origins.is_container(event.name)
+        if is_container:
+            yield Span(event.start, event.done, key, _RANKS["container"])
+            return
+        yield Span(event.start, event.end, key)
+        if event.done > event.end:
+            yield Span(event.end, event.done, key, HANDED_ON)
 
     def _all_parts(self) -> Iterator[_Part]:
         for key, seconds in self._times.items():
@@ -284,6 +294,7 @@ class _Runs:
             without,
             self._trace.is_cut,
             stacks=self._stacks(),
+            trace=self._trace,
         )
 
     def _lines(self) -> Iterator[TimedLine]:
@@ -380,7 +391,7 @@ class _Runs:
 
 
 #: What gets an instant at which no operation runs, the lowest first.
-_HOST_RANKS = {"between operations": 2, "compiling": 3, "dispatch": 4}
+_RANKS = {"container": 2, "between operations": 3, "compiling": 4, "dispatch": 5}
 
 
 def _seconds(parts: Iterable[_Part]) -> float:

@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from math import log2, prod
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ _COPYING = frozenset(("transpose", "copy", "copy_p", "reshape", "rev"))
 
 #: Names that JAX gives to the bodies of its own operations.
 _STRUCTURE = re.compile(
-    r"(while|scan|cond|body|closed_call|checkpoint|rematted_computation|remat|shmap_body"
+    r"(eval_jaxpr|while|scan|cond|body|closed_call|checkpoint|rematted_computation|remat|shmap_body"
     r"|branch_\d+_fun|p?jit\(.*|custom_[jv][jv]p_call.*)$"
 )
 
@@ -155,14 +154,13 @@ class Origins:
         )
 
     def _origin(self, op: Instruction) -> Origin:
-        found = self.module.frames(op)
+        found = _one_stack(self.module.frames(op))
         location = self.frames.location_in(found)
         names = op.op_name.partition(";")[0].split("/")
         transforms, scopes = name_scopes("/".join(names[names[0].startswith("jit(") : -1]))
         named = [each for each in scopes if not _STRUCTURE.match(each)]
         if not any(each not in _PASSES for each in named):
-            levels = function_levels(found[::-1], self.frames)
-            named += [name for name, _ in groupby(level.name for level in levels)]
+            named += [level.name for level in function_levels(found[::-1], self.frames)]
         scope = (*transforms, *named)
         backward, primitive = "backward" in scope, _plain(names[-1]) or op.opcode
         if location is None:
@@ -230,6 +228,14 @@ class Origins:
 def is_callback(op: Instruction) -> bool:
     """Return True if an operation calls a Python function."""
     return op.opcode == "custom-call" and "python" in op.custom_call_target
+
+
+def _one_stack(frames: tuple[UserFrame, ...]) -> tuple[UserFrame, ...]:
+    """Return a call stack up to where its outermost frame first appears.
+
+    The body of a loop has the stack of the loop behind its own, which begins in the same place.
+    """
+    return frames[: frames.index(frames[-1]) + 1] if frames else frames
 
 
 def _elements(shape: object) -> int:

@@ -1,15 +1,22 @@
 """Divide the time of a run among what ran, so that the parts add up to the time.
 
 Operations run at the same time on several threads. Each instant is divided equally among the
-operations that run at it. Loops, branches and calls contain the operations of their bodies, on the
-same thread or on others: they get only the instants at which no other operation runs, which is their
-overhead. What the host does gets the instants at which no operation runs at all.
+operations that a thread is known to run. One that was handed to other threads gets the part of a
+thread that is free, since it may only be waiting for one. Loops, branches and calls contain the
+operations of their bodies, on the same thread or on others: they get only the instants at which no
+operation runs, which is their overhead. What the host does gets the instants at which nothing runs.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
+
+
+#: The ranks of operations: a thread runs it, or it was handed to other threads.
+RUNNING, HANDED_ON = 0, 1
 
 
 class Span(NamedTuple):
@@ -19,56 +26,71 @@ class Span(NamedTuple):
         start: When it began.
         end: When it ended.
         key: What it was.
-        rank: 0 for operations, which share an instant; of others, the one with the lowest rank that
-            began last has an instant for itself.
+        rank: RUNNING or HANDED_ON for operations, which share an instant. Of others, the one with
+            the lowest rank that began last has an instant for itself.
     """
 
     start: float
     end: float
     key: Hashable
-    rank: int = 0
+    rank: int = RUNNING
 
 
 def clipped(spans: Iterable[Span], windows: Sequence[tuple[float, float]]) -> list[Span]:
-    """Return the parts of spans that lie in windows, which are in order and do not overlap."""
-    ordered, found, first = sorted(spans, key=lambda each: each.start), [], 0
-    for span in ordered:
-        while first < len(windows) and windows[first][1] <= span.start:
-            first += 1
-        for start, end in windows[first:]:
-            if start >= span.end:
-                break
-            inside = max(start, span.start), min(end, span.end)
-            if inside[0] < inside[1]:
-                found.append(span._replace(start=inside[0], end=inside[1]))
+    """Return the spans that begin in windows, each up to the end of its window.
+
+    XLA tells the end of some loops only while it runs the next call. Windows are in order.
+    """
+    starts, found = [start for start, _ in windows], []
+    for span in spans:
+        place = bisect_right(starts, span.start) - 1
+        if place >= 0 and span.start < (end := windows[place][1]):
+            found.append(span._replace(end=min(end, span.end)))
     return found
 
 
 def divided(spans: Sequence[Span]) -> dict[Hashable, float]:
     """Return the time of each key. The sum is the time at which any span runs."""
-    found: dict[Hashable, float] = {}
+    found: defaultdict[Hashable, float] = defaultdict(float)
     edges = [(span.start, 1, i) for i, span in enumerate(spans)]
     edges += [(span.end, 0, i) for i, span in enumerate(spans)]
     edges.sort()
-    shared, now = 0.0, 0.0  # `shared` is what an operation that runs all the time would have got
-    began: dict[int, float] = {}  # running operations, with `shared` when they began
+    threads = _most_at_once(spans, edges)
+    now = 0.0
+    had = [0.0, 0.0]  # what an operation of each rank would have got if it had run all the time
+    began: tuple[dict[int, float], dict[int, float]] = ({}, {})  # `had` when operations began
     others: dict[int, None] = {}  # other running spans, in the order in which they began
     for at, begins, i in edges:
         if at > now:
-            if began:
-                shared += (at - now) / len(began)
+            running, handed_on = map(len, began)
+            free = max(threads - running, 0 if running else 1)
+            part = min(1.0, free / handed_on) if handed_on else 0.0
+            if running or handed_on:
+                each = (at - now) / (running + part * handed_on)
+                had[RUNNING] += each
+                had[HANDED_ON] += each * part
             elif others:
-                least = min(spans[each].rank for each in others)
-                key = next(spans[i].key for i in reversed(others) if spans[i].rank == least)
-                found[key] = found.get(key, 0.0) + at - now
+                least = min(spans[other].rank for other in others)
+                key = next(spans[o].key for o in reversed(others) if spans[o].rank == least)
+                found[key] += at - now
         now, span = at, spans[i]
-        if span.rank:
+        if span.rank > HANDED_ON:
             if begins:
                 others[i] = None
             else:
                 del others[i]
         elif begins:
-            began[i] = shared
+            began[span.rank][i] = had[span.rank]
         else:
-            found[span.key] = found.get(span.key, 0.0) + shared - began.pop(i)
-    return found
+            found[span.key] += had[span.rank] - began[span.rank].pop(i)
+    return dict(found)
+
+
+def _most_at_once(spans: Sequence[Span], edges: Iterable[tuple[float, int, int]]) -> int:
+    """Return how many operations run at the same time at most."""
+    most = running = 0
+    for _, begins, i in edges:
+        if spans[i].rank == RUNNING:
+            running += 1 if begins else -1
+            most = max(most, running)
+    return most

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import jax
+import numpy as np
 
 from jaxprtool.analysis.cost import cost
 from jaxprtool.analysis.cost.devices import device_of_kind
@@ -27,7 +28,7 @@ from jaxprtool.execute.profile import (
     recorded,
     step,
 )
-from jaxprtool.execute.running.arguments import flat_arguments, require_program
+from jaxprtool.execute.running.arguments import flat_arguments, require_count, require_program
 from jaxprtool.execute.running.fill import fill
 from jaxprtool.ir.hlo.trace import read_trace
 from jaxprtool.ir.programs.program import Program
@@ -54,8 +55,14 @@ def profile(
         UserFunctionError: If a callback or a check of the user's fails.
     """
     require_program(program)
-    values = list(program.in_avals) if args is None else flat_arguments(program, args)
-    filled = fill(program, values, seed)
+    values: Sequence[object] = [
+        jax.ShapeDtypeStruct(each.shape, each.dtype) for each in program.in_avals
+    ]
+    if args is not None:
+        values = flat_arguments(program, args)
+        program = program.at(list(map(np.shape, values))) if program.symbols else program
+    require_count(program, values)
+    filled = fill(program, dict(zip(program.arg_names, values, strict=True)), seed)
     return profile_on(program, filled.arguments, None, calls)
 
 
@@ -76,7 +83,7 @@ def profile_on(
 def peaks_of(device: jax.Device) -> Peaks | None:
     """Return the highest rates of a device: measured on a CPU, from a table for others."""
     if device.platform == "cpu":
-        source = "a matrix product of f32 and a copy, measured here"
+        source = "a matrix product and a negation of f32, measured here"
         return Peaks(str(device), *measured_peaks(device), source)
     known = device_of_kind(device.device_kind)
     if known is None:

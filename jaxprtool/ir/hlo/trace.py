@@ -3,7 +3,8 @@
     trace = read_trace("trace/plugins/profile/…/host.xplane.pb")
     trace.modules[trace.events[0].program]
 
-On a CPU each operation is an event of the thread that ran it. On GPUs and TPUs it is an event of a
+On a CPU each operation is an event of the thread that started it. One that other threads work on,
+such as a large matrix product, is done where an event "end: " with its name begins. On GPUs and TPUs it is an event of a
 stream, or of the line "XLA Ops"; that has not been tested. The compiled modules are in the trace,
 unless the profiler was told to leave them out. Field numbers are those of `xplane.proto` of TSL and
 `xla/service/hlo.proto`.
@@ -11,8 +12,9 @@ unless the profiler was told to leave them out. Field numbers are those of `xpla
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
@@ -26,6 +28,9 @@ STEP = "jaxprtool.step"
 #: The most operations that are read of a trace: reading more takes longer than a user waits.
 MOST_EVENTS = 500_000
 
+#: How the name of an event begins that tells when an operation has ended.
+_END = "end: "
+
 #: What the host does while no operation runs, by how the names of its events begin or end.
 _COMPILING, _RUNNING = "Client::Compile", "ThunkExecutor::Execute"
 _DISPATCHING = ("PjitFunction(", "ExecuteReplicated")
@@ -38,7 +43,8 @@ class Event(NamedTuple):
         name: The name of the operation in its module.
         program: The number of its module in the trace.
         start: When it began, in nanoseconds.
-        end: When it ended, in nanoseconds.
+        end: When its thread had ended its part, in nanoseconds.
+        done: When other threads had ended theirs, such as parts of a large matrix product.
         thread: The thread or stream that it ran on.
     """
 
@@ -46,6 +52,7 @@ class Event(NamedTuple):
     program: int
     start: float
     end: float
+    done: float
     thread: str
 
 
@@ -66,6 +73,7 @@ class Trace:
         host: What the host did.
         steps: The start and end of each measured call; empty if none is marked.
         modules: The compiled modules, by the numbers that the events refer to.
+        names: The names of all modules, by the same numbers.
         is_cut: Whether there were more operations than are read.
     """
 
@@ -73,6 +81,7 @@ class Trace:
     host: tuple[HostEvent, ...]
     steps: tuple[tuple[float, float], ...]
     modules: Mapping[int, Module]
+    names: Mapping[int, str]
     is_cut: bool = False
 
 
@@ -90,17 +99,17 @@ def read_trace(path: str, most: int = MOST_EVENTS) -> Trace:
     with open(path, "rb") as file:
         data = file.read()
     space = message(data)
-    events, host, steps, is_cut = _read_events(ProfileData.from_serialized_xspace(data), most)
-    used = {each.program for each in events}
-    return Trace(events, host, steps, _modules(space, used), is_cut)
+    found = _read_events(ProfileData.from_serialized_xspace(data), most)
+    return replace(found, modules=_modules(space, set(found.names)))
 
 
-def _read_events(
-    data: Any, most: int
-) -> tuple[tuple[Event, ...], tuple[HostEvent, ...], tuple[tuple[float, float], ...], bool]:
+def _read_events(data: Any, most: int) -> Trace:
     events: list[Event] = []
+    names: dict[int, str] = {}
     host: list[HostEvent] = []
     steps: list[tuple[float, float]] = []
+    ends: defaultdict[str, list[float]] = defaultdict(list)
+    is_cut = False
     for plane in data.planes:
         if not plane.name.startswith(("/host:CPU", "/device:")):
             continue
@@ -108,40 +117,62 @@ def _read_events(
             thread = f"{plane.name} {line.name} {number}"
             for each in line.events:
                 name = each.name
-                if name.startswith(("end: ", "ThreadpoolListener::")):
+                if name.startswith(_END):
+                    ends[name.removeprefix(_END)].append(each.start_ns)
+                elif name.startswith("ThreadpoolListener::"):
                     continue
-                kind = _host_kind(name)
-                if kind is not None:
+                elif kind := _host_kind(name):
                     start = each.start_ns
                     host.append(HostEvent(kind, start, start + each.duration_ns))
                 elif name == STEP:
                     steps.append((each.start_ns, each.start_ns + each.duration_ns))
-                elif found := _operation(each, thread):
-                    if len(events) == most:
-                        return tuple(events), tuple(host), tuple(sorted(steps)), True
+                elif len(events) == most:
+                    is_cut = True
+                elif found := _operation(each, thread, names):
                     events.append(found)
-    return tuple(events), tuple(host), tuple(sorted(steps)), False
+    return Trace(_with_ends(events, ends), tuple(host), tuple(sorted(steps)), {}, names, is_cut)
+
+
+def _with_ends(events: list[Event], ends: dict[str, list[float]]) -> tuple[Event, ...]:
+    """Return events in order, with the times at which other threads have ended their parts.
+
+    The runs of an operation end in the order in which they begin.
+    """
+    left = {name: deque(sorted(found)) for name, found in ends.items()}
+    found = []
+    for each in sorted(events, key=lambda each: each.start):
+        later = left.get(each.name, deque())
+        while later and later[0] < each.start:
+            later.popleft()
+        found.append(each._replace(done=max(each.end, later.popleft())) if later else each)
+    return tuple(found)
 
 
 def _host_kind(name: str) -> str | None:
-    if name == _RUNNING:
+    if name.startswith(_RUNNING):
         return "between operations"
     if name.startswith(_DISPATCHING):
         return "dispatch"
     return "compiling" if name.endswith(_COMPILING) else None
 
 
-def _operation(event: Any, thread: str) -> Event | None:
-    """Return an event as that of an operation; None if it is none."""
-    name = program = None
+def _operation(event: Any, thread: str, names: dict[int, str]) -> Event | None:
+    """Return an event as that of an operation; None if it is none.
+
+    The name of its module is added to `names`.
+    """
+    name = module = program = None
     for key, value in event.stats:
         if key == "hlo_op":
             name = value
+        elif key == "hlo_module":
+            module = value
         elif key == "program_id":
             program = int(value)
-        if name is not None and program is not None:
-            start = event.start_ns
-            return Event(name, program, start, start + event.duration_ns, thread)
+        if name is not None and module is not None and program is not None:
+            names[program], start = module, event.start_ns
+            end = start + event.duration_ns
+            return Event(name, program, start, end, end, thread)
     return None
 
 

@@ -1,0 +1,186 @@
+"""`jaxprtool profile`: the measured time of a function, by the user's own lines."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import OUTPUT, RUN, Panel
+from jaxprtool.cli.running import printed_by_functions, ready, require_device
+from jaxprtool.cli.session import RunSession, command, only_program
+from jaxprtool.errors import OutputError
+from jaxprtool.files import file_written_whole
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.profile import Profile
+
+_MEASURED = Panel("Time")
+
+#: The groupings of the time.
+By = Literal["line", "scope", "function", "op", "primitive"]
+
+ByOption = Annotated[
+    By,
+    _MEASURED.choice(
+        "--by", By, "Group by source line, scope, function, compiled operation or primitive."
+    ),
+]
+TopOption = Annotated[
+    int, _MEASURED.option("--top", "N", "Show the N groups that take the most time.", min=1)
+]
+_Calls = Annotated[
+    int | None,
+    RUN.option(
+        "--calls",
+        "N",
+        "Number of measured calls. Default: up to 20 within a second, or 1 if the function has "
+        "effects.",
+        min=1,
+    ),
+]
+_Estimate = Annotated[
+    bool,
+    RUN.flag("--estimate", "If the profiler records nothing on the device, show `cost` instead."),
+]
+PprofOption = Annotated[
+    str | None,
+    OUTPUT.option(
+        "--pprof", "FILE.pb.gz", "Also write a profile by call stack, for pprof and speedscope."
+    ),
+]
+PerfettoOption = Annotated[
+    str | None,
+    OUTPUT.option("--perfetto", "FILE.json", "Also write the operations in time, for Perfetto."),
+]
+HtmlOption = Annotated[
+    str | None,
+    OUTPUT.option("--html, -o", "FILE.html", "Also write a page with the source beside the table."),
+]
+
+
+@command
+def profile(
+    session: RunSession,
+    by: ByOption = "line",
+    top: TopOption = 20,
+    calls: _Calls = None,
+    estimate: _Estimate = False,
+    backend: options.Backend = None,
+    device: options.Device = None,
+    seed: options.Seed = 0,
+    no_cache: options.NoCache = False,
+    pprof: PprofOption = None,
+    perfetto: PerfettoOption = None,
+    html: HtmlOption = None,
+    json: options.Json = False,
+) -> None:
+    """Run a compiled function under JAX's profiler, and show the time by your own lines.
+
+    TARGET may also be a folder that `jax.profiler.trace` wrote, or an .xplane.pb file in it.
+
+    [bold]Examples[/]
+
+      jaxprtool profile samples/transformer.py:loss -p grad
+      jaxprtool profile samples/transformer.py:loss -p grad --by scope
+      jaxprtool profile samples/transformer.py:loss -p grad --html time.html
+    """
+    for option, path in (("--pprof", pprof), ("--perfetto", perfetto), ("--html", html)):
+        output.refuse_stdout(option, path, "profile")
+    if html is not None and not output.is_page(html):
+        raise OutputError(f"--html writes a page, but its file is '{html}'", "name it FILE.html")
+    session.start(not no_cache)
+    if _is_trace(session.target):
+        from jaxprtool.api.investigate.profile import profile_in
+
+        found = profile_in(session.target)
+    else:
+        require_device(session, backend, device)
+        found = _measured(session, backend, device, seed, calls, json, estimate)
+    write(found, by, top, json, pprof, perfetto, html)
+
+
+def _is_trace(target: str) -> bool:
+    from jaxprtool.execute.profile import SUFFIX
+    from jaxprtool.recording.folder import split
+
+    return target.endswith(SUFFIX) or (os.path.isdir(target) and split(target) is None)
+
+
+def _measured(
+    session: RunSession,
+    backend: str | None,
+    device: int | None,
+    seed: int,
+    calls: int | None,
+    json: bool,
+    estimate: bool,
+) -> Profile:
+    """Return the profile of the program of TARGET after the passes."""
+    from jaxprtool.api.investigate.profile import profile_on
+
+    traced = session.traced()
+    program = only_program("profile takes", session.programs(traced))
+    prepared = ready(traced.given_to(program), seed, backend, device)
+    with printed_by_functions(json):
+        found = profile_on(
+            prepared.program,
+            prepared.filled.arguments,
+            prepared.device,
+            calls,
+            session.on_progress,
+        )
+    prepared.note_random(session.target)
+    return found
+
+
+def write(
+    found: Profile,
+    by: By,
+    top: int,
+    json: bool,
+    pprof: str | None,
+    perfetto: str | None,
+    html: str | None,
+) -> None:
+    """Write a profile to stdout and to files; warn if much of its time is not explained."""
+    from jaxprtool.analysis.profile import TRUSTED
+    from jaxprtool.render.reports.profile import profile_table
+
+    if pprof is not None:
+        with file_written_whole(pprof) as file:
+            file.write(_stacks(found))
+    if perfetto is not None:
+        from jaxprtool.formats.perfetto_profile import perfetto_of_profile
+
+        with file_written_whole(perfetto) as file:
+            file.write(perfetto_of_profile(found).encode())
+    if html is not None:
+        from jaxprtool.render.page.profile import profile_page
+
+        output.write_page(profile_page(found), html)
+    if json:
+        output.write_json(found)
+    else:
+        output.write_rendered(profile_table(found, by, output.width(), top))
+    if found.explained < TRUSTED:
+        kinds = [each.kind for each in found.own if each.kind in UNEXPLAINED][:2]
+        output.warning(
+            f"operations ran in only {found.explained:.0%} of the time; the rest is "
+            f"{' and '.join(kinds)}"
+        )
+
+
+#: What is not explained by operations.
+UNEXPLAINED = ("between operations", "dispatch", "compiling", "idle")
+
+
+def _stacks(found: Profile) -> bytes:
+    """Return the time by call stack, as a profile."""
+    from jaxprtool.formats.pprof import Sample, profile
+
+    samples = [
+        Sample(frames, primitive, (round(seconds * 1e9),))
+        for (frames, primitive), seconds in found.stacks.items()
+    ]
+    return profile(found.name, [("time", "nanoseconds")], samples)

@@ -1,0 +1,78 @@
+"""A profile as a trace for Perfetto and chrome://tracing: each thread's operations with their lines.
+
+The format is Chrome's trace-event JSON. Times are in microseconds from the first measured call on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.profile import Profile, TimedOperation
+    from jaxprtool.ir.hlo.trace import Event, Trace
+
+#: The tracks of the process: the measured calls, and what the host did; threads come behind.
+_CALLS, _HOST = 1, 2
+
+
+def perfetto_of_profile(found: Profile) -> str:
+    """Return the operations of a profile, in time, as the text of a trace."""
+    assert found.trace is not None
+    document = {
+        "traceEvents": list(_events(found, found.trace)),
+        "displayTimeUnit": "ms",
+        "otherData": {"name": found.name, "explained": f"{found.explained:.3f}"},
+    }
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _events(found: Profile, trace: Trace) -> Iterator[dict[str, Any]]:
+    first = min((each.start for each in trace.events), default=0.0)
+    first = min(first, *(start for start, _ in trace.steps)) if trace.steps else first
+    known = {(each.module, each.name): each for each in found.operations}
+    threads = {name: i for i, name in enumerate(dict.fromkeys(e.thread for e in trace.events))}
+    names = {_CALLS: "calls", _HOST: "host"} | {i + 3: name for name, i in threads.items()}
+    yield {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": found.name}}
+    for thread, name in names.items():
+        yield {"ph": "M", "name": "thread_name", "pid": 1, "tid": thread, "args": {"name": name}}
+    for number, (start, end) in enumerate(trace.steps):
+        yield _slice(_CALLS, "call", f"call {number + 1}", start - first, end - first, {})
+    for host in trace.host:
+        if host.kind != "between operations":
+            yield _slice(_HOST, "host", host.kind, host.start - first, host.end - first, {})
+    for event in trace.events:
+        module = trace.names.get(event.program, "")
+        yield _operation(event, known.get((module, event.name)), threads[event.thread] + 3, first)
+
+
+def _operation(
+    event: Event, known: TimedOperation | None, thread: int, first: float
+) -> dict[str, Any]:
+    args: dict[str, Any] = {}
+    if known is not None:
+        args = {"lines": ", ".join(known.lines), "opcode": known.opcode, "module": known.module}
+    name = known.lines[0] if known is not None and known.lines else event.name
+    kind = (known.own if known is not None else "") or "operation"
+    args |= {"operation": event.name}
+    if event.done > event.end:
+        args["done after (µs)"] = round((event.done - event.start) / 1000, 3)
+    return _slice(thread, kind, name, event.start - first, event.end - first, args)
+
+
+def _slice(
+    thread: int, kind: str, name: str, start: float, end: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    # Both ends are rounded, and not the duration, so that slices stay inside of those around them.
+    begin = round(start / 1000, 3)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": kind,
+        "pid": 1,
+        "tid": thread,
+        "ts": begin,
+        "dur": round(round(end / 1000, 3) - begin, 3),
+        "args": args,
+    }

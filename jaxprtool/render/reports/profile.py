@@ -1,0 +1,197 @@
+"""The measured time of a program as a table."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group as Parts
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.quantities import plural, with_prefix
+from jaxprtool.ir.source.frames import BEHIND
+from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import add_more, new_table, number, text
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.profile import By, OwnWork, Profile, Timed, TimedOperation
+
+#: The width from which all columns are shown.
+_WIDE = 110
+
+#: The mark of a time that is an estimated part of fusions that compute several groups.
+SPLIT = "~"
+
+#: The share of the time below which XLA's own work is not shown.
+_SMALL = 0.0005
+
+#: The share of a line's time from which XLA's own work in it is told.
+_NOTED = 0.1
+
+#: The minimal width of the names of groups.
+_LEAST = 20
+
+_UNNAMED = {
+    "line": "unknown line",
+    "scope": "outside all scopes",
+    "function": "unknown function",
+    "primitive": "",
+}
+
+
+def profile_table(found: Profile, by: By, width: int, top: int) -> Rendering:
+    """Return the measured time by groups, what is XLA's own, and notes.
+
+    Args:
+        found: The profile.
+        by: The criterion of the groups.
+        width: The width in characters.
+        top: The number of groups shown.
+    """
+    groups = found.by(by)
+    table = _operations(found, width) if by == "op" else _groups(found, by, width)
+    shown = groups[:top]
+    if by == "scope":
+        shown = _in_tree(shown)
+    rows = [cells(found, by, each, width) for each in shown]
+    headings = [str(column.header) for column in table.columns[:-1]]
+    taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
+    for each, row in zip(shown, rows, strict=True):
+        table.add_row(*row, _named(each, by, max(width - taken, _LEAST)))
+    add_more(table, len(groups) - top, *[""] * (len(table.columns) - 1))
+    parts: list[RenderableType] = [table]
+    if own := [each for each in found.own if each.share >= _SMALL]:
+        parts += [Text(), _own_table(own)]
+    parts += [Text(), *map(Text, notes(found))]
+    return Rendering(Parts(*parts), width)
+
+
+def title(found: Profile) -> str:
+    """Return `loss: 23.7 ms a call, 98 % of it explained`."""
+    each = "" if found.calls == 1 else " a call"
+    return f"{found.name}: {duration(found.wall_seconds)}{each}, {found.explained:.0%} explained"
+
+
+def columns(found: Profile, by: By, width: int) -> list[str]:
+    """Return the headings of a table of groups, without that of their names."""
+    headings = ["share", "time"]
+    if any(each.backward_seconds for each in found.lines):
+        headings.append("backward")
+    if by == "line" and found.flops_per_second is not None:
+        headings += ["FLOP/s", "bytes/s"] if width >= _WIDE else ["FLOP/s"]
+    return [*headings, "calls"] if width >= _WIDE else headings
+
+
+def cells(found: Profile, by: By, each: Any, width: int) -> list[str]:
+    """Return the cells of a row, without its name."""
+    if by == "op":
+        calls = [f"{each.calls:,.0f}"] if width >= _WIDE else []
+        return [f"{each.share:.1%}", duration(each.seconds), *calls]
+    known = numbers(each)
+    return [known[name] for name in columns(found, by, width)]
+
+
+def numbers(each: Timed) -> dict[str, str]:
+    """Return the numbers of a group by the heading of their column."""
+    mark = SPLIT if each.is_split else ""
+    return {
+        "share": f"{each.share:.1%}",
+        "time": f"{mark}{duration(each.seconds)}",
+        "backward": duration(each.backward_seconds) if each.backward_seconds else "·",
+        "FLOP/s": _rate(each.flops_per_second),
+        "bytes/s": _rate(each.bytes_per_second),
+        "calls": f"{each.calls:,.0f}",
+    }
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else with_prefix(round(value)) if value else "·"
+
+
+def _groups(found: Profile, by: By, width: int) -> Table:
+    return new_table(
+        title(found), *map(number, columns(found, by, width)), text(by, theme.BINDER)
+    )
+
+
+def _operations(found: Profile, width: int) -> Table:
+    wide = [number("calls")] if width >= _WIDE else []
+    return new_table(
+        title(found), number("share"), number("time"), *wide, text("operation", theme.BINDER)
+    )
+
+
+def _named(each: Any, by: By, width: int) -> Text:
+    return _operation(each) if by == "op" else _name(each, by, width)
+
+
+def _name(each: Timed, by: By, width: int) -> Text:
+    if not each.name:
+        return Text(_UNNAMED[by], style=theme.COMMENT)
+    name = Text("  " * (len(each.path) - 1) + (each.path[-1] if each.path else each.name))
+    if each.library:
+        name.append(f"{BEHIND}{each.library}", style=theme.COMMENT)
+    if each.line is not None and (code := linecache.getline(*each.line[:2]).strip()):
+        below = Text(f"\n{code}", style=theme.COMMENT)
+        below.truncate(width, overflow="ellipsis")
+        name.append(below)
+    if each.own_seconds > _NOTED * each.seconds:
+        name.append(f"\n{duration(each.own_seconds)} is XLA's own work", style=theme.COMMENT)
+    return name
+
+
+def _operation(each: TimedOperation) -> Text:
+    name = Text(each.name).append(f" {each.own or each.opcode}", style=theme.COMMENT)
+    if each.lines:
+        name.append(f"\n{', '.join(each.lines)}", style=theme.COMMENT)
+    return name
+
+
+def _own_table(own: Sequence[OwnWork]) -> Table:
+    table = new_table("", number("share"), number("time"), text("not asked for by a line"))
+    for each in own:
+        what = Text(each.kind)
+        if each.lines:
+            what.append(f"  {', '.join(each.lines)}", style=theme.COMMENT)
+        table.add_row(f"{each.share:.1%}", duration(each.seconds), what)
+    return table
+
+
+def _in_tree(groups: Sequence[Timed]) -> list[Timed]:
+    """Return scopes as a tree, with the most expensive first in each."""
+    places = {group.path: i for i, group in enumerate(groups)}
+
+    def key(group: Timed) -> list[int]:
+        return [places.get(group.path[:end], len(groups)) for end in range(1, len(group.path) + 1)]
+
+    return sorted(groups, key=key)
+
+
+def notes(found: Profile) -> Iterator[str]:
+    """Yield the notes below the table."""
+    if found.calls > 1:
+        yield f"the mean of the {found.calls} fastest calls"
+    if found.plain_seconds is not None:
+        yield f"{duration(found.plain_seconds)} a call without the profiler"
+    if found.flops_per_second is not None:
+        rate = f"{with_prefix(round(found.flops_per_second))}FLOP/s"
+        if (peaks := found.peaks) is not None:
+            most, size = map(with_prefix, map(round, (peaks.flops_per_second, peaks.bytes_per_second)))
+            rate += f" of {most}FLOP/s; memory: {size}B/s ({peaks.source})"
+        yield rate
+    if any(each.is_split for each in found.lines):
+        yield f"{SPLIT} includes parts of fusions of several lines, split by estimated work"
+    if found.without_module:
+        share = found.without_module / found.wall_seconds
+        yield f"{share:.1%} is in programs whose module is not in the profile"
+    if found.is_cut:
+        yield f"the profile is too long: only its first {plural(_runs(found), 'operation')} are read"
+
+
+def _runs(found: Profile) -> int:
+    return round(sum(each.calls for each in found.operations) * found.calls)

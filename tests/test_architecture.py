@@ -82,7 +82,7 @@ INNER_FLOORS = {
     "|basics",
     "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
-    "execute": "checked verify bench|compare watch|nans|stepping|running sandbox",
+    "execute": "checked verify bench profile|compare watch|nans|stepping|running sandbox",
     "api": "notebook|methods program record|functions|investigate|targets",
 }
 
@@ -154,6 +154,7 @@ def test_no_file_imports_itself_by_way_of_others():
 
 #: Files that keep lists of primitive names, and what these are.
 NAME_LISTS = {
+    "analysis/profile/origins.py": "operations of XLA, and primitives that are copies in it",
     "ir/basics/plugins.py": "whose primitives they are, for the hint to install it",
     "ir/core/traits.py": "the table",
     "ir/hlo/live_ranges.py": "XLA's instructions, which are not primitives",

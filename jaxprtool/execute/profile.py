@@ -1,10 +1,4 @@
-"""Runs under JAX's profiler.
-
-    with recorded() as found:
-        with step():
-            function(arguments)
-    found.trace.events
-"""
+"""Run programs under JAX's profiler, which records the operations and their times."""
 
 from __future__ import annotations
 
@@ -190,7 +184,7 @@ def measure(
                 with recorded() as found:
                     for _ in range(more):
                         call()
-                assert found.trace is not None
+    assert found.trace is not None
     devices = [chosen] if chosen is not None else jax.devices()
     return MeasuredRun(_fastest_steps(found.trace), plain, devices[0])
 

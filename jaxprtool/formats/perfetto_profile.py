@@ -1,4 +1,4 @@
-"""A profile as a trace for Perfetto and chrome://tracing: each thread's operations with their lines.
+"""A profile as a trace for Perfetto and chrome://tracing: the operations, with their lines.
 
 The format is Chrome's trace-event JSON. Times are in microseconds from the first measured call on.
 """

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
 
 from jaxprtool.analysis.flow_paths import Path as FlowPath
+from jaxprtool.analysis.profile import Profile
 from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.residuals import Residuals
 from jaxprtool.analysis.slices import Why
@@ -37,6 +38,7 @@ DOCUMENTS = {
     "unzip": (programs.UnzipDocument,),
     "outline": (found.OutlineDocument,),
     "cost": (found.CostDocument,),
+    "profile": (Profile,),
     "memory": (found.MemoryDocument,),
     "source": (found.SourceDocument,),
     "residuals": (Residuals,),

@@ -248,7 +248,9 @@ class _Runs:
         self._counts = Counter(each.key for each in spans if each.rank != HANDED_ON)
         times = divided(spans + clipped(host, steps))
         per_call = 1e-9 / self._calls
-        self._times = {key: time * per_call for key, time in times.items() if key in self._counts}
+        self._times: dict[tuple[int, str], float] = {
+            key: time * per_call for key, time in times.items() if key in self._counts
+        }
         self._host = {str(key): time * per_call for key, time in times.items() if type(key) is str}
         self._parts = list(self._all_parts())
 
@@ -302,9 +304,9 @@ class _Runs:
         for part in self._parts:
             grouped[part.origin.line].append(part)
         for line, parts in sorted(grouped.items(), key=lambda each: -_seconds(each[1])):
-            behind: Counter[str] = Counter()
+            behind: defaultdict[str, float] = defaultdict(float)
             for part in parts:
-                behind[part.origin.library] += part.seconds  # type: ignore[assignment]
+                behind[part.origin.library] += part.seconds
             library = max(behind, key=behind.__getitem__)
             name = "" if line is None else f"{self._frames.path(line.file)}:{line.line}"
             yield self._timed(parts, name, TimedLine, library=library or None, line=line)
@@ -359,25 +361,24 @@ class _Runs:
             )
 
     def _lines_of(self, origins: Origins, name: str) -> tuple[str, ...]:
-        weights: Counter[str] = Counter()
+        weights: defaultdict[str, float] = defaultdict(float)
         for origin, weight in origins.of(name):
             if origin.line is not None:
                 line = f"{self._frames.path(origin.line.file)}:{origin.line.line}"
-                weights[line] += weight  # type: ignore[assignment]
-        return tuple(line for line, _ in weights.most_common())
+                weights[line] += weight
+        return _largest(weights)
 
     def _own(self, explained: float) -> Iterator[OwnWork]:
-        times: Counter[str] = Counter()
-        lines: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        times: defaultdict[str, float] = defaultdict(float)
+        lines: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         for (program, name), seconds in self._times.items():
             origins = self._origins.get(program)
             if origins is not None and (kind := origins.own(name)):
-                times[kind] += seconds  # type: ignore[assignment]
+                times[kind] += seconds
                 for line in self._lines_of(origins, name)[:1]:
-                    lines[kind][line] += seconds  # type: ignore[assignment]
+                    lines[kind][line] += seconds
         for kind, seconds in times.items():
-            most = tuple(line for line, _ in lines[kind].most_common(3))
-            yield OwnWork(kind, seconds, seconds / self._wall, most)
+            yield OwnWork(kind, seconds, seconds / self._wall, _largest(lines[kind])[:3])
         rest = self._wall - explained - sum(self._host.values())
         for kind, seconds in {**self._host, "idle": max(rest, 0.0)}.items():
             if seconds:
@@ -392,6 +393,11 @@ class _Runs:
 
 #: What gets an instant at which no operation runs, the lowest first.
 _RANKS = {"container": 2, "between operations": 3, "compiling": 4, "dispatch": 5}
+
+
+def _largest(weights: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the keys, the one with the largest number first."""
+    return tuple(sorted(weights, key=lambda each: -weights[each]))
 
 
 def _seconds(parts: Iterable[_Part]) -> float:

@@ -26,15 +26,39 @@ CONTAINERS = {"while": "loop overhead", "conditional": "branch overhead", "call"
 
 #: Operations that compute nothing.
 _FREE = frozenset(
-    "parameter constant tuple get-tuple-element bitcast broadcast iota reshape after-all".split()
+    (
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "broadcast",
+        "iota",
+        "reshape",
+        "after-all",
+    )
 )
 
 #: The work for an element where it is not 1: a rough ratio to an addition, on CPUs.
-_WORK = dict.fromkeys(
-    "exponential exponential-minus-one log log-plus-one tanh logistic sine cosine tan power "
-    "atan2 erf cbrt".split(),
-    10,
-) | dict.fromkeys("divide remainder sqrt rsqrt".split(), 4)
+_WORK = {
+    "exponential": 10,
+    "exponential-minus-one": 10,
+    "log": 10,
+    "log-plus-one": 10,
+    "tanh": 10,
+    "logistic": 10,
+    "sine": 10,
+    "cosine": 10,
+    "tan": 10,
+    "power": 10,
+    "atan2": 10,
+    "erf": 10,
+    "cbrt": 10,
+    "divide": 4,
+    "remainder": 4,
+    "sqrt": 4,
+    "rsqrt": 4,
+}
 
 #: Primitives that a copy may compute, rather than be XLA's own.
 _COPYING = frozenset(("transpose", "copy", "copy_p", "reshape", "rev"))

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
-
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 #: The ranks of operations: a thread runs it, or it was handed to other threads.
 RUNNING, HANDED_ON = 0, 1
@@ -32,7 +31,7 @@ class Span(NamedTuple):
 
     start: float
     end: float
-    key: Hashable
+    key: Any
     rank: int = RUNNING
 
 
@@ -49,9 +48,9 @@ def clipped(spans: Iterable[Span], windows: Sequence[tuple[float, float]]) -> li
     return found
 
 
-def divided(spans: Sequence[Span]) -> dict[Hashable, float]:
+def divided(spans: Sequence[Span]) -> dict[Any, float]:
     """Return the time of each key. The sum is the time at which any span runs."""
-    found: defaultdict[Hashable, float] = defaultdict(float)
+    found: defaultdict[Any, float] = defaultdict(float)
     edges = [(span.start, 1, i) for i, span in enumerate(spans)]
     edges += [(span.end, 0, i) for i, span in enumerate(spans)]
     edges.sort()

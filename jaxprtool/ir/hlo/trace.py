@@ -4,10 +4,10 @@
     trace.modules[trace.events[0].program]
 
 On a CPU each operation is an event of the thread that started it. One that other threads work on,
-such as a large matrix product, is done where an event "end: " with its name begins. On GPUs and TPUs it is an event of a
-stream, or of the line "XLA Ops"; that has not been tested. The compiled modules are in the trace,
-unless the profiler was told to leave them out. Field numbers are those of `xplane.proto` of TSL and
-`xla/service/hlo.proto`.
+such as a large matrix product, is done where an event "end: " with its name begins. On GPUs and
+TPUs it is an event of a stream, or of the line "XLA Ops"; that has not been tested. The compiled
+modules are in the trace, unless the profiler was told to leave them out. Field numbers are those of
+`xplane.proto` of TSL and `xla/service/hlo.proto`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ MOST_EVENTS = 500_000
 #: How the name of an event begins that tells when an operation has ended.
 _END = "end: "
 
-#: What the host does while no operation runs, by how the names of its events begin or end.
-_COMPILING, _RUNNING = "Client::Compile", "ThunkExecutor::Execute"
+#: What the host does while no operation runs, by how the names of its events begin.
+_COMPILING = ("lower_sharding_computation", "backend_compile_and_load")
+_RUNNING = "ThunkExecutor::Execute"
 _DISPATCHING = ("PjitFunction(", "ExecuteReplicated")
 
 
@@ -153,7 +154,7 @@ def _host_kind(name: str) -> str | None:
         return "between operations"
     if name.startswith(_DISPATCHING):
         return "dispatch"
-    return "compiling" if name.endswith(_COMPILING) else None
+    return "compiling" if name in _COMPILING else None
 
 
 def _operation(event: Any, thread: str, names: dict[int, str]) -> Event | None:

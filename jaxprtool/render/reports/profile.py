@@ -55,9 +55,7 @@ def profile_table(found: Profile, by: By, width: int, top: int) -> Rendering:
     """
     groups = found.by(by)
     table = _operations(found, width) if by == "op" else _groups(found, by, width)
-    shown = groups[:top]
-    if by == "scope":
-        shown = _in_tree(shown)
+    shown = _in_tree(groups[:top]) if by == "scope" else groups[:top]
     rows = [cells(found, by, each, width) for each in shown]
     headings = [str(column.header) for column in table.columns[:-1]]
     taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
@@ -114,9 +112,7 @@ def _rate(value: float | None) -> str:
 
 
 def _groups(found: Profile, by: By, width: int) -> Table:
-    return new_table(
-        title(found), *map(number, columns(found, by, width)), text(by, theme.BINDER)
-    )
+    return new_table(title(found), *map(number, columns(found, by, width)), text(by, theme.BINDER))
 
 
 def _operations(found: Profile, width: int) -> Table:
@@ -162,14 +158,14 @@ def _own_table(own: Sequence[OwnWork]) -> Table:
     return table
 
 
-def _in_tree(groups: Sequence[Timed]) -> list[Timed]:
+def _in_tree(groups: Sequence[Timed]) -> tuple[Timed, ...]:
     """Return scopes as a tree, with the most expensive first in each."""
     places = {group.path: i for i, group in enumerate(groups)}
 
     def key(group: Timed) -> list[int]:
         return [places.get(group.path[:end], len(groups)) for end in range(1, len(group.path) + 1)]
 
-    return sorted(groups, key=key)
+    return tuple(sorted(groups, key=key))
 
 
 def notes(found: Profile) -> Iterator[str]:
@@ -181,7 +177,9 @@ def notes(found: Profile) -> Iterator[str]:
     if found.flops_per_second is not None:
         rate = f"{with_prefix(round(found.flops_per_second))}FLOP/s"
         if (peaks := found.peaks) is not None:
-            most, size = map(with_prefix, map(round, (peaks.flops_per_second, peaks.bytes_per_second)))
+            most, size = map(
+                with_prefix, map(round, (peaks.flops_per_second, peaks.bytes_per_second))
+            )
             rate += f" of {most}FLOP/s; memory: {size}B/s ({peaks.source})"
         yield rate
     if any(each.is_split for each in found.lines):
@@ -190,7 +188,8 @@ def notes(found: Profile) -> Iterator[str]:
         share = found.without_module / found.wall_seconds
         yield f"{share:.1%} is in programs whose module is not in the profile"
     if found.is_cut:
-        yield f"the profile is too long: only its first {plural(_runs(found), 'operation')} are read"
+        read = plural(_runs(found), "operation")
+        yield f"the profile is too long: only its first {read} are read"
 
 
 def _runs(found: Profile) -> int:

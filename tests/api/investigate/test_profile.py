@@ -166,7 +166,7 @@ def test_a_block_without_operations_is_refused():
 MESH = """
 import jax, jax.numpy as jnp, jaxprtool
 from jax.sharding import PartitionSpec as P
-mesh = jax.make_mesh((2,), ("x",))
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 f = jax.jit(jax.shard_map(lambda x: jnp.sort(x, 0), mesh=mesh, in_specs=P("x"), out_specs=P("x")))
 x = jnp.ones((400, 300))
 found = jaxprtool.profile(jaxprtool.trace(f, x), (x,), calls=2)

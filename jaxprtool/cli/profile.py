@@ -14,6 +14,8 @@ from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import Profile
+    from jaxprtool.cli.running import Ready
+    from jaxprtool.ir.programs.program import Program
 
 _MEASURED = Panel("Time")
 
@@ -96,7 +98,15 @@ def profile(
         found = profile_in(session.target)
     else:
         require_device(session, backend, device)
-        found = _measured(session, backend, device, seed, calls, json, estimate)
+        traced = session.traced()
+        program = only_program("profile takes", session.programs(traced))
+        prepared = ready(traced.given_to(program), seed, backend, device)
+        measured = _measured(session, prepared, calls, json, estimate)
+        prepared.note_random(session.target)
+        if measured is None:
+            _write_estimate(prepared.program, top, json)
+            return
+        found = measured
     write(found, by, top, json, pprof, perfetto, html)
 
 
@@ -108,30 +118,40 @@ def _is_trace(target: str) -> bool:
 
 
 def _measured(
-    session: RunSession,
-    backend: str | None,
-    device: int | None,
-    seed: int,
-    calls: int | None,
-    json: bool,
-    estimate: bool,
-) -> Profile:
-    """Return the profile of the program of TARGET after the passes."""
+    session: RunSession, prepared: Ready, calls: int | None, json: bool, estimate: bool
+) -> Profile | None:
+    """Return the profile of a program; None for an empty one if it is to be estimated."""
+    from jaxprtool.analysis.profile import NoOperationsError
     from jaxprtool.api.investigate.profile import profile_on
 
-    traced = session.traced()
-    program = only_program("profile takes", session.programs(traced))
-    prepared = ready(traced.given_to(program), seed, backend, device)
-    with printed_by_functions(json):
-        found = profile_on(
-            prepared.program,
-            prepared.filled.arguments,
-            prepared.device,
-            calls,
-            session.on_progress,
-        )
-    prepared.note_random(session.target)
-    return found
+    try:
+        with printed_by_functions(json):
+            return profile_on(
+                prepared.program,
+                prepared.filled.arguments,
+                prepared.device,
+                calls,
+                session.on_progress,
+            )
+    except NoOperationsError as error:
+        if not estimate:
+            raise
+        output.note(f"{error.message}; this is an estimate")
+        return None
+
+
+def _write_estimate(program: Program, top: int, json: bool) -> None:
+    """Write the cost of a program, as `cost` does."""
+    from jaxprtool.analysis.cost import cost
+    from jaxprtool.render.reports.cost import cost_table
+
+    found = cost(program)
+    if json:
+        from jaxprtool.render.documents.found import CostDocument
+
+        output.write_json(CostDocument(found.total, found.groups, [found]))
+    else:
+        output.write_rendered(cost_table(found, output.width(), top, None))
 
 
 def write(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from jaxprtool.execute.running.run import compiled, copied, failures_reported, r
 from jaxprtool.ir.hlo.module import read_module
 from jaxprtool.ir.hlo.trace import STEP, Trace, read_trace
 from jaxprtool.ir.programs.program import Program
+
+T = TypeVar("T")
 
 #: The most calls that are measured, and the seconds and operations after which no more are.
 CALLS, _SECONDS, _EVENTS = 20, 1.0, 40_000
@@ -127,12 +130,13 @@ class MeasuredRun:
 
     Attributes:
         trace: What ran; its steps are the fastest quarter of the measured calls.
-        plain_seconds: The shortest time of a call without the profiler.
+        plain_seconds: The mean time of the fastest quarter of as many calls without the profiler;
+            None if the program has effects.
         device: The device that it ran on; the first of several.
     """
 
     trace: Trace
-    plain_seconds: float
+    plain_seconds: float | None
     device: jax.Device
 
 
@@ -174,31 +178,33 @@ def measure(
 
         with failures_reported(program):
             call()
-            plain = min(call() for _ in range(5 if harmless else 1))
             with recorded() as found:
-                for _ in range(calls or 1):
-                    call()
+                plain = [call() for _ in range(calls or 1)]
             assert found.trace is not None
-            more = _more_calls(plain, len(found.trace.events)) if harmless and not calls else 0
-            if more > 1:
-                with recorded() as found:
-                    for _ in range(more):
-                        call()
+            if harmless:
+                more = calls or _more_calls(min(plain), len(found.trace.events))
+                plain = [call() for _ in range(more)]
+                if not calls:
+                    with recorded() as found:
+                        for _ in range(more):
+                            call()
     assert found.trace is not None
     devices = [chosen] if chosen is not None else jax.devices()
-    return MeasuredRun(_fastest_steps(found.trace), plain, devices[0])
+    steps = _fastest(found.trace.steps, lambda step: step[1] - step[0])
+    trace = replace(found.trace, steps=tuple(sorted(steps)))
+    plain_seconds = statistics.mean(_fastest(plain, float)) if harmless else None
+    return MeasuredRun(trace, plain_seconds, devices[0])
 
 
-def _fastest_steps(trace: Trace) -> Trace:
-    """Return a trace with the fastest quarter of its steps: the others waited for other work."""
-    ordered = sorted(trace.steps, key=lambda step: step[1] - step[0])
-    return replace(trace, steps=tuple(sorted(ordered[: (len(ordered) + 3) // 4])))
+def _fastest(calls: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
+    """Return the fastest quarter of calls: the others waited for other work of the machine."""
+    return sorted(calls, key=seconds)[: (len(calls) + 3) // 4]
 
 
 def _more_calls(seconds: float, events: int) -> int:
     """Return how many calls to measure, by the time and the operations of one call."""
     bounds = (CALLS, _SECONDS / max(seconds, 1e-9), _EVENTS / max(events, 1))
-    return math.floor(min(bounds))
+    return max(math.floor(min(bounds)), 1)
 
 
 def measured_peaks(device: jax.Device) -> tuple[float, float]:
@@ -210,12 +216,12 @@ def measured_peaks(device: jax.Device) -> tuple[float, float]:
         # In place: pages of new memory would be the most of the time.
         negated, vector = jax.jit(jnp.negative, donate_argnums=0), jnp.ones(count, jnp.float32)
         return (
-            2 * size**3 / _fastest(lambda _: product(square, square), None),
-            8 * count / _fastest(negated, vector),
+            2 * size**3 / _shortest(lambda _: product(square, square), None),
+            8 * count / _shortest(negated, vector),
         )
 
 
-def _fastest(call: Callable[[Any], Any], value: Any) -> float:
+def _shortest(call: Callable[[Any], Any], value: Any) -> float:
     """Return the shortest time of calls, each with the result of the last."""
     times = []
     for _ in range(5):

@@ -38,7 +38,7 @@ DOCUMENTS = {
     "unzip": (programs.UnzipDocument,),
     "outline": (found.OutlineDocument,),
     "cost": (found.CostDocument,),
-    "profile": (Profile,),
+    "profile": (Profile, found.CostDocument),
     "memory": (found.MemoryDocument,),
     "source": (found.SourceDocument,),
     "residuals": (Residuals,),

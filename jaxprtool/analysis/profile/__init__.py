@@ -30,8 +30,12 @@ BY: tuple[By, ...] = get_args(By)
 TRUSTED = 0.9
 
 
+class NoOperationsError(UnsupportedError):
+    """No operation is in a trace."""
+
+
 @document(
-    without=("line", "path", "frames"),
+    without=("line", "path"),
     optional=("library", "flops_per_second", "bytes_per_second"),
 )
 @dataclass(frozen=True)
@@ -205,12 +209,12 @@ def profile_of(trace: Trace, name: str, frames: Frames) -> Profile:
         frames: Reads frames, and decides which files are the user's.
 
     Raises:
-        UnsupportedError: If no operation is in the trace.
+        NoOperationsError: If no operation is in the trace.
     """
     if not trace.events:
-        raise UnsupportedError(
-            "the profile has no operations: JAX's profiler recorded none on this device",
-            "`jaxprtool cost TARGET --device NAME` estimates the time",
+        raise NoOperationsError(
+            f"the profile of {name} is empty: JAX's profiler recorded no operations",
+            "add --estimate for the estimate of `cost` instead",
         )
     steps = trace.steps or (
         (min(each.start for each in trace.events), max(each.end for each in trace.events)),
@@ -408,7 +412,7 @@ def _by_time(each: Any) -> float:
     return -each.seconds
 
 
-def with_plain_time(profile: Profile, seconds: float) -> Profile:
+def with_plain_time(profile: Profile, seconds: float | None) -> Profile:
     """Add the time that a call takes without the profiler."""
     return replace(profile, plain_seconds=seconds)
 

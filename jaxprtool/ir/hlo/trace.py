@@ -86,12 +86,8 @@ class Trace:
     is_cut: bool = False
 
 
-def read_trace(path: str, most: int = MOST_EVENTS) -> Trace:
-    """Return the trace in a file `*.xplane.pb`.
-
-    Args:
-        path: The file.
-        most: The most operations to read.
+def read_trace(path: str) -> Trace:
+    """Return the trace in a file `*.xplane.pb`, with at most `MOST_EVENTS` operations.
 
     Raises:
         OSError: If the file cannot be read.
@@ -100,11 +96,11 @@ def read_trace(path: str, most: int = MOST_EVENTS) -> Trace:
     with open(path, "rb") as file:
         data = file.read()
     space = message(data)
-    found = _read_events(ProfileData.from_serialized_xspace(data), most)
+    found = _read_events(ProfileData.from_serialized_xspace(data))
     return replace(found, modules=_modules(space, set(found.names)))
 
 
-def _read_events(data: Any, most: int) -> Trace:
+def _read_events(data: Any) -> Trace:
     events: list[Event] = []
     names: dict[int, str] = {}
     host: list[HostEvent] = []
@@ -127,7 +123,7 @@ def _read_events(data: Any, most: int) -> Trace:
                     host.append(HostEvent(kind, start, start + each.duration_ns))
                 elif name == STEP:
                     steps.append((each.start_ns, each.start_ns + each.duration_ns))
-                elif len(events) == most:
+                elif len(events) == MOST_EVENTS:
                     is_cut = True
                 elif found := _operation(each, thread, names):
                     events.append(found)

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import plural, with_prefix
+from jaxprtool.ir.basics.quantities import with_prefix
 from jaxprtool.ir.source.frames import BEHIND
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
@@ -54,7 +54,7 @@ def profile_table(found: Profile, by: By, width: int, top: int) -> Rendering:
         top: The number of groups shown.
     """
     groups = found.by(by)
-    table = _operations(found, width) if by == "op" else _groups(found, by, width)
+    table = _operations(width) if by == "op" else _groups(found, by, width)
     shown = _in_tree(groups[:top]) if by == "scope" else groups[:top]
     rows = [cells(found, by, each, width) for each in shown]
     headings = [str(column.header) for column in table.columns[:-1]]
@@ -62,7 +62,7 @@ def profile_table(found: Profile, by: By, width: int, top: int) -> Rendering:
     for each, row in zip(shown, rows, strict=True):
         table.add_row(*row, _named(each, by, max(width - taken, _LEAST)))
     add_more(table, len(groups) - top, *[""] * (len(table.columns) - 1))
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [Text(title(found), style=theme.HEADING), table]
     if own := [each for each in found.own if each.share >= _SMALL]:
         parts += [Text(), _own_table(own)]
     parts += [Text(), *map(Text, notes(found))]
@@ -112,14 +112,12 @@ def _rate(value: float | None) -> str:
 
 
 def _groups(found: Profile, by: By, width: int) -> Table:
-    return new_table(title(found), *map(number, columns(found, by, width)), text(by, theme.BINDER))
+    return new_table("", *map(number, columns(found, by, width)), text(by, theme.BINDER))
 
 
-def _operations(found: Profile, width: int) -> Table:
+def _operations(width: int) -> Table:
     wide = [number("calls")] if width >= _WIDE else []
-    return new_table(
-        title(found), number("share"), number("time"), *wide, text("operation", theme.BINDER)
-    )
+    return new_table("", number("share"), number("time"), *wide, text("operation", theme.BINDER))
 
 
 def _named(each: Any, by: By, width: int) -> Text:
@@ -186,11 +184,9 @@ def notes(found: Profile) -> Iterator[str]:
         yield f"{SPLIT} includes parts of fusions of several lines, split by estimated work"
     if found.without_module:
         share = found.without_module / found.wall_seconds
-        yield f"{share:.1%} is in programs whose module is not in the profile"
-    if found.is_cut:
-        read = plural(_runs(found), "operation")
-        yield f"the profile is too long: only its first {read} are read"
-
-
-def _runs(found: Profile) -> int:
-    return round(sum(each.calls for each in found.operations) * found.calls)
+        yield (
+            f"{share:.1%} is in programs whose module is not in the profile: those that come from "
+            "JAX's compilation cache are not (JAX_ENABLE_COMPILATION_CACHE=false)"
+        )
+    if found.is_cut and found.trace is not None:
+        yield f"the profile is too long: only {len(found.trace.events):,} of its operations are read"

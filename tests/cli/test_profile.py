@@ -1,0 +1,117 @@
+"""`jaxprtool profile` shows measured time by line, and writes it for other tools."""
+
+import json
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.jaxcompat.profiles import read_pprof
+
+FUNCTIONS = """
+    import jax
+    import jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example("f32[300,200]", "f32[200,200]")
+    def loss(x, w):
+        with jax.named_scope("product"):
+            y = jnp.tanh(x @ w)
+        return jnp.sort(y, axis=0).sum()
+"""
+
+
+@pytest.fixture(autouse=True)
+def timed(folder):
+    (folder / "timed.py").write_text(textwrap.dedent(FUNCTIONS))
+
+
+LOSS = "profile", "timed.py:loss", "--calls", "4", "--no-cache"
+
+
+def test_a_table_has_the_lines_with_their_source_and_the_share_that_is_explained(cli):
+    found = cli(*LOSS)
+    assert found.code == 0 and found.out.startswith("loss: ") and "% explained\n" in found.out
+    assert "return jnp.sort(y, axis=0).sum()" in found.out
+    assert "FLOP/s of" in found.out and "a call without the profiler" in found.out
+    assert all(len(line) <= 80 for line in found.out.splitlines())
+
+
+@pytest.mark.parametrize(
+    "by, name", [("scope", "product"), ("function", "timed.py:loss"), ("primitive", "sort")]
+)
+def test_time_is_grouped_in_other_ways(cli, by, name):
+    found = cli(*LOSS, "--by", by)
+    assert found.code == 0 and name in found.out
+
+
+def test_a_compiled_operation_is_shown_whole_with_its_lines(cli):
+    found = cli(*LOSS, "--by", "op")
+    assert "sort" in found.out and "timed.py:10" in found.out
+
+
+def test_everything_is_written_at_once(cli, folder):
+    files = "--pprof", "p.pb.gz", "--perfetto", "p.json", "--html", "p.html"
+    found = cli(*LOSS, "-p", "grad", "--json", *files)
+    told = json.loads(found.out)
+    assert {"wall_seconds", "explained", "lines", "operations", "own"} <= told.keys()
+    assert 0 < told["explained"] <= 1
+    line = told["lines"][0]
+    assert {"line", "seconds", "share", "flops_per_second", "backward_seconds"} <= line.keys()
+    assert {"name", "lines", "seconds"} <= told["operations"][0].keys()
+    samples = json.loads(read_pprof((folder / "p.pb.gz").read_bytes()))
+    total = sum(int(each["value"][0]) for each in samples["sample"]) * 1e-9
+    assert total == pytest.approx(sum(each["seconds"] for each in told["lines"]), rel=1e-3)
+    slices = [e for e in json.loads((folder / "p.json").read_text())["traceEvents"] if "dur" in e]
+    assert {"call 1", "timed.py:10"} <= {each["name"] for each in slices}
+    page = (folder / "p.html").read_text()
+    assert "jnp" in page and 'href="#f0-10"' in page and "--heat:" in page
+
+
+def test_a_folder_of_jaxs_profiler_is_a_target(cli, folder):
+    @jax.jit
+    def sorts(x):
+        return jnp.sort(x, axis=0)
+
+    # The modules of programs from JAX's cache are not in a trace.
+    with compiled_afresh(), jax.profiler.trace(folder / "trace"):
+        sorts(jnp.ones((300, 300))).block_until_ready()
+    found = cli("profile", "trace")
+    assert found.code == 0 and "test_profile.py:" in found.out
+    (file,) = (folder / "trace").rglob("*.xplane.pb")
+    assert "test_profile.py:" in cli("profile", str(file)).out
+
+
+def test_what_is_no_profile_is_refused_in_one_line(cli, folder):
+    (folder / "nothing").mkdir()
+    found = cli("profile", "nothing")
+    assert found.code == 2 and "no file in it ends with .xplane.pb" in found.err
+    (folder / "bad.xplane.pb").write_text("not a trace")
+    found = cli("profile", "bad.xplane.pb")
+    assert found.code == 2 and "is not a trace of JAX's profiler" in found.err
+    found = cli("profile", "none.xplane.pb")
+    assert found.code == 2 and "cannot read 'none.xplane.pb'" in found.err
+
+
+def test_an_empty_profile_is_told_and_estimated_only_if_that_is_asked_for(cli, monkeypatch):
+    # As on a device whose operations the profiler does not record.
+    monkeypatch.setattr("jaxprtool.ir.hlo.trace._operation", lambda *event: None)
+    found = cli(*LOSS)
+    assert found.code == 2 and "recorded no operations" in found.err and "--estimate" in found.err
+    found = cli(*LOSS, "--estimate")
+    assert found.code == 0 and "this is an estimate" in found.err
+    assert found.out.startswith("loss: 24.6 MFLOP")
+
+
+def test_a_profile_that_is_too_long_is_cut_which_is_said(cli, monkeypatch):
+    monkeypatch.setattr("jaxprtool.ir.hlo.trace.MOST_EVENTS", 12)
+    found = cli(*LOSS)
+    assert found.code == 0
+    assert "the profile is too long: only 12 of its operations are read" in found.out
+
+
+def test_a_page_has_the_ending_of_a_page(cli):
+    found = cli(*LOSS, "--html", "page.txt")
+    assert found.code == 2 and "name it FILE.html" in found.err

@@ -112,9 +112,8 @@ def profile(
 
 def _is_trace(target: str) -> bool:
     from jaxprtool.execute.profile import SUFFIX
-    from jaxprtool.recording.folder import split
 
-    return target.endswith(SUFFIX) or (os.path.isdir(target) and split(target) is None)
+    return target.endswith(SUFFIX) or os.path.isdir(target)
 
 
 def _measured(

@@ -59,6 +59,16 @@ _Until = Annotated[
     str | None,
     _RECORDED.option("--until", "nan", "End the script at the first NaN in a result of --keep's."),
 ]
+_Profile = Annotated[
+    int | None,
+    _RECORDED.option(
+        "--profile",
+        "N",
+        "Profile N steps, calls of the first function called a third time: `profile run` shows "
+        "their time again.",
+        min=1,
+    ),
+]
 _NoConstants = Annotated[
     bool,
     _RECORDED.flag("--no-constants", "Write programs without the large arrays they close over."),
@@ -74,6 +84,7 @@ def record(
     keep: _Keep = None,
     keep_bytes: _KeepBytes = "4GiB",
     until: _Until = None,
+    profile: _Profile = None,
     no_constants: _NoConstants = False,
     out: _Out = None,
     overwrite: _Overwrite = False,
@@ -89,6 +100,7 @@ def record(
 
       jaxprtool record samples/train.py --steps 100
       jaxprtool record --keep step --until nan samples/train.py --steps 20
+      jaxprtool record --profile 20 samples/train.py
       jaxprtool record -m samples.train --steps 20
       jaxprtool record -- python samples/train.py --steps 20
     """
@@ -108,6 +120,7 @@ def record(
         keep=tuple(kept.items()),
         keep_bytes=bytes_of(keep_bytes),
         until=until or "",
+        profile=profile or 0,
     )
     # The page needs JAX, which takes long to import: meanwhile, the script runs.
     reader = threading.Thread(target=_import_reader, daemon=True)
@@ -119,6 +132,8 @@ def record(
     run = finished(path)
     _note_missing(kept, run)
     _say(run, path, json)
+    if profile:
+        _say_profile(path)
     raise typer.Exit(ended.exit_code)
 
 
@@ -169,6 +184,21 @@ def _note_missing(kept: Iterable[str], run: Run) -> None:
                 continue
             near = did_you_mean(name, names) or (f"there is {names[0]}" if names else "")
             output.warning(f"--keep {name}: no such function was called; {near}".rstrip("; "))
+
+
+def _say_profile(path: str) -> None:
+    """Print the time of the profiled steps on stderr, as the rest of what is known of a run."""
+    from jaxprtool.api.investigate.profile import profile_in
+    from jaxprtool.errors import JaxprToolError
+    from jaxprtool.render.reports.profile import profile_table
+
+    try:
+        found = profile_in(path)
+    except JaxprToolError as error:
+        output.warning(f"--profile: {error.message}; a step is the third call of a function")
+        return
+    output.say("")
+    output.write_rendered(profile_table(found, "line", output.width(sys.stderr), 20), sys.stderr)
 
 
 def _import_reader() -> None:

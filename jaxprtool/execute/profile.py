@@ -47,22 +47,37 @@ def recorded() -> Iterator[Recorded]:
     Raises:
         UnsupportedError: If the profiler is running already.
     """
-    options = ProfileOptions()
-    options.python_tracer_level = 0
-    options.host_tracer_level = 1
     found = Recorded()
     with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
-        try:
-            jax.profiler.start_trace(folder, profiler_options=options)
-        except RuntimeError as error:
-            raise UnsupportedError(
-                "JAX's profiler is running already", "only one profile can be taken at a time"
-            ) from error
+        start(folder)
         try:
             yield found
         finally:
             jax.profiler.stop_trace()
         found.trace = _with_live_modules(read_trace(newest_trace(folder)))
+
+
+def start(folder: str) -> None:
+    """Start the profiler, which writes to a folder when `jax.profiler.stop_trace` stops it.
+
+    Raises:
+        UnsupportedError: If the profiler is running already.
+    """
+    options = ProfileOptions()
+    options.python_tracer_level = 0
+    options.host_tracer_level = 1
+    try:
+        jax.profiler.start_trace(folder, profiler_options=options)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            "JAX's profiler is running already", "only one profile can be taken at a time"
+        ) from error
+
+
+def finish() -> None:
+    """Wait until the operations of all devices have ended."""
+    jax.effects_barrier()
+    jax.block_until_ready(jax.live_arrays())
 
 
 def _with_live_modules(trace: Trace) -> Trace:

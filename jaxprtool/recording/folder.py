@@ -7,6 +7,7 @@
     run/process-0/step.jaxpr        a program; step@2.jaxpr is the second compilation of `step`
     run/process-0/constants.*.npz   large constants of programs, by content
     run/process-0/kept/             the arguments of calls that --keep names
+    run/process-0/profile/          what JAX's profiler recorded of the steps of --profile
     run/index.html, run/trace.json  the page, and the trace for Perfetto
 
 A line of `events.jsonl` is written by one call of the system, a program's file gets its name when

@@ -47,6 +47,7 @@ _LOOPS = {"while": "jax.lax.while_loop", "scan": "jax.lax.scan", "cond": "jax.la
 _LOOP_PARAMETERS = ("length", "reverse", "unroll")
 
 if TYPE_CHECKING:
+    from jaxprtool.recording.profiled_steps import ProfiledSteps
     from jaxprtool.recording.programs import ConstantsStore
 
 
@@ -70,6 +71,7 @@ class Recorder:
         self._constants: ConstantsStore | None = None
         self._counters: Counters | None = None
         self._clock: CallClock | None = None
+        self._steps: ProfiledSteps | None = None
         self._waits: dict[Line, int | None] = {}
         self._next = 0
         self._numbers = Numbers()
@@ -106,13 +108,15 @@ class Recorder:
         self._on = False
         if self._clock is not None:
             self._clock.stop()
+        if self._steps is not None:
+            self._steps.stop()
         self._write({"event": "ended", "time": time.time(), "error": _in_short(error)})
 
     def fork(self) -> None:
         """Go on in a folder of its own: this is a child of the process that was recorded."""
         self._folder = ProcessFolder(self.settings.run)
         self._lock = threading.RLock()
-        self._constants = self._counters = self._clock = None
+        self._constants = self._counters = self._clock = self._steps = None
         self._waits.clear()
 
     # --- the observer --------------------------------------------------------------------------
@@ -126,7 +130,7 @@ class Recorder:
             self._jits[number] = (len(self._made), site, self._made[site.user])
             self._made[site.user] += 1
         weakref.finalize(made, self._jits.pop, number, None).atexit = False
-        if not (self.settings.calls or self.settings.keep):
+        if not (self.settings.calls or self.settings.keep or self.settings.profile):
             return None
         function = self._described(libraries.behind_jit(fun), {})
         if not function.line.file or not is_users_file(function.line.file):
@@ -228,7 +232,14 @@ class Recorder:
                 call = CountedCalls(self._clock, counter)
         if last := dict(settings.keep).get(name):
             folder, limit = self._folder.path, settings.keep_bytes
-            return KeptCalls(call, folder, name, last, limit, settings.until, self._write)
+            call = KeptCalls(call, folder, name, last, limit, settings.until, self._write)
+        if settings.profile:
+            from jaxprtool.recording.profiled_steps import ProfiledCalls, ProfiledSteps
+
+            if self._steps is None:
+                steps = settings.profile
+                self._steps = ProfiledSteps(self._folder.path, steps, self.failed)
+            call = ProfiledCalls(call, name, self._steps)
         return call
 
     # --- programs ------------------------------------------------------------------------------

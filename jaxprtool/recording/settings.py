@@ -23,6 +23,7 @@ class Settings:
         keep: How many of the last calls to keep the arguments of, by the names of functions.
         keep_bytes: The most bytes that are kept of one function.
         until: The results that end the script: "nan", or "".
+        profile: How many steps of each process to profile; 0 for none.
     """
 
     run: str
@@ -32,6 +33,7 @@ class Settings:
     keep: tuple[tuple[str, int], ...] = ()
     keep_bytes: int = 1 << 32
     until: str = ""
+    profile: int = 0
 
 
 def require_until(until: str, keep: Mapping[str, int]) -> None:

@@ -212,6 +212,38 @@ def test_functions_to_keep_that_were_never_called_are_named(folder):
     assert "warning: --keep stp: no such function was called; did you mean 'step'?" in done.stderr
 
 
+STEPS = """
+    import jax, jax.numpy as jnp
+
+    @jax.jit
+    def once(x):
+        return x + 1
+
+    @jax.jit
+    def step(x):
+        return jnp.sort(x, axis=0) + 1
+
+    x = once(jnp.ones((200, 200)))
+    for _ in range(6):
+        x = step(x)
+"""
+
+
+def test_the_steps_of_a_script_are_profiled_once_they_are_compiled(folder):
+    Path("steps.py").write_text(textwrap.dedent(STEPS))
+    done = jaxprtool("record", "--profile", "3", "steps.py")
+    assert done.returncode == 0 and "the mean of 3 calls" in done.stderr
+    assert "return jnp.sort(x, axis=0) + 1" in done.stderr
+    found = json.loads(jaxprtool("profile", "run", "--json").stdout)
+    assert found["calls"] == 3 and found["lines"][0]["line"] == "steps.py:10"
+    assert "compiling" not in {each["kind"] for each in found["own"]}
+
+
+def test_a_script_without_steps_is_told_so(folder):
+    done = jaxprtool("record", "--profile", "3", "script.py", input="")
+    assert done.returncode == 0 and "a step is the third call of a function" in done.stderr
+
+
 def test_names_of_recorded_programs_are_completed(folder):
     from jaxprtool.cli.completion import complete_target
 

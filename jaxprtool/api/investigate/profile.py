@@ -22,6 +22,7 @@ from jaxprtool.analysis.cost.devices import device_of_kind
 from jaxprtool.analysis.profile import Peaks, Profile, profile_of, with_cost, with_plain_time
 from jaxprtool.errors import TargetError
 from jaxprtool.execute.profile import (
+    finish,
     measure,
     measured_peaks,
     newest_trace,
@@ -121,12 +122,6 @@ def profiling() -> Iterator[Profiling]:
         finish()
     assert found.trace is not None
     made._found.append(profile_of(found.trace, "the block", frames_now()))
-
-
-def finish() -> None:
-    """Wait until the operations of all devices have ended."""
-    jax.effects_barrier()
-    jax.block_until_ready(jax.live_arrays())
 
 
 def profile_in(path: str) -> Profile:

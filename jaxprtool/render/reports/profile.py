@@ -169,9 +169,10 @@ def _in_tree(groups: Sequence[Timed]) -> tuple[Timed, ...]:
 def notes(found: Profile) -> Iterator[str]:
     """Yield the notes below the table."""
     if found.calls > 1:
-        yield f"the mean of the {found.calls} fastest calls"
+        yield f"the mean of {found.calls} calls"
     if found.plain_seconds is not None:
-        yield f"{duration(found.plain_seconds)} a call without the profiler"
+        plain = duration(found.plain_seconds)
+        yield f"{plain} a call without the profiler; of both, the fastest quarter is shown"
     if found.flops_per_second is not None:
         rate = f"{with_prefix(round(found.flops_per_second))}FLOP/s"
         if (peaks := found.peaks) is not None:
@@ -189,4 +190,5 @@ def notes(found: Profile) -> Iterator[str]:
             "JAX's compilation cache are not (JAX_ENABLE_COMPILATION_CACHE=false)"
         )
     if found.is_cut and found.trace is not None:
-        yield f"the profile is too long: only {len(found.trace.events):,} of its operations are read"
+        read = f"{len(found.trace.events):,}"
+        yield f"the profile is too long: only {read} of its operations are read"

@@ -1,0 +1,62 @@
+"""A compiled operation is led back to the lines that it comes from."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxprtool.analysis.profile.origins import Origins
+from jaxprtool.ir.hlo.module import compiled_module
+from jaxprtool.ir.source.frames import frames_now
+
+
+def scanned(weights, x):
+    def layer(x, w):
+        with jax.named_scope("layer"):
+            return jnp.tanh(x @ w), jnp.sin(x).sum()
+
+    return jax.lax.scan(layer, x, weights)
+
+
+@pytest.fixture(scope="module")
+def module():
+    def loss(weights, x):
+        return scanned(weights, x)[0].sum()
+
+    weights, x = jnp.ones((4, 64, 64)), jnp.ones((32, 64))
+    return compiled_module(jax.jit(jax.grad(loss)).lower(weights, x).compile())
+
+
+@pytest.fixture(scope="module")
+def origins(module):
+    return Origins(module, frames_now(), frozenset(module.by_name))
+
+
+def test_the_parts_of_an_operation_add_up_to_all_of_it(module, origins):
+    for name in module.by_name:
+        assert sum(share for _, share in origins.of(name)) == pytest.approx(1)
+
+
+def test_a_product_has_its_line_its_scope_and_its_side(module, origins):
+    products = [each.name for each in module.by_name.values() if each.opcode == "dot"]
+    found = {origin for name in products for origin, _ in origins.of(name)}
+    assert {each.line.file.rpartition("/")[2] for each in found} == {"test_origins.py"}
+    assert {each.primitive for each in found} == {"dot_general"}
+    assert {each.backward for each in found} == {False, True}
+    assert all("layer" in each.scope for each in found)
+
+
+def test_a_loop_is_overhead_unless_it_was_compiled_to_one_operation(module, origins):
+    loops = [each.name for each in module.by_name.values() if each.opcode == "while"]
+    assert loops and all(origins.own(each) == "loop overhead" for each in loops)
+    whole = Origins(module, frames_now(), frozenset(loops))
+    assert all(whole.own(each) == "" and len(whole.of(each)) > 1 for each in loops)
+
+
+def test_every_operation_with_work_has_a_line(module, origins):
+    copies = [n for n in module.by_name if origins.own(n) in ("copies", "layout changes")]
+    assert all(origin.line is not None for name in copies for origin, _ in origins.of(name))
+
+
+def test_an_operation_that_no_module_has_is_unknown(origins):
+    ((origin, share),) = origins.of("missing.3")
+    assert (origin.line, origin.primitive, share) == (None, "missing", 1.0)

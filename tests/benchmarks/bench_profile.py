@@ -1,0 +1,120 @@
+"""What share of the wall time `jaxprtool profile` explains, and what profiling costs.
+
+    python tests/benchmarks/bench_profile.py [MODEL…]
+
+For each model: the time of a call under the profiler and without it, the share explained, and what
+is not. Then, for a program of 10,000 equations, the seconds that a profile takes beyond compiling
+it and running its calls.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jaxprtool
+from jaxprtool.execute.running.run import run
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.render.reports.runs import duration
+from tests.models.zoo import equinox_vit, flax_gpt, nnx_resnet
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+
+def traced(call: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Program, Any]:
+    function, args = call
+    return jaxprtool.trace(function, *args), args
+
+
+def transformer() -> tuple[Program, Any]:
+    return jaxprtool.load(f"{SAMPLES}/transformer.py:loss").apply("grad"), None
+
+
+def unrolled_lstm(steps: int = 40, batch: int = 64, width: int = 256) -> tuple[Program, Any]:
+    def loss(weights: Any, xs: Any) -> Any:
+        h = c = jnp.zeros((batch, width))
+        for x in xs:
+            gates = jnp.concatenate([x, h], -1) @ weights
+            i, f, o, g = jnp.split(gates, 4, -1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return jnp.square(h).mean()
+
+    key = jax.random.key(0)
+    weights = jax.random.normal(key, (2 * width, 4 * width)) * 0.05
+    return traced((jax.grad(loss), (weights, jax.random.normal(key, (steps, batch, width)))))
+
+
+def diffrax_solve() -> tuple[Program, Any]:
+    import diffrax
+
+    def field(t: Any, y: Any, weights: Any) -> Any:
+        return jnp.tanh(y @ weights)
+
+    def solve(weights: Any, start: Any) -> Any:
+        found = diffrax.diffeqsolve(
+            diffrax.ODETerm(field), diffrax.Tsit5(), 0.0, 1.0, 0.02, start, weights
+        )
+        return found.ys
+
+    key = jax.random.key(0)
+    shapes = jax.random.normal(key, (256, 256)) * 0.1, jax.random.normal(key, (256, 256))
+    return traced((solve, shapes))
+
+
+MODELS: dict[str, Callable[[], tuple[Program, Any]]] = {
+    "transformer": transformer,
+    "Flax GPT": lambda: traced(flax_gpt.model(layers=2, width=256, length=128)),
+    "NNX ResNet": lambda: traced(nnx_resnet.model(blocks=3, width=64, size=32)),
+    "Equinox ViT": lambda: traced(equinox_vit.model(blocks=2, width=128, size=32)),
+    "Diffrax": diffrax_solve,
+    "LSTM": unrolled_lstm,
+}
+
+
+def explained(names: list[str]) -> Table:
+    columns = "model", "profiled", "without", "explained", "the rest"
+    table = Table(*columns)
+    for name in names:
+        program, args = MODELS[name]()
+        found = jaxprtool.profile(program, args)
+        waits = ("between operations", "dispatch", "idle")
+        rest = [f"{each.kind} {each.share:.1%}" for each in found.own if each.kind in waits]
+        plain = "" if found.plain_seconds is None else duration(found.plain_seconds)
+        wall = duration(found.wall_seconds)
+        table.add_row(name, wall, plain, f"{found.explained:.1%}", ", ".join(rest))
+    return table
+
+
+def overhead(equations: int = 10_000) -> str:
+    """The CPU seconds of a profile beyond those of compiling and running a program."""
+
+    def chain(x: Any) -> Any:
+        for i in range(equations // 4):
+            x = jnp.sin(x) + jnp.roll(x, 1) if i % 40 == 0 else x * 1.01 + 0.5
+        return x
+
+    program, args = traced((chain, (jnp.ones((64, 64)),)))
+    args = tuple(map(jnp.asarray, args))
+    seconds = []
+    for measured in (lambda: run(program, args), lambda: jaxprtool.profile(program, args)):
+        start = time.process_time()
+        measured()
+        seconds.append(time.process_time() - start)
+    count = len(program.jaxpr.eqns)
+    return f"{count:,} equations: run {seconds[0]:.1f} s, profile {seconds[1]:.1f} s of CPU"
+
+
+if __name__ == "__main__":
+    Console().print(explained(sys.argv[1:] or list(MODELS)))
+    print(overhead())

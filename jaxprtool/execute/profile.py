@@ -8,7 +8,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from jaxprtool.ir.programs.program import Program
 T = TypeVar("T")
 
 #: The most calls that are measured, and the seconds and operations after which no more are.
-CALLS, _SECONDS, _EVENTS = 20, 1.0, 40_000
+CALLS, _SECONDS, _EVENTS = 20, 1.0, 20_000
 
 #: The ending of a trace of the profiler.
 SUFFIX = ".xplane.pb"
@@ -41,8 +41,12 @@ class Recorded:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Recorded]:
-    """Record the operations that run in a `with` block.
+def recorded(executables: Iterable[Any] | None = None) -> Iterator[Recorded]:
+    """Record the operations that run in a `with` block, and their compiled modules.
+
+    Args:
+        executables: Where to search for modules that the profiler does not know; by default in all
+            that this process has compiled.
 
     Raises:
         UnsupportedError: If the profiler is running already.
@@ -54,7 +58,9 @@ def recorded() -> Iterator[Recorded]:
             yield found
         finally:
             jax.profiler.stop_trace()
-        found.trace = _with_live_modules(read_trace(newest_trace(folder)))
+        if executables is None:
+            executables = jax.devices()[0].client.live_executables()
+        found.trace = _with_modules(read_trace(newest_trace(folder)), executables)
 
 
 def start(folder: str) -> None:
@@ -80,26 +86,29 @@ def finish() -> None:
     jax.block_until_ready(jax.live_arrays())
 
 
-def _with_live_modules(trace: Trace) -> Trace:
-    """Add the modules that are not in a trace: those that came from JAX's compilation cache."""
-    missing = dict(trace.names)
-    for number in trace.modules:
-        del missing[number]
-    if not missing:
-        return trace
-    ran: dict[int, set[str]] = {number: set() for number in missing}
+def _with_modules(trace: Trace, executables: Iterable[Any]) -> Trace:
+    """Add the modules that are not in a trace: those that came from JAX's compilation cache.
+
+    Of several modules with the name and the operations that ran, the smallest is taken.
+    """
+    missing = {program: set[str]() for program in trace.names if program not in trace.modules}
     for event in trace.events:
         if event.program in missing:
-            ran[event.program].add(event.name)
+            missing[event.program].add(event.name)
+    if not missing:
+        return trace
+    known = [module for each in executables for module in each.hlo_modules()]
+    wanted = {trace.names[program] for program in missing}
+    modules = [
+        read_module(each.as_serialized_hlo_module_proto()) for each in known if each.name in wanted
+    ]
+    modules.sort(key=lambda module: len(module.by_name))
     found = dict(trace.modules)
-    for executable in jax.devices()[0].client.live_executables():
-        modules = executable.hlo_modules()
-        if len(modules) != 1 or modules[0].name not in missing.values():
-            continue
-        module = read_module(modules[0].as_serialized_hlo_module_proto())
-        for number, name in missing.items():
-            if name == module.name and ran[number] <= module.by_name.keys():
-                found[number] = module
+    for program, ran in missing.items():
+        for module in modules:
+            if module.name == trace.names[program] and ran <= module.by_name.keys():
+                found[program] = module
+                break
     return replace(trace, modules=found)
 
 
@@ -193,16 +202,14 @@ def measure(
 
         with failures_reported(program):
             call()
-            with recorded() as found:
-                plain = [call() for _ in range(calls or 1)]
-            assert found.trace is not None
+            count, plain = calls or 1, [0.0]
             if harmless:
-                more = calls or _more_calls(min(plain), len(found.trace.events))
-                plain = [call() for _ in range(more)]
-                if not calls:
-                    with recorded() as found:
-                        for _ in range(more):
-                            call()
+                count = calls or _affordable(call)
+                plain = [call() for _ in range(count)]
+            own = None if made.executable is None else [made.executable]
+            with recorded(own) as found:
+                for _ in range(count):
+                    call()
     assert found.trace is not None
     devices = [chosen] if chosen is not None else jax.devices()
     steps = _fastest(found.trace.steps, lambda step: step[1] - step[0])
@@ -216,9 +223,16 @@ def _fastest(calls: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
     return sorted(calls, key=seconds)[: (len(calls) + 3) // 4]
 
 
-def _more_calls(seconds: float, events: int) -> int:
+def _affordable(call: Callable[[], float]) -> int:
     """Return how many calls to measure, by the time and the operations of one call."""
-    bounds = (CALLS, _SECONDS / max(seconds, 1e-9), _EVENTS / max(events, 1))
+    with tempfile.TemporaryDirectory(prefix="jaxprtool-") as folder:
+        start(folder)
+        try:
+            seconds = call()
+        finally:
+            jax.profiler.stop_trace()
+        count = len(read_trace(newest_trace(folder), modules=False).events)
+    bounds = CALLS, _SECONDS / max(seconds, 1e-9), _EVENTS / max(count, 1)
     return max(math.floor(min(bounds)), 1)
 
 

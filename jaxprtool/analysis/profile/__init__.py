@@ -240,7 +240,7 @@ class _Runs:
         self._trace, self._frames = trace, frames
         self._calls = len(steps)
         self._wall = sum(end - start for start, end in steps) * 1e-9 / self._calls
-        ran: defaultdict[int, set[str]] = defaultdict(set)
+        ran: defaultdict[str, set[str]] = defaultdict(set)
         for each in trace.events:
             ran[each.program].add(each.name)
         self._origins = {
@@ -252,7 +252,7 @@ class _Runs:
         self._counts = Counter(each.key for each in spans if each.rank != HANDED_ON)
         times = divided(spans + clipped(host, steps))
         per_call = 1e-9 / self._calls
-        self._times: dict[tuple[int, str], float] = {
+        self._times: dict[tuple[str, str], float] = {
             key: time * per_call for key, time in times.items() if key in self._counts
         }
         self._host = {str(key): time * per_call for key, time in times.items() if type(key) is str}
@@ -355,7 +355,7 @@ class _Runs:
             op = None if module is None else module.by_name.get(name)
             yield TimedOperation(
                 name,
-                "" if module is None else module.name,
+                self._trace.names.get(program, ""),
                 "" if op is None else op.opcode,
                 () if origins is None else self._lines_of(origins, name),
                 seconds,

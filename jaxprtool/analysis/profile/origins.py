@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2, prod
 from typing import NamedTuple
@@ -111,6 +111,7 @@ class Origins:
     module: Module
     frames: Frames
     ran: frozenset[str]
+    _known: dict[tuple[int, str, str], Origin] = field(default_factory=dict, repr=False)
 
     @cached_method
     def of(self, name: str) -> tuple[tuple[Origin, float], ...]:
@@ -178,6 +179,13 @@ class Origins:
         )
 
     def _origin(self, op: Instruction) -> Origin:
+        # A body has many operations of one place and name.
+        key = op.frame_id, op.op_name, op.opcode
+        if key not in self._known:
+            self._known[key] = self._read(op)
+        return self._known[key]
+
+    def _read(self, op: Instruction) -> Origin:
         found = _one_stack(self.module.frames(op))
         location = self.frames.location_in(found)
         names = op.op_name.partition(";")[0].split("/")
@@ -211,8 +219,13 @@ class Origins:
             if operand is None:
                 break
             found = operand
-        users = self._users.get(op.id, ())
-        return next((each for each in users if each.frame_id), op)
+        readers = [op]
+        for each in readers:
+            if each.frame_id:
+                return each
+            if len(readers) < _STEPS:
+                readers += self._users.get(each.id, ())
+        return op
 
     def _operand(self, op: Instruction) -> Instruction | None:
         operands = [self.module.instructions.get(each) for each in op.operands]

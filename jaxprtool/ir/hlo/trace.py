@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from jax.profiler import ProfileData
 
 from jaxprtool.ir.hlo.module import Module, read_module
-from jaxprtool.ir.hlo.wire import Message, integer, message, submessage, submessages, text
+from jaxprtool.ir.hlo.wire import Message, message, submessage, submessages, text
 
 #: The name of the annotation around each measured call or step.
 STEP = "jaxprtool.step"
@@ -42,7 +42,8 @@ class Event(NamedTuple):
 
     Attributes:
         name: The name of the operation in its module.
-        program: The number of its module in the trace.
+        program: Its module in the trace: the name with a number, `jit_step(4)`. The number alone
+            is not unique: programs from JAX's compilation cache keep theirs.
         start: When it began, in nanoseconds.
         end: When its thread had ended its part, in nanoseconds.
         done: When other threads had ended theirs, such as parts of a large matrix product.
@@ -50,7 +51,7 @@ class Event(NamedTuple):
     """
 
     name: str
-    program: int
+    program: str
     start: float
     end: float
     done: float
@@ -73,21 +74,25 @@ class Trace:
         events: The operations that ran, as far as they were read.
         host: What the host did.
         steps: The start and end of each measured call; empty if none is marked.
-        modules: The compiled modules, by the numbers that the events refer to.
-        names: The names of all modules, by the same numbers.
+        modules: The compiled modules, by `Event.program`.
+        names: The names of all modules, by the same keys.
         is_cut: Whether there were more operations than are read.
     """
 
     events: tuple[Event, ...]
     host: tuple[HostEvent, ...]
     steps: tuple[tuple[float, float], ...]
-    modules: Mapping[int, Module]
-    names: Mapping[int, str]
+    modules: Mapping[str, Module]
+    names: Mapping[str, str]
     is_cut: bool = False
 
 
-def read_trace(path: str) -> Trace:
+def read_trace(path: str, modules: bool = True) -> Trace:
     """Return the trace in a file `*.xplane.pb`, with at most `MOST_EVENTS` operations.
+
+    Args:
+        path: The file.
+        modules: Whether to read the compiled modules.
 
     Raises:
         OSError: If the file cannot be read.
@@ -97,12 +102,12 @@ def read_trace(path: str) -> Trace:
         data = file.read()
     space = message(data)
     found = _read_events(ProfileData.from_serialized_xspace(data))
-    return replace(found, modules=_modules(space, set(found.names)))
+    return replace(found, modules=_modules(space, set(found.names) if modules else set()))
 
 
 def _read_events(data: Any) -> Trace:
     events: list[Event] = []
-    names: dict[int, str] = {}
+    names: dict[str, str] = {}
     host: list[HostEvent] = []
     steps: list[tuple[float, float]] = []
     ends: defaultdict[str, list[float]] = defaultdict(list)
@@ -153,40 +158,35 @@ def _host_kind(name: str) -> str | None:
     return "compiling" if name in _COMPILING else None
 
 
-def _operation(event: Any, thread: str, names: dict[int, str]) -> Event | None:
+def _operation(event: Any, thread: str, names: dict[str, str]) -> Event | None:
     """Return an event as that of an operation; None if it is none.
 
     The name of its module is added to `names`.
     """
-    name = module = program = None
+    name = module = number = None
     for key, value in event.stats:
         if key == "hlo_op":
             name = value
         elif key == "hlo_module":
             module = value
         elif key == "program_id":
-            program = int(value)
-        if name is not None and module is not None and program is not None:
-            names[program], start = module, event.start_ns
-            end = start + event.duration_ns
+            number = value
+        if name is not None and module is not None and number is not None:
+            program, start = f"{module}({number})", event.start_ns
+            names[program], end = module, start + event.duration_ns
             return Event(name, program, start, end, end, thread)
     return None
 
 
-def _modules(space: Message, used: set[int]) -> dict[int, Module]:
+def _modules(space: Message, used: set[str]) -> dict[str, Module]:
     """Return the compiled modules in a trace that its events refer to."""
     found = {}
     for plane in submessages(space, 1):
         if text(plane, 2) != "/host:metadata":
             continue
-        names = {integer(each, 1): text(submessage(each, 2), 2) for each in submessages(plane, 5)}
-        for each in submessages(plane, 4):
-            program, data = None, b""
-            for stat in submessages(submessage(each, 2), 5):
-                if names.get(integer(stat, 1)) == "program_id":
-                    program = integer(stat, 3) or integer(stat, 4)
-                elif 6 in stat:
-                    data = stat[6][-1]
-            if program in used and data:
-                found[program] = read_module(message(data)[1][-1])
+        for entry in submessages(plane, 4):
+            each = submessage(entry, 2)
+            data = [stat[6][-1] for stat in submessages(each, 5) if 6 in stat]
+            if data and (name := text(each, 2)) in used:
+                found[name] = read_module(message(data[0])[1][-1])
     return found

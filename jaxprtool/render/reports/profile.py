@@ -33,6 +33,9 @@ _SMALL = 0.0005
 #: The share of a line's time from which XLA's own work in it is told.
 _NOTED = 0.1
 
+#: How much longer a call takes under the profiler where that is told.
+_SLOWED = 1.5
+
 #: The minimal width of the names of groups.
 _LEAST = 20
 
@@ -173,6 +176,11 @@ def notes(found: Profile) -> Iterator[str]:
     if found.plain_seconds is not None:
         plain = duration(found.plain_seconds)
         yield f"{plain} a call without the profiler; of both, the fastest quarter is shown"
+        if found.wall_seconds > _SLOWED * found.plain_seconds:
+            yield (
+                "the profiler slows this program: it takes about a microsecond for each operation, "
+                "so small operations seem longer than they are"
+            )
     if found.flops_per_second is not None:
         rate = f"{with_prefix(round(found.flops_per_second))}FLOP/s"
         if (peaks := found.peaks) is not None:

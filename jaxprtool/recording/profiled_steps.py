@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.execute.profile import finish, start, step
+from jaxprtool.execute.profile import MODULE, finish, live_modules, start, step
 from jaxprtool.jaxcompat.compile_hooks import unobserved
 
 #: The call of a function that begins the first step.
@@ -39,6 +39,8 @@ class ProfiledSteps:
         self._counts: Counter[str] = Counter()
         self._function: str | None = None
         self._step: contextlib.AbstractContextManager[object] | None = None
+        # Else programs from JAX's compilation cache have the lines of the source they came from.
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
 
     def called(self, function: str) -> None:
         """Note that a function is about to be called."""
@@ -63,6 +65,10 @@ class ProfiledSteps:
         self._step.__exit__(None, None, None)
         self._step = None
         jax.profiler.stop_trace()
+        # The profiler does not know the modules that come from JAX's compilation cache.
+        for number, data in enumerate(live_modules()):
+            with open(os.path.join(self._folder, f"{number}{MODULE}"), "wb") as file:
+                file.write(data)
 
     def _start(self, function: str) -> None:
         self._function = function

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,12 +23,14 @@ from jaxprtool.analysis.cost.devices import device_of_kind
 from jaxprtool.analysis.profile import Peaks, Profile, profile_of, with_cost, with_plain_time
 from jaxprtool.errors import TargetError
 from jaxprtool.execute.profile import (
+    MODULE,
     finish,
     measure,
     measured_peaks,
     newest_trace,
     recorded,
     step,
+    with_modules,
 )
 from jaxprtool.execute.running.arguments import flat_arguments, require_count, require_program
 from jaxprtool.execute.running.fill import fill
@@ -133,9 +136,14 @@ def profile_in(path: str) -> Profile:
     """
     file = newest_trace(path)
     try:
-        trace = read_trace(file)
+        trace = with_modules(read_trace(file), _modules_in(path))
     except OSError as error:
         raise TargetError(f"cannot read '{file}': {error.strerror}") from None
     except ValueError as error:
         raise TargetError(f"'{file}' is not a trace of JAX's profiler: {error}") from None
     return profile_of(trace, path, frames_now())
+
+
+def _modules_in(path: str) -> Iterator[bytes]:
+    """Yield the compiled modules that `record` has written in a folder."""
+    return (each.read_bytes() for each in Path(path).rglob(f"*{MODULE}"))

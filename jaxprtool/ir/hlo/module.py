@@ -229,6 +229,11 @@ def compiled_module(compiled: Any) -> Module:
     return read_module(module.as_serialized_hlo_module_proto())
 
 
+def module_name(data: bytes) -> str:
+    """Return the name of a module from an `HloModuleProto`, without reading all of it."""
+    return text(message(data), 1)
+
+
 def read_module(data: bytes) -> Module:
     """Return a module from an `HloModuleProto`."""
     fields = message(data)

@@ -74,9 +74,9 @@ def diffrax_solve() -> tuple[Program, Any]:
 
 MODELS: dict[str, Callable[[], tuple[Program, Any]]] = {
     "transformer": transformer,
-    "Flax GPT": lambda: traced(flax_gpt.model(layers=2, width=256, length=128)),
-    "NNX ResNet": lambda: traced(nnx_resnet.model(blocks=3, width=64, size=32)),
-    "Equinox ViT": lambda: traced(equinox_vit.model(blocks=2, width=128, size=32)),
+    "Flax GPT": lambda: traced(flax_gpt.model(layers=4, width=256, length=256)),
+    "NNX ResNet": lambda: traced(nnx_resnet.model(blocks=3, width=128, size=64)),
+    "Equinox ViT": lambda: traced(equinox_vit.model(blocks=4, width=256, size=64)),
     "Diffrax": diffrax_solve,
     "LSTM": unrolled_lstm,
 }
@@ -117,4 +117,5 @@ def overhead(equations: int = 10_000) -> str:
 
 if __name__ == "__main__":
     Console().print(explained(sys.argv[1:] or list(MODELS)))
-    print(overhead())
+    if not sys.argv[1:]:
+        print(overhead())

@@ -27,7 +27,7 @@ from jaxprtool.ir.programs.program import Program
 T = TypeVar("T")
 
 #: The most calls that are measured, and the seconds and operations after which no more are.
-CALLS, _SECONDS, _EVENTS = 20, 1.0, 20_000
+CALLS, _SECONDS, _EVENTS = 20, 1.0, 15_000
 
 #: The ending of a trace of the profiler.
 SUFFIX = ".xplane.pb"

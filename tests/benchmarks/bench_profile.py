@@ -1,10 +1,10 @@
 """What share of the wall time `jaxprtool profile` explains, and what profiling costs.
 
-    python tests/benchmarks/bench_profile.py [MODEL…]
+    python tests/benchmarks/bench_profile.py [MODEL…|overhead]
 
 For each model: the time of a call under the profiler and without it, the share explained, and what
-is not. Then, for a program of 10,000 equations, the seconds that a profile takes beyond compiling
-it and running its calls.
+is not. Then, for a program of 10,000 equations, the seconds that a profile of a call takes beyond
+the call.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jaxprtool
-from jaxprtool.execute.running.run import run
+from jaxprtool.analysis.cost import cost
+from jaxprtool.analysis.profile import profile_of
+from jaxprtool.execute.profile import recorded, step
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.render.reports.runs import duration
 from tests.models.zoo import equinox_vit, flax_gpt, nnx_resnet
 
@@ -97,25 +100,32 @@ def explained(names: list[str]) -> Table:
 
 
 def overhead(equations: int = 10_000) -> str:
-    """The CPU seconds of a profile beyond those of compiling and running a program."""
+    """The CPU seconds that a profile of one call takes beyond the call."""
 
-    def chain(x: Any) -> Any:
-        for i in range(equations // 4):
-            x = jnp.sin(x) + jnp.roll(x, 1) if i % 40 == 0 else x * 1.01 + 0.5
+    def chain(x: Any, w: Any) -> Any:
+        for _ in range(equations // 3):
+            x = jnp.tanh(x @ w) + 0.1
         return x
 
-    program, args = traced((chain, (jnp.ones((64, 64)),)))
-    args = tuple(map(jnp.asarray, args))
-    seconds = []
-    for measured in (lambda: run(program, args), lambda: jaxprtool.profile(program, args)):
-        start = time.process_time()
-        measured()
-        seconds.append(time.process_time() - start)
-    count = len(program.jaxpr.eqns)
-    return f"{count:,} equations: run {seconds[0]:.1f} s, profile {seconds[1]:.1f} s of CPU"
+    args = jnp.ones((16, 64)), jnp.full((64, 64), 0.01)
+    program = jaxprtool.trace(chain, *args)
+    call = jax.jit(chain).lower(*args).compile()
+    jax.block_until_ready(call(*args))
+    start = time.process_time()
+    with recorded() as found:
+        before = time.process_time()
+        with step():
+            jax.block_until_ready(call(*args))
+        called = time.process_time() - before
+    assert found.trace is not None
+    profile_of(found.trace, program.name, frames_now())
+    cost(program)
+    seconds = time.process_time() - start - called
+    return f"{len(program.jaxpr.eqns):,} equations: {seconds:.2f} s of CPU beyond the call"
 
 
 if __name__ == "__main__":
-    Console().print(explained(sys.argv[1:] or list(MODELS)))
-    if not sys.argv[1:]:
+    names = sys.argv[1:] or [*MODELS, "overhead"]
+    Console().print(explained([name for name in names if name in MODELS]))
+    if "overhead" in names:
         print(overhead())

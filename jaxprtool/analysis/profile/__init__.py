@@ -16,6 +16,7 @@ from jaxprtool.analysis.cost.groupings import Line
 from jaxprtool.analysis.profile.origins import CONTAINERS, Origin, Origins
 from jaxprtool.analysis.profile.timeline import HANDED_ON, Span, clipped, divided
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.hlo.trace import Event, Trace
 from jaxprtool.ir.source.frames import Frames
@@ -200,6 +201,7 @@ class Profile:
         }[by]
 
 
+@without_collector()
 def profile_of(trace: Trace, name: str, frames: Frames) -> Profile:
     """Return the time of what a trace recorded, by line, scope, function, operation, primitive.
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
 
+from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.hlo.module import Module, read_module
 from jaxprtool.ir.hlo.wire import Message, message, submessage, submessages, text
 
@@ -87,6 +88,7 @@ class Trace:
     is_cut: bool = False
 
 
+@without_collector()
 def read_trace(path: str, modules: bool = True) -> Trace:
     """Return the trace in a file `*.xplane.pb`, with at most `MOST_EVENTS` operations.
 

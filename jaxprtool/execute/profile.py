@@ -19,7 +19,7 @@ from jax.profiler import ProfileOptions, TraceAnnotation
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import TargetError, UnsupportedError
-from jaxprtool.execute.running.run import compiled, copied, failures_reported, ready
+from jaxprtool.execute.running.run import compiled, failures_reported, ready
 from jaxprtool.ir.hlo.module import module_name, read_module
 from jaxprtool.ir.hlo.trace import STEP, Trace, read_trace
 from jaxprtool.ir.programs.program import Program
@@ -208,10 +208,10 @@ def measure(
         on_progress(f"profiling {program.name}")
 
         def call() -> float:
-            given = jax.block_until_ready(copied(program, placed))
+            (given,) = made.form.calls(placed, 1)
             start = time.perf_counter()
             with step():
-                jax.block_until_ready(made.call(*given))
+                jax.block_until_ready(made.jitted(*given))
                 jax.effects_barrier()
             return time.perf_counter() - start
 
@@ -221,7 +221,8 @@ def measure(
             if harmless:
                 count = calls or _affordable(call)
                 plain = [call() for _ in range(count)]
-            own = None if made.executable is None else [made.executable]
+            executable = made.executable
+            own = None if executable is None else [executable.runtime_executable()]
             with recorded(own) as found:
                 for _ in range(count):
                     call()

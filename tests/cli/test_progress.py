@@ -200,6 +200,7 @@ def test_a_long_text_is_cut_to_the_terminal(terminal, monkeypatch):
 
 START = ["importing JAX", "loading functions.py:double", "tracing double"]
 RUN = ["lowering double", "compiling double", "running double"]
+WAYS = "trying roll and outline"
 OUTLINED = [f"{doing} as traced" for doing in RUN]
 
 
@@ -210,7 +211,7 @@ OUTLINED = [f"{doing} as traced" for doing in RUN]
         (["run"], [*START, *RUN]),
         (["emit", "--to", "hlo"], [*START, "emitting hlo"]),
         (["vmap", "--axis-size", "2"], [*START, "batch 1/1", "rendering"]),
-        (["outline", "--compile"], [*START, "outlining", *OUTLINED]),
+        (["outline", "--compile"], [*START, "outlining", WAYS, *OUTLINED]),
         (["backends"], ["importing JAX", "looking for devices"]),
     ],
 )

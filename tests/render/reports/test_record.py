@@ -94,10 +94,11 @@ def test_failures_and_processes_are_named():
     assert "step (2)\n" in text
 
 
-def test_functions_of_several_processes_are_one():
+def test_a_function_of_several_processes_has_one_row():
     (first, *rest) = training().functions
-    other = replace(first, compilations=tuple(replace(c, process=1) for c in first.compilations))
-    text = shown(training(functions=(first, other, *rest)))
+    other = tuple(replace(c, process=1) for c in first.compilations)
+    both = replace(first, compilations=(*first.compilations, *other))
+    text = shown(training(functions=(both, *rest)))
     assert "47 s" in text and text.count("  step  train.py:12") == 1
     assert "step 6 times in 2 processes  batch" in text
 

@@ -1,4 +1,4 @@
-"""A user's source files with the cost of each line, forward and backward, and its residuals."""
+"""A user's source files with the cost of each line, its residuals, and its measured time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from jaxprtool.analysis.cost import Group, Sides, cost_by_side
 from jaxprtool.analysis.cost.groupings import LineReader
 from jaxprtool.analysis.cost.work import NOTHING
+from jaxprtool.analysis.profile import Profile, TimedLine
 from jaxprtool.analysis.residuals import Residual
 from jaxprtool.analysis.slices import EquationsByLine
 from jaxprtool.ir.basics.collector import without_collector
@@ -27,7 +28,7 @@ _NOTHING = Sides(_NONE, _NONE, _NONE)
 _KEYS = {"number": "line", "kept": "residual_bytes"}
 
 
-@document(without=("forward", "backward"), names=_KEYS, optional=("kept",))
+@document(without=("forward", "backward"), names=_KEYS, optional=("kept", "measured"))
 @dataclass(frozen=True)
 class SourceLine:
     """The equations of a source line, and their cost.
@@ -39,6 +40,7 @@ class SourceLine:
         forward: The cost of equations outside of the backward pass of a gradient.
         backward: The cost of equations in the backward pass.
         kept: The bytes of the residuals that it computes; None if unknown.
+        measured: Its measured time; None if it was not measured, or no operation is of this line.
     """
 
     number: int
@@ -47,9 +49,10 @@ class SourceLine:
     forward: Group
     backward: Group
     kept: int | None = None
+    measured: TimedLine | None = None
 
 
-@document(names=_KEYS, optional=("kept",))
+@document(names=_KEYS, optional=("kept", "measured"))
 class GradientLine(SourceLine):
     """A line of a program with the backward pass of a gradient: its document has both passes."""
 
@@ -85,7 +88,11 @@ class Kept:
     elsewhere: int
 
 
-@document(without=("has_backward", "kept", "why_not_kept", "package"), also=("residual_bytes",))
+@document(
+    without=("has_backward", "kept", "why_not_kept", "package", "profile"),
+    also=("residual_bytes", "wall_seconds", "explained"),
+    optional=("wall_seconds", "explained"),
+)
 @dataclass(frozen=True)
 class Source:
     """The cost of the lines of the user's source.
@@ -100,6 +107,7 @@ class Source:
         kept: The residuals; None if unknown.
         why_not_kept: Why the residuals are unknown, if they were requested.
         package: The package that the files belong to, if no line is the user's.
+        profile: The profile that the measured times are from; None if none were measured.
     """
 
     name: str
@@ -111,11 +119,22 @@ class Source:
     kept: Kept | None = None
     why_not_kept: str = ""
     package: str = ""
+    profile: Profile | None = None
 
     @property
     def residual_bytes(self) -> int | None:
         """The bytes of all residuals; None if unknown."""
         return None if self.kept is None else self.kept.total
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """The measured time of one call; None if it was not measured."""
+        return None if self.profile is None else self.profile.wall_seconds
+
+    @property
+    def explained(self) -> float | None:
+        """The share of the measured time in which an operation ran."""
+        return None if self.profile is None else self.profile.explained
 
 
 @without_collector()
@@ -176,3 +195,15 @@ def with_residuals(source: Source, residuals: Iterable[Residual]) -> Source:
         )
         files.append(replace(file, lines=tuple(lines)))
     return replace(source, files=tuple(files), kept=Kept(total, arguments, kept.total()))
+
+
+def with_times(source: Source, profile: Profile) -> Source:
+    """Add to each line its time in a profile of the program."""
+    times = {each.name: each for each in profile.lines}
+    files = []
+    for file in source.files:
+        lines = (
+            replace(line, measured=times.get(f"{file.path}:{line.number}")) for line in file.lines
+        )
+        files.append(replace(file, lines=tuple(lines)))
+    return replace(source, files=tuple(files), profile=profile)

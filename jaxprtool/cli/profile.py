@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
@@ -121,22 +122,26 @@ def _measured(
 ) -> Profile | None:
     """Return the profile of a program; None for an empty one if it is to be estimated."""
     from jaxprtool.analysis.profile import NoOperationsError
-    from jaxprtool.api.investigate.profile import profile_on
 
     try:
-        with printed_by_functions(json):
-            return profile_on(
-                prepared.program,
-                prepared.filled.arguments,
-                prepared.device,
-                calls,
-                session.on_progress,
-            )
+        return profiled(prepared, calls, json, session.on_progress)
     except NoOperationsError as error:
         if not estimate:
             raise
         output.note(f"{error.message}; this is an estimate")
         return None
+
+
+def profiled(
+    prepared: Ready, calls: int | None, json: bool, on_progress: Callable[[str], object]
+) -> Profile:
+    """Run a program under the profiler, and return its profile."""
+    from jaxprtool.api.investigate.profile import profile_on
+
+    with printed_by_functions(json):
+        return profile_on(
+            prepared.program, prepared.filled.arguments, prepared.device, calls, on_progress
+        )
 
 
 def _write_estimate(program: Program, top: int, json: bool) -> None:
@@ -163,7 +168,6 @@ def write(
     html: str | None,
 ) -> None:
     """Write a profile to stdout and to files; warn if much of its time is not explained."""
-    from jaxprtool.analysis.profile import TRUSTED
     from jaxprtool.render.reports.profile import profile_table
 
     if pprof is not None:
@@ -182,6 +186,13 @@ def write(
         output.write_json(found)
     else:
         output.write_rendered(profile_table(found, by, output.width(), top))
+    warn_unexplained(found)
+
+
+def warn_unexplained(found: Profile) -> None:
+    """Print a warning if much of the time of a profile is not that of operations."""
+    from jaxprtool.analysis.profile import TRUSTED
+
     if found.explained < TRUSTED:
         kinds = [each.kind for each in found.own if each.kind in UNEXPLAINED][:2]
         output.warning(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.session import Session, command
+from jaxprtool.cli.measured import Measure, measured, require_measure
+from jaxprtool.cli.running import require_device
+from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import JaxprToolError, OutputError
 
 if TYPE_CHECKING:
@@ -20,36 +22,48 @@ _Out = Annotated[str | None, options.out_option("Write the page to this file.", 
 @command
 def report(
     session: Session,
+    measure: Measure = False,
+    backend: options.Backend = None,
+    device: options.Device = None,
+    seed: options.Seed = 0,
     out: _Out = None,
 ) -> None:
     """Write an HTML report: the listing after each pass, cost, memory and residuals.
 
     Cost and memory are those of the program after the passes. Residuals are those of the gradient
-    of the function as traced.
+    of the function as traced. Nothing is compiled without --measure.
 
     [bold]Examples[/]
 
       jaxprtool report samples/transformer.py:loss -o report.html
       jaxprtool report samples/transformer.py:loss -p "grad, -O2" -o report.html
+      jaxprtool report samples/transformer.py:loss -p grad --measure -o report.html
     """
     if out is None:
         raise OutputError("report writes an HTML page, but -o is missing", "add -o report.html")
     output.check_out("report", out, False, (), "jaxprtool opt TARGET", page=True)
-    session.start()
+    require_measure(measure, backend, device)
+    session.start(True if measure else None)
     from jaxprtool.analysis.cost import cost
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.render.page.report import Report
     from jaxprtool.render.terminal.rendering import ShowOptions
 
     watcher = pipeline_steps.Watcher(keeps=True)
-    traced = session.traced()
+    require_device(session, backend, device)
+    traced = session.traced(runs=measure)
     programs = session.programs(traced, watcher)
+    times = None
+    if measure:
+        given = traced.given_to(only_program("--measure takes", programs))
+        times = measured(given, session.target, seed, backend, device, False, session.on_progress)
     session.on_progress("counting")
     groupings: tuple[By, ...] = ("line", "scope", "primitive")
     known = Report(
         [cost(program, by) for _, program in programs for by in groupings],
         [_memory(program) for _, program in programs],
         _residuals(traced.program),
+        times,
     )
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)

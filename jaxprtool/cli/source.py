@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device, require_numbers
+from jaxprtool.cli.measured import Measure, measured, require_measure
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.session import Session, command
+from jaxprtool.cli.running import require_device
+from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
-
-if TYPE_CHECKING:
-    pass
 
 _Residuals = Annotated[
     bool | None,
@@ -29,28 +28,40 @@ def source(
     session: Session,
     residuals: _Residuals = None,
     device: Device = None,
+    measure: Measure = False,
+    backend: options.Backend = None,
+    seed: options.Seed = 0,
     full: _Full = False,
     json: options.Json = False,
 ) -> None:
     """Show your source files with each line's FLOPs, bytes and residuals.
 
-    The forward and the backward part of a gradient are counted separately. Nothing is compiled.
+    The forward and the backward part of a gradient are counted separately. Nothing is compiled
+    without --measure.
 
     [bold]Examples[/]
 
       jaxprtool source samples/transformer.py:loss
       jaxprtool source samples/transformer.py:loss -p grad --device h100
+      jaxprtool source samples/transformer.py:loss -p grad --measure
     """
-    session.start()
+    require_measure(measure, backend)
+    session.start(True if measure else None)
     from jaxprtool.analysis.cost.devices import device_named, timed
     from jaxprtool.api.investigate.source import source as found_source
     from jaxprtool.render.reports import source as render
     from jaxprtool.render.reports.cost import is_symbolic
 
     on = None if device is None else device_named(device)
-    programs = session.programs()
+    require_device(session, backend)
+    traced = session.traced(runs=measure)
+    programs = session.programs(traced)
+    times = None
+    if measure:
+        given = traced.given_to(only_program("--measure takes", programs))
+        times = measured(given, session.target, seed, backend, None, json, session.on_progress)
     session.on_progress("counting")
-    found = [found_source(each, residuals=residuals) for _, each in programs]
+    found = [found_source(each, residuals=residuals, profile=times) for _, each in programs]
     for each in found:
         require_numbers(on is not None and is_symbolic(each.total))
         if not each.files:

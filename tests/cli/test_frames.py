@@ -369,6 +369,9 @@ def test_source_of_a_library_s_function_behind_a_wrapper(out, folder):
     (program,) = json.loads(out(*found, "--json"))["programs"]
     assert [file["file"] for file in program["files"]] == ["tinylib/layers.py"]
     assert "no lines are in your own files; these are from tinylib" in out(*found)
+    (program,) = json.loads(out(*found, "--measure", "--json"))["programs"]
+    times = [line["measured"] for line in program["files"][0]["lines"] if "measured" in line]
+    assert times and all(each["line"].startswith("tinylib/layers.py:") for each in times)
 
 
 @pytest.mark.parametrize(

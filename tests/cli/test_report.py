@@ -100,3 +100,17 @@ def test_mistakes_are_one_line(cli, folder, options, message):
     done = cli("report", "model.py:loss", *options)
     assert done.code == 2 and done.out == "" and done.err.startswith(message)
     assert not list(folder.glob("*.html"))
+
+
+def test_measured_times_are_in_the_table_of_lines(cli, folder):
+    args = "--args", "f32[4,64,64], f32[8,64], bool[]"
+    assert cli("report", "model.py:layers", *args, "--measure", "-o", "r.html").code == 0
+    page = (folder / "r.html").read_text()
+    by_line = page.partition("<caption>by line</caption>")[2].partition("</table>")[0]
+    assert page.count(">measured<") == by_line.count(">measured<") == 1
+    first = re.findall(r"<td[^>]*>(.*?)</td>", by_line, re.S)
+    assert "s" in first[0] and first[1].endswith("%") and "model.py:" in first[7]
+    # The loop has a time, and no cost of its own.
+    assert "model.py:15" in by_line and "% explained" in page
+    found = cli("report", "model.py:loss", "--device", "0", "-o", "r.html")
+    assert found.code == 2 and "--device is where --measure runs the program" in found.err

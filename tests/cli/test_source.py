@@ -148,3 +148,45 @@ def test_cells_of_notebooks_have_their_text():
     exec(compile(code, name, "exec"), space)
     found = jaxprtool.source(jaxprtool.trace(space["cell"], jnp.ones(8)))
     assert "return jnp.sin(x) @ x" in source_text(found, 80, False, None).plain()
+
+
+MEASURED = *LOSS, "--measure", "--no-residuals"
+
+
+def test_measured_times_are_one_more_column(cli):
+    found = cli(*MEASURED)
+    assert found.code == 0 and " a call" in found.out.splitlines()[0]
+    assert "measured  share" in found.out and "a call without the profiler" in found.out
+    assert "filled with random values" in found.err
+    assert max(map(len, found.out.splitlines())) <= 80
+    value, _, share, *_ = rows(found.out)[7]
+    assert float(value.strip("~")) > 0 and share.endswith("%")
+
+
+def test_measured_times_in_json_are_those_of_lines(cli):
+    (program,) = json.loads(cli(*MEASURED, "--json").out)["programs"]
+    times = [line["measured"] for line in program["files"][0]["lines"] if "measured" in line]
+    assert {each["line"] for each in times} <= {"kept.py:7", "kept.py:13"} and times
+    seconds = sum(each["seconds"] for each in times)
+    assert 0 < seconds <= program["explained"] * program["wall_seconds"] * (1 + 1e-6)
+    assert "wall_seconds" not in json.loads(cli(*LOSS, "--json").out)["programs"][0]
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--args", "f32[n,n], f32[4,n]", "--measure"), "n needs a number before the program"),
+        (("-p", "vjp", "--measure"), "--measure takes one program, but the passes returned"),
+        (("--backend", "cpu"), "--backend is where --measure runs the program"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(cli, options, said):
+    found = cli(*LOSS, *options)
+    assert (found.code, found.out) == (2, "") and said in found.err
+
+
+def test_a_device_without_events_is_told(cli, monkeypatch):
+    monkeypatch.setattr("jaxprtool.ir.hlo.trace._operation", lambda *event: None)
+    found = cli(*MEASURED)
+    assert (found.code, found.out) == (2, "") and "recorded no operations" in found.err
+    assert "leave out --measure" in found.err and "--estimate" not in found.err

@@ -1,4 +1,4 @@
-"""`source`: the cost of each source line, and the bytes it keeps for a backward pass.
+"""`source`: the cost of each source line, the bytes it keeps for a backward pass, and its time.
 
 found = jaxprtool.source(program)
 found.files[0].lines[0].total.work.flops
@@ -10,21 +10,26 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 
+from jaxprtool.analysis.profile import Profile, profile_of
 from jaxprtool.analysis.residuals import residuals as found_residuals
 from jaxprtool.analysis.source_lines import (
     Source,
     called_package,
     source_lines,
     with_residuals,
+    with_times,
 )
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.source.frame_choice import current_frame_view, frames
+from jaxprtool.ir.source.frames import frames_now
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.transforms.linear import Vjp
 
 
-def source(program: Program, *, residuals: bool | None = None) -> Source:
+def source(
+    program: Program, *, residuals: bool | None = None, profile: Profile | None = None
+) -> Source:
     """Return the cost of each line of the user's source.
 
     If no equation has a user's line, the lines are those of the package that is called.
@@ -34,6 +39,7 @@ def source(program: Program, *, residuals: bool | None = None) -> Source:
         residuals: Whether to count the bytes that each line keeps for the gradient. By default they
             are counted if the program returns a single float, such as a loss, and is not a
             gradient.
+        profile: A profile of the program, `jaxprtool.profile(program)`, whose times are added.
 
     Raises:
         UnsupportedError: If residuals are counted and `vjp` raises it.
@@ -41,9 +47,15 @@ def source(program: Program, *, residuals: bool | None = None) -> Source:
     found = source_lines(program)
     package = "" if found.files else called_package(program)
     if not package:
-        return _with_residuals(found, program, residuals)
+        found = _with_residuals(found, program, residuals)
+        return found if profile is None else with_times(found, profile)
     with frames(current_frame_view().choice, package):
-        return _with_residuals(replace(source_lines(program), package=package), program, residuals)
+        found = replace(source_lines(program), package=package)
+        found = _with_residuals(found, program, residuals)
+        if profile is None or profile.trace is None:
+            return found
+        lines = profile_of(profile.trace, profile.name, frames_now(program.roots)).lines
+        return with_times(found, replace(profile, lines=lines))
 
 
 def _with_residuals(found: Source, program: Program, residuals: bool | None) -> Source:

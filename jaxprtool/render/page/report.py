@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxprtool.ir.basics.quantities import in_bytes, times
 from jaxprtool.ir.programs.auto_sharding import partitioner_note
 from jaxprtool.ir.source.frames import BEHIND
-from jaxprtool.render.reports import cost, memory, residuals
+from jaxprtool.render.reports import cost, memory, profile, residuals
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
     from jaxprtool.analysis.memory import Live, Memory
+    from jaxprtool.analysis.profile import Profile, TimedLine
     from jaxprtool.analysis.residuals import Residual, Residuals
     from jaxprtool.render.page.sources import SourceLink
 
@@ -39,11 +40,13 @@ class Report:
         costs: The cost of each program, by each grouping shown.
         memories: The memory of each program, or why it is unknown.
         residuals: The residuals of the traced program's gradient, or why they are not shown.
+        profile: The measured time of the only program; None if it was not measured.
     """
 
     costs: Sequence[Cost]
     memories: Sequence[Memory | str]
     residuals: Residuals | str
+    profile: Profile | None = None
 
 
 class Cell(NamedTuple):
@@ -115,7 +118,7 @@ def views(report: Report, line_of: Lines) -> Iterator[View]:
         report: The report.
         line_of: Returns a line of a displayed file by name: `model.py:9`.
     """
-    yield cost_view(report.costs, line_of)
+    yield cost_view(report.costs, line_of, report.profile)
     yield memory_view(report.memories, line_of)
     found = report.residuals
     if isinstance(found, str):
@@ -129,11 +132,20 @@ def views(report: Report, line_of: Lines) -> Iterator[View]:
         yield View("residuals", [residuals.total_text(found)], tables)
 
 
-def cost_view(costs: Sequence[Cost], line_of: Lines) -> View:
-    """Return the view of costs, each of a program by a grouping."""
+def cost_view(costs: Sequence[Cost], line_of: Lines, times: Profile | None = None) -> View:
+    """Return the view of costs, each of a program by a grouping, with the measured time of lines.
+
+    Args:
+        costs: The costs.
+        line_of: Returns a line of a displayed file by name.
+        times: The measured time of the program, if there is only one.
+    """
     several = len({each.name for each in costs}) > 1
-    tables = [_cost_table(each, line_of, several) for each in costs if each.groups]
-    return View("cost", [*_notes(costs), *dict.fromkeys(map(_cost_fact, costs))], tables)
+    tables = [_cost_table(each, line_of, several, times) for each in costs if each.groups]
+    facts = [*_notes(costs), *dict.fromkeys(map(_cost_fact, costs))]
+    if times is not None:
+        facts.append("; ".join((profile.title(times), *profile.notes(times))))
+    return View("cost", facts, tables)
 
 
 def memory_view(memories: Sequence[Memory | str], line_of: Lines) -> View:
@@ -179,12 +191,18 @@ def _share(part: Any, whole: Any) -> Cell:
 # --- cost -------------------------------------------------------------------------------------
 
 
+#: The columns of the measured time.
+_MEASURED = ("measured", True), ("share", True)
+
+
 def _cost_fact(found: Cost) -> str:
     return "; ".join((f"{found.name}: {cost.total_text(found.total)}", *cost.notes(found, None)))
 
 
-def _cost_table(found: Cost, line_of: Lines, several: bool) -> Table:
+def _cost_table(found: Cost, line_of: Lines, several: bool, times: Profile | None) -> Table:
+    measured = times if found.by == "line" else None
     columns = (
+        *(_MEASURED if measured is not None else ()),
         ("FLOPs", True),
         ("share", True),
         ("bytes", True),
@@ -193,7 +211,33 @@ def _cost_table(found: Cost, line_of: Lines, several: bool) -> Table:
         (found.by, False),
     )
     rows = [_cost_row(found, group, line_of) for group in found.groups]
+    if measured is not None:
+        rows = _with_times(found, rows, measured, line_of)
     return _table(f"{found.name}, by {found.by}" if several else f"by {found.by}", columns, rows)
+
+
+def _with_times(
+    found: Cost, rows: Sequence[list[Cell]], times: Profile, line_of: Lines
+) -> list[list[Cell]]:
+    """Add the measured time to the rows of lines, and rows of lines without cost; sort by time."""
+    known = {each.name: each for each in times.lines}
+    pairs = zip(found.groups, rows, strict=True)
+    timed = [[*_time_cells(known.pop(group.name, None)), *row] for group, row in pairs]
+    for line in known.values():
+        name = Cell(line.name or "unknown line", link=line_of(line.name))
+        timed.append([*_time_cells(line), *[Cell("")] * 5, name])
+    return sorted(timed, key=lambda row: -(row[0].number or 0.0))
+
+
+def _time_cells(line: TimedLine | None) -> list[Cell]:
+    """Return the cells of the measured time of a line and its share; empty if it has none."""
+    if line is None:
+        return [Cell(""), Cell("")]
+    percent = 100 * line.share
+    return [
+        Cell(profile.numbers(line)["time"], line.seconds),
+        Cell(f"{percent:.1f}%", percent, percent=percent),
+    ]
 
 
 def _cost_row(found: Cost, group: Group, line_of: Lines) -> list[Cell]:

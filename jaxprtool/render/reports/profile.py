@@ -73,9 +73,14 @@ def profile_table(found: Profile, by: By, width: int, top: int) -> Rendering:
 
 
 def title(found: Profile) -> str:
-    """Return `loss: 23.7 ms a call, 98 % of it explained`."""
+    """Return `loss: 23.7 ms a call, 98% explained`."""
+    return f"{found.name}: {time_text(found)}, {found.explained:.0%} explained"
+
+
+def time_text(found: Profile) -> str:
+    """Return `23.7 ms a call`."""
     each = "" if found.calls == 1 else " a call"
-    return f"{found.name}: {duration(found.wall_seconds)}{each}, {found.explained:.0%} explained"
+    return f"{duration(found.wall_seconds)}{each}"
 
 
 def columns(found: Profile, by: By, width: int) -> list[str]:

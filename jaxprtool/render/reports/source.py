@@ -11,6 +11,7 @@ from rich.console import Group as Parts
 from rich.text import Text
 
 from jaxprtool.ir.basics.quantities import in_bytes, plural
+from jaxprtool.render.reports import profile
 from jaxprtool.render.reports.cost import (
     RANGE,
     bound_note,
@@ -30,9 +31,10 @@ from jaxprtool.render.terminal.tables import share_text
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Group
     from jaxprtool.analysis.cost.devices import Device
+    from jaxprtool.analysis.profile import Profile
     from jaxprtool.analysis.source_lines import Source, SourceFile, SourceLine
 
-#: The minimum share of the work, the bytes or the residuals of a line that is shown.
+#: The minimum share of the work, the bytes, the residuals or the time of a line that is shown.
 _SHARE = 0.01
 
 #: The number of context lines around it.
@@ -59,6 +61,8 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
     total = total_text(found.total)
     if found.kept is not None:
         total += f", keeps {in_bytes(found.kept.total)}"
+    if found.profile is not None:
+        total += f", {profile.time_text(found.profile)}"
     parts = [Text(f"{found.name}: {total}", style=theme.HEADING)]
     matter = _Matter(found)
     sources = Sources()
@@ -91,6 +95,7 @@ class _Matter:
             _is_part(weight_of(line.total), self._work)
             or _is_part(line.total.work.bytes, self._bytes)
             or _is_part(line.kept or 0, self._kept)
+            or (line.measured is not None and line.measured.share >= _SHARE)
             or not (self._work or self._bytes)
         )
 
@@ -112,7 +117,8 @@ class _Column:
 
 def _columns(found: Source) -> list[_Column]:
     whole = weight_of(found.total)
-    columns = [_Column("share", lambda e: share_text(weight_of(e.total) or None, whole))]
+    columns = [] if found.profile is None else [_Column("measured", _measured)]
+    columns.append(_Column("share", lambda e: share_text(weight_of(e.total) or None, whole)))
     if found.total.seconds is not None:
         columns.append(_Column("min time", lambda e: duration(e.total.seconds or 0.0)))
     if found.has_backward:
@@ -124,6 +130,13 @@ def _columns(found: Source) -> list[_Column]:
     if found.kept is not None:
         columns.append(_Column("kept", lambda e: _bytes(e.kept or 0)))
     return [*columns, _Column("equations", lambda e: f"{e.equations:,}")]
+
+
+def _measured(line: SourceLine) -> str:
+    """Return the time of a line and its share: `~3.87 ms  55%`."""
+    if line.measured is None:
+        return ""
+    return f"{profile.numbers(line.measured)['time']} {line.measured.share:>4.0%}"
 
 
 def _flops(group: Group) -> str:
@@ -255,4 +268,19 @@ def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
         yield f"residuals unknown: {found.why_not_kept}"
     if device is not None:
         yield bound_note(found.total, device)
+    if found.profile is not None:
+        yield from _time_notes(found, found.profile)
     yield from unknown_notes(found)
+
+
+def _time_notes(found: Source, times: Profile) -> Iterator[str]:
+    of_lines = sum(
+        line.measured.seconds
+        for file in found.files
+        for line in file.lines
+        if line.measured is not None
+    )
+    rest = times.explained * times.wall_seconds - of_lines
+    if rest >= _SHARE * times.wall_seconds:
+        yield f"{duration(rest)} ({rest / times.wall_seconds:.0%}) is not of these lines"
+    yield from profile.notes(times)

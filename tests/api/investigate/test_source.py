@@ -87,3 +87,14 @@ def test_residuals_are_of_losses_or_asked_for():
     assert found.kept is None and "while_loop" in found.why_not_kept
     with pytest.raises(UnsupportedError):
         source(trace(counted, X), residuals=True)
+
+
+def test_times_of_a_profile_are_those_of_its_lines():
+    program = trace(net, W, X)
+    times = jaxprtool.profile(program, calls=2)
+    found = source(program, profile=times)
+    assert found.wall_seconds == times.wall_seconds and found.explained == times.explained
+    known = {line.measured for line in lines_of(found).values()} - {None}
+    own = {line for line in times.lines if line.line is not None and line.line.own}
+    assert known == own and own
+    assert source(program).wall_seconds is None

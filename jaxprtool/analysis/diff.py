@@ -132,6 +132,41 @@ class BorderChange(NamedTuple):
     within: str = ""
 
 
+@document(names={"before": "before_seconds", "after": "after_seconds"})
+@dataclass(frozen=True)
+class Seconds:
+    """The measured time of a part of two programs, in one call.
+
+    Attributes:
+        before: The time in the first program, in seconds.
+        after: The time in the second program, in seconds.
+        is_split: Whether some is an estimated part of fusions that compute other lines too.
+    """
+
+    before: float
+    after: float
+    is_split: bool
+
+
+@dataclass(frozen=True)
+class DiffTimes:
+    """The measured times of two programs, by what differs (`diff_times`).
+
+    Attributes:
+        whole: The time of a call.
+        differing: The part of the source lines of equations that differ.
+        others: The part of other lines.
+        no_line: The part of operations without a line, and the time in which no operation ran.
+        hunks: The part of the lines of each hunk; hunks may have lines in common.
+    """
+
+    whole: Seconds
+    differing: Seconds
+    others: Seconds
+    no_line: Seconds
+    hunks: tuple[Seconds, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Diff:
     """The differences between two programs.
@@ -144,6 +179,7 @@ class Diff:
         hunks: The equations that differ.
         retyped: Equations that differ only in types, because their operands do.
         bodies: The bodies that correspond.
+        times: The measured times; None if they were not measured.
     """
 
     before: Size
@@ -153,6 +189,7 @@ class Diff:
     hunks: tuple[Hunk, ...]
     retyped: tuple[Line, ...]
     bodies: tuple[MatchedBody, ...]
+    times: DiffTimes | None = None
 
     @cached_property
     def lines(self) -> list[Line]:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.measured import Measure, measured, require_measure
 from jaxprtool.cli.options import FUNCTION, OUTPUT, PASSES, Panel
+from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Function, command, only_program, pipeline
 from jaxprtool.errors import TargetError
 
 if TYPE_CHECKING:
+    from jaxprtool.api.targets import Traced
     from jaxprtool.ir.programs.program import Program
 
 _OTHER = Panel("Other releases of JAX")
@@ -102,6 +105,10 @@ def diff(
     plugin: options.Plugin = None,
     jax_a: _JaxA = None,
     jax_b: _JaxB = None,
+    measure: Measure = False,
+    backend: options.Backend = None,
+    device: options.Device = None,
+    seed: options.Seed = 0,
     stat: _Stat = False,
     json: options.Json = False,
     pager: options.Pager = False,
@@ -109,7 +116,8 @@ def diff(
     """Show which equations were removed, added or changed between two programs, by line.
 
     Programs are matched as graphs: names, lines, and the order of independent equations are
-    ignored. The exit code is 1 if they differ.
+    ignored. The exit code is 1 if they differ. With --measure, the differences are shown with the
+    measured time of their lines in both programs, the largest change first.
 
     [bold]Examples[/]
 
@@ -117,12 +125,25 @@ def diff(
       jaxprtool diff samples/transformer.py:loss -p -O2
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool diff - samples/rnn.py:loss
       jaxprtool diff samples/rnn.py:loss -p grad -p "grad, dce" --stat
+      jaxprtool diff samples/transformer.py:loss -p grad -p "grad, -O2" --measure
     """
-    two.start()
+    require_measure(measure, backend, device)
+    two.start(True if measure else None)
     from jaxprtool.analysis.diff import diff as compare
     from jaxprtool.render.reports import diff as render
 
-    found = compare(*_programs(two, (jax_a, jax_b), passes, plugin))
+    require_device(two, backend, device)
+    made = _programs(two, (jax_a, jax_b), passes, plugin, measure)
+    found = compare(*(program for _, program in made))
+    if measure:
+        from jaxprtool.analysis.diff_times import with_times
+
+        where = seed, backend, device, json, two.on_progress
+        profiles = [
+            measured(traced.given_to(program), each.target, *where)
+            for each, (traced, program) in zip(two.each(), made, strict=True)
+        ]
+        found = with_times(found, *profiles)
     two.on_progress("rendering")
     if json:
         output.write_json(render.diff_document(found))
@@ -139,8 +160,9 @@ def _programs(
     pythons: tuple[str | None, str | None],
     passes: list[str] | None,
     plugin: list[str] | None,
-) -> list[Program]:
-    """Find the two programs, trace them, and run the passes on them."""
+    runs: bool,
+) -> list[tuple[Traced, Program]]:
+    """Find the two programs, trace them, and run the passes on them; `runs` as for `trace`."""
     from jaxprtool.api.targets import find_elsewhere
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.loading.remote_target import elsewhere
@@ -163,10 +185,10 @@ def _programs(
     for function, text, place in zip(two.each(), both("-p", passes), places, strict=True):
         steps = pipeline(text, plugin)
         if place.is_here:
-            traced = function.trace(steps, symbolic=True)
+            traced = function.trace(steps, runs=runs, symbolic=True)
         else:
             two.on_progress(f"tracing {place}")
             traced = function.trace_entry(find_elsewhere(place, function.arguments()), steps)
         made = pipeline_steps.run(steps, traced.program, two.on_progress)
-        programs.append(only_program("diff takes", made))
+        programs.append((traced, only_program("diff takes", made)))
     return programs

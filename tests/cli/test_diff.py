@@ -349,3 +349,62 @@ def test_a_factory_is_compared_with_its_program_in_a_file(cli, folder):
         "--factory and static arguments do not apply"
         in cli("diff", "old.jaxpr", "old.jaxpr", "--factory").err
     )
+
+
+# --- measured times -----------------------------------------------------------------------------
+
+TIMED = """
+    import jax
+    import jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example("f32[300,200]", "f32[200,200]")
+    def loss(x, w):
+        y = jnp.tanh(x @ w)
+        z = jnp.cos(x).sum()
+        return jnp.exp(y).sum() + z
+"""
+SORTS = TIMED.replace("jnp.exp(y)", "jnp.sort(jnp.exp(y), axis=0)").replace("jnp.cos", "jnp.sin")
+
+
+@pytest.fixture
+def timed(folder):
+    (folder / "plain.py").write_text(textwrap.dedent(TIMED))
+    (folder / "sorts.py").write_text(textwrap.dedent(SORTS))
+    return "diff", "plain.py:loss", "sorts.py:loss", "--measure"
+
+
+def test_measured_times_are_shown_by_hunk_with_the_largest_change_first(cli, timed):
+    found = cli(*timed)
+    assert found.code == 1 and max(map(len, found.out.splitlines())) <= 80
+    parts = [line.split("  ")[0] for line in found.out.splitlines() if " → " in line]
+    assert "measured time" in parts and "bench" in found.out
+    assert found.out.count("time of these lines: ") == 2
+    first = found.out.partition("time of these lines: ")[2]
+    assert first.index("sorts.py:10") < first.index("sorts.py:9") and "sort" in first
+
+
+def test_measured_times_in_json_add_up(cli, timed):
+    told = json.loads(cli(*timed, "--json").out)
+    times = told["measured"]
+    for key in ("before_seconds", "after_seconds"):
+        parts = [times[part][key] for part in ("differing", "others", "no_line")]
+        assert sum(parts) == pytest.approx(times["whole"][key])
+        assert sum(hunk[key] for hunk in times["hunks"]) == pytest.approx(parts[0])
+    # The line that sorts now took its time before, too: its other equations are unchanged.
+    assert 0 < times["hunks"][0]["before_seconds"] < times["hunks"][0]["after_seconds"]
+    assert times["others"]["before_seconds"] > 0
+    assert [each["hunk"] for each in told["added"] if each["source"] == "sorts.py:10"] == [0]
+
+
+def test_equal_programs_have_times_too(cli, timed):
+    found = cli("diff", "plain.py:loss", "plain.py:loss", "--measure")
+    assert found.code == 0 and "lines that differ" not in found.out
+    assert "measured time" in found.out and "other lines" in found.out
+
+
+def test_what_cannot_be_measured_is_one_line(cli, timed):
+    found = cli(*timed, "--args", "f32[n,200], f32[200,200]")
+    assert (found.code, found.out) == (2, "") and "n needs a number" in found.err
+    found = cli(*timed[:3], "--device", "0")
+    assert found.code == 2 and "--device is where --measure runs the program" in found.err

@@ -10,7 +10,7 @@ from jaxprtool.ir.basics.documents import document
 if TYPE_CHECKING:
     from jaxprtool.analysis.compile_time import CompileWay
     from jaxprtool.analysis.cost import Cost, Group
-    from jaxprtool.analysis.diff import BorderChange, Size
+    from jaxprtool.analysis.diff import BorderChange, DiffTimes, Size
     from jaxprtool.analysis.memory import Live, Memory, Point
     from jaxprtool.analysis.memory.compiled import CompiledPeak
     from jaxprtool.analysis.source_lines import Source
@@ -107,6 +107,7 @@ class DiffLine(NamedTuple):
     ]
 
 
+@document(optional=("measured",))
 class DiffDocument(NamedTuple):
     """`diff`: the differences between two programs."""
 
@@ -122,3 +123,4 @@ class DiffDocument(NamedTuple):
     border: Annotated[Sequence[BorderChange], "The arguments, results and axes that differ."]
     before: Annotated[Size, "The size of the first program."]
     after: Annotated[Size, "The size of the second program."]
+    measured: Annotated[DiffTimes | None, "With `--measure`: the measured times."] = None

@@ -23,6 +23,8 @@ from jaxprtool.ir.notation.tokens import (
 )
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.render.documents.found import DiffDocument, DiffLine
+from jaxprtool.render.reports.profile import SPLIT
+from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.grid import columns
 from jaxprtool.render.terminal.lines import Cell, joined, printable, wrapped
 from jaxprtool.render.terminal.listing import Listing
@@ -30,7 +32,7 @@ from jaxprtool.render.terminal.rendering import ShowOptions
 from jaxprtool.render.terminal.rows import Reader
 
 if TYPE_CHECKING:
-    from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line
+    from jaxprtool.analysis.diff import BorderChange, Diff, Hunk, Line, Seconds
     from jaxprtool.ir.graphs.differences import Difference
 
 _MARKS = {
@@ -110,8 +112,28 @@ def _sizes(found: Diff, width: int) -> Iterator[list[str]]:
         rows.append(
             [[Comment(what)], [old] if same else [RemovedToken(old), " → ", AddedToken(new)]]
         )
+    if (times := found.times) is not None:
+        parts = times.whole, times.differing, times.others, times.no_line
+        rows += [
+            [[Comment(what)], _seconds(each)]
+            for what, each in zip(_TIMES, parts, strict=True)
+            if each.before or each.after
+        ]
     yield []
     yield [*columns(rows, width)]
+    if found.times is not None:
+        note = "each program was measured on its own: `bench` tells a difference from noise"
+        yield from map(list, wrapped([Comment(note)], width))
+
+
+#: The rows of measured times: of a call, and of its parts.
+_TIMES = ("measured time", "  lines that differ", "  other lines", "  no line, or idle")
+
+
+def _seconds(part: Seconds) -> list[str]:
+    """Return `~3.1 ms → ~2.5 ms`."""
+    mark = SPLIT if part.is_split else ""
+    return _arrow(mark + duration(part.before), mark + duration(part.after))
 
 
 def _number(number: Any) -> str:
@@ -171,12 +193,12 @@ def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
     if not found.hunks:
         return
     texts = _Texts(found)
-    alike: dict[Hashable, list[Hunk]] = {}
-    for hunk in found.hunks:
-        alike.setdefault(texts.key(hunk), []).append(hunk)
+    alike: dict[Hashable, list[int]] = {}
+    for number, hunk in enumerate(found.hunks):
+        alike.setdefault(texts.key(hunk), []).append(number)
     path: tuple[str, ...] = ()
     for hunks in alike.values():
-        hunk = hunks[0]
+        hunk = found.hunks[hunks[0]]
         yield []
         is_new = hunk.path != path
         path = hunk.path
@@ -184,6 +206,8 @@ def _hunks(found: Diff, width: int) -> Iterator[list[str]]:
         times = [[Comment(f"{len(hunks):,} times")]] if len(hunks) > 1 else []
         for tokens in (*places, *times):
             yield from map(list, wrapped(tokens, width))
+        if found.times is not None and any(line.equation is not None for line in hunk.lines):
+            yield [Comment("time of these lines: "), *_seconds(found.times.hunks[hunks[0]])]
         source = None
         for _, together in groupby(hunk.lines, texts.call):
             line, *more = together
@@ -414,4 +438,5 @@ def diff_document(found: Diff) -> DiffDocument:
         found.border,
         found.before,
         found.after,
+        found.times,
     )

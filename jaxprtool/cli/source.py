@@ -36,8 +36,8 @@ def source(
 ) -> None:
     """Show your source files with each line's FLOPs, bytes and residuals.
 
-    The forward and the backward part of a gradient are counted separately. Nothing is compiled
-    without --measure.
+    The forward and the backward part of a gradient are counted separately. --measure adds measured
+    times; without it, nothing is compiled.
 
     [bold]Examples[/]
 

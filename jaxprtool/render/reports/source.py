@@ -62,7 +62,7 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
     if found.kept is not None:
         total += f", keeps {in_bytes(found.kept.total)}"
     if found.profile is not None:
-        total += f", {profile.time_text(found.profile)}"
+        total += f", measured {profile.time_text(found.profile)}"
     parts = [Text(f"{found.name}: {total}", style=theme.HEADING)]
     matter = _Matter(found)
     sources = Sources()

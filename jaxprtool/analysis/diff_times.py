@@ -42,8 +42,8 @@ def with_times(found: Diff, before: Profile, after: Profile) -> Diff:
     whole = Seconds(before.wall_seconds, after.wall_seconds, False)
     parts = _seconds(known, differing), _seconds(known, others)
     rest = Seconds(
-        whole.before - sum(each.before for each in parts),
-        whole.after - sum(each.after for each in parts),
+        max(whole.before - sum(each.before for each in parts), 0.0),
+        max(whole.after - sum(each.after for each in parts), 0.0),
         False,
     )
     hunks = tuple(hunk for hunk, _ in times)
@@ -76,8 +76,9 @@ class _LineNames:
             for i, j in body.pairs.items():
                 eqns = body.bodies[0].eqns[i], body.bodies[1].eqns[j]
                 names = [self._name(k, [*around[k], eqns[k]]) for k in (0, 1)]
-                for k in (0, 1):
-                    self._counterparts[k].setdefault(names[k], set()).add(names[1 - k])
+                if all(names):
+                    for k in (0, 1):
+                        self._counterparts[k].setdefault(names[k], set()).add(names[1 - k])
 
     def of_hunk(self, hunk: Hunk) -> _Lines:
         """Return the lines of a hunk in both programs."""
@@ -87,8 +88,7 @@ class _LineNames:
                 if eqn is not None:
                     around = [pair[which] for pair in hunk.body.path]
                     own[which].update(self._names(which, [*around, eqn]))
-        before, after = (own[k] | self._across(own[1 - k], 1 - k) for k in (0, 1))
-        return before - {""}, after - {""}
+        return own[0] | self._across(own[1], 1), own[1] | self._across(own[0], 0)
 
     def _across(self, names: Iterable[str], which: int) -> set[str]:
         """Return the lines in the other program of what corresponds to lines of one program."""
@@ -96,7 +96,8 @@ class _LineNames:
 
     def _names(self, which: int, around: Sequence[JaxprEqn]) -> Iterator[str]:
         """Yield the lines of an equation and of all in its bodies, preceded by those around it."""
-        yield self._name(which, around)
+        if name := self._name(which, around):
+            yield name
         for _, body in bodies(around[-1]):
             for eqn in body.eqns:
                 yield from self._names(which, [*around, eqn])

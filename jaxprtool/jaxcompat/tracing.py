@@ -72,9 +72,13 @@ def default_settings(x64: bool) -> Iterator[None]:
 
 
 def trace_flat(fun: Callable[..., Any], name: str, avals: Sequence[Aval]) -> ClosedJaxpr:
-    """Return the closed jaxpr of a function of flat arguments of the given types."""
+    """Return the closed jaxpr of a function of flat arguments of the given types.
+
+    Calls and loops become equations also under `jax_disable_jit`.
+    """
     wrapped = lu.wrap_init(fun, debug_info=DebugInfo("custom rule", name, None, None))
-    jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, list(avals))
+    with jax.disable_jit(False):
+        jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, list(avals))
     return attach_constants(jaxpr, consts)
 
 

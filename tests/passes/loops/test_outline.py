@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxprtool
 from jaxprtool.ir.programs.program import Program
@@ -48,6 +49,15 @@ def test_forward_and_backward_layers_have_bodies_of_their_own():
     assert calls(outlined).count("layer") >= 4
     assert calls(outlined).count("layer_transpose") >= 4
     jaxprtool.verify(program, outlined, (LAYERS, X))
+
+
+@pytest.mark.parametrize("name", ["outline", "roll"])
+def test_under_disable_jit_calls_and_loops_are_made_as_without(name):
+    program = jaxprtool.trace(stack, LAYERS, X)
+    with jax.disable_jit():
+        after = program.apply(name)
+    assert after is not program
+    assert jaxprtool.equivalent(after, program.apply(name))
 
 
 def test_a_program_in_which_nothing_repeats_is_the_same_object():

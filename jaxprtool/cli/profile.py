@@ -127,7 +127,8 @@ def _measured(
         return profiled(prepared, calls, json, session.on_progress)
     except NoOperationsError as error:
         if not estimate:
-            raise
+            hint = "add --estimate for the estimate of `cost` instead"
+            raise NoOperationsError(error.message, hint) from None
         output.note(f"{error.message}; this is an estimate")
         return None
 

@@ -129,19 +129,13 @@ def with_modules(trace: Trace, protos: Iterable[bytes]) -> Trace:
 
 @contextlib.contextmanager
 def _own_lines() -> Iterator[None]:
-    """Compile with whole call stacks, and with those of this source: a cache may have others'."""
-    settings = {
-        "jax_traceback_in_locations_limit": -1,
-        "jax_compilation_cache_include_metadata_in_key": True,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
+    """Compile with the call stacks of this source: an executable in JAX's cache may have others."""
+    before = jax.config.jax_compilation_cache_include_metadata_in_key
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     try:
-        for name, value in settings.items():
-            jax.config.update(name, value)
         yield
     finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", before)
 
 
 def step() -> contextlib.AbstractContextManager[object]:

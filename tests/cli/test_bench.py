@@ -105,6 +105,16 @@ def test_a_variant_that_is_slower_than_its_baseline_is_exit_code_1(cli, folder):
     assert cli(*given, *compared).code == 0
 
 
+@pytest.mark.parametrize("seconds", [["a"] * 7, 5, None])
+def test_a_baseline_without_times_is_refused(cli, folder, seconds):
+    machine = {"processor": "", "devices": "", "jax": ""}
+    variants = [{"name": "parts.py:once", "seconds": seconds}]
+    document = {"machine": machine, "name": "once", "arguments": [], "variants": variants}
+    (folder / "base.json").write_text(json.dumps(document))
+    found = cli("bench", "parts.py:once", "--compare-baseline", "base.json")
+    assert found.code == 2 and "'base.json' is not a baseline of bench" in found.err
+
+
 def test_a_baseline_of_another_release_is_a_warning(cli, folder):
     given = "bench", "parts.py:once", "--repeat", "7"
     cli(*given, "--save-baseline", "base.json")

@@ -215,8 +215,7 @@ def profile_of(trace: Trace, name: str, frames: Frames) -> Profile:
     """
     if not trace.events:
         raise NoOperationsError(
-            f"the profile of {name} is empty: JAX's profiler recorded no operations",
-            "add --estimate for the estimate of `cost` instead",
+            f"the profile of {name} is empty: JAX's profiler recorded no operations"
         )
     steps = trace.steps or (
         (min(each.start for each in trace.events), max(each.end for each in trace.events)),

@@ -52,11 +52,11 @@ def read_baseline(path: str) -> Baseline:
         raise ArgumentsError(f"'{path}' is not a baseline: it is not JSON", _HINT) from None
     try:
         machine = Machine(**found["machine"])
-        seconds = {each["name"]: each["seconds"] for each in found["variants"]}
+        seconds = {each["name"]: list(map(float, each["seconds"])) for each in found["variants"]}
         if any(len(each) < LEAST for each in seconds.values()):
             raise ArgumentsError(f"'{path}' has fewer than {LEAST} rounds", _HINT)
         return Baseline(path, found["name"], tuple(found["arguments"]), machine, seconds)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise ArgumentsError(f"'{path}' is not a baseline of bench", _HINT) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 
 from jaxprtool.errors import ArgumentsError
 
@@ -41,16 +42,16 @@ def in_bytes(count: float) -> str:
     return f"{count / 1024:.1f} TiB"
 
 
-def with_prefix(number: float) -> str:
-    """Return a number as text, with a prefix of the SI: `1.5 M`."""
+def with_prefix(number: float, unit: str = "") -> str:
+    """Return a number as text, with a prefix of the SI: `1.5 M`, `1.5 MB/s`."""
     for prefix in ("", "k", "M", "G", "T", "P"):
         if abs(number) < 999.95:
-            return f"{number:,}" if not prefix else f"{number:.1f} {prefix}"
+            return f"{number:.1f} {prefix}{unit}" if prefix else f"{number:,} {unit}".rstrip()
         number /= 1000
-    return f"{number:,.1f} E"
+    return f"{number:,.1f} E{unit}"
 
 
-_BYTES = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+_BYTES = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d\d?)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 
 
 def bytes_of(text: str) -> int:
@@ -64,4 +65,4 @@ def bytes_of(text: str) -> int:
         raise ArgumentsError(f"'{text}' is not a number of bytes such as 8GiB, 500MB or 2e9")
     number, prefix, binary = read.groups()
     unit = (1024 if binary else 1000) ** (" kmgt".index(prefix.lower()) if prefix else 0)
-    return int(float(number) * unit)
+    return int(Decimal(number) * unit)

@@ -26,6 +26,13 @@ def message(data: bytes) -> Message:
     Raises:
         ValueError: If the data are no message.
     """
+    try:
+        return _fields(data)
+    except IndexError:
+        raise ValueError("the message is cut off") from None
+
+
+def _fields(data: bytes) -> Message:
     found: Message = {}
     position, end = 0, len(data)
     while position < end:

@@ -67,7 +67,8 @@ def facts(found: CompiledPeak) -> Iterator[str]:
         parts += f"; {in_bytes(found.donated_bytes)} of the results reuse donated arguments"
     if found.at:
         yield f"peak at {found.at}"
-    yield parts
+    if parts:
+        yield parts
     if found.temporary_bytes:
         values, held = in_bytes(found.unshared_bytes), in_bytes(found.temporary_bytes)
         unused = share_text(found.unused_bytes, found.temporary_bytes)

@@ -187,12 +187,11 @@ def notes(found: Profile) -> Iterator[str]:
                 "so small operations seem longer than they are"
             )
     if found.flops_per_second is not None:
-        rate = f"{with_prefix(round(found.flops_per_second))}FLOP/s"
+        rate = with_prefix(round(found.flops_per_second), "FLOP/s")
         if (peaks := found.peaks) is not None:
-            most, size = map(
-                with_prefix, map(round, (peaks.flops_per_second, peaks.bytes_per_second))
-            )
-            rate += f" of {most}FLOP/s; memory: {size}B/s ({peaks.source})"
+            most = with_prefix(round(peaks.flops_per_second), "FLOP/s")
+            size = with_prefix(round(peaks.bytes_per_second), "B/s")
+            rate += f" of {most}; memory: {size} ({peaks.source})"
         yield rate
     if any(each.is_split for each in found.lines):
         yield f"{SPLIT} includes parts of fusions of several lines, split by estimated work"

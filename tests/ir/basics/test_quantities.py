@@ -27,3 +27,10 @@ def test_bytes_have_the_largest_unit_that_they_fill(count, text):
 )
 def test_numbers_have_a_prefix_of_the_si(number, text):
     assert with_prefix(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B/s"), (999, "999 B/s"), (1500, "1.5 kB/s"), (2e18, "2.0 EB/s")]
+)
+def test_numbers_have_their_unit_behind_the_prefix(number, text):
+    assert with_prefix(number, "B/s") == text

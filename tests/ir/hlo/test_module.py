@@ -108,6 +108,6 @@ def test_messages_are_read_by_their_wire_types():
     assert integers(fields, 5) == [3, 270, 5] and integer(fields, 9, 7) == 7
     minus_one = message(bytes([0x08]) + b"\xff" * 9 + b"\x01")
     assert integer(minus_one, 1) == -1 and integers(minus_one, 1) == [-1]
-    for broken in (data[:-1], bytes([0x0B])):
+    for broken in (data[:-1], data[:1], data[:2], data[:4], bytes([0x0B])):
         with pytest.raises(ValueError):
             message(broken)

@@ -53,7 +53,7 @@ _Repeat = Annotated[
         "--repeat",
         "N",
         "Number of rounds, in each of which every variant takes a turn; with --precision, the "
-        "maximum. Default: 50, with --precision 2000, or as many as take a minute.",
+        "maximum. Default: 50, or 2000 with --precision, but at most as many as take a minute.",
         min=7,
     ),
 ]
@@ -62,19 +62,19 @@ _Precision = Annotated[
     RUN.option(
         "--precision",
         "PERCENT",
-        "Repeat until the interval of every ratio is within this: 2%.",
+        "Repeat until half the width of every ratio's interval is at most this: 2%.",
         parser=fraction,
     ),
 ]
 _Isolate = Annotated[bool, RUN.flag("--isolate", "Run each variant in its own process.")]
 _Save = Annotated[
     str | None,
-    _BASELINE.option("--save-baseline", "FILE.json", "Write the times, to compare later ones to."),
+    _BASELINE.option("--save-baseline", "FILE.json", "Write the times to FILE, to compare later ones with."),
 ]
 _Compare = Annotated[
     str | None,
     _BASELINE.option(
-        "--compare-baseline", "FILE.json", "Also show the ratio of each variant to itself then."
+        "--compare-baseline", "FILE.json", "Also show the ratio of each variant to its time in FILE."
     ),
 ]
 _FailOver = Annotated[
@@ -189,7 +189,7 @@ def _document(found: Bench) -> str:
 
 
 def _say(found: Bench) -> None:
-    """Print what limits the meaning of the times."""
+    """Warn about times that are less precise than wanted, or from another machine."""
     wanted = found.wanted_precision
     if wanted is not None and found.precision > wanted:
         output.warning(

@@ -1,4 +1,4 @@
-"""What commands tell of the memory of compiled programs: tables, limits, and full devices."""
+"""The memory of compiled programs in several commands: tables, limits, and full devices."""
 
 from __future__ import annotations
 

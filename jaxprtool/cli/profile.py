@@ -10,7 +10,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.running import printed_by_functions, ready, require_device
 from jaxprtool.cli.session import RunSession, command, only_program
-from jaxprtool.errors import OutputError
+from jaxprtool.errors import OutputError, TargetError
 from jaxprtool.files import file_written_whole
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def profile(
     if _is_trace(session.target):
         from jaxprtool.api.investigate.profile import profile_in
 
+        _refuse_for_trace(session, calls)
         found = profile_in(session.target)
     else:
         require_device(session, backend, device)
@@ -115,6 +116,14 @@ def _is_trace(target: str) -> bool:
     from jaxprtool.execute.profile import SUFFIX
 
     return target.endswith(SUFFIX) or os.path.isdir(target)
+
+
+def _refuse_for_trace(session: RunSession, calls: int | None) -> None:
+    """Raise TargetError for an option that says what to run or how, if TARGET is a profile."""
+    given = {"-p": session.passes, "--types": session.types, "--calls": calls}
+    names = [*session.arguments(), *(name for name, value in given.items() if value)]
+    if names:
+        raise TargetError(f"'{session.target}' is a profile, to which {names[0]} does not apply")
 
 
 def _measured(

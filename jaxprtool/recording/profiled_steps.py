@@ -87,7 +87,7 @@ class ProfiledSteps:
 
 
 class ProfiledCalls:
-    """Tells the steps of each call of a function.
+    """Reports each call of a function to the steps.
 
     Args:
         call: What calls the function.

@@ -95,6 +95,14 @@ def test_what_is_no_profile_is_refused_in_one_line(cli, folder):
     assert found.code == 2 and "cannot read 'none.xplane.pb'" in found.err
 
 
+@pytest.mark.parametrize("option", [("-p", "grad"), ("--args", "f32[3]"), ("--calls", "3")])
+def test_options_of_a_run_do_not_apply_to_a_profile(cli, folder, option):
+    (folder / "nothing").mkdir()
+    found = cli("profile", "nothing", *option)
+    assert found.code == 2
+    assert f"'nothing' is a profile, to which {option[0]} does not apply" in found.err
+
+
 def test_an_empty_profile_is_told_and_estimated_only_if_that_is_asked_for(cli, monkeypatch):
     # As on a device whose operations the profiler does not record.
     monkeypatch.setattr("jaxprtool.ir.hlo.trace._operation", lambda *event: None)

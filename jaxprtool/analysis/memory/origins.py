@@ -77,7 +77,7 @@ class Origins:
     def of(self, buffer: Buffer) -> Origin:
         """Return where a buffer comes from.
 
-        XLA's own instructions have no line. The value that goes round a loop in the same place has
+        XLA's own instructions have no line. Another value of a loop's carry in the same place has
         one; a copy is named after what is copied, and has the line of what needs it.
         """
         return self._of(buffer, frozenset())

@@ -77,7 +77,7 @@ class LiveRanges:
     Attributes:
         time: The time of each instruction by number.
         readers: For each buffer by number, the last instruction that reads it. It is missing for a
-            result of the module and for a value that goes round a loop.
+            result of the module and for the carry of a loop.
     """
 
     def __init__(self, module: Module, assignment: Assignment):

@@ -9,6 +9,7 @@ outermost is taken. Its equations are consecutive; they become one call, which c
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -146,7 +147,7 @@ class _Plan:
             self.look_into(body, (*path, name) if loop else path)
 
     def _add_level(self, path: tuple[str, ...], is_loop: bool) -> None:
-        *outer, pattern = map(without_numbers, path)
+        *outer, pattern = (without_numbers(glob.escape(name)) for name in path)
         around = tuple(name for name in outer if name in self.levels and self.levels[name].is_loop)
         self.levels.setdefault(pattern, Level(pattern, around, is_loop))
 

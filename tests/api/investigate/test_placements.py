@@ -46,6 +46,18 @@ def test_the_estimates_are_ranked_as_xla_does_and_passes_make_the_program():
     assert residuals(program.apply(body.passes)).total_bytes == body.total_bytes
 
 
+def test_a_scope_may_have_brackets_in_its_name():
+    def loss(w, x):
+        for i in range(3):
+            with jax.named_scope(f"block[{i}]"):
+                x = jnp.tanh(x @ w)
+        return x.sum()
+
+    found = residuals(trace(loss, jnp.ones((64, 64)), X), peaks=True).placements
+    (only,) = {each.only for each in found if each.only}
+    assert only == ("block[[]*]",)
+
+
 def test_what_is_offloaded_takes_no_memory_of_the_device():
     found = residuals(trace(loss, WEIGHTS, X), peaks=True).placements
     saved = of(found, ("layer",), "save_only_these_names('hidden', 'layer')")

@@ -179,7 +179,7 @@ class _Bodies:
     def rolled(self, jaxpr: AnyJaxpr) -> tuple[AnyJaxpr, Stacks]:
         """Return a body with chains replaced by scans at every depth, and the stacked arrays.
 
-        Calls that are no chain may be parts of rounds that are one.
+        Calls that form no chain may form one after they are joined into rounds.
         """
         eqns = jaxcompat.open_jaxpr(jaxpr).eqns
         new = [with_bodies(eqn, self._inside) for eqn in eqns]

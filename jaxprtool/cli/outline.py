@@ -99,7 +99,6 @@ def outline(
         raise OutputError("--backend needs --compile", hint)
     session.start()
     from jaxprtool.passes.loops.outline import Outline
-    from jaxprtool.render.reports import compile_ways as ways_render
     from jaxprtool.render.reports import repetition as render
 
     given = {"copies": copies, "equations": equations, "mark": mark}
@@ -126,13 +125,7 @@ def outline(
         profile, ways = _profiled(to_run, trace_time, ways, session.on_progress)
     output.say_if_partitioned((each for _, each in programs), json)
     if not json:
-        output.write_each(render.repetition_table(each, output.width()) for each in found)
-        if table := ways_render.table([way for way, _ in ways], found[0], output.width()):
-            output.write("")
-            output.write_each([table])
-        if profile is not None:
-            output.write("")
-            output.write_each([ways_render.profile_tables(profile, found[0].roots, output.width())])
+        _write(found, [way for way, _ in ways], profile)
     if to_run is not None and compile:
         ((_, before),), ((after, outline_time),) = programs, outlined
         with printed_by_functions(json):
@@ -148,6 +141,21 @@ def outline(
         from jaxprtool.render.documents.found import OutlineDocument
 
         output.write_json(OutlineDocument(found, measured, [way for way, _ in ways], profile))
+
+
+def _write(
+    found: Sequence[Repetition], ways: Sequence[CompileWay], profile: CompileProfile | None
+) -> None:
+    """Write what programs repeat, and for one what shortens its compilation and takes its time."""
+    from jaxprtool.render.reports import compile_ways, repetition
+
+    width = output.width()
+    tables = [repetition.repetition_table(each, width) for each in found]
+    if shown := compile_ways.table(ways, found[0], width):
+        tables.append(shown)
+    if profile is not None:
+        tables.append(compile_ways.profile_tables(profile, found[0].roots, width))
+    output.write_each(tables)
 
 
 def _ways(

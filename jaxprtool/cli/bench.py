@@ -69,12 +69,16 @@ _Precision = Annotated[
 _Isolate = Annotated[bool, RUN.flag("--isolate", "Run each variant in its own process.")]
 _Save = Annotated[
     str | None,
-    _BASELINE.option("--save-baseline", "FILE.json", "Write the times to FILE, to compare later ones with."),
+    _BASELINE.option(
+        "--save-baseline", "FILE.json", "Write the times to FILE, to compare later ones with."
+    ),
 ]
 _Compare = Annotated[
     str | None,
     _BASELINE.option(
-        "--compare-baseline", "FILE.json", "Also show the ratio of each variant to its time in FILE."
+        "--compare-baseline",
+        "FILE.json",
+        "Also show the ratio of each variant to its time in FILE.",
     ),
 ]
 _FailOver = Annotated[

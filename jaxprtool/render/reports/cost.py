@@ -168,7 +168,8 @@ def notes(found: Cost, device: Device | None) -> Iterator[str]:
     if device is not None:
         yield bound_note(found.total, device)
     if found.seconds is not None and type(flops := found.total.work.flops) is int:
-        rate = f"in {duration(found.seconds)}: {with_prefix(round(flops / found.seconds), 'FLOP/s')}"
+        rate = with_prefix(round(flops / found.seconds), "FLOP/s")
+        rate = f"in {duration(found.seconds)}: {rate}"
         if device is not None:
             rate += f", {found.utilisation:.1%} of the peak of {device.name}"
         yield rate

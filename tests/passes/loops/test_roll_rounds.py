@@ -194,6 +194,19 @@ def test_a_fixed_position_in_a_loop_is_a_static_slice():
     assert names.count("slice") == names.count("dynamic_slice") == 1
 
 
+def test_slices_at_positions_beyond_32_bits_stay():
+    first = 2**31
+
+    def fun(x):
+        for i in range(4):
+            row = jax.lax.slice(x, (first + i,), (first + i + 1,))
+            x = jax.lax.dynamic_update_slice(x, row * 2 + 1, (i,))
+        return x
+
+    program = jaxprtool.trace(fun, jax.ShapeDtypeStruct((first + 8,), jnp.int8))
+    assert program.apply("roll") is program
+
+
 # --- random loops -----------------------------------------------------------------------------
 
 

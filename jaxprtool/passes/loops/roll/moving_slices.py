@@ -72,7 +72,7 @@ class MovingSlices:
 
 
 def _is_block(eqn: JaxprEqn) -> bool:
-    """Return True if a slice has known positions, and no strides."""
+    """Return True if a slice has known positions, of 32 bits, and no strides."""
     numbers = (*eqn.params["start_indices"], *eqn.outvars[0].aval.shape)
     strides = eqn.params["strides"] or ()
-    return all(type(n) is int for n in numbers) and all(n == 1 for n in strides)
+    return all(type(n) is int and n < 1 << 31 for n in numbers) and all(n == 1 for n in strides)

@@ -82,6 +82,10 @@ def test_a_folder_of_jaxs_profiler_is_a_target(cli, folder):
     assert found.code == 0 and "test_profile.py:" in found.out
     (file,) = (folder / "trace").rglob("*.xplane.pb")
     assert "test_profile.py:" in cli("profile", str(file)).out
+    for broken in (file.read_bytes()[:-9], b"\x0a\x02\x0a\x05"):
+        (folder / "broken.xplane.pb").write_bytes(broken)
+        found = cli("profile", "broken.xplane.pb")
+        assert found.code == 2 and "is not a trace of JAX's profiler" in found.err
 
 
 def test_what_is_no_profile_is_refused_in_one_line(cli, folder):

@@ -103,7 +103,11 @@ def read_trace(path: str, modules: bool = True) -> Trace:
     with open(path, "rb") as file:
         data = file.read()
     space = message(data)
-    found = _read_events(ProfileData.from_serialized_xspace(data))
+    try:
+        profile = ProfileData.from_serialized_xspace(data)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    found = _read_events(profile)
     return replace(found, modules=_modules(space, set(found.names) if modules else set()))
 
 

@@ -10,7 +10,6 @@ in all supported releases of jaxlib.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -106,11 +105,6 @@ class Instruction:
     fields: Message = field(repr=False)
 
     @property
-    def backend_config(self) -> str:
-        """Settings of the backend, as JSON: the trip count of a loop, for example."""
-        return text(self.fields, 43)
-
-    @property
     def custom_call_target(self) -> str:
         """The function that a custom call runs; "" for other instructions."""
         return text(self.fields, 28)
@@ -124,15 +118,6 @@ class Instruction:
     def tuple_index(self) -> int:
         """The element that a `get-tuple-element` returns."""
         return integer(self.fields, 13)
-
-    @property
-    def trip_count(self) -> int | None:
-        """The iterations of a loop, if XLA knows them."""
-        found = _TRIP_COUNT.search(self.backend_config)
-        return int(found[1]) if found else None
-
-
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,15 +146,12 @@ class Module:
         computations: Its functions by number.
         entry: The function that is run.
         schedule: The order in which the instructions of a function run, by the function's number.
-        aliases: For each result that is written to the memory of a donated argument, its index in
-            the tuple of results, and the number of the parameter.
     """
 
     name: str
     computations: dict[int, Computation]
     entry: Computation
     schedule: dict[int, tuple[int, ...]]
-    aliases: tuple[tuple[tuple[int, ...], int], ...]
     stack_frames: Message = field(repr=False)
 
     @cached_property
@@ -244,10 +226,6 @@ def read_module(data: bytes) -> Module:
         computations,
         computations[integer(fields, 6)],
         {integer(each, 1): tuple(integers(submessage(each, 2), 1)) for each in sequences},
-        tuple(
-            (tuple(integers(each, 1)), integer(each, 2))
-            for each in submessages(submessage(fields, 8), 1)
-        ),
         submessage(fields, 17),
     )
 

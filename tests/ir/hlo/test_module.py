@@ -63,9 +63,8 @@ def test_an_operation_has_the_lines_that_call_it(module):
     assert {f.line for dot in dots for f in module.frames(dot)[:1]} == {line + 2}
 
 
-def test_a_loop_has_its_trip_count_and_its_bodies(module):
+def test_a_loop_has_its_bodies(module):
     (loop,) = [each for each in module.instructions.values() if each.opcode == "while"]
-    assert loop.trip_count == 4
     bodies = [module.computations[each] for each in loop.calls]
     inside = {op.op_name.rpartition("/")[2] for body in bodies for i in body.instructions
               for op in module.inside(i)}  # fmt: skip
@@ -78,15 +77,6 @@ def test_the_schedule_orders_all_instructions(module):
     position = {number: i for i, number in enumerate(order)}
     for each in module.entry.instructions:
         assert all(position[operand] < position[each.id] for operand in each.operands)
-
-
-def test_donated_arguments_that_results_reuse_are_known():
-    def step(state, x):
-        return state + x, x.sum()
-
-    arguments = jnp.ones(8), jnp.ones(8)
-    compiled = jax.jit(step, donate_argnums=0).lower(*arguments).compile()
-    assert compiled_module(compiled).aliases == (((0,), 0),)
 
 
 @pytest.mark.parametrize(

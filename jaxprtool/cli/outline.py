@@ -95,8 +95,7 @@ def outline(
     """
     compiles = compile or compile_profile
     if backend is not None and not compiles:
-        hint = "add --compile or --compile-profile"
-        raise OutputError("--backend needs --compile", hint)
+        raise OutputError("--backend needs --compile or --compile-profile")
     session.start()
     from jaxprtool.passes.loops.outline import Outline
     from jaxprtool.render.reports import repetition as render

@@ -122,6 +122,8 @@ def bench(
     output.refuse_stdout("--save-baseline", save_baseline, "bench")
     if fail_over is not None and compare_baseline is None:
         raise OutputError("--fail-over needs --compare-baseline", "it names the earlier times")
+    if fail_over is not None and not fail_over > 0:
+        raise OutputError("--fail-over takes a positive ratio, such as 1.1")
     function.start(cache=False)
     from jaxprtool.api.investigate.bench import Options, benched
     from jaxprtool.api.investigate.variants import Axes, planned

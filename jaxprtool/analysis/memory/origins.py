@@ -180,7 +180,7 @@ class Origins:
         )
 
     def _origin(self, op: Instruction, stack: tuple[UserFrame, ...]) -> Origin:
-        name = op.op_name.partition(";")[0].rpartition("/")[2]
+        name = op.path.rpartition("/")[2]
         location = self._frames.location_in(stack)
         what = name or _opcode(self._module, op)
         return Origin(self._frames.location_text(location), what, stack)

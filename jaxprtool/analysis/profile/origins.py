@@ -170,7 +170,7 @@ class Origins:
     def _is_own_copy(self, op: Instruction) -> bool:
         if op.opcode not in ("copy", "copy-start", "copy-done", "transpose"):
             return False
-        return op.op_name.rpartition("/")[2] not in _COPYING
+        return op.path.rpartition("/")[2] not in _COPYING
 
     def _keeps_layout(self, op: Instruction) -> bool:
         operand = self.module.instructions.get(op.operands[0]) if op.operands else None
@@ -188,7 +188,7 @@ class Origins:
     def _read(self, op: Instruction) -> Origin:
         found = _one_stack(self.module.frames(op))
         location = self.frames.location_in(found)
-        names = op.op_name.partition(";")[0].split("/")
+        names = op.path.split("/")
         transforms, scopes = name_scopes("/".join(names[names[0].startswith("jit(") : -1]))
         named = [each for each in scopes if not _STRUCTURE.match(each)]
         if not any(each not in _PASSES for each in named):

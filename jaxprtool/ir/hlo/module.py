@@ -86,8 +86,8 @@ class Instruction:
         name: Its name, unique in the module, by which profiles and buffers refer to it.
         opcode: Its kind, such as `fusion` or `dot`.
         shape: The shape of its result.
-        op_name: The path that JAX gave it: `jit(f)/transpose(jvp(Block))/dot_general`. Several
-            paths are separated by semicolons where XLA merged operations.
+        op_name: The path that JAX gave it: `jit(f)/transpose(jvp(Block))/dot_general`. It has
+            several paths where XLA merged operations.
         frame_id: The number of its call stack; 0 if it has none.
         operands: The numbers of its operands.
         calls: The numbers of the computations that it calls: the body of a fusion or a loop.
@@ -103,6 +103,16 @@ class Instruction:
     operands: tuple[int, ...]
     calls: tuple[int, ...]
     fields: Message = field(repr=False)
+
+    @property
+    def path(self) -> str:
+        """The path that JAX gave it, the first of several.
+
+        XLA writes those of merged operations as `a/b;a/c`, and those of merged collectives as
+        `a/(b:c)`.
+        """
+        around, is_merged, names = self.op_name.partition(";")[0].partition("/(")
+        return f"{around}/{names.rstrip(')').partition(':')[0]}" if is_merged else around
 
     @property
     def custom_call_target(self) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxprtool.execute.running.compile_cache import compiled_afresh
-from jaxprtool.ir.hlo.module import compiled_module
+from jaxprtool.ir.hlo.module import Instruction, Shape, compiled_module
 from jaxprtool.ir.hlo.wire import integer, integers, message, text
 
 
@@ -88,6 +88,21 @@ def test_shapes_have_the_size_of_their_arrays(dtype):
     (argument,) = [i for i in module.entry.instructions if i.opcode == "parameter"]
     bits = 4 if dtype == "int4" else 8 * np.dtype(x.dtype).itemsize
     assert argument.shape.bytes == (15 * bits + 7) // 8
+
+
+@pytest.mark.parametrize(
+    ("op_name", "path"),
+    [
+        ("jit(f)/jvp()/mul", "jit(f)/jvp()/mul"),
+        ("jit(f)/transpose(jvp())/mul;jit(f)/neg", "jit(f)/transpose(jvp())/mul"),
+        ("jit(f)/(jvp()/reduce_sum:transpose(jvp())/dot_general)", "jit(f)/jvp()/reduce_sum"),
+        ("jit(f)/(add:mul)", "jit(f)/add"),
+        ("", ""),
+    ],
+)
+def test_merged_operations_have_the_first_path(op_name, path):
+    found = Instruction(1, "x", "add", Shape("f32"), op_name, 0, (), (), {})
+    assert found.path == path
 
 
 def test_messages_are_read_by_their_wire_types():

@@ -142,6 +142,9 @@ def _sizes(body: Jaxpr, kernels: Kernels) -> list[Any]:
     for node in kernels.nodes:
         if node.kind == "equation":
             sizes += [size_in_bytes(v.aval) for v in node.eqn.outvars]
+        elif node.kind == "broadcast":
+            (out,), dtype = node.eqn.outvars, node.eqn.invars[0].aval.dtype
+            sizes.append(size_in_bytes(out.aval.update(dtype=dtype)))
         else:
             sizes += [sizes[v] for v in node.reads]
     return sizes

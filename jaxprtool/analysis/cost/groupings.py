@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxprtool.analysis.cost.bodies import CostedBody, Item
 from jaxprtool.analysis.cost.tallies import Key
+from jaxprtool.analysis.kernels import Node
 from jaxprtool.ir.core.equations import all_jaxprs
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.source.frames import Frames, Root
@@ -259,7 +260,7 @@ class ByArgument:
 
     def key(self, item: Item, body: CostedBody) -> _Origins:
         origins = self._origins(body)
-        return _NONE.union(*(origins[value] for value in _operands(item)))
+        return _NONE.union(*(origins[value] for value in _operands(item.node)))
 
     def lifted(self, key: Key, item: Item, body: CostedBody, number: int) -> Key:
         if item.held is None:
@@ -275,17 +276,20 @@ class ByArgument:
         if id(body) not in self._known:
             count = len(body.kernels.arguments)
             origins = [frozenset({i}) for i in range(count)]
-            for item in body.items:
+            for node in body.kernels.nodes:
+                if node.kind != "equation":  # each result is an operand, or a copy of it
+                    origins += [origins[value] for value in node.reads]
+                    continue
                 kept = _NONE
-                if traits(item.eqn).gives:
-                    kept = _NONE.union(*(origins[value] for value in _operands(item)[:1]))
-                origins += [kept] * len(item.node.makes)
+                if traits(node.eqn).gives:
+                    kept = _NONE.union(*(origins[value] for value in _operands(node)[:1]))
+                origins += [kept] * len(node.makes)
             self._known[id(body)] = origins
         return self._known[id(body)]
 
 
-def _operands(item: Item) -> list[int]:
-    return [value for value in item.node.places if value is not None]
+def _operands(node: Node) -> list[int]:
+    return [value for value in node.places if value is not None]
 
 
 def argument_names(names: Iterable[str], constants: int) -> Callable[[Any], str]:

@@ -25,6 +25,34 @@ def flops(fun, *args):
     return cost(trace(fun, *args)).total.work.flops
 
 
+def test_arguments_are_known_behind_products_that_copy_theirs():
+    def f(w, x, y):
+        return jnp.einsum("abc,bde->acde", w, x), jnp.sin(y.T)
+
+    def rematerialized(w, x, y):
+        return jax.checkpoint(f)(w, x, y)[1].sum()
+
+    args = np.ones((4, 3, 5), np.float32), np.ones((3, 2, 6), np.float32), W
+    groups = {each.name: each.work for each in cost(trace(f, *args), "argument").groups}
+    assert groups["w, x"].flops == 2 * 3 * (4 * 5) * (2 * 6)
+    assert groups["y"].transcendentals == W.size
+    differentiated = trace(jax.grad(rematerialized, argnums=2), *args)
+    names = {each.name for each in cost(differentiated, "argument").groups}
+    assert "y" in names and names <= {"", "w", "x", "y", "w, x"}
+
+
+def test_implicit_broadcasts_have_the_size_of_their_results_at_any_size():
+    def f(x, y):
+        return (x * y).sum(), (x + y).sum()
+
+    (n,) = jax.export.symbolic_shape("n")
+    types = [jax.ShapeDtypeStruct((n, size), np.float32) for size in (64, 1)]
+    symbolic = trace(f, *types)
+    known = symbolic.apply("specialize(n=128)")
+    any_size, one_size = (cost(each).total.work.bytes_read for each in (symbolic, known))
+    assert any_size._evaluate({"n": 128}) == one_size
+
+
 def test_the_body_of_a_scan_counts_in_each_round():
     def f(x, w):
         return lax.scan(lambda x, _: (w @ x, None), x, length=10)[0]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.options import PASSES, RUN, Panel
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import RUN, Panel
 from jaxprtool.cli.running import file_to_save, printed_by_functions, require_device
 from jaxprtool.cli.session import Function, command, pipeline
 from jaxprtool.errors import CheckError, OutputError
@@ -36,15 +36,6 @@ _Others = Annotated[
         "[TARGET]…",
         "Other functions or programs that take the same arguments. Append @REVISION for a git "
         "revision: model.py:loss@HEAD~1.",
-    ),
-]
-_Passes = Annotated[
-    list[str] | None,
-    PASSES.option(
-        "-p, --passes",
-        "PIPELINE",
-        'Passes to run first. Each -p adds a variant; -p "" is the function as traced.',
-        autocompletion=completion.complete_passes,
     ),
 ]
 _Repeat = Annotated[
@@ -96,7 +87,7 @@ _FailOver = Annotated[
 def bench(
     function: Function,
     others: _Others = None,
-    passes: _Passes = None,
+    passes: options.VariantPasses = None,
     plugin: options.Plugin = None,
     backend: options.Backend = None,
     repeat: _Repeat = None,

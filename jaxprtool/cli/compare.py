@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.options import OUTPUT, PASSES, RUN, Panel, names
+from jaxprtool.cli.options import OUTPUT, RUN, Panel, names
 from jaxprtool.cli.running import printed_by_functions
 from jaxprtool.cli.session import Function, command, pipeline
 
@@ -18,15 +18,6 @@ _Others = Annotated[
     list[str] | None,
     options.target_argument(
         "[TARGET]…", "Other functions or programs that take the same arguments."
-    ),
-]
-_Passes = Annotated[
-    list[str] | None,
-    PASSES.option(
-        "-p, --passes",
-        "PIPELINE",
-        'Passes to run first. Each -p adds a variant; -p "" is the function as traced.',
-        autocompletion=completion.complete_passes,
     ),
 ]
 _Backends = Annotated[
@@ -100,7 +91,7 @@ def compare(
     function: Function,
     others: _Others = None,
     types: options.Types = None,
-    passes: _Passes = None,
+    passes: options.VariantPasses = None,
     plugin: options.Plugin = None,
     rewrite: options.Rewrite = None,
     backends: _Backends = None,

@@ -103,7 +103,7 @@ def _installed_passes() -> list[str]:
     names: set[str] = set()
     for folder in sys.path:
         for path in glob.iglob(os.path.join(glob.escape(folder), "*-info", "entry_points.txt")):
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8", errors="replace") as file:
                 _, _, ours = file.read().partition("[jaxprtool.passes]\n")
             lines = ours.partition("\n[")[0].splitlines()
             names.update(line.partition("=")[0].strip() for line in lines if "=" in line)

@@ -89,6 +89,10 @@ Passes = Annotated[
     str | None,
     passes_option('Passes to run first, in order: "dce" or "dce(drop_inputs=True)".'),
 ]
+VariantPasses = Annotated[
+    list[str] | None,
+    passes_option('Passes to run first. Each -p adds a variant; -p "" is the function as traced.'),
+]
 Plugin = Annotated[
     list[str] | None,
     PASSES.option(

@@ -50,6 +50,13 @@ def test_every_installed_pass_is_completed():
     assert complete_passes("") == [*sorted(names), *(f"-{name}" for name in levels)]
 
 
+def test_a_broken_package_does_not_prevent_completion(tmp_path, monkeypatch):
+    (tmp_path / "broken-1.dist-info").mkdir()
+    (tmp_path / "broken-1.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[x]\ny = z\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert complete_passes("dc") == ["dce"]
+
+
 def test_the_last_pass_of_a_pipeline_is_completed():
     assert complete_passes("dc") == ["dce"]
     assert complete_passes("dce, dc") == ["dce, dce"]

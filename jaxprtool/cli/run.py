@@ -13,11 +13,11 @@ from jaxprtool.cli.compiled_memory import buffers_shown
 from jaxprtool.cli.options import OUTPUT, RUN
 from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
 from jaxprtool.cli.running import (
-    file_to_save,
     printed_by_functions,
     ready,
     require_device,
-    save_arrays,
+    results_file,
+    save_results,
 )
 from jaxprtool.cli.session import RunSession, command, only_program
 from jaxprtool.errors import CheckError
@@ -38,8 +38,9 @@ _Save = Annotated[
     str | None,
     OUTPUT.option(
         "--save",
-        "FILE.npz",
-        "Write the results, by name. bfloat16 and similar types are stored exactly, as float32.",
+        "PATH",
+        "Write the results, by name: to FILE.npz, where bfloat16 and similar types become float32. "
+        "Any other name becomes a folder if results are sharded (needs orbax-checkpoint).",
     ),
 ]
 
@@ -88,7 +89,7 @@ def run(
     checked.require_checks(check or ())
     writer = Reproducer(reproducer, session.plugin or ()) if reproducer else None
     require_device(session, backend, device)
-    with file_to_save(save) as file:
+    with results_file(save) as file:
         traced = session.traced()
         start = time.perf_counter()
         programs = session.programs(traced, reproducer=writer)
@@ -107,8 +108,8 @@ def run(
             if check:
                 session.on_progress(f"checking the values of {report.name}")
                 found = checked.findings(program, arguments, check, prepared.device)
-        if file:
-            save_arrays({out.name: out.value for out in report.outputs}, file)
+        if save:
+            save_results({out.name: out.value for out in report.outputs}, save, file)
     prepared.note_random(session.target)
     if json:
         document = runs.document(report, traced.seconds, prepared.filled.random, pass_time)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from jaxprtool.cli import output
-from jaxprtool.files import file_written_whole
+from jaxprtool.files import file_written_whole, is_stream
 
 if TYPE_CHECKING:
     import jax
@@ -87,6 +87,34 @@ def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
     from jaxprtool.formats.npz import write_npz
 
     write_npz(file, {name: plain(array) for name, array in arrays.items()})
+
+
+def results_file(path: str | None) -> contextlib.AbstractContextManager[BinaryIO | None]:
+    """Open the file of `run --save`; None if its name lets results be written as a folder.
+
+    Raises OutputError if neither can be written there.
+    """
+    if path is None or path.endswith(".npz") or is_stream(path):
+        return file_to_save(path)
+    from jaxprtool.checkpoints import check_folder
+
+    check_folder(path)
+    return contextlib.nullcontext()
+
+
+def save_results(arrays: Mapping[str, object], path: str, file: BinaryIO | None) -> None:
+    """Write results by name to the `file` open at a path, or else to the path itself.
+
+    There they become a folder if one is sharded over devices, and otherwise one file.
+    """
+    from jaxprtool.checkpoints import is_spread, require_whole, write_checkpoint
+
+    if file is None and any(map(is_spread, arrays.values())):
+        write_checkpoint(path, arrays)
+        return
+    require_whole(path, arrays)
+    with contextlib.nullcontext(file) if file else file_written_whole(path) as opened:
+        save_arrays(arrays, opened)
 
 
 def note_random(filled: Filled, seed: int, dropped: Sequence[str] = ()) -> None:

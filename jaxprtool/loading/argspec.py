@@ -13,6 +13,7 @@ and syntax outside of the grammar is rejected with its column:
     zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
     arange(f32[2,3])                    0 to 5, in row-major order
     load('x.npz')['w']                  from a .npy, .npz or .safetensors file
+    load('DIR')['w']                    from a checkpoint of Orbax
     load('out.npz')['result'][1]        one part of the results saved by `--save`
     new_ref(f32[3])                     a Ref that holds an array; of values, new_ref(zeros(f32[3]))
     ref('params')                       an attribute of the target's module
@@ -177,7 +178,7 @@ class _Reader:
         """Return an argument, or a part of one. A whole file is read as a dict of its arrays."""
         read = self._VALUES.get(type(node))
         value = read(self, node) if read else self._not_allowed(node)
-        return dict(value) if isinstance(value, Arrays) else value
+        return value.read() if isinstance(value, Arrays) else value
 
     # --- scalars and containers
 

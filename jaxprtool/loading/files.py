@@ -1,6 +1,6 @@
-"""Loading of arrays from `.npy`, `.npz` and `.safetensors` files without unpickling.
+"""Loading of arrays from `.npy`, `.npz` and `.safetensors` files, and checkpoints of Orbax.
 
-Only regular files are read, and only if they fit into memory. A `.safetensors` file is mapped into
+Nothing is unpickled. Only regular files are read, and only if they fit into memory. A `.safetensors` file is mapped into
 memory, so that only the tensors in use are read.
 """
 
@@ -10,11 +10,14 @@ import json
 import math
 import mmap
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
+from jaxprtool.checkpoints import read_stored, stored_arrays
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.files import opened_plain
 from jaxprtool.ir.basics.paths import path_steps
@@ -43,8 +46,13 @@ _SAFETENSORS_DTYPES: dict[str, type] = {
 }
 
 
-class Arrays(dict[str, np.ndarray]):
-    """The arrays of a file by name. Names with dots and slashes stay flat."""
+class Arrays(dict[str, Any]):
+    """The arrays of a file by name. Names with dots and slashes stay flat.
+
+    Those of a checkpoint are `Stored` until they are read from `folder`.
+    """
+
+    folder: str | None = None
 
     def at(self, path: str) -> np.ndarray | Arrays:
         """Return the array of this name, or the `Arrays` whose names have this path as a prefix.
@@ -52,8 +60,9 @@ class Arrays(dict[str, np.ndarray]):
         The prefix is removed from their names: `0/w`. Raises KeyError if there is none.
         """
         if path in self:
-            return self[path]
+            return self.read([path])[path]  # type: ignore[no-any-return]
         found = Arrays()
+        found.folder = self.folder
         for name, array in self.items():
             rest = name.removeprefix(path)
             if rest.startswith("/"):
@@ -62,28 +71,54 @@ class Arrays(dict[str, np.ndarray]):
                 found["/".join(steps)] = array
         return found or self[path]
 
+    def read(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return the arrays of these names, or all, in a plain dict.
+
+        Raises ArgumentsError if a checkpoint is damaged.
+        """
+        wanted = {name: self[name] for name in (self if names is None else names)}
+        if self.folder is None:
+            return wanted
+        with _named(self.folder):
+            return read_stored(self.folder, wanted)
+
 
 def load_arrays(path: str) -> np.ndarray | Arrays:
-    """Return the array in a `.npy` file, or the `Arrays` in a `.npz` or `.safetensors` file.
+    """Return the array in a `.npy` file, or the `Arrays` in another file or in a checkpoint.
 
     Raises ArgumentsError if the file cannot be read, is damaged, or holds Python objects.
     """
+    if os.path.isdir(path):
+        with _named(path):
+            found = Arrays(stored_arrays(path))
+        found.folder = path
+        return found
     suffix = os.path.splitext(path)[1].lower()
-    reader = {".npy": _numpy, ".npz": _numpy, ".safetensors": _safetensors}.get(suffix)
+    reader = {".npy": _numpy, ".npz": _numpy, ".safetensors": _safetensors, "": _numpy}.get(suffix)
     if reader is None:
         raise ArgumentsError(
-            f"cannot load {path!r}: only .npy, .npz and .safetensors files can be read"
+            f"cannot load {path!r}: only .npy, .npz and .safetensors files, and "
+            "checkpoints of Orbax, can be read"
         )
     try:
-        with opened_plain(path) as file:
+        with _named(path), opened_plain(path) as file:
             return reader(file)
+    except ArgumentsError:
+        raise
     except OSError as error:
         raise ArgumentsError(f"cannot load {path!r}: {error.strerror or error}") from None
-    except ArgumentsError as error:
-        raise ArgumentsError(f"cannot load {path!r}: {error.message}", error.hint) from None
     except Exception as error:  # numpy and zipfile report damage with many exception types
         detail = " ".join(str(error).split()) or type(error).__name__
         raise ArgumentsError(f"cannot load {path!r}: {detail}") from error
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Add the path to the message of an ArgumentsError."""
+    try:
+        yield
+    except ArgumentsError as error:
+        raise ArgumentsError(f"cannot load {path!r}: {error.message}", error.hint) from None
 
 
 def _numpy(file: BinaryIO) -> np.ndarray | Arrays:

@@ -96,7 +96,7 @@ def results_file(path: str | None) -> contextlib.AbstractContextManager[BinaryIO
     """
     if path is None or path.endswith(".npz") or is_stream(path):
         return file_to_save(path)
-    from jaxprtool.checkpoints import check_folder
+    from jaxprtool.ir.programs.checkpoints import check_folder
 
     check_folder(path)
     return contextlib.nullcontext()
@@ -107,7 +107,7 @@ def save_results(arrays: Mapping[str, object], path: str, file: BinaryIO | None)
 
     There they become a folder if one is sharded over devices, and otherwise one file.
     """
-    from jaxprtool.checkpoints import is_spread, require_whole, write_checkpoint
+    from jaxprtool.ir.programs.checkpoints import is_spread, require_whole, write_checkpoint
 
     if file is None and any(map(is_spread, arrays.values())):
         write_checkpoint(path, arrays)

@@ -1,7 +1,8 @@
 """Loading of arrays from `.npy`, `.npz` and `.safetensors` files, and checkpoints of Orbax.
 
-Nothing is unpickled. Only regular files are read, and only if they fit into memory. A `.safetensors` file is mapped into
-memory, so that only the tensors in use are read.
+Nothing is unpickled. Only regular files are read, and only if they fit into memory. A
+`.safetensors` file is mapped into memory, and a checkpoint is read array by array, so that only
+those in use are read.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from jaxprtool.checkpoints import read_stored, stored_arrays
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.files import opened_plain
 from jaxprtool.ir.basics.paths import path_steps
+from jaxprtool.ir.programs.checkpoints import read_stored, stored_arrays
 
 #: Bytes; the header of a model with a hundred thousand tensors takes a tenth of it.
 _MAX_HEADER = 100_000_000

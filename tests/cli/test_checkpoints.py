@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxprtool.checkpoints import read_stored, stored_arrays, write_checkpoint
+from jaxprtool.ir.programs.checkpoints import read_stored, stored_arrays, write_checkpoint
 from jaxprtool.loading.files import load_arrays
 
 MODULE = """

@@ -92,7 +92,7 @@ def test_nothing_is_ever_unpickled(file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("x.pkl", b"", "only .npy, .npz and .safetensors files can be read"),
+        ("x.pkl", b"", "only .npy, .npz and .safetensors files, and checkpoints"),
         ("x.npy", b"", "not a file written by numpy.save"),
         ("x.npy", b"\x93NUMPY\x01\x00", "cannot load"),
         ("x.npz", b"PK\x03\x04 and no more", "cannot load"),
@@ -118,7 +118,7 @@ def test_damaged_files(file, name, data, expected):
 def test_a_file_that_is_not_there_or_a_folder(tmp_path):
     assert fault(str(tmp_path / "x.npz")).endswith("No such file or directory")
     (tmp_path / "y.npz").mkdir()
-    assert fault(str(tmp_path / "y.npz")).endswith("Is a directory")
+    assert fault(str(tmp_path / "y.npz")).endswith("the folder is not a checkpoint of Orbax")
     assert "null byte" in fault("a\0.npy")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,11 +208,14 @@ def _orbax(error: type[JaxprToolError], why: str) -> Iterator[Any]:
             'pip install "jaxprtool[distributed]"',
         ) from None
     logger = logging.getLogger("absl")
-    level = logger.level
+    level, hook = logger.level, sys.unraisablehook
     logger.setLevel(logging.CRITICAL)
+    # After one array fails, TensorStore's threads report the others to an event loop that is gone.
+    sys.unraisablehook = lambda _: None
     try:
         yield ocp
     finally:
+        sys.unraisablehook = hook
         logger.setLevel(level)
 
 

@@ -27,15 +27,18 @@ def load(
     factory: bool = False,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    in_specs: str | None = None,
+    out_specs: str | None = None,
 ) -> Program:
     """Return the Program that the command line loads for TARGET and --args.
 
     `target` is `package.module:attr.path` or `path/file.py:attr.path`, or a program file. `args` is
     an argument list as text, such as `"f32[8,3], training=static(False)"`; by default the target's
-    own example arguments. Raises a `JaxprToolError` if either is invalid.
+    own example arguments. `in_specs` and `out_specs` are the texts of `--in-specs` and
+    `--out-specs`, on the mesh of `jax.set_mesh`. Raises a `JaxprToolError` if either is invalid.
     """
     static: StaticArguments = {"static_argnums": static_argnums, "static_argnames": static_argnames}
-    return find(target, args, factory, **static).trace()
+    return find(target, args, factory, in_specs=in_specs, out_specs=out_specs, **static).trace()
 
 
 def unzip(

@@ -32,6 +32,7 @@ from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.load import Entry
 from jaxprtool.loading.remote_target import RemoteTarget, written_elsewhere
+from jaxprtool.loading.specs import Specs
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
 from jaxprtool.recording.folder import split
@@ -81,6 +82,9 @@ def find(
     factory: bool = False,
     types: str | None = None,
     symbolic: bool = False,
+    *,
+    in_specs: str | None = None,
+    out_specs: str | None = None,
     **static: Unpack[StaticArguments],
 ) -> Entry | ProgramEntry:
     """Return the entry that TARGET names, with the arguments of `--args`; see `load.find`.
@@ -89,7 +93,13 @@ def find(
     raises.
     """
     if not is_file(target):
-        return functions.find(target, args, factory, types, symbolic, **static)
+        specs = Specs(in_specs, out_specs)
+        return functions.find(target, args, factory, types, symbolic, specs, **static)
+    if in_specs is not None or out_specs is not None:
+        raise TargetError(
+            f"{_shown(target)} is a program, so --in-specs and --out-specs do not apply",
+            _FUNCTION,
+        )
     if types is not None:
         raise TargetError(
             f"{_shown(target)} is a program, which already has types: --types applies to functions",

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jaxprtool.cli import options, output, progress
 from jaxprtool.cli.options import FUNCTION, OUTPUT
 from jaxprtool.cli.progress import OnProgress, silent
-from jaxprtool.cli.start import start_jax, use_cache
+from jaxprtool.cli.start import (
+    VIRTUAL_DEVICES,
+    offer_host_devices,
+    start_jax,
+    use_cache,
+    use_host_devices,
+)
 from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
 
 if TYPE_CHECKING:
@@ -46,6 +52,8 @@ _OF_FUNCTIONS: dict[str, Any] = {
     "factory": False,
     "static_argnums": None,
     "static_argnames": None,
+    "in_specs": None,
+    "out_specs": None,
 }
 
 
@@ -106,6 +114,27 @@ class Function:
             parser=options.mesh_axes,
         ),
     ] = None
+    in_specs: Annotated[
+        str | None,
+        FUNCTION.option(
+            "--in-specs",
+            "SPECS",
+            "Shardings of the arguments on the mesh, whose axes are then the partitioner's: "
+            "\"(P(), P('data'))\", as in jax.jit(in_shardings=...).",
+        ),
+    ] = None
+    out_specs: Annotated[
+        str | None,
+        FUNCTION.option(
+            "--out-specs", "SPECS", "Shardings of the results, likewise: \"P('data')\"."
+        ),
+    ] = None
+    host_devices: Annotated[
+        int | None,
+        FUNCTION.option(
+            "--host-devices", "N", "Run on N virtual devices of this machine's CPU.", min=1
+        ),
+    ] = None
     frames: Annotated[
         FrameChoice | None,
         OUTPUT.choice(
@@ -125,9 +154,19 @@ class Function:
     ] = None
     on_progress: OnProgress = silent  # not an option: set by `command`
 
-    def start(self, cache: bool | None = None) -> None:
-        """Import JAX. For a command that compiles, `cache` is whether to use the user's cache."""
+    def start(self, cache: bool | None = None, virtual: bool = False) -> None:
+        """Import JAX.
+
+        Args:
+            cache: For a command that compiles, whether to use the user's cache.
+            virtual: Whether virtual CPU devices stand in for missing ones: as many as --mesh needs,
+                or 8 for the mesh of a module.
+        """
         start_jax(self.on_progress, self.x64)
+        if self.host_devices is not None:
+            use_host_devices(self.host_devices)
+        elif virtual:
+            offer_host_devices(math.prod(self.mesh.values()) if self.mesh else VIRTUAL_DEVICES)
         if cache is not None:
             use_cache(cache)
 
@@ -202,6 +241,8 @@ class Function:
                 symbolic and any(each.symbolic for each in pipeline.passes()),
                 static_argnums=self.static_argnums or (),
                 static_argnames=self.static_argnames or (),
+                in_specs=self.in_specs,
+                out_specs=self.out_specs,
             )
             if not runs and (needless := entry.needless_work):
                 output.note(needless)
@@ -221,23 +262,25 @@ class Function:
             "--static-argnums": ",".join(map(str, self.static_argnums or ())),
             "--static-argnames": ",".join(self.static_argnames or ()),
             "--mesh": ",".join(f"{axis}={size}" for axis, size in (self.mesh or {}).items()),
+            "--in-specs": self.in_specs,
+            "--out-specs": self.out_specs,
+            "--host-devices": str(self.host_devices or ""),
         }
         flags = {"--factory": self.factory, "--x64": self.x64}
         given = [part for name, value in listed.items() if value for part in (name, value)]
         return [*given, *(name for name, flag in flags.items() if flag)]
 
     def _mesh_set(self) -> contextlib.AbstractContextManager[object]:
-        """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few."""
+        """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few.
+
+        Its axes are explicit, as types name them, or the partitioner's with specs.
+        """
         if not self.mesh:
             return contextlib.nullcontext()
-        import jax
-        from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
+        from jaxprtool.ir.programs.meshes import mesh_set
 
-        sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
-        explicit = (AxisType.Explicit,) * len(sizes)
-        if math.prod(sizes) > len(jax.devices()):
-            return use_abstract_mesh(AbstractMesh(sizes, names, axis_types=explicit))
-        return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=explicit))
+        by_specs = self.in_specs is not None or self.out_specs is not None
+        return mesh_set(self.mesh, explicit=not by_specs)
 
 
 @dataclass(frozen=True)
@@ -252,8 +295,8 @@ class Session(Function):
         """The pipeline of -p."""
         return pipeline(self.passes, self.plugin)
 
-    def start(self, cache: bool | None = None) -> None:
-        super().start(cache)
+    def start(self, cache: bool | None = None, virtual: bool = False) -> None:
+        super().start(cache, virtual)
         _ = self.pipeline  # report errors in -p before anything is loaded
 
     def traced(self, runs: bool = False) -> Traced:

@@ -26,6 +26,7 @@ from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
 from jaxprtool.loading.hints import class_hint, module_hint, require_arrays, target_hint
 from jaxprtool.loading.parameter_types import ParameterTypes
+from jaxprtool.loading.specs import Specs
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
     BoundCall,
@@ -64,7 +65,7 @@ class Entry:
 
     `target` is the TARGET that named it, and `hint` a hint about its likely mistake. `after` are
     the arguments of `--args` if they are for the program after the passes. `roots` are the folders
-    of the user's files.
+    of the user's files. `specs` are shardings of arguments and results.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Entry:
     factory_seconds: float = 0.0
     after: Arguments | None = None
     roots: tuple[Root, ...] = ()
+    specs: Specs = Specs()
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """Return the Program, with the named axes of `axes` free in it.
@@ -94,7 +96,7 @@ class Entry:
             error.roots = self.roots
             raise
         require_arrays(program, self.target, self.hint)
-        return program.replace(roots=self.roots)
+        return self.specs.applied(program.replace(roots=self.roots))
 
     def arguments(self) -> list[object]:
         """Return the flat arguments in the Program's order: arrays, scalars or types."""
@@ -138,6 +140,7 @@ def find(
     factory: bool = False,
     types: str | None = None,
     symbolic: bool = False,
+    specs: Specs = Specs(),
     **static: Unpack[StaticArguments],
 ) -> Entry:
     """Return the function that TARGET names, with the arguments of `--args` or its own example.
@@ -162,7 +165,9 @@ def find(
     name = function_name(fun)
     if name == "lambda" and not factory:
         name = found.name.rpartition(".")[2]
-    return Entry(name, fun, positional, named, static, target, hint, seconds, after, found.roots)
+    return Entry(
+        name, fun, positional, named, static, target, hint, seconds, after, found.roots, specs
+    )
 
 
 def _call(

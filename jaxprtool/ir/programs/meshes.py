@@ -6,22 +6,43 @@ Such types (`f32[8@data,4]`) name the axes of a mesh and their sizes, but no dev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxprtool.errors import BackendError
 from jaxprtool.ir.programs.program import Program
 
 
+def mesh_set(axes: Mapping[str, int], explicit: bool) -> AbstractContextManager[object]:
+    """Set a mesh of the first devices, or an abstract one if there are too few.
+
+    Args:
+        axes: The names of its axes, and their sizes.
+        explicit: Whether types name the axes; otherwise they are the partitioner's.
+    """
+    sizes, names = tuple(axes.values()), tuple(axes)
+    kinds = (AxisType.Explicit if explicit else AxisType.Auto,) * len(sizes)
+    if math.prod(sizes) > len(jax.devices()):
+        return jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names, axis_types=kinds))
+    return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=kinds))
+
+
 def mesh_in_types(program: Program) -> AbstractMesh | None:
-    """Return the mesh that the types of a program's arguments and results name, or None."""
-    meshes = (mesh_of(aval) for aval in (*program.in_avals, *program.out_avals))
-    return next((mesh for mesh in meshes if mesh is not None), None)
+    """Return the mesh without devices that a program names, or None.
+
+    The types of arguments and results name it, or the shardings given to `jax.jit`.
+    """
+    meshes = [mesh_of(aval) for aval in (*program.in_avals, *program.out_avals)]
+    if program.jit is not None:
+        asked = (each.placement for each in (*program.jit.arguments, *program.jit.results))
+        meshes += [getattr(each, "mesh", None) for each in asked]
+    return next((mesh for mesh in meshes if isinstance(mesh, AbstractMesh)), None)
 
 
 def concrete_mesh(
@@ -48,9 +69,10 @@ def concrete_mesh(
         raise BackendError(
             f"{program.name} runs on a mesh of {count} devices ({axes}), but backend "
             f"'{platform}' has {len(devices)}",
-            f"JAX_NUM_CPU_DEVICES={count} creates {count} devices on one CPU"
+            f"--host-devices {count}, or JAX_NUM_CPU_DEVICES={count}, creates {count} devices on "
+            "one CPU"
             if platform == "cpu"
-            else None,
+            else f"--host-devices {count} creates {count} devices on the CPU",
         )
     chosen = np.array(devices[:count]).reshape(wanted.axis_sizes)
     return Mesh(chosen, wanted.axis_names, axis_types=wanted.axis_types)

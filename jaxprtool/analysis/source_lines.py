@@ -16,6 +16,7 @@ from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.dataflow.slicing import everything
+from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.source.frames import BEHIND, frames_now
@@ -108,6 +109,8 @@ class Source:
         why_not_kept: Why the residuals are unknown, if they were requested.
         package: The package that the files belong to, if no line is the user's.
         profile: The profile that the measured times are from; None if none were measured.
+        left_to_partitioner: Arguments, results and equations with a sharding over several devices,
+            which is not counted.
     """
 
     name: str
@@ -120,6 +123,7 @@ class Source:
     why_not_kept: str = ""
     package: str = ""
     profile: Profile | None = None
+    left_to_partitioner: tuple[str, ...] = ()
 
     @property
     def residual_bytes(self) -> int | None:
@@ -159,7 +163,15 @@ def source_lines(program: Program | AnyJaxpr) -> Source:
         for file, lines in by_file.items()
     ]
     files.sort(key=lambda each: -sum(line.equations for line in each.lines))
-    return Source(about.name, costs.total, tuple(files), elsewhere, backward, costs.unknown)
+    return Source(
+        about.name,
+        costs.total,
+        tuple(files),
+        elsewhere,
+        backward,
+        costs.unknown,
+        left_to_partitioner=left_to_partitioner(program),
+    )
 
 
 def called_package(program: Program | AnyJaxpr) -> str:

@@ -71,6 +71,7 @@ def source(
             )
     if on is not None:
         found = list(timed(tuple(found), on))
+    output.say_if_partitioned((each for _, each in programs), json)
     if json:
         from jaxprtool.render.documents.found import SourceDocument
 

@@ -26,7 +26,7 @@ from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
 from jaxprtool.loading.hints import class_hint, module_hint, require_arrays, target_hint
 from jaxprtool.loading.parameter_types import ParameterTypes
-from jaxprtool.loading.specs import Specs
+from jaxprtool.loading.specs import NO_SPECS, Specs
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
     BoundCall,
@@ -78,7 +78,7 @@ class Entry:
     factory_seconds: float = 0.0
     after: Arguments | None = None
     roots: tuple[Root, ...] = ()
-    specs: Specs = Specs()
+    specs: Specs = NO_SPECS
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """Return the Program, with the named axes of `axes` free in it.
@@ -86,6 +86,7 @@ class Entry:
         Raises ArgumentsError or UserFunctionError, as `trace` does, and TargetError for a function
         that returns a function.
         """
+        self.specs.check_mesh()
         try:
             program = trace_call(self.name, self.fun, self._call(), axes)
         except UserFunctionError as error:
@@ -140,7 +141,7 @@ def find(
     factory: bool = False,
     types: str | None = None,
     symbolic: bool = False,
-    specs: Specs = Specs(),
+    specs: Specs = NO_SPECS,
     **static: Unpack[StaticArguments],
 ) -> Entry:
     """Return the function that TARGET names, with the arguments of `--args` or its own example.

@@ -24,6 +24,7 @@ from jaxprtool.ir.programs.static_leaf import StaticLeaf
 from jaxprtool.ir.programs.trees import filled
 
 _NAMES = ("P", "PartitionSpec", "jax.P", "jax.sharding.PartitionSpec")
+_UNCONSTRAINED = tuple(f"{name}.UNCONSTRAINED" for name in _NAMES)
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Specs:
 
     arguments: str | None = None
     results: str | None = None
+
+    def check_mesh(self) -> None:
+        """Raise ArgumentsError if there are specs, but no mesh for them is set."""
+        if self.arguments is not None or self.results is not None:
+            _mesh()
 
     def applied(self, program: Program) -> Program:
         """Return a program with these shardings as options of `jax.jit`, on the mesh that is set.
@@ -56,6 +62,10 @@ class Specs:
             results = _placed(options.of_results(program.results), matcher.found, "--out-specs")
             options = replace(options, results=results)
         return program.replace(jit=options)
+
+
+#: No option states a sharding.
+NO_SPECS = Specs()
 
 
 def read_specs(text: str, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -98,9 +108,8 @@ class _Reader(WhitelistReader):
         return PartitionSpec(*map(self._axis, node.args))
 
     def _axis(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in _NAMES:
-            if node.attr == "UNCONSTRAINED":
-                return PartitionSpec.UNCONSTRAINED
+        if ast.unparse(node) in _UNCONSTRAINED:
+            return PartitionSpec.UNCONSTRAINED
         if isinstance(node, ast.Tuple):
             return tuple(map(self._axis, node.elts))
         if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
@@ -210,27 +219,31 @@ class _Matcher:
                 f"{self.what}: {text} has {len(spec)} dimensions, but {name}:{type_of(aval)} has "
                 f"{len(shape)}"
             )
+        seen: set[str] = set()
         for size, axes in zip(shape, spec, strict=False):
             if axes is None or axes is PartitionSpec.UNCONSTRAINED:
                 continue
             parts = 1
             for axis in axes if isinstance(axes, tuple) else (axes,):
-                if axis not in self.mesh.shape:
-                    known = ", ".join(map(str, self.mesh.axis_names))
-                    raise ArgumentsError(
-                        f"{self.what}: {name} has the axis '{axis}', but the mesh has {known}",
-                        did_you_mean(axis, map(str, self.mesh.axis_names)),
-                    )
+                self._check_axis(axis, name, seen)
                 parts *= self.mesh.shape[axis]
             if isinstance(size, int) and size % parts:
                 raise ArgumentsError(
                     f"{self.what}: {text} divides a dimension of {name}:{type_of(aval)} in {parts},"
                     f" but its size is {size}"
                 )
-        try:
-            return NamedSharding(self.mesh, spec)
-        except ValueError as error:  # an axis that is named twice
-            raise ArgumentsError(f"{self.what}: {' '.join(str(error).split())[:200]}") from None
+        return NamedSharding(self.mesh, spec)
+
+    def _check_axis(self, axis: str, name: str, seen: set[str]) -> None:
+        known = list(map(str, self.mesh.axis_names))
+        if axis not in known:
+            raise ArgumentsError(
+                f"{self.what}: {name} has the axis '{axis}', but the mesh has {', '.join(known)}",
+                did_you_mean(axis, known),
+            )
+        if axis in seen:
+            raise ArgumentsError(f"{self.what}: the spec of {name} names the axis '{axis}' twice")
+        seen.add(axis)
 
 
 def _positions(tree: Any) -> list[int]:

@@ -581,6 +581,12 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
         hint = "to pass a jax.Ref, which can be written in place, write new_ref(f32[3]) in --args"
     if "unbound axis name" in text:
         hint = 'bind it with `jaxprtool vmap --axis-name NAME`, or -p "batch(axis_name=...)"'
+    if "all axes of mesh are of type `Explicit`" in text or "contracting dimensions are" in text:
+        hint = "axes of --mesh are explicit; with --in-specs the partitioner shards over them"
+    if "non-empty mesh in context" in text:
+        hint = "set a mesh with --mesh data=4 and --in-specs \"P('data')\", or jax.set_mesh"
+    if "should match the mesh passed to shard_map" in text:
+        hint = "the function has a mesh of its own; omit --mesh"
     return UserFunctionError(
         f"{name} raised {type_name}: {text}" if text else f"{name} raised {type_name}", hint
     )

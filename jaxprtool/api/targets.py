@@ -32,7 +32,7 @@ from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.load import Entry
 from jaxprtool.loading.remote_target import RemoteTarget, written_elsewhere
-from jaxprtool.loading.specs import Specs
+from jaxprtool.loading.specs import NO_SPECS, Specs
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
 from jaxprtool.recording.folder import split
@@ -56,6 +56,9 @@ class ProgramEntry:
 
     #: Always None: no argument values were computed needlessly.
     needless_work: ClassVar[None] = None
+
+    #: A program states its own shardings.
+    specs: ClassVar[Specs] = NO_SPECS
 
     @property
     def name(self) -> str:
@@ -262,5 +265,6 @@ def traced(entry: Entry | ProgramEntry, axes: Sequence[tuple[Hashable, int]] = (
     start = time.perf_counter()
     program = entry.trace(axes)
     seconds = time.perf_counter() - start
-    values = dict(zip(program.arg_names, entry.arguments(), strict=True))
+    arguments = entry.specs.placed(program, entry.arguments())
+    values = dict(zip(program.arg_names, arguments, strict=True))
     return Traced(program, values, entry.position, seconds, entry.after)

@@ -18,6 +18,7 @@ from jaxprtool.errors import ArgumentsError, UnsupportedError, did_you_mean
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.notation.whitelist import WhitelistReader
+from jaxprtool.ir.programs.auto_sharding import is_over_devices
 from jaxprtool.ir.programs.jit_options import JitOptions, ValueOptions
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.static_leaf import StaticLeaf
@@ -62,6 +63,23 @@ class Specs:
             results = _placed(options.of_results(program.results), matcher.found, "--out-specs")
             options = replace(options, results=results)
         return program.replace(jit=options)
+
+    def placed(self, program: Program, values: Sequence[Any]) -> list[Any]:
+        """Move arrays to the shardings that were `applied`, which `jax.jit` does not do.
+
+        Arrays that a factory creates lie on the whole mesh, since it is set.
+        """
+        if self.arguments is None or program.jit is None:
+            return list(values)
+        asked = (each.placement for each in program.jit.of_arguments(program.arguments))
+        return [
+            jax.device_put(value, placement)
+            if isinstance(value, jax.Array)
+            and is_over_devices(placement)
+            and _is_concrete(placement)
+            else value
+            for value, placement in zip(values, asked, strict=True)
+        ]
 
 
 #: No option states a sharding.
@@ -244,6 +262,10 @@ class _Matcher:
         if axis in seen:
             raise ArgumentsError(f"{self.what}: the spec of {name} names the axis '{axis}' twice")
         seen.add(axis)
+
+
+def _is_concrete(placement: Any) -> bool:
+    return isinstance(getattr(placement, "mesh", None), Mesh)
 
 
 def _positions(tree: Any) -> list[int]:

@@ -31,6 +31,15 @@ def test_commands_take_specs(cli, folder):
     assert '[{"x"}, {}]' in cli("emit", *SPECS, "--to", "stablehlo").out
 
 
+def test_arrays_of_a_factory_are_moved_to_their_specs(cli, folder):
+    made = "\ndef made():\n    return step, (jnp.ones((4, 4)), jnp.ones((8, 4)))\n"
+    (folder / "made.py").write_text(MODULE + made)
+    options = ("made.py:made", "--factory", *SPECS[1:])
+    for command in ("run",), ("compare", "-p", "", "-p", "dce"), ("memory", "--compiled"):
+        result = cli(command[0], *options, *command[1:])
+        assert result.code == 0, result.err
+
+
 def test_source_says_first_what_is_not_partitioned(cli):
     assert " is not partitioned, " in cli("source", *SPECS).out.splitlines()[0]
 

@@ -26,13 +26,13 @@ from jaxprtool.ir.core.equations import has_64_bit_types
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import grouped, program_signature
 from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.programs.specs import NO_SPECS, Specs
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, symbolic_sizes
 from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.load import Entry
 from jaxprtool.loading.remote_target import RemoteTarget, written_elsewhere
-from jaxprtool.loading.specs import NO_SPECS, Specs
 from jaxprtool.loading.trace import BoundCall, StaticArguments
 from jaxprtool.loading.typed_call import Arguments
 from jaxprtool.recording.folder import split

@@ -279,8 +279,12 @@ class Function:
             return contextlib.nullcontext()
         from jaxprtool.ir.programs.meshes import mesh_set
 
-        by_specs = self.in_specs is not None or self.out_specs is not None
-        return mesh_set(self.mesh, explicit=not by_specs)
+        return mesh_set(self.mesh, explicit=not self._by_specs)
+
+    @property
+    def _by_specs(self) -> bool:
+        """Whether specs shard values over the mesh, and not types."""
+        return self.in_specs is not None or self.out_specs is not None
 
 
 @dataclass(frozen=True)
@@ -294,6 +298,10 @@ class Session(Function):
     def pipeline(self) -> Pipeline:
         """The pipeline of -p."""
         return pipeline(self.passes, self.plugin)
+
+    @property
+    def _by_specs(self) -> bool:
+        return super()._by_specs or self.pipeline.partitions
 
     def start(self, cache: bool | None = None, virtual: bool = False) -> None:
         super().start(cache, virtual)
@@ -313,9 +321,10 @@ class Session(Function):
         from jaxprtool.cli import pipeline_steps
 
         traced = traced or self.traced()
-        return pipeline_steps.run(
-            self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
-        )
+        with self._mesh_set():
+            return pipeline_steps.run(
+                self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
+            )
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ import jax
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError, described
 from jaxprtool.ir.basics.quantities import in_bytes
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.specs import NO_SPECS, Specs
 from jaxprtool.ir.shapes.symbols import symbolic_sizes
 from jaxprtool.ir.source.frames import Root
 from jaxprtool.loading import argspec
 from jaxprtool.loading.example import Example
 from jaxprtool.loading.hints import class_hint, module_hint, require_arrays, target_hint
 from jaxprtool.loading.parameter_types import ParameterTypes
-from jaxprtool.loading.specs import NO_SPECS, Specs
 from jaxprtool.loading.target import Target, resolve
 from jaxprtool.loading.trace import (
     BoundCall,

@@ -78,6 +78,11 @@ class Pass:
         """The named axes that the pass binds, with their sizes. They are free in its argument."""
         return ()
 
+    @property
+    def partitions(self) -> bool:
+        """Whether the pass shards values over the Auto axes of the mesh that is set."""
+        return False
+
     def __str__(self) -> str:
         """Return the pass as a pipeline text, with the options that differ from their defaults."""
         given = [

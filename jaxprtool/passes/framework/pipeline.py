@@ -105,6 +105,11 @@ class Pipeline:
             axes.update(step.transform.bound_axes)
         return tuple(axes.items())
 
+    @property
+    def partitions(self) -> bool:
+        """Whether one of its passes shards values over the Auto axes of the mesh that is set."""
+        return any(step.transform.partitions for step in self.steps)
+
     def __call__(self, program: Program | Programs) -> Program | Programs:
         """Return the program after every pass, each of which is type-checked; see `run`."""
         return self.run(program)
@@ -259,11 +264,20 @@ def _step(source: expressions.Source, node: ast.expr) -> Step:
     return Step(build(cls, args, kwargs), only or None)
 
 
+#: What the text of an option may be that a pass parses itself.
+_EXPRESSIONS = ast.Name | ast.Attribute | ast.Call | ast.Tuple | ast.List | ast.Dict
+
+
 def _option(source: expressions.Source, is_expression: bool, node: ast.expr) -> Any:
     """Return the value of an option: a literal, or the text that the pass parses itself."""
-    if is_expression and isinstance(node, ast.Name | ast.Attribute | ast.Call):
+    if is_expression and isinstance(node, _EXPRESSIONS) and not _is_literal(node):
         return ast.unparse(node)
     return source.literal(node)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    """Return True if a node has no names: all of it is a number, a text, or a display of them."""
+    return not any(isinstance(each, ast.Name) for each in ast.walk(node))
 
 
 def _dotted(node: ast.expr) -> str:

@@ -21,6 +21,7 @@ from jaxprtool.ir.notation import expressions
 from jaxprtool.ir.programs.checkpoint_policies import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.specs import Specs
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.base import Pass
@@ -98,9 +99,14 @@ class Jit(Pass):
         keep_unused: Keep unused arguments.
         inline: Let JAX inline the call. JAX 0.10 does so when it traces the call, which is at once;
             JAX 0.12 when it lowers it.
+        in_shardings: The specs of the arguments on the mesh that is set (`--mesh`), as the text of
+            a prefix tree: `(P(), P('data'))`; None where JAX chooses.
+        out_shardings: The specs of the results.
+        compiler_options: Options of XLA: `{'xla_cpu_enable_fast_math': True}`.
 
     Raises:
-        ArgumentsError: If there is no argument at a position or with a name.
+        ArgumentsError: If there is no argument at a position or with a name, or specs do not fit
+            the program or the mesh.
 
     Example:
         def f(x):
@@ -116,17 +122,25 @@ class Jit(Pass):
     """
 
     group: ClassVar[str] = "transform"
+    expressions: ClassVar[frozenset[str]] = frozenset({"in_shardings", "out_shardings"})
 
     name: str | None = None  # type: ignore[misc, assignment]
     donate_argnums: int | tuple[int, ...] = ()
     donate_argnames: str | tuple[str, ...] = ()
     keep_unused: bool = False
     inline: bool = False
+    in_shardings: str | None = None
+    out_shardings: str | None = None
+    compiler_options: dict[str, Any] | None = None
+
+    @property
+    def partitions(self) -> bool:
+        return self.in_shardings is not None or self.out_shardings is not None
 
     def __call__(self, program: Program) -> Program:
         """Return the program under `jax.jit`.
 
-        Raises ArgumentsError for unknown arguments to donate.
+        Raises ArgumentsError for unknown arguments to donate, and specs that do not fit.
         """
         numbers, names = self._donated(program)
         fun = jax.jit(
@@ -137,7 +151,8 @@ class Jit(Pass):
             inline=self.inline,
         )
         call = retraced(program, "jit", fun, out_names=program.out_names)
-        return call.replace(jit=self._jit_options(program, numbers, names))
+        specs = Specs(self.in_shardings, self.out_shardings, ("in_shardings", "out_shardings"))
+        return specs.applied(call.replace(jit=self._jit_options(program, numbers, names)))
 
     def _donated(self, program: Program) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the positions and the keywords to donate.
@@ -165,12 +180,17 @@ class Jit(Pass):
         self, program: Program, numbers: Sequence[int], names: Sequence[str]
     ) -> JitOptions | None:
         """Return the options of `jax.jit` for the whole program, which consists of the call."""
-        if not (numbers or names or self.keep_unused):
+        if not (numbers or names or self.keep_unused or self.compiler_options):
             return program.jit
         args, kwargs = filled(program.in_tree, range(len(program.arg_names)))
         donated = jax.tree.leaves(([args[n] for n in numbers], [kwargs[n] for n in names]))
         options = (program.jit or JitOptions()).donating(program.arguments, donated)
-        return replace(options, keep_unused=options.keep_unused or self.keep_unused)
+        asked = self.compiler_options or {}
+        return replace(
+            options,
+            keep_unused=options.keep_unused or self.keep_unused,
+            compiler_options=tuple({**dict(options.compiler_options), **asked}.items()),
+        )
 
 
 Jit.name = "jit"  # type: ignore[misc, assignment]
@@ -213,8 +233,14 @@ class Pmap(Pass):
             arguments.
         out_axes: The mapped axis of each result.
         axis_size: The number of devices; by default all devices of this process.
+        donate_argnums: The positional arguments whose memory the results may reuse.
+        devices: The indices of the devices in `jax.devices()`; by default the first ones.
+
+    Static arguments are those of the traced function (`--static-argnums`); a program has none left
+    for `static_broadcasted_argnums`.
 
     Raises:
+        ArgumentsError: If there is no argument at a position.
         UnsupportedError: If there are fewer devices.
 
     Example:
@@ -230,13 +256,17 @@ class Pmap(Pass):
     in_axes: Any = 0
     out_axes: Any = 0
     axis_size: int | None = None
+    donate_argnums: int | tuple[int, ...] = ()
+    devices: tuple[int, ...] | None = None
 
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
         return () if self.axis_name is None else ((self.axis_name, self._size()),)
 
     def _size(self) -> int:
-        return jax.local_device_count() if self.axis_size is None else self.axis_size
+        if self.axis_size is not None:
+            return self.axis_size
+        return jax.local_device_count() if self.devices is None else len(self.devices)
 
     def __call__(self, program: Program) -> Program:
         """Return the program under `jax.pmap`.
@@ -251,6 +281,8 @@ class Pmap(Pass):
                 f"pmap of {program.name} needs {size} devices, but this machine has {there}",
                 "XLA_FLAGS=--xla_force_host_platform_device_count=N creates N devices on a CPU",
             )
+        devices = self._chosen_devices()
+        donated = chosen(program, "pmap", "donate_argnums", self.donate_argnums)
         axis = Axis(None, size)
         avals = [
             aval if dim is None else axis.aval(aval, dim)
@@ -263,9 +295,28 @@ class Pmap(Pass):
             in_axes=self.in_axes,
             out_axes=self.out_axes,
             axis_size=size,
+            donate_argnums=donated,
+            devices=devices,
         )
         program = program.replace(axis_env=free)
-        return retraced(program, "pmap", mapped, avals=avals, out_names=program.out_names)
+        made = retraced(program, "pmap", mapped, avals=avals, out_names=program.out_names)
+        if not donated:
+            return made
+        args, _ = filled(made.in_tree, range(len(made.arg_names)))
+        given = jax.tree.leaves([args[n] for n in donated])
+        return made.replace(jit=(made.jit or JitOptions()).donating(made.arguments, given))
+
+    def _chosen_devices(self) -> list[jax.Device] | None:
+        """Return the devices at the indices. Raises UnsupportedError for one that is missing."""
+        if self.devices is None:
+            return None
+        there = jax.devices()
+        missing = [index for index in self.devices if not 0 <= index < len(there)]
+        if missing:
+            raise UnsupportedError(
+                f"pmap: there is no device {missing[0]}; this machine has {len(there)}"
+            )
+        return [there[index] for index in self.devices]
 
 
 # --- disable_jit ----------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """checkpoint, jit, pmap, named_call and disable_jit: what they make, their options and errors."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -226,3 +228,55 @@ def test_what_jit_donates_is_donated_by_what_is_compiled():
     assert program.apply(by_name).jit == told.jit
     twice = program.apply("jit(donate_argnums=0), jit(donate_argnames='scale', keep_unused=True)")
     assert twice.jit == told.jit
+
+
+@pytest.fixture
+def auto_mesh():
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        yield mesh
+
+
+def test_jit_shards_and_compiles_as_jax_does(auto_mesh):
+    def product(w, x):
+        return x @ w
+
+    w, x = jax.ShapeDtypeStruct((16, 32), "float32"), jax.ShapeDtypeStruct((8, 16), "float32")
+    p = jax.sharding.PartitionSpec
+    specs, options = (p(None, "y"), p("x")), {"xla_cpu_enable_fast_math": True}
+    as_jax = jax.jit(
+        product, in_shardings=specs, out_shardings=p("x", "y"), compiler_options=options
+    )
+    program = trace(product, w, x)
+    told = program.apply(
+        "jit(in_shardings=(P(None, 'y'), P('x')), out_shardings=P('x', 'y'), "
+        "compiler_options={'xla_cpu_enable_fast_math': True})"
+    )
+    expected = trace(as_jax, w, x).jit
+    assert told.jit == replace(expected, inline=told.jit.inline)  # whose default JAX has changed
+    assert "sharding" in stablehlo(told) and "sharding" not in stablehlo(program)
+
+
+def test_specs_of_jit_that_do_not_fit_are_refused_by_the_names_of_its_options(auto_mesh):
+    program = trace(jnp.sin, X)
+    with pytest.raises(ArgumentsError, match=r"in_shardings: .* has the axis 'z'"):
+        program.apply("jit(in_shardings=P('z'))")
+
+
+def test_specs_of_jit_need_a_mesh():
+    with pytest.raises(ArgumentsError, match="in_shardings and out_shardings need a mesh"):
+        trace(jnp.sin, X).apply("jit(out_shardings=P('x'))")
+
+
+def test_pmap_donates_and_runs_on_the_devices_that_it_is_given():
+    def step(state, batch):
+        return state + batch
+
+    program = trace(step, jnp.ones(3), jnp.ones(3))
+    told = program.apply("pmap(donate_argnums=0, devices=(3, 1))")
+    state = jnp.ones((2, 3))
+    result = told(state, jnp.ones((2, 3)))
+    assert {device.id for device in result.devices()} == {3, 1}
+    assert [each.donated for each in told.jit.of_arguments(told.arguments)] == [True, False]
+    with pytest.raises(UnsupportedError, match="there is no device 99"):
+        program.apply("pmap(devices=(99,))")

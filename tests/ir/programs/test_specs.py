@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.loading.specs import Specs, read_specs
+from jaxprtool.ir.programs.specs import Specs, read_specs
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The shardings of `--in-specs` and `--out-specs`: `P('data')`, `(P(), {'w': P(None, 'model')})`.
+"""Shardings written as specs: `P('data')`, `(P(), {'w': P(None, 'model')})`.
 
 The text is parsed and walked, never evaluated. A spec holds for every array below its place in the
 tree, as in `jax.jit(in_shardings=...)`; None leaves the sharding to JAX.
@@ -30,15 +30,16 @@ _UNCONSTRAINED = tuple(f"{name}.UNCONSTRAINED" for name in _NAMES)
 
 @dataclass(frozen=True)
 class Specs:
-    """The texts of `--in-specs` and `--out-specs`."""
+    """The specs of arguments and results, as text, and the names of the two options."""
 
     arguments: str | None = None
     results: str | None = None
+    names: tuple[str, str] = ("--in-specs", "--out-specs")
 
     def check_mesh(self) -> None:
         """Raise ArgumentsError if there are specs, but no mesh for them is set."""
         if self.arguments is not None or self.results is not None:
-            _mesh()
+            _mesh(self.names)
 
     def applied(self, program: Program) -> Program:
         """Return a program with these shardings as options of `jax.jit`, on the mesh that is set.
@@ -47,20 +48,21 @@ class Specs:
         """
         if self.arguments is None and self.results is None:
             return program
-        mesh = _mesh()
+        mesh = _mesh(self.names)
+        of_arguments, of_results = self.names
         options = program.jit or JitOptions()
         if self.arguments is not None:
             tree = filled(program.in_tree, range(len(program.arg_names)))
-            specs = _keyed(read_specs(self.arguments, "--in-specs"), "--in-specs")
-            found = _Matcher("--in-specs", mesh, program.arguments).arguments(specs, *tree)
-            arguments = _placed(options.of_arguments(program.arguments), found, "--in-specs")
+            specs = _keyed(read_specs(self.arguments, of_arguments))
+            found = _Matcher(of_arguments, mesh, program.arguments).arguments(specs, *tree)
+            arguments = _placed(options.of_arguments(program.arguments), found, of_arguments)
             options = replace(options, arguments=arguments)
         if self.results is not None:
             tree = filled(program.out_tree, range(len(program.out_names)))
-            values = _one(read_specs(self.results, "--out-specs"))
-            matcher = _Matcher("--out-specs", mesh, program.results)
+            values = _one(read_specs(self.results, of_results), of_results)
+            matcher = _Matcher(of_results, mesh, program.results)
             matcher.match(values, tree, "result")
-            results = _placed(options.of_results(program.results), matcher.found, "--out-specs")
+            results = _placed(options.of_results(program.results), matcher.found, of_results)
             options = replace(options, results=results)
         return program.replace(jit=options)
 
@@ -136,7 +138,7 @@ class _Reader(WhitelistReader):
         raise self.fail(node, f"expected the name of a mesh axis, not {text}")
 
 
-def _keyed(specs: tuple[tuple[Any, ...], dict[str, Any]], what: str) -> tuple[Any, dict[str, Any]]:
+def _keyed(specs: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
     """Return the specs of all positional arguments, and those of arguments by name."""
     positional, named = specs
     if named and len(positional) != 1:
@@ -144,20 +146,20 @@ def _keyed(specs: tuple[tuple[Any, ...], dict[str, Any]], what: str) -> tuple[An
     return (positional[0] if len(positional) == 1 else positional), named
 
 
-def _one(specs: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+def _one(specs: tuple[tuple[Any, ...], dict[str, Any]], what: str) -> Any:
     positional, named = specs
     if named:
-        raise ArgumentsError("--out-specs takes a tree of PartitionSpecs without names")
+        raise ArgumentsError(f"{what} takes a tree of PartitionSpecs without names")
     return positional[0] if len(positional) == 1 else positional
 
 
-def _mesh() -> Mesh | AbstractMesh:
+def _mesh(names: tuple[str, str]) -> Mesh | AbstractMesh:
     """Return the mesh that is set. Raises ArgumentsError if there is none, or it is explicit."""
     concrete = jax.sharding.get_mesh()
     mesh = jax.sharding.get_abstract_mesh() if concrete.empty else concrete
     if mesh.empty:
         raise ArgumentsError(
-            "--in-specs and --out-specs need a mesh", "name its axes: --mesh data=4,model=2"
+            f"{' and '.join(names)} need a mesh", "name its axes: --mesh data=4,model=2"
         )
     explicit = [
         name

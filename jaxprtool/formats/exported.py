@@ -14,7 +14,7 @@ from jax import export
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import OutputError, ProgramFileError, UnsupportedError, described
-from jaxprtool.formats.lowering import platform_names, reported, traced
+from jaxprtool.formats.lowering import platform_names, reported, traced, under_mesh
 from jaxprtool.ir.basics.dtypes import is_foreign
 from jaxprtool.ir.basics.paths import paths
 from jaxprtool.ir.core.equations import equations, named
@@ -37,7 +37,7 @@ def exported(program: Program, platforms: Sequence[str] = ()) -> bytes:
     """
     names = platform_names(platforms)
     _require_portable(program)
-    with reported(program, "exported"):
+    with under_mesh(program), reported(program, "exported"):
         artifact = export.export(_Wrapped(program), platforms=names)()
     try:
         return bytes(artifact.serialize())

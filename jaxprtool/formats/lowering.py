@@ -9,7 +9,7 @@ of their indices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from jaxprtool.errors import (
 from jaxprtool.ir.core.equations import equations, named, size_of, type_of
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
-from jaxprtool.ir.programs.meshes import concrete_mesh
+from jaxprtool.ir.programs.meshes import concrete_mesh, mesh_in_types
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
@@ -200,6 +200,16 @@ def traced(
     return jaxcompat.traced_jaxpr(_bordered(program), program.name, *trees, **keywords)
 
 
+def under_mesh(program: Program) -> AbstractContextManager[object]:
+    """Lower for the mesh in the types of a program, whether or not its devices are there.
+
+    JAX takes the number of devices from the arguments, or else from the mesh that is set: a program
+    whose arguments lie on no mesh would be lowered for one device.
+    """
+    mesh = mesh_in_types(program)
+    return nullcontext() if mesh is None else jax.sharding.use_abstract_mesh(mesh)
+
+
 def require_sizes(program: Program) -> None:
     """Raise UnsupportedError for symbolic dimensions, which HLO does not support."""
     for name, aval in zip(program.arg_names, program.in_avals, strict=True):
@@ -239,7 +249,7 @@ def _lowered(
     keep_unused: bool = False,
 ) -> jax.stages.Lowered:
     platforms = platform_names([platform] if platform else [])
-    with reported(program, f"lowered for {platforms[0]}"):
+    with under_mesh(program), reported(program, f"lowered for {platforms[0]}"):
         staged = traced(program, donated, keep_unused, flat=True)
         return staged.lower(lowering_platforms=platforms)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Unpack
 
@@ -258,6 +258,29 @@ class Traced:
         shapes = [getattr(value, "shape", ()) for value in values]
         sizes = found_sizes(program.name, program.arguments, shapes)
         return RunInputs(program.specialized(sizes), by_name, (), sizes)
+
+
+def axes_under(
+    target: str, axis_env: Mapping[str, int], bound: Sequence[tuple[Hashable, int]]
+) -> Sequence[tuple[Hashable, int]]:
+    """Return the named axes to trace TARGET under: those given, and those that passes bind.
+
+    Raises TargetError for axes of a program, which has its own, and ArgumentsError for an axis that
+    a pass binds with another size.
+    """
+    if axis_env and is_file(target):
+        raise TargetError(
+            f"{_shown(target)} is a program, which keeps the named axes that it was traced under: "
+            "--axis-env applies to functions",
+            _FUNCTION,
+        )
+    for name, size in bound:
+        if axis_env.get(str(name), size) != size:
+            raise ArgumentsError(
+                f"--axis-env has axis '{name}' of size {axis_env[str(name)]}, but a pass binds it "
+                f"with size {size}"
+            )
+    return tuple({**axis_env, **dict(bound)}.items())
 
 
 def traced(entry: Entry | ProgramEntry, axes: Sequence[tuple[Hashable, int]] = ()) -> Traced:

@@ -54,7 +54,7 @@ outline: Show the bodies that a function repeats, and what shortens its compilat
 shapecheck: Check the types of a function's results for all sizes of its arguments.
 passes: List the available passes and named pipelines; `explain NAME` describes one.
 explain: Describe a pass with its options and rules, a named pipeline, or a primitive.
-backends: List the backends and devices of this machine.
+backends: List the backends and devices of this machine, and those that do not start.
 """
 COMMANDS = dict(line.split(": ", 1) for line in _LISTED.splitlines())
 

@@ -1,16 +1,24 @@
-"""`jaxprtool backends`: the backends and devices of this machine."""
+"""`jaxprtool backends`: the backends, plug-ins and devices of this machine."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.session import command
 from jaxprtool.cli.start import start_jax
 
+if TYPE_CHECKING:
+    from jax import Device
+
+    from jaxprtool.execute.running.backends import Survey
+    from jaxprtool.render.documents.passes import BackendsDocument
+
 
 @command
 def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
-    """List the backends and devices of this machine.
+    """List the backends and devices of this machine, and those that do not start.
 
     [bold]Example[/]
 
@@ -18,20 +26,61 @@ def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
     """
     start_jax(on_progress)
     on_progress("looking for devices")
-    from jaxprtool.execute.running.backends import backends as find_backends
+    from jaxprtool.execute.running.backends import survey
 
-    found = find_backends()
+    found = survey()
     if json:
-        from jaxprtool.render.documents.passes import Backend, BackendsDocument, Device
-
-        documents = []
-        for b in found:
-            devices = [Device(d.id, d.device_kind) for d in b.devices]
-            documents.append(Backend(b.platform, b.version, b.default, devices))
-        output.write_json(BackendsDocument(documents))
+        output.write_json(_document(found))
         return
     rows = [
-        (b.platform + (" (default)" if b.default else ""), str(len(b.devices)), b.kinds, b.version)
-        for b in found
+        (
+            b.platform + (" (default)" if b.default else ""),
+            str(len(b.devices)),
+            b.kinds,
+            ", ".join(dict.fromkeys(map(_memory, b.devices))),
+            b.version,
+        )
+        for b in found.backends
     ]
-    output.write_table(("backend", "devices", "kind", "version"), rows, right=("devices",))
+    columns = ("backend", "devices", "kind", "memory", "version")
+    output.write_table(columns, rows, right=("devices",))
+    if found.plugins:
+        output.write("")
+        plugins = [(p.module, p.package or "—", p.version or "—") for p in found.plugins]
+        output.write_table(("plug-in", "package", "version"), plugins)
+    if found.failures:
+        output.write("")
+        failures = [(each.name, each.reason) for each in found.failures]
+        output.write_table(("does not start", "reason"), failures)
+
+
+def _memory(device: Device) -> str:
+    from jaxprtool.execute.running.backends import memory_of
+    from jaxprtool.ir.basics.quantities import in_bytes
+
+    size = memory_of(device)
+    return "—" if size is None else in_bytes(size)
+
+
+def _document(found: Survey) -> BackendsDocument:
+    import jax
+    import jaxlib
+
+    from jaxprtool.execute.running.backends import memory_of
+    from jaxprtool.render.documents import passes as documents
+
+    backends = [
+        documents.Backend(
+            b.platform,
+            b.version,
+            b.default,
+            [documents.Device(d.id, d.device_kind, memory_of(d)) for d in b.devices],
+        )
+        for b in found.backends
+    ]
+    return documents.BackendsDocument(
+        backends,
+        [documents.PjrtPlugin(p.module, p.package, p.version) for p in found.plugins],
+        [documents.BackendFailure(each.name, each.reason) for each in found.failures],
+        {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.session import Session, command
+from jaxprtool.cli.session import AxesSession, command
 from jaxprtool.errors import OutputError
 from jaxprtool.formats.emission import (
     STDOUT,
@@ -20,11 +21,15 @@ from jaxprtool.formats.emission import (
 )
 
 if TYPE_CHECKING:
+    from jaxprtool.api.targets import Traced
+    from jaxprtool.formats.xla_computation import XlaComputation
     from jaxprtool.ir.programs.program import Program
 
 _EMITTED = Panel("Format")
+_COMPUTATION = Panel("As jax.xla_computation: stablehlo, hlo and hlo-proto")
 _LOWERED = (Format.stablehlo, Format.hlo, Format.hlo_optimized, Format.hlo_proto, Format.dot)
 
+_COMPUTED = (Format.stablehlo, Format.hlo, Format.hlo_proto)
 _WITH_SOURCE = (Format.python, Format.jaxpr, Format.stablehlo)
 
 _To = Annotated[
@@ -39,7 +44,8 @@ _To = Annotated[
 _Backend = Annotated[
     str | None,
     options.backend_option(
-        "Lower for cpu, cuda, rocm or tpu, which need not be present; hlo-optimized needs it.",
+        "Lower for cpu, cuda, rocm or tpu, which need not be present. hlo-optimized needs it, or for a "
+        "TPU the package libtpu: tpu:v5e:2x2.",
         _EMITTED,
     ),
 ]
@@ -72,6 +78,35 @@ _Depth = Annotated[
     ),
 ]
 _Full = Annotated[bool, _EMITTED.flag("--full", "Open all layers and bodies in dot.")]
+_InParts = Annotated[
+    str | None,
+    _COMPUTATION.option(
+        "--in-parts",
+        "PARTS",
+        "Parts per dimension of each argument, None for replicated: \"(P(2, 1), None)\".",
+    ),
+]
+_OutParts = Annotated[
+    str | None,
+    _COMPUTATION.option("--out-parts", "PARTS", "The same for the results: \"P(2, 1)\"."),
+]
+_TupleArgs = Annotated[
+    bool,
+    _COMPUTATION.flag("--tuple-args", "Take all arguments as one tuple, in HLO."),
+]
+_Donate = Annotated[
+    Any,
+    _COMPUTATION.option(
+        "--donate",
+        "N,…",
+        "Positions of arguments whose memory results may reuse.",
+        parser=options.numbers,
+    ),
+]
+_ReturnShape = Annotated[
+    bool,
+    _COMPUTATION.flag("--return-shape", "Print the tree of result types on stderr."),
+]
 _Out = Annotated[
     str | None,
     options.out_option(
@@ -82,7 +117,7 @@ _Out = Annotated[
 
 @command
 def emit(
-    session: Session,
+    session: AxesSession,
     to: _To = None,
     backend: _Backend = None,
     platforms: _Platforms = None,
@@ -91,6 +126,11 @@ def emit(
     graph: _Graph = None,
     depth: _Depth = None,
     full: _Full = False,
+    in_parts: _InParts = None,
+    out_parts: _OutParts = None,
+    tuple_args: _TupleArgs = False,
+    donate: _Donate = None,
+    return_shape: _ReturnShape = False,
     out: _Out = None,
     callbacks: options.Callbacks = "refuse",
 ) -> None:
@@ -101,6 +141,7 @@ def emit(
       jaxprtool emit samples/rnn.py:loss --to stablehlo -p dce
       jaxprtool emit samples/rnn.py:loss --to hlo-optimized --backend cpu
       jaxprtool emit samples/transformer.py:grad_loss --to python
+      jaxprtool emit samples/layers.py:loss --to hlo --donate 0 --return-shape
       jaxprtool emit samples/transformer.py:loss -o loss.svg
       jaxprtool emit samples/transformer.py:grad_loss --to model-explorer -o grad.json
     """
@@ -120,10 +161,18 @@ def emit(
         callbacks=callbacks,
     )
     _check(emission, out)
+    parts = {"--in-parts": in_parts, "--out-parts": out_parts}
+    asked = {**parts, "--tuple-args": tuple_args, "--donate": donate}
+    _check_computation(to, {**asked, "--return-shape": return_shape})
     session.start()
     session.import_module()
     emission = _on_platforms(emission)
-    programs = session.programs()
+    traced = session.traced()
+    programs = session.programs(traced)
+    if any(asked.values()) or donate:
+        emission = replace(emission, computation=_computation(parts, tuple_args, donate, traced))
+    if return_shape:
+        _say_result_types(programs)
     session.on_progress(f"emitting {to}")
     if out in (None, STDOUT):
         _print(programs, emission)
@@ -166,8 +215,35 @@ def _check(emission: Emission, out: str | None) -> None:
         require_graphviz(out or "")
 
 
+def _check_computation(to: Format, given: dict[str, Any]) -> None:
+    """Raise OutputError for options of `xla_computation` that do not apply to the format."""
+    for name, value in given.items():
+        if value and to not in _COMPUTED:
+            raise OutputError(f"{name} applies to {', '.join(_COMPUTED)}, not to {to}")
+    if given["--tuple-args"] and to is Format.stablehlo:
+        raise OutputError(
+            "--tuple-args applies to hlo and hlo-proto: StableHLO functions take separate arguments"
+        )
+
+
+def _computation(
+    parts: dict[str, str | None], tuple_args: bool, donate: Sequence[int] | None, traced: Traced
+) -> XlaComputation:
+    from jaxprtool.formats.xla_computation import XlaComputation, read_parts
+
+    ins, outs = (text and read_parts(text, option) for option, text in parts.items())
+    return XlaComputation(ins, outs, tuple_args, tuple(map(traced.position, donate or ())))
+
+
+def _say_result_types(programs: Sequence[tuple[str, Program]]) -> None:
+    from jaxprtool.formats.xla_computation import result_types
+
+    for name, program in programs:
+        output.note(f"{name} returns {result_types(program)}")
+
+
 def _on_platforms(emission: Emission) -> Emission:
-    """Find the device to compile for, and raise BackendError for unavailable platforms."""
+    """Find the devices to compile for, and raise BackendError for unavailable platforms."""
     from jaxprtool.formats.lowering import platform_names
 
     if emission.format is not Format.hlo_optimized:
@@ -175,7 +251,7 @@ def _on_platforms(emission: Emission) -> Emission:
     elif emission.platform:
         from jaxprtool.execute.running import backends
 
-        return replace(emission, device=backends.device(emission.platform))
+        return replace(emission, devices=backends.devices_to_compile_for(emission.platform))
     return emission
 
 

@@ -12,7 +12,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel
 from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
-from jaxprtool.cli.session import Function, Named, command, only_program, pipeline
+from jaxprtool.cli.session import AxesFunction, Named, command, only_program, pipeline
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 
@@ -79,7 +79,7 @@ _Out = Annotated[
 
 @command
 def opt(
-    function: Function,
+    function: AxesFunction,
     types: options.Types = None,
     passes: options.Passes = None,
     level: _Level = None,

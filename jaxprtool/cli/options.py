@@ -72,10 +72,19 @@ def names(text: str) -> tuple[str, ...]:
 
 def mesh_axes(text: str) -> dict[str, int]:
     """Return the axes of a mesh such as `x=2,y=4`, with their sizes."""
+    return _axes(text, "x=2,y=4")
+
+
+def named_axes(text: str) -> dict[str, int]:
+    """Return the named axes such as `i=4,j=2`, with their sizes."""
+    return _axes(text, "i=4,j=2")
+
+
+def _axes(text: str, example: str) -> dict[str, int]:
     axes = dict(re.findall(r"(\w+)=(\d+)", text))
     shown = ",".join(f"{name}={size}" for name, size in axes.items())
     if not axes or shown != text.replace(" ", "") or "0" in {size[0] for size in axes.values()}:
-        raise typer.BadParameter(f"'{text}' is not a list of axes and sizes such as x=2,y=4")
+        raise typer.BadParameter(f"'{text}' is not a list of axes and sizes such as {example}")
     return {name: int(size) for name, size in axes.items()}
 
 

@@ -16,7 +16,7 @@ import os
 import pkgutil
 import sys
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.machinery import PathFinder
@@ -253,7 +253,11 @@ class Function:
         from jaxprtool.api.targets import traced
 
         self.on_progress(f"tracing {entry.name}")
-        return traced(entry, pipeline.bound_axes)
+        return traced(entry, self._axes(pipeline))
+
+    def _axes(self, pipeline: Pipeline) -> Sequence[tuple[Hashable, int]]:
+        """Return the named axes to trace under: those that the passes bind."""
+        return pipeline.bound_axes
 
     def arguments(self) -> list[str]:
         """Return these options as command-line arguments, without TARGET."""
@@ -325,6 +329,31 @@ class Session(Function):
             return pipeline_steps.run(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
+
+
+@dataclass(frozen=True)
+class AxesFunction(Function):
+    """A group of options: TARGET, traced under named axes that nothing needs to bind."""
+
+    axis_env: Annotated[
+        Any,
+        FUNCTION.option(
+            "--axis-env",
+            "AXIS=N,…",
+            "Named axes that collectives such as psum(x, 'i') may use, and their sizes: i=4,j=2.",
+            parser=options.named_axes,
+        ),
+    ] = None
+
+    def _axes(self, pipeline: Pipeline) -> Sequence[tuple[Hashable, int]]:
+        from jaxprtool.api.targets import axes_under
+
+        return axes_under(self.target, self.axis_env or {}, super()._axes(pipeline))
+
+
+@dataclass(frozen=True)
+class AxesSession(Session, AxesFunction):
+    """A group of options: TARGET under named axes, and the passes to run on its program first."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.session import Named, Session, command, only_program
+from jaxprtool.cli.session import AxesSession, Named, Session, command, only_program
 from jaxprtool.errors import OutputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ _Stats = Annotated[
 
 @command
 def show(
-    session: Session,
+    session: AxesSession,
     format: _Format = None,
     depth: _Depth = None,
     only: _Only = None,

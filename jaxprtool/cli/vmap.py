@@ -79,6 +79,12 @@ _Chunk = Annotated[
         "--chunk", "K", "Compute K batch elements at a time, in a scan, to bound memory.", min=1
     ),
 ]
+_SumMatch = Annotated[
+    bool,
+    _MAPPED.flag(
+        "--sum-match", "Sum results that differ between batch elements where --out-axes is None."
+    ),
+]
 _Passes = Annotated[str | None, options.passes_option('Passes to run afterwards: "dce".')]
 _Out = Annotated[
     str | None,
@@ -95,6 +101,7 @@ def vmap(
     axis_name: _AxisName = None,
     spmd_axis_name: _SpmdAxisName = None,
     chunk: _Chunk = None,
+    sum_match: _SumMatch = False,
     passes: _Passes = None,
     plugin: options.Plugin = None,
     out: _Out = None,
@@ -119,7 +126,7 @@ def vmap(
     from jaxprtool.passes.framework.pipeline import Pipeline, Step
     from jaxprtool.passes.mapping.batch import Batch
 
-    batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk)
+    batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk, sum_match)
     steps = Pipeline((Step(batch), *pipeline(passes, plugin).steps))
     watcher = pipeline_steps.Watcher()
     program = function.trace(steps).program

@@ -19,6 +19,7 @@ from jaxprtool.files import file_written_whole
 if TYPE_CHECKING:
     from jax import Device
 
+    from jaxprtool.formats.xla_computation import XlaComputation
     from jaxprtool.ir.programs.program import Program
 
 STDOUT = "-"
@@ -114,7 +115,10 @@ class Emission:
         full: Whether all of them are open.
         platform: The platform to lower for; None is JAX's default.
         platforms: The target platforms of a `jax.export` artifact.
-        device: The device that `hlo_optimized` is compiled for; None is JAX's default.
+        devices: The devices that `hlo_optimized` is compiled for, one of them unless the program
+            has a mesh; none for JAX's default.
+        computation: The options of `xla_computation` that `stablehlo`, `hlo` and `hlo_proto` follow;
+            None for the lowering of `jax.jit`.
         callbacks: "refuse" or "stub": how Python functions that the program calls are handled.
     """
 
@@ -126,8 +130,9 @@ class Emission:
     full: bool = False
     platform: str | None = None
     platforms: Sequence[str] = ()
-    device: Device | None = None
+    devices: Sequence[Device] = ()
     callbacks: str = "refuse"
+    computation: XlaComputation | None = None
 
     @property
     def suffix(self) -> str:
@@ -164,6 +169,8 @@ class Emission:
     def _lowered(self, program: Program, path: str) -> str | bytes:
         from jaxprtool.formats import lowering
 
+        if self.computation is not None:
+            return self._computation(program, self.computation)
         match self.format:
             case Format.stablehlo if self.binary:
                 return lowering.stablehlo_bytecode(program, self.platform)
@@ -172,7 +179,7 @@ class Emission:
             case Format.hlo:
                 return lowering.hlo(program, self.platform)
             case Format.hlo_optimized:
-                return lowering.hlo_optimized(program, self.device)
+                return lowering.hlo_optimized(program, self.devices)
             case Format.hlo_proto:
                 return lowering.hlo_proto(program, self.platform)
             case Format.dot:
@@ -186,6 +193,21 @@ class Emission:
 
                 return exported(program, self.platforms)
         raise AssertionError(f"{self.format} is not a format of a compiler")
+
+    def _computation(self, program: Program, options: XlaComputation) -> str | bytes:
+        """Return a program as `xla_computation` made it."""
+        from jaxprtool import jaxcompat
+
+        module = options.module(program, self.platform)
+        if self.format is Format.stablehlo:
+            if self.binary:
+                return jaxcompat.portable_artifact(module)
+            text: str = module.operation.get_asm(enable_debug_info=bool(self.source))
+            return text
+        built = options.computation(program, module)
+        if self.format is Format.hlo:
+            return jaxcompat.hlo_text(built)
+        return bytes(built.as_serialized_hlo_module_proto())
 
     def _graph(self, program: Program, path: str) -> str | bytes:
         from jaxprtool.formats import lowering, picture

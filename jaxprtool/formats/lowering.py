@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax import export
+from jax.extend import backend as jax_backend
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
@@ -71,24 +72,30 @@ def hlo_dot(program: Program, platform: str | None = None) -> str:
     return computation(program, platform).as_hlo_dot_graph()
 
 
-def hlo_optimized(program: Program, device: jax.Device | None = None) -> str:
-    """Return the HLO text after XLA's passes, for an existing device.
+def hlo_optimized(program: Program, devices: Sequence[jax.Device] = ()) -> str:
+    """Return the HLO text after XLA's passes, for some devices, or for JAX's default one.
 
-    Raises the errors of `hlo`.
+    The devices may be descriptions of a machine that is not there, of the same kind: they are as
+    many as the mesh of the program has, or more. Raises the errors of `hlo`.
     """
-    return compiled(program, (), device).as_text()
+    first = devices[0] if devices else None
+    return compiled(program, (), first, devices).as_text()
 
 
 def compiled(
-    program: Program, arguments: Sequence[object] = (), device: jax.Device | None = None
+    program: Program,
+    arguments: Sequence[object] = (),
+    device: jax.Device | None = None,
+    devices: Sequence[jax.Device] = (),
 ) -> jax.stages.Compiled:
-    """Return a program compiled for an existing device, or for those of its mesh.
+    """Return a program compiled for a device, or for those of its mesh.
 
     Args:
         program: The program.
         arguments: Its flat arguments, if known: those on several devices are compiled for where
             they are.
         device: The device; by default JAX's, or the one that the program names.
+        devices: The devices for a mesh; by default those of the platform of `device`.
 
     Raises:
         UnsupportedError: For free named axes or symbolic sizes, or if XLA cannot compile it.
@@ -101,12 +108,18 @@ def compiled(
             f"{program.name} has free named axes ({axes}), which jax.jit cannot compile",
             "bind them with vmap or shard_map, or emit hlo or stablehlo",
         )
-    place = nullcontext() if device is None else jax.default_device(device)
-    mesh = concrete_mesh(program, arguments, device)
-    on_mesh = nullcontext() if mesh is None else jax.set_mesh(mesh)
+    mesh = concrete_mesh(program, arguments, device, devices)
+    if mesh is not None:
+        place: AbstractContextManager[object] = jax.set_mesh(mesh)
+    else:
+        place = nullcontext() if device is None else jax.default_device(device)
     placed = [_placement(each) for each in arguments]
-    with place, on_mesh, reported(program, "compiled"):
-        return traced(program, flat=True, placed=placed).lower().compile()
+    results: list[jax.sharding.Sharding] = []
+    if mesh is None and devices:  # JAX's default device must be one of this machine
+        place, single = nullcontext(), jax.sharding.SingleDeviceSharding(devices[0])
+        placed, results = [single] * len(program.in_avals), [single] * len(program.out_avals)
+    with place, reported(program, "compiled"):
+        return traced(program, flat=True, placed=placed, results=results).lower().compile()
 
 
 def _placement(argument: object) -> jax.sharding.Sharding | None:
@@ -163,7 +176,7 @@ def platform_names(wanted: Sequence[str]) -> tuple[str, ...]:
 def _platform(wanted: str, default: str) -> str:
     if wanted == "gpu":
         return default if default in ("cuda", "rocm") else "cuda"
-    if wanted not in (*PLATFORMS, default):
+    if wanted not in (*PLATFORMS, default) and wanted not in jax_backend.backends():
         raise BackendError(
             f"JAX does not lower for '{wanted}', only for {', '.join(PLATFORMS)}",
             did_you_mean(wanted, PLATFORMS),
@@ -181,16 +194,20 @@ def traced(
     *,
     flat: bool = False,
     placed: Sequence[jax.sharding.Sharding | None] = (),
+    results: Sequence[jax.sharding.Sharding] = (),
 ) -> jax.stages.Traced:
     """Return a program in the form of `jax.jit(...).trace(...)`, ready to be lowered.
 
     The options of `jax.jit` apply. If `flat`, arguments and results have no structure: JAX
     unflattens descriptions of values, which fails for classes that validate their children.
-    `placed` are the shardings of the arguments, for a function that does not state its own.
+    `placed` and `results` are the shardings of the arguments and results, for a function that does
+    not state its own.
     """
     keywords = program.jit_keywords
     if any(placed):
         keywords.setdefault("in_shardings", tuple(placed))
+    if results:
+        keywords.setdefault("out_shardings", tuple(results))
     keywords["donate_argnums"] = sorted({*keywords.get("donate_argnums", ()), *donated})
     keywords["keep_unused"] = keep_unused or keywords.get("keep_unused", False)
     trees = program.in_tree, program.out_tree

@@ -190,6 +190,8 @@ from jaxprtool.jaxcompat.running import (
     callback_failures,
     compiles_draws_slowly,
     default_tolerance,
+    failure_to_start,
+    failures_to_start,
     has_backends,
     has_checks,
     keep_backend_probing_quiet,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxprtool.errors import described
 from jaxprtool.jaxcompat.aliases import AnyJaxpr
 
 #: JAX releases that the test suite runs on, newest last; others cause a warning.
@@ -39,6 +41,49 @@ def primitive_test_programs() -> Iterator[Any]:
 def keep_backend_probing_quiet() -> None:
     """Keep JAX from logging the accelerators that it searches and does not find."""
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def failures_to_start() -> Iterator[dict[str, str]]:
+    """Yield the reason, by name, of each backend and plug-in that JAX fails to start in the block.
+
+    JAX logs most failures and goes on. It starts backends once per process.
+    """
+    logger = logging.getLogger("jax._src.xla_bridge")
+    handler = _FailuresToStart()
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield handler.reasons
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagates
+
+
+class _FailuresToStart(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: dict[str, str] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if failed := failure_to_start(str(record.msg)):
+            self.reasons[failed[0]] = failed[1]
+        elif error is not None and record.args and "initialize()" in str(record.msg):
+            (module,) = record.args
+            self.reasons[str(module)] = described(error)
+
+
+def failure_to_start(message: str) -> tuple[str, str] | None:
+    """Return the backend that a message of JAX says it cannot start, and the reason, if any."""
+    found = re.match(r"Unable to initialize backend '([^']*)': (.*)", message)
+    if found is None:
+        return None
+    reason = re.sub(r" \((set|you may need to) .*$", "", found[2])
+    return found[1], reason
 
 
 def has_backends() -> bool:

@@ -8,24 +8,18 @@ for one replica per combination of indices.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats import lowering
+from jaxprtool.formats.xla_computation import XlaComputation
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import filled
-from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading.trace import BoundCall, bind_arguments, function_name, trace_call
-
-#: With `tuple_args=None`, more arguments than this are passed as one tuple.
-MOST_SEPARATE_ARGUMENTS = 100
 
 Indices = int | Sequence[int]
 AxisEnv = Sequence[tuple[Hashable, int]]
@@ -93,20 +87,11 @@ def xla_computation(
         call = replace(bind_arguments(fun, args, kwargs, static_argnums), shared=None)
         program = trace_call(function_name(fun), fun, call, axis_env)
         lowering.require_sizes(program)
-        donated = _donated_leaves(donate_argnums, len(args), call)
-        module = lowering.module(program, backend, donated=donated, keep_unused=True)
+        donated = _donated(donate_argnums, len(args), call)
+        options = XlaComputation(in_parts, out_parts, tuple_args, donated)
+        module = options.module(program, backend)
         jaxcompat.rename_module(module, f"xla_computation_{program.name}")
-        if in_parts is not None or out_parts is not None:
-            ins = _partitions("in_parts", in_parts, call.args, program.arg_names, program.in_avals)
-            results = filled(program.out_tree, program.out_avals)
-            outs = _partitions(
-                "out_parts", out_parts, results, program.out_names, program.out_avals
-            )
-            jaxcompat.partition_module(module, ins, outs)
-        count = len(program.in_avals)
-        in_tuple = count > MOST_SEPARATE_ARGUMENTS if tuple_args is None else tuple_args
-        with lowering.reported(program, "written as HLO"):
-            built = jaxcompat.xla_computation(module, in_tuple, return_tuple=True)
+        built = options.computation(program, module)
         return (built, _shapes(program)) if return_shape else built
 
     return compute
@@ -120,57 +105,12 @@ def _shapes(program: Program) -> object:
     )
 
 
-def _donated_leaves(positions: Indices, count: int, call: BoundCall) -> list[int]:
-    """Return the flat positions of the arguments at `positions`, out of `count` arguments."""
+def _donated(positions: Indices, count: int, call: BoundCall) -> tuple[int, ...]:
+    """Return the positions in the program of the arguments at `positions`, out of `count`."""
     wanted = [positions] if isinstance(positions, int) else list(positions)
     for position in wanted:
         if not -count <= position < count:
             raise ArgumentsError(
                 f"donate_argnums has {position}, but the function has {count} positional arguments"
             )
-    chosen = sorted({call.position(position) for position in wanted})
-    tree = jax.tree.structure((call.args, call.kwargs))
-    args, _ = filled(tree, range(tree.num_leaves))
-    return [leaf for position in chosen for leaf in jax.tree.leaves(args[position])]
-
-
-# --- partitions -------------------------------------------------------------------------------
-
-
-def _partitions(
-    option: str, parts: object, tree: object, names: Sequence[str], avals: Sequence[Aval]
-) -> list[str | None]:
-    """Return the HLO sharding of each flat value; None for all if there are no parts."""
-    if parts is None:
-        return [None] * len(names)
-    try:
-        flat = jax.tree.leaves(
-            jax.tree.broadcast(parts, tree, is_leaf=_is_partition), is_leaf=_is_partition
-        )
-    except (ValueError, TypeError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise ArgumentsError(f"{option} is not a prefix of the tree of values: {detail}") from error
-    flat += [None] * (len(names) - len(flat))  # keyword arguments
-    return [_sharding(option, *each) for each in zip(flat, names, avals, strict=True)]
-
-
-def _is_partition(node: object) -> bool:
-    return node is None or isinstance(node, PartitionSpec)
-
-
-def _sharding(option: str, parts: Any, name: str, aval: Aval) -> str:
-    """Return `{devices=[2,1]0,1}`: device numbers in row-major order over a grid of parts."""
-    if parts is None:
-        return "{replicated}"
-    counts = [1 if part is None else part for part in parts] if _is_partition(parts) else [parts]
-    if not _is_partition(parts) or not all(type(n) is int and n > 0 for n in counts):
-        raise ArgumentsError(
-            f"{option} has {parts} for {name}; it must be a PartitionSpec of numbers, or None",
-            "PartitionSpec(2, 1) splits the first dimension in two; for mesh axes use jax.jit",
-        )
-    if len(counts) != len(aval.shape):
-        raise ArgumentsError(
-            f"{option} has {parts} for {name}, which has {len(aval.shape)} dimensions"
-        )
-    devices = ",".join(map(str, range(math.prod(counts))))
-    return f"{{devices=[{','.join(map(str, counts))}]{devices}}}"
+    return tuple(call.position(position) for position in wanted)

@@ -74,7 +74,7 @@ def require_runnable(program: Program) -> None:
     if program.axis_env:
         axes = ", ".join(repr(name) for name, _ in program.axis_env)
         raise UnsupportedError(
-            f"{program.name} cannot be run for comparison: it has the free named axes {axes}",
+            f"{program.name} cannot be run: it has the free named axes {axes}",
             "bind one with batch(axis_name=…)",
         )
 

@@ -8,13 +8,16 @@ missing one; here, only a missing backend that was requested is reported.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
+from jax.experimental import topologies
 from jax.extend import backend as jax_backend
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import BackendError, did_you_mean
+from jaxprtool.errors import BackendError, described, did_you_mean
+from jaxprtool.execute.running.plugins import Plugin, has_tpu_library, plugins
 
 #: Names for any of several platforms.
 ALIASES = {"gpu": ("cuda", "rocm")}
@@ -38,6 +41,90 @@ class Backend:
         return ", ".join(dict.fromkeys(d.device_kind for d in self.devices))
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A backend or plug-in that is installed and does not start, and the reason in one line."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The backends of this machine, the plug-ins that are installed, and what does not start."""
+
+    backends: list[Backend]
+    plugins: list[Plugin]
+    failures: list[Failure]
+
+
+def survey() -> Survey:
+    """Start the backends, and return also those that are installed and do not start.
+
+    JAX stops at a plug-in that registers a backend which then fails: those that it would have
+    started later are missing. Raises BackendError if none starts.
+    """
+    with jaxcompat.failures_to_start() as failed:
+        try:
+            found = backends()
+        except BackendError as error:
+            failure = jaxcompat.failure_to_start(error.message)
+            if failure is None or not jaxcompat.has_backends():
+                raise
+            failed[failure[0]] = failure[1]
+            found = backends()  # those that JAX had started before
+    if not has_tpu_library():
+        failed.pop("tpu", None)
+    installed = plugins()
+    for each in installed:
+        if (reason := each.import_error) is not None:
+            failed[each.package or each.module] = reason
+    names = {*failed, *(each.platform for each in found)}
+    if "cuda" not in names and any("xla_cuda" in each.module for each in installed):
+        failed["cuda"] = "no NVIDIA GPU is visible to this process"
+    failures = [Failure(name, _first_line(reason)) for name, reason in sorted(failed.items())]
+    return Survey(found, installed, failures)
+
+
+def memory_of(device: jax.Device) -> int | None:
+    """Return the memory of a device that JAX may use, in bytes; None if it does not say."""
+    try:
+        stats = device.memory_stats()
+    except Exception:  # PJRT plug-ins need not implement it
+        return None
+    return (stats or {}).get("bytes_limit")
+
+
+def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
+    """Return the devices of a backend, or descriptions of some that are not there.
+
+    Args:
+        backend: The name of a backend, or of a platform whose plug-in describes machines, with the
+            name of one: `tpu:v5e:2x2`.
+
+    Raises:
+        BackendError: If there is no such backend, and no plug-in that describes it.
+    """
+    platform, _, topology = backend.partition(":")
+    if not topology:
+        try:
+            return _backend(platform).devices
+        except BackendError as error:
+            absent = error
+    else:
+        absent = BackendError(f"XLA cannot compile for '{backend}'")
+    names = ALIASES.get(platform.lower(), (platform.lower(),))
+    if names == ("tpu",) and not topology and has_tpu_library():
+        absent.hint = "name a machine, which need not be there: --backend tpu:v5e:2x2"
+        raise absent
+    try:
+        return topologies.get_topology_desc(topology, names[0]).devices
+    except Exception as error:  # plug-ins raise what they like
+        reason = _first_line(described(error))
+        absent.hint = f"XLA cannot compile for it without the machine: {reason}"
+        raise absent from error
+
+
 def backends() -> list[Backend]:
     """Return every backend of this machine, the default one first.
 
@@ -49,6 +136,14 @@ def backends() -> list[Backend]:
         default = jax_backend.get_backend()
     except RuntimeError as error:
         raise BackendError(_first_line(error), _platforms_hint()) from error
+    except Exception as error:  # JAX lets through what a plug-in raises when it is imported
+        raised = next((each for each in plugins() if each.import_error), None)
+        if raised is None:
+            raise
+        raise BackendError(
+            f"JAX cannot start: its plug-in {raised.module} raised {_first_line(described(error))}",
+            f"uninstall {raised.package or raised.module}",
+        ) from error
     found = []
     for platform, client in clients.items():
         version = _first_line(client.platform_version)
@@ -85,8 +180,7 @@ def _backend(platform: str | None) -> Backend:
     raise BackendError(
         f"no backend '{platform}' on this machine; it has: {has}",
         _why_missing(wanted)
-        if wanted in KNOWN
-        else did_you_mean(wanted, [*KNOWN, *(b.platform for b in there)]),
+        or did_you_mean(wanted, [*KNOWN, *(b.platform for b in there)] if wanted not in KNOWN else []),
     )
 
 

@@ -308,6 +308,7 @@ def compiled(
     program: Program, arguments: Sequence[object], on_progress: Callable[[str], object]
 ) -> Compiled:
     """Compile a program; under `jax_disable_jit`, its equations are compiled when they run."""
+    require_runnable(program)
     form = call_form(program)
     checked = jaxcompat.has_checks(program.jaxpr)
     if checked:

@@ -46,12 +46,15 @@ def mesh_in_types(program: Program) -> AbstractMesh | None:
 
 
 def concrete_mesh(
-    program: Program, arguments: Sequence[object], device: jax.Device | None = None
+    program: Program,
+    arguments: Sequence[object],
+    device: jax.Device | None = None,
+    devices: Sequence[jax.Device] = (),
 ) -> Mesh | None:
     """Return the mesh of devices to run a program on, or None if its types name no mesh.
 
     It is the mesh that is set (`jax.set_mesh`), or the mesh of an argument, or else one of the
-    first devices. Raises BackendError if there are too few devices.
+    first of `devices`, by default those of the platform of `device`. Raises BackendError if there are too few devices.
     """
     wanted = mesh_in_types(program)
     if wanted is None:
@@ -61,7 +64,7 @@ def concrete_mesh(
         for mesh in known:
             if isinstance(mesh, Mesh) and not mesh.empty and _alike(mesh.abstract_mesh, wanted):
                 return mesh
-    devices = jax.devices(None if device is None else device.platform)
+    devices = devices or jax.devices(None if device is None else device.platform)
     count = math.prod(wanted.axis_sizes)
     if len(devices) < count:
         axes = ", ".join(f"{name}={size}" for name, size in wanted.shape.items())

@@ -105,6 +105,7 @@ class Device(NamedTuple):
 
     id: Annotated[int, "Its number."]
     kind: Annotated[str, "What it is."]
+    memory: Annotated[int | None, "The bytes of memory that JAX may use; null if unknown."]
 
 
 class Backend(NamedTuple):
@@ -116,7 +117,27 @@ class Backend(NamedTuple):
     devices: Annotated[list[Device], "Its devices."]
 
 
+class PjrtPlugin(NamedTuple):
+    """A PJRT plug-in."""
+
+    module: Annotated[str, "The module that JAX imports."]
+    package: Annotated[str, "The package that it is from; empty if unknown."]
+    version: Annotated[str, "The version of the package; empty if unknown."]
+
+
+class BackendFailure(NamedTuple):
+    """A backend or plug-in that does not start."""
+
+    name: Annotated[str, "Its name, or the plug-in's package or module."]
+    reason: Annotated[str, "The reason, in one line."]
+
+
 class BackendsDocument(NamedTuple):
     """`backends`."""
 
     backends: Annotated[list[Backend], "The backends of this machine."]
+    plugins: Annotated[list[PjrtPlugin], "The PJRT plug-ins that are installed."]
+    failures: Annotated[
+        list[BackendFailure], "The backends and plug-ins that are installed and do not start."
+    ]
+    versions: Annotated[dict[str, str], "The versions of JAX and jaxlib."]

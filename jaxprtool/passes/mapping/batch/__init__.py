@@ -43,6 +43,7 @@ from jaxprtool.passes.mapping.batch.axes import (
 from jaxprtool.passes.mapping.batch.axis import Axis
 from jaxprtool.passes.mapping.batch.body import BatchBodyBuilder, BatchDomain, batch_body
 from jaxprtool.passes.mapping.batch.chunks import chunked_body
+from jaxprtool.passes.mapping.batch.sums import summed
 from jaxprtool.passes.mapping.batch.table import (
     BatchUnsupported,
     batch_rules,
@@ -82,10 +83,12 @@ class Batch(Pass):
         axis_name: The name by which collectives call the axis.
         spmd_axis_name: The mesh axis, or axes, over which the batch elements are sharded.
         chunk: The number of batch elements to map at a time, in a scan, to bound memory.
+        sum_match: Sum a mapped result over the batch if its `out_axes` entry is None, instead of
+            raising an error, as `vmap(sum_match=True)` of JAX does.
 
     Raises:
         UnsupportedError: If a primitive has no batching rule, in JAX or in `batch_rules`, or a
-            result is mapped and its `out_axes` entry is None.
+            result is mapped and its `out_axes` entry is None, without `sum_match`.
 
     Note:
         `jaxprtool vmap TARGET` does the same, and reports which arguments are mapped.
@@ -111,6 +114,7 @@ class Batch(Pass):
     axis_name: Hashable = None
     spmd_axis_name: str | tuple[str, ...] | None = None
     chunk: int | None = None
+    sum_match: bool = False
 
     @property
     def bound_axes(self) -> tuple[tuple[Hashable, int], ...]:
@@ -140,5 +144,7 @@ class Batch(Pass):
                 jaxpr, out_dims = batch_body(program.jaxpr, dims, axis, outs, outermost=True)
             else:
                 jaxpr, out_dims = chunked_body(program.jaxpr, dims, axis, outs, self.chunk)
+        if self.sum_match:
+            jaxpr, out_dims = summed(jaxpr, out_dims, outs)
         check_unmapped(out_axes, out_dims, program.out_tree, self.axis_name)
         return program.replace(jaxpr=jaxpr, axis_env=free)

@@ -280,7 +280,8 @@ def axes_under(
                 f"--axis-env has axis '{name}' of size {axis_env[str(name)]}, but a pass binds it "
                 f"with size {size}"
             )
-    return tuple({**axis_env, **dict(bound)}.items())
+    axes: dict[Hashable, int] = {**axis_env, **dict(bound)}
+    return tuple(axes.items())
 
 
 def traced(entry: Entry | ProgramEntry, axes: Sequence[tuple[Hashable, int]] = ()) -> Traced:

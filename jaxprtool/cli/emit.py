@@ -83,12 +83,12 @@ _InParts = Annotated[
     _COMPUTATION.option(
         "--in-parts",
         "PARTS",
-        "Parts per dimension of each argument, None for replicated: \"(P(2, 1), None)\".",
+        'Parts per dimension of each argument, None for replicated: "(P(2, 1), None)".',
     ),
 ]
 _OutParts = Annotated[
     str | None,
-    _COMPUTATION.option("--out-parts", "PARTS", "The same for the results: \"P(2, 1)\"."),
+    _COMPUTATION.option("--out-parts", "PARTS", 'The same for the results: "P(2, 1)".'),
 ]
 _TupleArgs = Annotated[
     bool,

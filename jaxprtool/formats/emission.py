@@ -117,8 +117,8 @@ class Emission:
         platforms: The target platforms of a `jax.export` artifact.
         devices: The devices that `hlo_optimized` is compiled for, one of them unless the program
             has a mesh; none for JAX's default.
-        computation: The options of `xla_computation` that `stablehlo`, `hlo` and `hlo_proto` follow;
-            None for the lowering of `jax.jit`.
+        computation: The options of `xla_computation` for `stablehlo`, `hlo` and `hlo_proto`; None
+            for the lowering of `jax.jit`.
         callbacks: "refuse" or "stub": how Python functions that the program calls are handled.
     """
 

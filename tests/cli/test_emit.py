@@ -313,3 +313,140 @@ def test_optimized_hlo_is_for_the_devices_of_a_mesh(cli, folder):
     assert result.code == 0 and "num_partitions=2" in result.out and "f32[2,4]" in result.out
     result = cli(*command, "--mesh", "x=64", "--args", "f32[64@x], f32[64@x]")
     assert result.code == 2 and "runs on a mesh of 64 devices (x=64)" in result.err
+
+
+# --- as xla_computation ---------------------------------------------------------------------------
+
+
+STEP = """
+import jax
+
+def step(params, x, unused):
+    return {"y": params["w"] @ x, "total": x.sum()}
+
+def total(x):
+    return jax.lax.psum(x, "i")
+
+def split(x, y):
+    return jax.sharding.reshard(x, jax.P("x")) @ y
+"""
+ON_STEP = ("emit", "steps.py:step", "--args", "{'w': f32[4,4]}, f32[4], f32[]")
+
+
+@pytest.fixture
+def steps(folder):
+    (folder / "steps.py").write_text(STEP)
+
+
+def test_hlo_has_the_options_of_xla_computation(cli, steps):
+    import jax
+    import jax.numpy as jnp
+
+    from jaxprtool import xla_computation
+
+    sys_path_module = {}
+    exec(STEP, sys_path_module)
+    spec = jax.sharding.PartitionSpec
+    made = xla_computation(
+        sys_path_module["step"],
+        in_parts=({"w": spec(2, 1)}, spec(2), None),
+        out_parts={"y": spec(2), "total": None},
+        tuple_args=True,
+        donate_argnums=1,
+    )({"w": jnp.ones((4, 4))}, jnp.ones(4), 1.0)
+    result = cli(
+        *(*ON_STEP, "--to", "hlo", "--in-parts", "({'w': P(2, 1)}, P(2), None)"),
+        *("--out-parts", "{'y': P(2), 'total': None}", "--tuple-args", "--donate", "1"),
+    )
+    assert result.code == 0
+
+    def facts(text):
+        header = text.splitlines()[0].partition(",")[2].partition(", frontend")[0]
+        return header, sorted(re.findall(r"sharding=(\{.*?\})(?:,|$)", text, re.MULTILINE))
+
+    assert facts(result.out) == facts(made.as_hlo_text())
+    assert "{1}: (0, {1}, may-alias)" in result.out
+
+
+def test_stablehlo_and_protos_have_them_too(cli, steps, folder):
+    result = cli(*ON_STEP, "--to", "stablehlo", "--donate", "1", "--in-parts", "None, P(4), None")
+    assert result.code == 0 and "tf.aliasing_output" in result.out
+    assert "{devices=[4]0,1,2,3}" in result.out and result.out.count("%arg2: tensor<f32>") == 1
+    assert cli(*ON_STEP, "-o", "step.pb", "--tuple-args").code == 0
+    assert (folder / "step.pb").stat().st_size > 100
+
+
+def test_the_tree_of_result_types_is_printed_beside(cli, steps):
+    result = cli(*ON_STEP, "--to", "hlo", "--return-shape")
+    assert result.err == "note: step returns {'total': f32[], 'y': f32[4]}\n"
+    assert result.out.startswith("HloModule jit_step")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--in-parts", "P('x')"), "in_parts has P('x'"),
+        (("--in-parts", "(P(2),"), "'(' in --in-parts is not closed"),
+        (("--in-parts", "(P(2), None)"), "in_parts is not a prefix of the tree of values"),
+        (("--in-parts", "open('x')"), "a call is not allowed in --in-parts"),
+        (("--in-parts", "P(a=2)"), "a PartitionSpec takes numbers of parts by position"),
+        (("--out-parts", "{'y': P(2)}"), "out_parts is not a prefix of the tree of values"),
+        (("--out-parts", "P(2)"), "out_parts has P(2"),
+        (("--donate", "7"), "no positional argument 7 is given"),
+        (("--tuple-args", "--to", "stablehlo"), "--tuple-args applies to hlo and hlo-proto"),
+        (("--in-parts", "P(2)", "--to", "python"), "--in-parts applies to stablehlo, hlo, hlo-"),
+        (("--return-shape", "--to", "dot"), "--return-shape applies to stablehlo, hlo, hlo-proto"),
+    ],
+)
+def test_a_mistake_in_the_options_of_xla_computation_is_one_line(cli, steps, options, message):
+    result = cli(*ON_STEP, "--to", "hlo", *options)
+    assert result.code == 2 and result.out == ""
+    assert result.lines[0].startswith(f"error: {message}")
+
+
+# --- named axes and meshes ------------------------------------------------------------------------
+
+
+def test_a_function_is_traced_under_named_axes(cli, steps, folder):
+    total = ("steps.py:total", "--args", "f32[3]", "--axis-env", "i=4,j=2")
+    assert "psum[axes=('i',)" in cli("show", *total).out
+    assert "mhlo.num_replicas = 8" in cli("emit", *total, "--to", "stablehlo").out
+    assert cli("opt", *total, "-o", "total.jaxpr").code == 0
+    assert "reduce_sum" in cli("opt", *total, "-p", "batch(axis_size=4, axis_name='i')").out
+    for command in ("run", "profile", "memory --compiled", "emit --to hlo-optimized"):
+        result = cli(*command.split(), "total.jaxpr")
+        assert result.code == 2 and " free named axes " in result.lines[0], command
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("show", "steps.py:total", "--axis-env", "i="), "invalid value for '--axis-env': 'i='"),
+        (("run", "steps.py:total", "--axis-env", "i=2"), "no such option: --axis-env"),
+        (
+            ("opt", "steps.py:total", "--axis-env", "i=2", "-p", "batch(axis_size=3, axis_name=i)"),
+            "--axis-env has axis 'i' of size 2, but a pass binds it with size 3",
+        ),
+    ],
+)
+def test_named_axes_that_do_not_fit_are_one_line(cli, steps, command, message):
+    result = cli(*command, "--args", "f32[3]")
+    assert result.code == 2 and result.lines[0].startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize("size", [2, 64])
+@pytest.mark.parametrize("to", ["stablehlo", "hlo", "exported"])
+def test_a_program_is_lowered_for_its_mesh_though_no_argument_is_on_it(cli, steps, to, size):
+    out = ("-o", "split.out") if to == "exported" else ()
+    args = ("--args", "f32[64,4], f32[4,4]", "--mesh", f"x={size}")
+    result = cli("emit", "steps.py:split", *args, "--to", to, *out)
+    assert result.code == 0, result.err
+    if to == "stablehlo":
+        assert f"mhlo.num_partitions = {size}" in result.out
+
+
+def test_a_tpu_that_is_not_there_is_compiled_for_with_its_library(cli, steps):
+    pytest.importorskip("libtpu", reason="needs the package libtpu")
+    command = ("emit", "steps.py:split", "--args", "f32[8,8], f32[8,8]", "--mesh", "x=2")
+    result = cli(*command, "--to", "hlo-optimized", "--backend", "tpu:v5e:2x2")
+    assert result.code == 0 and "T(8,128)" in result.out and "num_partitions=2" in result.out

@@ -130,6 +130,11 @@ def test_the_json_document(cli):
     assert [program["name"] for program in programs] == ["layer"]
 
 
+def test_results_without_an_axis_are_summed(cli):
+    shown = cli(*LAYER, "--out-axes", "None", "--sum-match")
+    assert shown.code == 0 and "reduce_sum[axes=(0,)" in shown.out
+
+
 def test_passes_run_afterwards_and_are_not_counted(cli):
     once = cli(*LAYER).out.splitlines()[0]
     result = cli(*LAYER, "-p", "dce, batch(axis_size=2)")

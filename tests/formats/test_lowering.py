@@ -114,7 +114,7 @@ def test_arguments_and_results_of_classes_that_check_their_children_are_lowered_
 
 def test_optimized_hlo_and_proto_and_graph_are_of_this_program(program):
     assert "HloModule jit_loss, is_scheduled=true" in lowering.hlo_optimized(program)
-    on_device = lowering.hlo_optimized(program, jax.devices("cpu")[1])
+    on_device = lowering.hlo_optimized(program, jax.devices("cpu")[1:])
     assert "HloModule jit_loss" in on_device
     read = xla_client.XlaComputation(lowering.hlo_proto(program))
     assert read.name() == "jit_loss"

@@ -17,7 +17,7 @@ from jax.extend import backend as jax_backend
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, described, did_you_mean
-from jaxprtool.execute.running.plugins import Plugin, has_tpu_library, plugins
+from jaxprtool.execute.running.plugins import Plugin, has_tpu_library, not_installed, plugins
 
 #: Names for any of several platforms.
 ALIASES = {"gpu": ("cuda", "rocm")}
@@ -66,15 +66,15 @@ def survey() -> Survey:
     """
     with jaxcompat.failures_to_start() as failed:
         try:
-            found = backends()
+            found = _started()
         except BackendError as error:
             failure = jaxcompat.failure_to_start(error.message)
             if failure is None or not jaxcompat.has_backends():
                 raise
             failed[failure[0]] = failure[1]
-            found = backends()  # those that JAX had started before
-    if not has_tpu_library():
-        failed.pop("tpu", None)
+            found = _started()  # those that JAX had started before
+    for name in not_installed():
+        failed.pop(name, None)
     installed = plugins()
     for each in installed:
         if (reason := each.import_error) is not None:
@@ -110,12 +110,15 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
         try:
             return _backend(platform).devices
         except BackendError as error:
+            if platform.lower() not in KNOWN:
+                raise
             absent = error
     else:
         absent = BackendError(f"XLA cannot compile for '{backend}'")
     names = ALIASES.get(platform.lower(), (platform.lower(),))
-    if names == ("tpu",) and not topology and has_tpu_library():
-        absent.hint = "name a machine, which need not be there: --backend tpu:v5e:2x2"
+    if names == ("tpu",) and not (topology and has_tpu_library()):
+        install = "" if has_tpu_library() else ", with the package libtpu"
+        absent.hint = f"name a TPU, which need not be there{install}: --backend tpu:v5e:2x2"
         raise absent
     try:
         return topologies.get_topology_desc(topology, names[0]).devices
@@ -131,6 +134,10 @@ def backends() -> list[Backend]:
     Raises BackendError if JAX can start none, for instance if JAX_PLATFORMS names a missing one.
     """
     jaxcompat.keep_backend_probing_quiet()
+    return _started()
+
+
+def _started() -> list[Backend]:
     try:
         clients = jax_backend.backends()
         default = jax_backend.get_backend()
@@ -180,7 +187,8 @@ def _backend(platform: str | None) -> Backend:
     raise BackendError(
         f"no backend '{platform}' on this machine; it has: {has}",
         _why_missing(wanted)
-        or did_you_mean(wanted, [*KNOWN, *(b.platform for b in there)] if wanted not in KNOWN else []),
+        if wanted in KNOWN
+        else did_you_mean(wanted, [*KNOWN, *(b.platform for b in there)]) or _why_missing(wanted),
     )
 
 

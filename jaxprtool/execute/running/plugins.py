@@ -53,6 +53,12 @@ def plugins() -> list[Plugin]:
     return [found[module] for module in sorted(found)]
 
 
+def not_installed() -> list[str]:
+    """Return the backends that JAX tries to start although they are not installed."""
+    asked = {"tpu": has_tpu_library(), "proxy": "JAX_BACKEND_TARGET" in os.environ}
+    return [name for name, installed in asked.items() if not installed]
+
+
 def has_tpu_library() -> bool:
-    """Return True if the library of TPUs is installed. JAX looks for TPUs whether it is or not."""
+    """Return True if the library of TPUs is installed."""
     return find_spec("libtpu") is not None or "TPU_LIBRARY_PATH" in os.environ

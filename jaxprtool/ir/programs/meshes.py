@@ -54,7 +54,8 @@ def concrete_mesh(
     """Return the mesh of devices to run a program on, or None if its types name no mesh.
 
     It is the mesh that is set (`jax.set_mesh`), or the mesh of an argument, or else one of the
-    first of `devices`, by default those of the platform of `device`. Raises BackendError if there are too few devices.
+    first of `devices`, by default those of the platform of `device`. Raises BackendError if there
+    are too few devices.
     """
     wanted = mesh_in_types(program)
     if wanted is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import methodcaller
+from functools import partial
+
+import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.jaxcompat import ClosedJaxpr, Literal
@@ -34,7 +36,7 @@ def summed(
         var = body.outvars[i]
         eqn = definition.get(var)
         source = jaxcompat.source_info(None, "") if eqn is None else eqn.source_info
-        total = jaxcompat.trace_in_setting(methodcaller("sum", dim), [var.aval], eqn)
+        total = jaxcompat.trace_in_setting(partial(_sums, dim), [var.aval], eqn)
         (parameter,) = total.invars
         for added in total.eqns:
             ins = [var if v is parameter else v for v in added.invars]
@@ -42,3 +44,7 @@ def summed(
         results[i], left[i] = total.outvars[0], None
         assert type(results[i]) is not Literal
     return jaxcompat.replace_jaxpr(body, eqns=eqns, outvars=results), tuple(left)
+
+
+def _sums(dim: int, array: jax.Array) -> list[jax.Array]:
+    return [array.sum(dim)]

@@ -8,7 +8,7 @@ of their indices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -87,6 +87,7 @@ def compiled(
     arguments: Sequence[object] = (),
     device: jax.Device | None = None,
     devices: Sequence[jax.Device] = (),
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> jax.stages.Compiled:
     """Return a program compiled for a device, or for those of its mesh.
 
@@ -96,6 +97,7 @@ def compiled(
             they are.
         device: The device; by default JAX's, or the one that the program names.
         devices: The devices for a mesh; by default those of the platform of `device`.
+        compiler_options: Options of XLA beside those of the program.
 
     Raises:
         UnsupportedError: For free named axes or symbolic sizes, or if XLA cannot compile it.
@@ -119,7 +121,8 @@ def compiled(
         place, single = nullcontext(), jax.sharding.SingleDeviceSharding(devices[0])
         placed, results = [single] * len(program.in_avals), [single] * len(program.out_avals)
     with place, reported(program, "compiled"):
-        return traced(program, flat=True, placed=placed, results=results).lower().compile()
+        lowered = traced(program, flat=True, placed=placed, results=results).lower()
+        return lowered.compile(None if compiler_options is None else dict(compiler_options))
 
 
 def _placement(argument: object) -> jax.sharding.Sharding | None:

@@ -251,3 +251,70 @@ SHARDED: dict[str, Callable[[], Sharded]] = {
         partly_manual,
     )
 }
+
+
+#: The width of the layers of programs with a mistake.
+_WIDTH = 32
+
+
+def missing_constraint() -> Sharded:
+    """Of three layers, the second gathers the batch, for lack of the constraint of the others."""
+    mesh = mesh_of(data=8)
+
+    def forward(layers, x):
+        for i, weights in enumerate(layers):
+            spec = P() if i == 1 else P("data")
+            x = with_sharding_constraint(jnp.tanh(x @ weights), spec)  # mistake
+        return x
+
+    function = under_jit(forward, mesh, P(), P("data"))
+    return Sharded(function, ([floats(_WIDTH, _WIDTH)] * 3, floats(64, _WIDTH)), mesh)
+
+
+def replicated_embedding() -> Sharded:
+    """A large embedding that lies on each device whole, and so does its gradient."""
+    mesh = mesh_of(data=8)
+
+    def loss(params, tokens):
+        x = params["embedding"][tokens]  # mistake
+        return jnp.mean(jnp.square(jnp.tanh(x @ params["weights"])))
+
+    params = {"embedding": floats(4096, _WIDTH), "weights": floats(_WIDTH, _WIDTH)}
+    step = under_jit(trained(loss), mesh, P(), P("data"))
+    return Sharded(step, (params, integers(64)), mesh)
+
+
+def gathered_in_loop() -> Sharded:
+    """A loop that gathers its whole state in each iteration, to split it again."""
+    mesh = mesh_of(data=8)
+
+    def forward(weights, x):
+        def body(_, state):
+            mixed = with_sharding_constraint(state @ weights, P("data"))
+            whole = with_sharding_constraint(jnp.tanh(mixed), P())  # mistake
+            return with_sharding_constraint(whole - state, P("data"))
+
+        return jax.lax.fori_loop(0, 12, body, x).sum()
+
+    function = under_jit(forward, mesh, P(), P("data"))
+    return Sharded(function, (floats(_WIDTH, _WIDTH), floats(64, _WIDTH)), mesh)
+
+
+def reshaped_batch() -> Sharded:
+    """A batch axis that a reshape merges behind another, where no spec can split it."""
+    mesh = mesh_of(data=8)
+
+    def forward(weights, x):
+        swapped = x.transpose(1, 0, 2)
+        merged = swapped.reshape(-1, _WIDTH)  # mistake
+        return with_sharding_constraint(jnp.tanh(merged @ weights), P("data")).sum(1)
+
+    function = under_jit(forward, mesh, P(), P("data"))
+    return Sharded(function, (floats(_WIDTH, _WIDTH), floats(8, 24, _WIDTH)), mesh)
+
+
+#: Programs with one mistake each, in the line that ends in `# mistake`.
+MISTAKES: dict[str, Callable[[], Sharded]] = {
+    make.__name__: make
+    for make in (missing_constraint, replicated_embedding, gathered_in_loop, reshaped_batch)
+}

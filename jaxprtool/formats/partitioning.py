@@ -1,0 +1,87 @@
+"""The modules of a program over several devices: before and after XLA's partitioner, and compiled.
+
+    found = partitioned(program)
+    found.before.entry.instructions, found.final.entry.instructions
+
+XLA writes the first two while it compiles (`xla_dump_to`). In *before*, Shardy has given each
+instruction its sharding, and arrays have their whole size. In *after*, arrays are those of one
+device, and collectives are between them. Later passes merge and move collectives: *final* is what
+runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jax
+
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.lowering import compiled
+from jaxprtool.ir.hlo.module import Module, compiled_module, read_module
+from jaxprtool.ir.hlo.wire import message
+from jaxprtool.ir.programs.program import Program
+
+#: What XLA is asked to write, whatever the flags of the user (`XLA_FLAGS`) say.
+_DUMP = {
+    "xla_dump_hlo_pass_re": "spmd-partitioning",
+    "xla_dump_hlo_module_re": ".*",
+    "xla_dump_hlo_pipeline_re": ".*",
+    "xla_dump_max_hlo_modules": -1,
+    "xla_dump_hlo_as_proto": True,
+    "xla_dump_compress_protos": False,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Partitioned:
+    """A program compiled for several devices.
+
+    Attributes:
+        compiled: The compiled program.
+        before: Its module before the partitioner, with the sharding of each instruction.
+        after: The module of one device that the partitioner made.
+        final: The module of one device that runs.
+    """
+
+    compiled: jax.stages.Compiled
+    before: Module
+    after: Module
+    final: Module
+
+
+def partitioned(program: Program, arguments: Sequence[object] = ()) -> Partitioned:
+    """Compile a program for the devices of its mesh, and return its modules.
+
+    JAX's persistent compilation cache must be off: a module from it was not partitioned now.
+
+    Args:
+        program: The program.
+        arguments: Its flat arguments, if known: those on several devices are compiled for where
+            they are.
+
+    Raises:
+        UnsupportedError: If it runs on one device, so that there is nothing to partition; also for
+            free named axes or symbolic sizes, or if XLA cannot compile it.
+        BackendError: If there are too few devices for its mesh.
+    """
+    with TemporaryDirectory(prefix="jaxprtool-") as folder:
+        options = {**_DUMP, "xla_dump_to": folder}
+        found = compiled(program, arguments, compiler_options=options)
+        before = sorted(Path(folder).glob("*.before_spmd-partitioning*.pb"))
+        after = sorted(Path(folder).glob("*.after_spmd-partitioning*.pb"))
+        if not (before and after):
+            raise UnsupportedError(
+                f"{program.name} is not partitioned: it is compiled for one device",
+                "give its arguments shardings over a mesh, by jax.jit(in_shardings=…), shard_map, "
+                "or types such as f32[8@x,4]",
+            )
+        modules = [_dumped(path) for path in (before[0], after[-1])]
+    return Partitioned(found, *modules, compiled_module(found))
+
+
+def _dumped(path: Path) -> Module:
+    """Return the module in a file that XLA wrote: an `HloProto`, whose field 1 is the module."""
+    return read_module(message(path.read_bytes())[1][-1])

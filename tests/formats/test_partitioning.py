@@ -1,0 +1,39 @@
+"""The modules around XLA's partitioner: before it arrays are whole, after it they are split."""
+
+import pytest
+
+import jaxprtool
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.formats.partitioning import partitioned
+from jaxprtool.ir.hlo.collectives import collectives
+from tests.programs.sharded import SHARDED, floats
+
+
+@pytest.fixture(autouse=True)
+def without_cache():
+    with compiled_afresh():
+        yield
+
+
+def test_a_program_is_whole_before_the_partitioner_and_split_after_it():
+    function, arguments, _ = SHARDED["tensor"]()
+    found = partitioned(jaxprtool.trace(function, *arguments))
+    assert not list(collectives(found.before))
+    assert {each.kind for each in collectives(found.after)} == {"all-reduce"}
+    assert {each.kind for each in collectives(found.final)} == {"all-reduce"}
+    whole, split = (
+        {str(i.shape) for i in m.entry.instructions} for m in (found.before, found.after)
+    )
+    assert "f32[32,64]" in whole - split and "f32[16,16]" in split - whole
+
+
+def test_collectives_of_the_user_are_there_before_the_partitioner():
+    function, arguments, _ = SHARDED["pipeline"]()
+    found = partitioned(jaxprtool.trace(function, *arguments))
+    assert {each.kind for each in collectives(found.before)} >= {"collective-permute"}
+
+
+def test_a_program_of_one_device_is_not_partitioned():
+    with pytest.raises(UnsupportedError, match="is not partitioned: it is compiled for one device"):
+        partitioned(jaxprtool.trace(lambda x: x + 1, floats(8)))

@@ -280,8 +280,7 @@ def axes_under(
                 f"--axis-env has axis '{name}' of size {axis_env[str(name)]}, but a pass binds it "
                 f"with size {size}"
             )
-    axes: dict[Hashable, int] = {**axis_env, **dict(bound)}
-    return tuple(axes.items())
+    return (*axis_env.items(), *(axis for axis in bound if axis[0] not in axis_env))
 
 
 def traced(entry: Entry | ProgramEntry, axes: Sequence[tuple[Hashable, int]] = ()) -> Traced:

@@ -44,8 +44,8 @@ _To = Annotated[
 _Backend = Annotated[
     str | None,
     options.backend_option(
-        "Lower for cpu, cuda, rocm or tpu, which need not be present. hlo-optimized needs it, or for a "
-        "TPU the package libtpu: tpu:v5e:2x2.",
+        "Lower for cpu, cuda, rocm or tpu, which need not be present. hlo-optimized needs it, or "
+        "for a TPU the package libtpu: tpu:v5e:2x2.",
         _EMITTED,
     ),
 ]

@@ -78,8 +78,8 @@ def partitioned(program: Program, arguments: Sequence[object] = ()) -> Partition
                 "give its arguments shardings over a mesh, by jax.jit(in_shardings=…), shard_map, "
                 "or types such as f32[8@x,4]",
             )
-        modules = [_dumped(path) for path in (before[0], after[-1])]
-    return Partitioned(found, *modules, compiled_module(found))
+        whole, split = _dumped(before[0]), _dumped(after[-1])
+    return Partitioned(found, whole, split, compiled_module(found))
 
 
 def _dumped(path: Path) -> Module:

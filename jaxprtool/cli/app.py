@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from jaxprtool.cli import completion, errors, signs, start
+from jaxprtool.cli import completion, errors, launch, signs, start
 from jaxprtool.errors import OutputError
 
 PROGRAM = "jaxprtool"
@@ -178,6 +178,7 @@ def answer(arguments: list[str]) -> int:
         group: Any = _with_types_escaped(get_command(app))
         if _COMPLETE in os.environ:
             completion.answer(group, arguments, PROGRAM)
+        launch.command_line.set(tuple(arguments))
         with start.jax_put_back(), group.make_context(PROGRAM, arguments) as context:
             group.invoke(context)
     return ending.code

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxprtool.cli import completion, options, output
+from jaxprtool.cli import completion, launch, options, output
 from jaxprtool.cli.compiled_memory import buffers_shown
 from jaxprtool.cli.options import OUTPUT, RUN
 from jaxprtool.cli.reproducer import Reproducer, ReproducerOption
@@ -68,6 +68,11 @@ def run(
     no_cache: options.NoCache = False,
     save: _Save = None,
     reproducer: ReproducerOption = None,
+    launch_count: launch.Launch = None,
+    coordinator: launch.Coordinator = None,
+    num_processes: launch.NumProcesses = None,
+    process_id: launch.ProcessId = None,
+    timeout: launch.Timeout = None,
     json: options.Json = False,
 ) -> None:
     """Compile a function, run it, and show its results and times.
@@ -81,7 +86,10 @@ def run(
       jaxprtool run jax.numpy:sort --args "normal(f32[8], seed=1)" --save out.npz
     """
     output.refuse_stdout("--save", save, "run")
+    place = launch.place_of(coordinator, num_processes, process_id)
+    launch.supervise(launch_count, place, timeout)
     session.start(not no_cache)
+    shows = launch.joined(place)
     from jaxprtool.execute import checked
     from jaxprtool.execute.running import run
     from jaxprtool.render.reports import runs
@@ -89,6 +97,7 @@ def run(
     checked.require_checks(check or ())
     writer = Reproducer(reproducer, session.plugin or ()) if reproducer else None
     require_device(session, backend, device)
+    save = launch.saved(save, shows)
     with results_file(save) as file:
         traced = session.traced()
         start = time.perf_counter()
@@ -101,7 +110,8 @@ def run(
             prepared = ready(given, seed, backend, device)
         program, arguments = prepared.program, prepared.filled.arguments
         compiling = writer.compiler(program) if writer else contextlib.nullcontext()
-        with printed_by_functions(json):
+        launch.require_same(program)
+        with printed_by_functions(json or launch.is_supervised()):
             with compiling, buffers_shown(given, session.on_progress):
                 report = run.run(program, arguments, prepared.device, repeat, session.on_progress)
             found = []

@@ -31,11 +31,10 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
-    """Make a temporary folder for the files of commands.
+def ended_by_signals() -> Iterator[None]:
+    """Leave a `with` block in order on SIGTERM and SIGHUP, and then end by that signal.
 
-    It is removed at the end of the `with` block, and also on SIGTERM and SIGHUP, which a terminal
-    sends when it is closed.
+    A terminal sends SIGHUP when it is closed.
     """
     is_main = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
@@ -49,8 +48,7 @@ def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
     for each in ending:
         signal.signal(each, terminate)
     try:
-        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-            yield folder
+        yield
     except _Terminated as error:
         (number,) = error.args
         signal.signal(number, signal.SIG_DFL)
@@ -59,6 +57,16 @@ def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
     finally:
         for each in ending:
             signal.signal(each, signal.SIG_DFL)
+
+
+@contextmanager
+def temporary_folder(prefix: str = "jaxprtool-") -> Iterator[str]:
+    """Make a temporary folder for the files of commands.
+
+    It is removed at the end of the `with` block, and also on a signal (see `ended_by_signals`).
+    """
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield folder
 
 
 @dataclass(frozen=True)

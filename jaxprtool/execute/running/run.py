@@ -31,7 +31,7 @@ from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.evaluation.nonfinite import FiniteCheck, unchecked
-from jaxprtool.ir.programs.meshes import concrete_mesh, mesh_in_types, placed
+from jaxprtool.ir.programs.meshes import concrete_mesh, mesh_in_types, placed, spread
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.ref_contents import with_contents
 from jaxprtool.ir.programs.scalar_predicates import with_scalar_predicates
@@ -231,6 +231,8 @@ def ready(
     with place, unchecked(), transfers, nullcontext() if mesh is None else jax.set_mesh(mesh):
         if device is not None:
             arguments = [jax.device_put(a, device) for a in arguments]
+        elif jax.process_count() > 1:
+            arguments = spread(program, arguments)
         yield arguments, device
 
 

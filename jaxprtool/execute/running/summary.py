@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxprtool.execute.running.cluster import whole
 from jaxprtool.ir.basics.dtypes import is_extended, physical
 
 #: The maximum number of elements of an array that is given in full.
@@ -54,7 +55,7 @@ def plain(array: Any) -> np.ndarray:
     bfloat16 and the 8-bit floats become float32, 2- and 4-bit integers int8 or uint8, PRNG keys
     their key data, and other extended dtypes their base arrays; float0 is unchanged.
     """
-    values = np.asarray(physical(array))
+    values = np.asarray(whole(physical(array)))
     if values.dtype.isbuiltin == 1 or values.dtype == jax.dtypes.float0:
         return values
     if jnp.issubdtype(values.dtype, np.integer):

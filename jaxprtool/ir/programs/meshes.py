@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxprtool.errors import BackendError
+from jaxprtool.ir.programs.auto_sharding import is_over_devices
 from jaxprtool.ir.programs.program import Program
 
 
@@ -89,6 +90,19 @@ def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
         if mesh_of(aval) is None or mesh_of(value) == mesh
         else jax.device_put(value, NamedSharding(mesh, aval.sharding.spec))
         for value, aval in zip(arguments, program.in_avals, strict=True)
+    ]
+
+
+def spread(program: Program, arguments: Sequence[Any]) -> list[Any]:
+    """Place arguments by the shardings of `jax.jit`, which takes none from another process.
+
+    All processes give the same values.
+    """
+    asked = [] if program.jit is None else program.jit.of_arguments(program.arguments)
+    placements = [each.placement for each in asked] or [None] * len(arguments)
+    return [
+        jax.device_put(value, placement) if is_over_devices(placement) else value
+        for value, placement in zip(arguments, placements, strict=True)
     ]
 
 

@@ -1,0 +1,232 @@
+"""`run` in several processes: `--launch`, `--coordinator`, and a run of limited time.
+
+Such a run is supervised: this process starts the same command once for each process on this
+machine, shows their output, and ends them all when one fails, because a process that JAX or XLA
+aborts cannot report an error itself.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import sys
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jaxprtool.cli import output
+from jaxprtool.cli.options import Panel
+from jaxprtool.errors import CheckError
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.programs.program import Program
+    from jaxprtool.processes.group import Failure, Place, Stream
+
+#: The exit code of a run whose time was up, as of the command `timeout`.
+TIMED_OUT = 124
+
+#: The arguments of the command line.
+command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line")
+
+#: Set in processes that are supervised; its value has no meaning.
+_SUPERVISED = "JAXPRTOOL_SUPERVISED"
+
+#: How messages of gloo begin, which it prints on stdout.
+_GLOO = b"[Gloo] Rank "
+
+_PROCESSES = Panel("Processes and machines")
+
+Launch = Annotated[
+    int | None,
+    _PROCESSES.option(
+        "--launch",
+        "N",
+        "Run in N processes on this machine, with one CPU device each (or JAX_NUM_CPU_DEVICES).",
+        min=1,
+    ),
+]
+Coordinator = Annotated[
+    str | None,
+    _PROCESSES.option(
+        "--coordinator",
+        "HOST:PORT",
+        "Join a cluster: the address of process 0. Not needed under Slurm, Open MPI, Kubernetes.",
+    ),
+]
+NumProcesses = Annotated[
+    int | None,
+    _PROCESSES.option("--num-processes", "N", "The number of processes of the cluster.", min=1),
+]
+ProcessId = Annotated[
+    int | None,
+    _PROCESSES.option("--process-id", "K", "The number of this process, from 0.", min=0),
+]
+Timeout = Annotated[
+    float | None,
+    _PROCESSES.option(
+        "--timeout",
+        "SECONDS",
+        "End the run, with all its processes and exit code 124, after this time.",
+        min=0.1,
+    ),
+]
+
+
+def supervise(launch: int | None, place: Place | None, timeout: float | None) -> None:
+    """Run this command in processes of its own, if its options ask for it, and exit.
+
+    Raises:
+        typer.Exit: With the exit code of the run.
+        typer.BadParameter: If options contradict each other.
+    """
+    if launch and place:
+        raise typer.BadParameter("--launch starts its own cluster: omit --coordinator")
+    if _SUPERVISED in os.environ or not (launch or place or timeout):
+        return
+    from jaxprtool.processes import ended_by_signals
+    from jaxprtool.processes.group import run_together
+
+    bare = _without("--timeout", _without("--launch", command_line.get()))
+    command = [sys.executable, "-m", "jaxprtool", *bare]
+    commands = [command]
+    env = {**os.environ, _SUPERVISED: "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+    if launch:
+        env.setdefault("JAX_NUM_CPU_DEVICES", "1")
+        cluster = ["--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", str(launch)]
+        commands = [[*command, *cluster, "--process-id", str(i)] for i in range(launch)]
+    names = {0: place.number} if place else {}
+    shown = _Shown(names, bool(launch))
+    with ended_by_signals():
+        failure = run_together(commands, env, shown.line, timeout)
+    if failure is not None:
+        raise typer.Exit(_reported(failure, names, bool(launch), timeout))
+    raise typer.Exit(0)
+
+
+def place_of(coordinator: str | None, count: int | None, number: int | None) -> Place | None:
+    """Return the place in the cluster that the options name, or None.
+
+    Raises:
+        typer.BadParameter: If only some of them are given, or one is not valid.
+    """
+    if coordinator is None and count is None and number is None:
+        return None
+    if coordinator is None or count is None or number is None:
+        raise typer.BadParameter("--coordinator, --num-processes and --process-id go together")
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise typer.BadParameter(f"--coordinator takes HOST:PORT, not '{coordinator}'")
+    if number >= count:
+        raise typer.BadParameter(f"--process-id is {number}, but there are {count} processes")
+    from jaxprtool.processes.group import Place
+
+    return Place(coordinator, count, number)
+
+
+def joined(place: Place | None) -> bool:
+    """Join the cluster that the options name, or that a scheduler has started this process for.
+
+    The processes after the first compute the same results, since they hold shards of them, and
+    print nothing.
+
+    Returns:
+        Whether this process shows the results.
+    """
+    from jaxprtool.execute.running import cluster
+
+    if place is None and not cluster.is_started_by_cluster():
+        return True
+    cluster.join(place)
+    if not cluster.is_first():
+        sys.stdout = io.StringIO()
+    return cluster.is_first()
+
+
+def saved(path: str | None, shows: bool) -> str | None:
+    """Return the path to save to: all processes write a folder, the first one a file."""
+    return path if shows or path is None or not path.endswith(".npz") else None
+
+
+def is_supervised() -> bool:
+    """Return True in a process that `supervise` has started."""
+    return _SUPERVISED in os.environ
+
+
+def require_same(program: Program) -> None:
+    """Raise CheckError, and show the differences, if processes of the cluster differ in a program.
+
+    They would otherwise wait for each other's collectives without end.
+    """
+    from jaxprtool.api.investigate.same_program import differing
+    from jaxprtool.render.reports.diff import diff_text
+
+    found = differing(program)
+    if found is None:
+        return
+    if found.first and found.diff is not None:
+        output.write_rendered(diff_text(found.diff, output.width(sys.stderr)), sys.stderr)
+    raise CheckError(
+        f"processes {found.pair[0]} and {found.pair[1]} do not run the same program: {found.why}",
+        "a program must not depend on jax.process_index(), the time or the machine",
+    )
+
+
+class _Shown:
+    """Shows the output of processes: results of the first as they are, the rest with its number."""
+
+    def __init__(self, names: dict[int, int], launched: bool):
+        self._names, self._launched = names, launched
+
+    def line(self, number: int, stream: Stream, line: bytes) -> None:
+        if line.startswith(_GLOO):
+            return
+        file = sys.stdout if stream == "stdout" else sys.stderr
+        own = not self._launched or (stream == "stdout" and number == 0)
+        text = line.decode(errors="replace")
+        file.write(text if own else f"[{self._names.get(number, number)}] {text}")
+        file.flush()
+
+
+def _reported(
+    failure: Failure, names: dict[int, int], launched: bool, timeout: float | None
+) -> int:
+    """Print what a failed process said, and return the exit code of the run."""
+    if failure.process is None:
+        output.error(f"the run did not end within {timeout:g} s (--timeout)")
+        return TIMED_OUT
+    name = f"process {names.get(failure.process, failure.process)}"
+    if failure.signal is not None and failure.signal != signal.SIGABRT:
+        known = signal.Signals(failure.signal).name
+        output.error(f"{name} was killed by signal {failure.signal} ({known})")
+        return 128 + failure.signal
+    said = [line for line in failure.said if line.strip()]
+    if failure.signal is not None or not said:
+        how = f"exit code {failure.status}" if failure.signal is None else "aborted by XLA"
+        output.error(f"{name} failed: {' '.join(said[:1]) or how}")
+        return 128 + failure.signal if failure.signal else failure.status or 1
+    first = said[0].removeprefix("error: ")
+    output.error(f"{name}: {first}" if launched and said[0] != first else first)
+    for line in said[1:]:
+        output.say(line)
+    return failure.status or 1
+
+
+def _without(option: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command line without an option and its value."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if word == option:
+            next(rest, None)
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return tuple(kept)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

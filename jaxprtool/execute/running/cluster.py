@@ -1,0 +1,92 @@
+"""The cluster of processes that run one program: joining it, and values that all of them share."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxprtool.errors import BackendError
+from jaxprtool.processes.group import Place
+
+#: The seconds in which all processes of a cluster must have started.
+PATIENCE = 60
+
+#: The variables with the number of processes, by the system that starts them and JAX detects.
+_SIZES = {"Slurm": "SLURM_NTASKS", "Open MPI": "OMPI_COMM_WORLD_SIZE"}
+
+
+def is_started_by_cluster(env: Mapping[str, str] = os.environ) -> bool:
+    """Return True if Slurm, Open MPI or Kubernetes has started this process beside others."""
+    sizes = [env.get(name, "") for name in _SIZES.values()]
+    several = any(size.isdigit() and int(size) > 1 for size in sizes)
+    return several or ("KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env)
+
+
+def join(place: Place | None, seconds: float = PATIENCE) -> None:
+    """Join a cluster, before JAX starts a backend.
+
+    Args:
+        place: The place of this process; None to let JAX detect it.
+        seconds: The time to wait for the other processes.
+
+    Raises:
+        BackendError: If the coordinator does not answer, or JAX cannot join.
+    """
+    try:
+        if place is None:
+            jax.distributed.initialize(initialization_timeout=int(seconds))
+            return
+        if place.number:
+            _await_coordinator(place.coordinator, seconds)
+        jax.distributed.initialize(
+            place.coordinator, place.count, place.number, initialization_timeout=int(seconds)
+        )
+    except (RuntimeError, ValueError) as error:
+        text = str(error).strip().partition("\n")[0]
+        raise BackendError(f"this process cannot join the cluster: {text}") from error
+
+
+def _await_coordinator(address: str, seconds: float) -> None:
+    """Wait until the coordinator listens: JAX aborts the process where it does not."""
+    host, _, port = address.rpartition(":")
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=max(0.1, min(5, seconds))).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise BackendError(
+                    f"the coordinator {address} did not answer within {seconds:.0f} s: "
+                    f"{error.strerror or error}",
+                    "start the command with --process-id 0 on that machine",
+                ) from error
+            time.sleep(0.2)
+
+
+def is_first() -> bool:
+    """Return True in the process that shows results: the only one, or number 0 of a cluster."""
+    return jax.process_index() == 0
+
+
+def whole(array: Any) -> Any:
+    """Return an array with all of its shards; all processes of the cluster must call this."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return multihost_utils.process_allgather(array, tiled=True)
+    return array
+
+
+def exchanged(data: bytes) -> list[bytes]:
+    """Return the bytes that each process of the cluster calls this with, by its number."""
+    sizes = multihost_utils.process_allgather(np.int32(len(data))).ravel()
+    padded = np.zeros(max(1, int(sizes.max())), np.uint8)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = multihost_utils.process_allgather(padded)
+    return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]

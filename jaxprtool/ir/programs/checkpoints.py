@@ -74,6 +74,11 @@ def write_checkpoint(path: str, arrays: Mapping[str, Any]) -> None:
         # The same name in all processes. Orbax replaces what a killed process left there.
         unfinished = os.path.join(folder, f"{TEMPORARY}{name}")
         plain = {name: physical(array) for name, array in arrays.items()}
+        if jax.process_count() > 1:  # Orbax takes arrays of one process, equal in all, from NumPy
+            plain = {
+                name: np.asarray(array) if getattr(array, "is_fully_addressable", True) else array
+                for name, array in plain.items()
+            }
         full = {name: array for name, array in plain.items() if array.nbytes}
         empty = {
             name: [array.dtype.name, list(array.shape)]

@@ -1,0 +1,168 @@
+"""`run` in several processes: they agree with one process, and end together, with one line."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+TRAINING = f"""
+import sys
+
+import jax
+
+sys.path.append({str(SAMPLES)!r})
+import transformer
+
+
+def train(key, tokens):
+    params = transformer.init(key)
+    momentum = jax.tree.map(lambda p: 0 * p, params)
+
+    def step(state, _):
+        *state, loss = transformer.train_step(*state, tokens * 7 % 61, learning_rate=0.1)
+        return tuple(state), loss
+
+    (params, _), losses = jax.lax.scan(step, (params, momentum), length=10)
+    return losses, params["norm"]
+"""
+
+PROGRAMS = """
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+
+
+def differs(x):
+    return jnp.sin(x) if jax.process_index() else jnp.cos(x)
+
+
+def called(action):
+    def call(x):
+        action()
+        time.sleep(60)
+        return x
+
+    return lambda x: jax.pure_callback(call, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+
+def kill():
+    if jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def note():
+    with open(f"pid{jax.process_index()}", "w") as file:
+        file.write(str(os.getpid()))
+
+
+killed, sleeping = called(kill), called(note)
+"""
+
+TRAINED = ("training.py:train", "--args", "key(0), arange(i32[8,33])", "--mesh", "data=2")
+BY_DATA = ("--in-specs", "(P(), P('data'))", "--out-specs", "P()")
+
+
+@pytest.fixture
+def programs(folder, monkeypatch):
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)  # one device for each process
+    (folder / "training.py").write_text(TRAINING)
+    (folder / "programs.py").write_text(PROGRAMS)
+    return folder
+
+
+def test_ten_steps_in_two_processes_agree_with_one_process(cli, programs):
+    alone = cli("run", *TRAINED, *BY_DATA, "--repeat", "0", "--save", "alone.npz")
+    together = cli(
+        *("run", *TRAINED, *BY_DATA, "--repeat", "0"), "--launch", "2", "--save", "together.npz"
+    )
+    assert (alone.code, together.code) == (0, 0), together.err
+    assert "device       cpu:0, cpu:" in together.out
+    assert together.out.count("first call") == 1 and "\n[1]" not in together.out
+    with np.load("alone.npz") as one, np.load("together.npz") as two:
+        assert set(one) == set(two) == {"result[0]", "result[1]"}
+        for name in one:
+            np.testing.assert_allclose(two[name], one[name], rtol=2e-5, atol=2e-6)
+        assert one["result[0]"][9] < one["result[0]"][0]
+
+
+def test_processes_with_different_programs_end_with_the_difference(cli, programs):
+    result = cli("run", "programs.py:differs", "--args", "1.0", "--launch", "2")
+    assert result.code == 1
+    assert "cos" in result.err and "sin" in result.err
+    assert "error: process 0: processes 0 and 1 do not run the same program" in result.err
+
+
+def test_a_process_that_is_killed_ends_the_run_and_is_named(cli, programs):
+    start = time.monotonic()
+    result = cli("run", "programs.py:killed", "--args", "1.0", "--launch", "2", "--save", "out.npz")
+    assert result.code == 137
+    assert result.err.endswith("error: process 1 was killed by signal 9 (SIGKILL)\n")
+    assert time.monotonic() - start < 40  # the functions sleep for a minute
+    assert not list(programs.glob("*.npz"))
+
+
+def test_a_run_of_limited_time_leaves_no_process(cli, programs):
+    result = cli("run", "programs.py:sleeping", "--args", "1.0", "--launch", "2", "--timeout", "8")
+    assert result.code == 124
+    assert result.err.endswith("error: the run did not end within 8 s (--timeout)\n")
+    assert_ended(programs)
+
+
+def assert_ended(folder):
+    """Check that no process that has written its number is left."""
+    time.sleep(0.5)
+    for file in folder.glob("pid*"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_run_that_is_interrupted_leaves_no_process(programs, number, code):
+    command = ["run", "programs.py:sleeping", "--args", "1.0", "--launch", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "jaxprtool", *command], stderr=subprocess.PIPE, text=True
+    ) as run:
+        end = time.monotonic() + 60
+        while len(list(programs.glob("pid*"))) < 2 and time.monotonic() < end:
+            time.sleep(0.1)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=20)
+    assert run.returncode == code and "Traceback" not in said
+    assert len(list(programs.glob("pid*"))) == 2
+    assert_ended(programs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--coordinator", "nowhere"),
+            "--coordinator, --num-processes and --process-id go together",
+        ),
+        (
+            ("--coordinator", "nowhere", "--num-processes", "2", "--process-id", "0"),
+            "--coordinator takes HOST:PORT, not 'nowhere'",
+        ),
+        (
+            ("--coordinator", "localhost:80", "--num-processes", "2", "--process-id", "2"),
+            "--process-id is 2, but there are 2 processes",
+        ),
+        (
+            ("--launch", "2", "--coordinator", "h:80", "--num-processes", "2", "--process-id", "0"),
+            "--launch starts its own cluster: omit --coordinator",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_together_are_one_line(cli, programs, options, message):
+    result = cli("run", "programs.py:differs", "--args", "1.0", *options)
+    assert result.code == 2 and message in result.err and len(result.err.splitlines()) <= 2

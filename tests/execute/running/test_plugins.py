@@ -60,8 +60,8 @@ def test_backends_has_each_plugin_and_the_reasons_of_those_that_do_not_start(tmp
     written.install(tmp_path, "abacus_pjrt", written.NO_LIBRARY)
     written.install(tmp_path, "driverless_pjrt", written.NOT_INITIALIZED)
     written.install(tmp_path, "silent_pjrt", written.NO_DEVICE.format(quietly=True))
-    done = commands(("backends", "--json"), ("backends",))
-    document, end = json.JSONDecoder().raw_decode(done.stdout)
+    done = commands(("backends", "--json"))
+    document, _ = json.JSONDecoder().raw_decode(done.stdout)
     assert {"cpu", "dummy"} <= {each["platform"] for each in document["backends"]}
     assert {"module": "dummy_pjrt", "package": "dummy_pjrt", "version": "1.5"} in (
         document["plugins"]
@@ -72,8 +72,9 @@ def test_backends_has_each_plugin_and_the_reasons_of_those_that_do_not_start(tmp
         "driverless_pjrt": "OSError: no driver",
         "silent": "no device answers",
     }
-    table = done.stdout[end:]
-    assert "silent" in table and "no device answers" in table and "does not start" in table
+    table = commands(("backends",)).stdout
+    assert "dummy_pjrt" in table
+    assert "does not start" in table and "no device answers" in table
     assert done.stderr == ""
 
 

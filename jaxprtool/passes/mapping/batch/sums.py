@@ -18,7 +18,7 @@ def summed(
     """Sum the mapped results of a batched jaxpr that were requested to be unmapped.
 
     The sum is that of the method `sum` of arrays, as in `jax.vmap`: small integers are widened. It
-    has the source line of the equation that computes the result.
+    has the source line of the equation that computes the result, if one does.
 
     Args:
         body: The batched jaxpr.
@@ -35,10 +35,11 @@ def summed(
             continue
         var = body.outvars[i]
         eqn = definition.get(var)
-        source = jaxcompat.source_info(None, "") if eqn is None else eqn.source_info
         total = jaxcompat.trace_in_setting(partial(_sums, dim), [var.aval], eqn)
         (parameter,) = total.invars
         for added in total.eqns:
+            bare = jaxcompat.source_info(None, added.source_info.name_stack)
+            source = bare if eqn is None else eqn.source_info
             ins = [var if v is parameter else v for v in added.invars]
             eqns.append(added.replace(invars=ins, source_info=source))
         results[i], left[i] = total.outvars[0], None

@@ -46,6 +46,7 @@ CAUSED = {
     "missing_constraint": ("all-gather", F32 * 64 * 32, 1),
     "replicated_embedding": ("all-reduce", F32 * (1 + 4096 * 32 + 32 * 32), 1),
     "gathered_in_loop": ("all-gather", F32 * 64 * 32, 12),
+    "reshaped_batch": ("all-to-all", F32 * 8 * 3 * 32, 1),
 }
 
 

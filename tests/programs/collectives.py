@@ -1,6 +1,7 @@
 """An independent reader of collectives: the text of a compiled module, by regular expressions.
 
-It shares no code with the package, so that the two can be held against each other.
+It shares no code with the package, so that the two can be held against each other. It reads modules
+for CPU, which have no collectives in the background (`all-reduce-start`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
-_COLLECTIVE = re.compile(rf"= (.+?) ({'|'.join(sorted(_KINDS, key=len, reverse=True))})(-start)?\(")
+_COLLECTIVE = re.compile(rf"= (.+?) ({'|'.join(sorted(_KINDS, key=len, reverse=True))})\(")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\w*\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(r"(?:to_apply|calls|body|condition)=%?([\w.\-]+)")
@@ -54,7 +55,7 @@ def _of_computation(name: str, bodies: dict[str, list[str]]) -> Counter[Collecti
     for line in bodies[name]:
         collective = _COLLECTIVE.search(line)
         if collective:
-            found[Collective(collective[2], _bytes(collective[1], bool(collective[3])))] += 1
+            found[Collective(collective[2], _bytes(collective[1]))] += 1
             continue
         trips = _TRIPS.search(line)
         called = _CALLED.findall(line)
@@ -66,9 +67,8 @@ def _of_computation(name: str, bodies: dict[str, list[str]]) -> Counter[Collecti
     return found
 
 
-def _bytes(types: str, is_start: bool) -> int:
-    arrays = [_array_bytes(*each) for each in _ARRAY.findall(types)]
-    return max(arrays) if is_start else sum(arrays)
+def _bytes(types: str) -> int:
+    return sum(_array_bytes(*each) for each in _ARRAY.findall(types))
 
 
 def _array_bytes(element: str, sizes: str) -> int:

@@ -75,7 +75,11 @@ def trip_count(loop: Instruction) -> int | None:
 
 
 def _result_bytes(instruction: Instruction) -> int:
-    """Return the bytes of a collective's result, which `start` returns beside its operand."""
-    if instruction.opcode.endswith(_START) and instruction.shape.parts:
-        return max(part.bytes for part in instruction.shape.parts)
-    return instruction.shape.bytes
+    """Return the bytes of a collective's result.
+
+    `KIND-start` returns its operand before the result, but `all-reduce-start` the result alone.
+    """
+    opcode, shape = instruction.opcode, instruction.shape
+    if opcode.endswith(_START) and opcode != "all-reduce-start":
+        return shape.parts[1].bytes
+    return shape.bytes

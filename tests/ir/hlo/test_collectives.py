@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from jaxlib._hlo import hlo_module_from_text
 
 from jaxprtool.ir.hlo.collectives import collectives
-from jaxprtool.ir.hlo.module import compiled_module
+from jaxprtool.ir.hlo.module import compiled_module, read_module
 from tests.programs.collectives import Collective
 from tests.programs.collectives import collectives as read_from_text
 from tests.programs.sharded import MISTAKES, SHARDED, floats, mesh_of, under_jit
@@ -32,3 +33,36 @@ def test_the_count_in_a_loop_of_unknown_length_is_unknown():
     step = under_jit(halved, mesh, P("x"), P())
     found = list(collectives(compiled_module(step.lower(floats(8, 8), floats(8, 8)).compile())))
     assert found and any(each.count is None for each in found)
+
+
+#: What XLA makes for GPU and TPU: collectives in the background, some of them merged.
+STARTED = """HloModule started, num_partitions=8
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT sum = f32[] add(a, b)
+}
+ENTRY main {
+  p = f32[8] parameter(0)
+  q = f32[4] parameter(1)
+  reduce = (f32[8], f32[4]) all-reduce-start(p, q), replica_groups={{0,1,2,3,4,5,6,7}},
+    channel_id=1, use_global_device_ids=true, to_apply=add
+  reduced = (f32[8], f32[4]) all-reduce-done(reduce)
+  gather = ((f32[8], f32[4]), (f32[64], f32[32])) all-gather-start(p, q), dimensions={0},
+    replica_groups={{0,1,2,3,4,5,6,7}}, channel_id=2, use_global_device_ids=true
+  gathered = (f32[64], f32[32]) all-gather-done(gather)
+  permute = (f32[8], f32[8], u32[], u32[]) collective-permute-start(p), channel_id=3,
+    source_target_pairs={{0,1},{1,0}}
+  permuted = f32[8] collective-permute-done(permute)
+  ROOT all = ((f32[8], f32[4]), (f32[64], f32[32]), f32[8]) tuple(reduced, gathered, permuted)
+}
+"""
+
+
+def test_the_bytes_of_a_started_collective_are_those_of_all_its_results():
+    module = read_module(hlo_module_from_text(STARTED).as_serialized_hlo_module_proto())
+    assert [(each.kind, each.bytes) for each in collectives(module)] == [
+        ("all-reduce", 4 * (8 + 4)),
+        ("all-gather", 4 * (64 + 32)),
+        ("collective-permute", 4 * 8),
+    ]

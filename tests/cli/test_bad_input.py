@@ -146,7 +146,7 @@ def test_interruption_and_closed_pipes_are_quiet(cli, monkeypatch, error, code):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("jaxprtool.execute.running.backends.backends", fail)
+    monkeypatch.setattr("jaxprtool.execute.running.backends.survey", fail)
     result = cli("backends")
     assert result.code == code
     assert result.lines == (["interrupted"] if code == 130 else [])

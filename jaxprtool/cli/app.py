@@ -181,4 +181,5 @@ def answer(arguments: list[str]) -> int:
         launch.command_line.set(tuple(arguments))
         with start.jax_put_back(), group.make_context(PROGRAM, arguments) as context:
             group.invoke(context)
+    launch.leave_at_once(ending.code)
     return ending.code

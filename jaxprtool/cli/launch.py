@@ -8,10 +8,12 @@ aborts cannot report an error itself.
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +24,7 @@ from jaxprtool.cli.options import Panel
 from jaxprtool.errors import CheckError
 
 if TYPE_CHECKING:
+    from jaxprtool.cli.session import Function
     from jaxprtool.ir.programs.program import Program
     from jaxprtool.processes.group import Failure, Place, Stream
 
@@ -126,23 +129,43 @@ def place_of(coordinator: str | None, count: int | None, number: int | None) -> 
     return Place(coordinator, count, number)
 
 
-def joined(place: Place | None) -> bool:
+def joined(place: Place | None, function: Function) -> bool:
     """Join the cluster that the options name, or that a scheduler has started this process for.
 
     The processes after the first compute the same results, since they hold shards of them, and
-    print nothing.
+    print nothing. The number of a process is known once backends have started, whose options the
+    module of TARGET may set, so it is imported first.
 
     Returns:
         Whether this process shows the results.
+
+    Raises:
+        BackendError: If this process cannot join, or the mesh leaves out devices.
     """
     from jaxprtool.execute.running import cluster
 
     if place is None and not cluster.is_started_by_cluster():
         return True
     cluster.join(place)
+    function.import_module()
+    if function.mesh:
+        cluster.require_all(math.prod(function.mesh.values()))
     if not cluster.is_first():
         sys.stdout = io.StringIO()
     return cluster.is_first()
+
+
+def leave_at_once(code: int) -> None:
+    """End a process of a cluster that has failed, without JAX's wait for the other processes.
+
+    They may never come: they wait for this one in a collective.
+    """
+    jax = sys.modules.get("jax")
+    if code and jax is not None and jax.distributed.is_initialized():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
 
 
 def saved(path: str | None, shows: bool) -> str | None:
@@ -161,6 +184,7 @@ def require_same(program: Program) -> None:
     They would otherwise wait for each other's collectives without end.
     """
     from jaxprtool.api.investigate.same_program import differing
+    from jaxprtool.execute.running.cluster import exchanged
     from jaxprtool.render.reports.diff import diff_text
 
     found = differing(program)
@@ -168,6 +192,7 @@ def require_same(program: Program) -> None:
         return
     if found.first and found.diff is not None:
         output.write_rendered(diff_text(found.diff, output.width(sys.stderr)), sys.stderr)
+    exchanged(b"")  # the end of any process ends the others, and the first still writes
     raise CheckError(
         f"processes {found.pair[0]} and {found.pair[1]} do not run the same program: {found.why}",
         "a program must not depend on jax.process_index(), the time or the machine",

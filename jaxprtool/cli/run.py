@@ -89,7 +89,7 @@ def run(
     place = launch.place_of(coordinator, num_processes, process_id)
     launch.supervise(launch_count, place, timeout)
     session.start(not no_cache)
-    shows = launch.joined(place)
+    shows = launch.joined(place, session)
     from jaxprtool.execute import checked
     from jaxprtool.execute.running import run
     from jaxprtool.render.reports import runs

@@ -1,7 +1,7 @@
 """Run the processes of one program together: their output is shown, and they end together.
 
 If one fails, the others are killed. The process that is blamed is one that was killed by a signal,
-if there is one, because the others fail as soon as they notice.
+or else one that does not report that it has lost another, as the others do when they notice.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ _GRACE = 1.0
 
 #: From such a line on, the output on stderr tells why a process fails: ours, or a log of XLA.
 _FAILURE = re.compile(r"(error: |interrupted$|[EF]\d{4} \d\d:|terminate called)")
+
+#: What a process reports that fails because another one has ended.
+_LOST = re.compile(r"another process of the cluster has ended|closed by peer|[Gg]loo|heartbeat")
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 
@@ -152,4 +155,5 @@ def _awaited(
         return None
     # An abort is how XLA itself ends a process whose peers are lost.
     killed = [m for m in members if m.code and m.code < 0 and m.code != -signal.SIGABRT]
-    return (killed or [first])[0].failure()
+    own = [m for m in members if m.code and not any(map(_LOST.search, m.failure().said))]
+    return (killed or own or [first])[0].failure()

@@ -1,6 +1,7 @@
 """`run` in several processes: they agree with one process, and end together, with one line."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +45,16 @@ import jax.numpy as jnp
 
 def differs(x):
     return jnp.sin(x) if jax.process_index() else jnp.cos(x)
+
+
+def whole(x):
+    return x * 2
+
+
+def fails_in_one(x):
+    if jax.process_index() == 1:
+        raise ValueError("only here")
+    return x
 
 
 def called(action):
@@ -99,7 +110,44 @@ def test_processes_with_different_programs_end_with_the_difference(cli, programs
     result = cli("run", "programs.py:differs", "--args", "1.0", "--launch", "2")
     assert result.code == 1
     assert "cos" in result.err and "sin" in result.err
-    assert "error: process 0: processes 0 and 1 do not run the same program" in result.err
+    assert "processes 0 and 1 do not run the same program" in result.err
+
+
+CONFIGURED = """
+import jax
+
+jax.config.update("jax_num_cpu_devices", 2)
+
+
+def double(x):
+    return x * 2
+"""
+SHARDED = ("--args", "f32[8@data]", "--repeat", "0", "--launch", "2")
+
+
+def test_a_module_may_set_the_devices_of_each_process(cli, programs):
+    (programs / "configured.py").write_text(CONFIGURED)
+    result = cli("run", "configured.py:double", *SHARDED, "--mesh", "data=4")
+    assert result.code == 0, result.err
+    assert len(re.findall(r"cpu:\d+", result.out)) == 4
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "code", "message"),
+    [
+        ("fails_in_one", (), 3, "error: process 1: fails_in_one raised ValueError: only here\n"),
+        ("whole", ("--host-devices", "2"), 2, "mesh has 2 devices, but the 2 processes have 4\n"),
+        ("whole", ("--save", "out.npz"), 2, "'result' is sharded over several processes\n"),
+    ],
+)
+def test_a_process_that_fails_does_not_wait_for_the_others(
+    cli, programs, target, options, code, message
+):
+    start = time.monotonic()
+    result = cli("run", f"programs.py:{target}", "--mesh", "data=2", *SHARDED, *options)
+    assert result.code == code and message in result.err
+    assert result.err.count("error: ") == 1 and time.monotonic() - start < 30  # JAX waits for 32
+    assert not list(programs.glob("*.npz"))
 
 
 def test_a_process_that_is_killed_ends_the_run_and_is_named(cli, programs):

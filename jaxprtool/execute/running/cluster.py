@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -71,22 +72,45 @@ def _await_coordinator(address: str, seconds: float) -> None:
             time.sleep(0.2)
 
 
+def require_all(size: int) -> None:
+    """Raise BackendError if a mesh of some devices leaves out devices, and so perhaps a process."""
+    if size < jax.device_count():
+        raise BackendError(
+            f"the mesh has {size} device{'s' if size > 1 else ''}, but the {jax.process_count()} "
+            f"processes have {jax.device_count()}",
+            "a run in several processes takes all devices: make the mesh larger, or give each "
+            "process fewer devices with --host-devices",
+        )
+
+
 def is_first() -> bool:
     """Return True in the process that shows results: the only one, or number 0 of a cluster."""
     return jax.process_index() == 0
 
 
+@contextmanager
+def _together() -> Iterator[None]:
+    """Raise BackendError where a collective fails, since another process has ended."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # ValueError for a failed compilation
+        text = str(error).strip().partition("\n")[0]
+        raise BackendError(f"another process of the cluster has ended: {text}") from error
+
+
 def whole(array: Any) -> Any:
     """Return an array with all of its shards; all processes of the cluster must call this."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return multihost_utils.process_allgather(array, tiled=True)
+        with _together():
+            return multihost_utils.process_allgather(array, tiled=True)
     return array
 
 
 def exchanged(data: bytes) -> list[bytes]:
     """Return the bytes that each process of the cluster calls this with, by its number."""
-    sizes = multihost_utils.process_allgather(np.int32(len(data))).ravel()
-    padded = np.zeros(max(1, int(sizes.max())), np.uint8)
-    padded[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = multihost_utils.process_allgather(padded)
+    with _together():
+        sizes = multihost_utils.process_allgather(np.int32(len(data))).ravel()
+        padded = np.zeros(max(1, int(sizes.max())), np.uint8)
+        padded[: len(data)] = np.frombuffer(data, np.uint8)
+        rows = multihost_utils.process_allgather(padded)
     return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]

@@ -168,11 +168,6 @@ def leave_at_once(code: int) -> None:
         os._exit(code)
 
 
-def saved(path: str | None, shows: bool) -> str | None:
-    """Return the path to save to: all processes write a folder, the first one a file."""
-    return path if shows or path is None or not path.endswith(".npz") else None
-
-
 def is_supervised() -> bool:
     """Return True in a process that `supervise` has started."""
     return _SUPERVISED in os.environ

@@ -97,8 +97,7 @@ def run(
     checked.require_checks(check or ())
     writer = Reproducer(reproducer, session.plugin or ()) if reproducer else None
     require_device(session, backend, device)
-    save = launch.saved(save, shows)
-    with results_file(save) as file:
+    with results_file(save, shows) as file:
         traced = session.traced()
         start = time.perf_counter()
         programs = session.programs(traced, reproducer=writer)
@@ -119,7 +118,7 @@ def run(
                 session.on_progress(f"checking the values of {report.name}")
                 found = checked.findings(program, arguments, check, prepared.device)
         if save:
-            save_results({out.name: out.value for out in report.outputs}, save, file)
+            save_results({out.name: out.value for out in report.outputs}, save, file, shows)
     prepared.note_random(session.target)
     if json:
         document = runs.document(report, traced.seconds, prepared.filled.random, pass_time)

@@ -89,32 +89,41 @@ def save_arrays(arrays: Mapping[str, object], file: BinaryIO) -> None:
     write_npz(file, {name: plain(array) for name, array in arrays.items()})
 
 
-def results_file(path: str | None) -> contextlib.AbstractContextManager[BinaryIO | None]:
-    """Open the file of `run --save`; None if its name lets results be written as a folder.
+def results_file(
+    path: str | None, is_first: bool
+) -> contextlib.AbstractContextManager[BinaryIO | None]:
+    """Open the file of `run --save` in the first process of a cluster.
 
-    Raises OutputError if neither can be written there.
+    None in the others, and if its name lets results be written as a folder. Raises OutputError if
+    neither can be written there.
     """
     if path is None or path.endswith(".npz") or is_stream(path):
-        return file_to_save(path)
+        return file_to_save(path if is_first else None)
     from jaxprtool.ir.programs.checkpoints import check_folder
 
     check_folder(path)
     return contextlib.nullcontext()
 
 
-def save_results(arrays: Mapping[str, object], path: str, file: BinaryIO | None) -> None:
+def save_results(
+    arrays: Mapping[str, object], path: str, file: BinaryIO | None, is_first: bool
+) -> None:
     """Write results by name to the `file` open at a path, or else to the path itself.
 
-    There they become a folder if one is sharded over devices, and otherwise one file.
+    There they become a folder if one is sharded over devices, and otherwise one file. A folder is
+    written by all processes of a cluster, each its shards, a file by the first one.
     """
-    from jaxprtool.ir.programs.checkpoints import is_spread, require_whole, write_checkpoint
+    from jaxprtool.execute.running.summary import plain
+    from jaxprtool.ir.programs.checkpoints import is_spread, write_checkpoint
 
-    if file is None and any(map(is_spread, arrays.values())):
+    is_file = path.endswith(".npz") or is_stream(path)
+    if not is_file and any(map(is_spread, arrays.values())):
         write_checkpoint(path, arrays)
         return
-    require_whole(path, arrays)
-    with contextlib.nullcontext(file) if file else file_written_whole(path) as opened:
-        save_arrays(arrays, opened)
+    whole = {name: plain(array) for name, array in arrays.items()}  # from all processes
+    if is_first:
+        with contextlib.nullcontext(file) if file else file_written_whole(path) as opened:
+            save_arrays(whole, opened)
 
 
 def note_random(filled: Filled, seed: int, dropped: Sequence[str] = ()) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 import os
 import pkgutil
 import sys
@@ -25,13 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jaxprtool.cli import options, output, progress
 from jaxprtool.cli.options import FUNCTION, OUTPUT
 from jaxprtool.cli.progress import OnProgress, silent
-from jaxprtool.cli.start import (
-    VIRTUAL_DEVICES,
-    offer_host_devices,
-    start_jax,
-    use_cache,
-    use_host_devices,
-)
+from jaxprtool.cli.start import start_jax, use_cache, use_host_devices
 from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
 
 if TYPE_CHECKING:
@@ -154,19 +147,11 @@ class Function:
     ] = None
     on_progress: OnProgress = silent  # not an option: set by `command`
 
-    def start(self, cache: bool | None = None, virtual: bool = False) -> None:
-        """Import JAX.
-
-        Args:
-            cache: For a command that compiles, whether to use the user's cache.
-            virtual: Whether virtual CPU devices stand in for missing ones: as many as --mesh needs,
-                or 8 for the mesh of a module.
-        """
+    def start(self, cache: bool | None = None) -> None:
+        """Import JAX. For a command that compiles, `cache` is whether to use the user's cache."""
         start_jax(self.on_progress, self.x64)
         if self.host_devices is not None:
             use_host_devices(self.host_devices)
-        elif virtual:
-            offer_host_devices(math.prod(self.mesh.values()) if self.mesh else VIRTUAL_DEVICES)
         if cache is not None:
             use_cache(cache)
 
@@ -307,8 +292,8 @@ class Session(Function):
     def _by_specs(self) -> bool:
         return super()._by_specs or self.pipeline.partitions
 
-    def start(self, cache: bool | None = None, virtual: bool = False) -> None:
-        super().start(cache, virtual)
+    def start(self, cache: bool | None = None) -> None:
+        super().start(cache)
         _ = self.pipeline  # report errors in -p before anything is loaded
 
     def traced(self, runs: bool = False) -> Traced:

@@ -14,11 +14,6 @@ from jaxprtool.cli import output
 from jaxprtool.cli.progress import OnProgress
 from jaxprtool.errors import BackendError
 
-#: The number of virtual devices where a module makes its own mesh.
-VIRTUAL_DEVICES = 8
-
-_FORCED = "--xla_force_host_platform_device_count"
-
 #: Called when the command has ended.
 _at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
 
@@ -72,38 +67,22 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
 
 
 def use_host_devices(count: int) -> None:
-    """Use this many virtual devices of the CPU, and no other devices."""
-    import jax
+    """Use this many virtual devices of the CPU, and no other devices.
 
-    _put_back_at_end("jax_platforms")
-    _create_host_devices(count)
-    jax.config.update("jax_platforms", "cpu")
-
-
-def offer_host_devices(count: int) -> None:
-    """Create virtual devices of the CPU, unless the environment states their number.
-
-    The number has no effect if a backend has started or the user's devices are no CPUs.
+    Raises BackendError if JAX has started its devices.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "JAX_NUM_CPU_DEVICES" not in os.environ and _FORCED not in flags:
-        with contextlib.suppress(BackendError):
-            _create_host_devices(count)
-
-
-def _create_host_devices(count: int) -> None:
     import jax
 
-    if jax.config.values["jax_num_cpu_devices"] == count:
-        return
+    _put_back_at_end("jax_platforms", "jax_num_cpu_devices")
     try:
-        _put_back_at_end("jax_num_cpu_devices")
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # a backend runs already
+        if jax.config.values["jax_num_cpu_devices"] != count:
+            jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
         raise BackendError(
             f"--host-devices {count} comes too late: JAX has started its devices",
             "start JAX's devices neither in a plug-in nor before this command",
         ) from None
+    jax.config.update("jax_platforms", "cpu")
 
 
 def use_cache(wanted: bool) -> None:

@@ -64,20 +64,22 @@ def partitioned(program: Program, arguments: Sequence[object] = ()) -> Partition
 
     Raises:
         UnsupportedError: If it runs on one device, so that there is nothing to partition; also for
-            free named axes or symbolic sizes, or if XLA cannot compile it.
+            free named axes or symbolic sizes, or if XLA cannot compile it, or writes no modules.
         BackendError: If there are too few devices for its mesh.
     """
     with TemporaryDirectory(prefix="jaxprtool-") as folder:
         options = {**_DUMP, "xla_dump_to": folder}
         found = compiled(program, arguments, compiler_options=options)
-        before = sorted(Path(folder).glob("*.before_spmd-partitioning*.pb"))
-        after = sorted(Path(folder).glob("*.after_spmd-partitioning*.pb"))
-        if not (before and after):
+        if len(found.runtime_executable().local_devices()) == 1:
             raise UnsupportedError(
                 f"{program.name} is not partitioned: it is compiled for one device",
                 "give its arguments shardings over a mesh, by jax.jit(in_shardings=…), shard_map, "
                 "or types such as f32[8@x,4]",
             )
+        before = sorted(Path(folder).glob("*.before_spmd-partitioning*.pb"))
+        after = sorted(Path(folder).glob("*.after_spmd-partitioning*.pb"))
+        if not (before and after):
+            raise UnsupportedError(f"XLA did not write the modules of {program.name}")
         whole, split = _dumped(before[0]), _dumped(after[-1])
     return Partitioned(found, whole, split, compiled_module(found))
 

@@ -19,16 +19,13 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats import lowering
 from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.notation import expressions
-from jaxprtool.ir.notation.whitelist import WhitelistReader
+from jaxprtool.ir.notation.partition_specs import SpecReader
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.trees import filled
 from jaxprtool.jaxcompat import Aval
 
 #: With `tuple_args=None`, more arguments than this are passed as one tuple.
 MOST_SEPARATE_ARGUMENTS = 100
-
-_NAMES = ("P", "PartitionSpec", "jax.P", "jax.sharding.PartitionSpec")
 
 
 @dataclass(frozen=True)
@@ -100,31 +97,20 @@ def read_parts(text: str, option: str) -> object:
 
     Raises ArgumentsError for text that cannot be read, with its place.
     """
-    source = expressions.read(text, option, ArgumentsError)
-    if source.keywords or not source.args:
+    positional, named = _PartReader(text, option).trees()
+    if named or not positional:
         raise ArgumentsError(
             f"{option} takes parts by position, not '{text}'",
             "write (P(2, 1), None), with an entry for each argument or result",
         )
-    parts = tuple(map(_Reader(source).visit, source.args))
-    return parts[0] if len(parts) == 1 else parts
+    return positional[0] if len(positional) == 1 else positional
 
 
-class _Reader(WhitelistReader):
-    """Reads trees of PartitionSpecs of numbers."""
+class _PartReader(SpecReader):
+    entries, examples = "numbers of parts", "P(2, 1)"
 
-    def __init__(self, source: expressions.Source):
-        self.source, self.what = source, source.what
-
-    def fail(self, node: ast.expr, message: str, hint: str | None = None) -> Exception:
-        return self.source.fail(node, message, hint)
-
-    def visit_Call(self, node: ast.Call) -> PartitionSpec:
-        if ast.unparse(node.func) not in _NAMES:
-            raise self.not_allowed(node, "write the number of parts per dimension: P(2, 1)")
-        if node.keywords:
-            raise self.fail(node, "a PartitionSpec takes numbers of parts by position")
-        return PartitionSpec(*map(self.visit, node.args))
+    def entry(self, node: ast.expr) -> Any:
+        return self.source.literal(node)
 
 
 def _partitions(

@@ -137,7 +137,6 @@ def test_a_module_may_set_the_devices_of_each_process(cli, programs):
     [
         ("fails_in_one", (), 3, "error: process 1: fails_in_one raised ValueError: only here\n"),
         ("whole", ("--host-devices", "2"), 2, "mesh has 2 devices, but the 2 processes have 4\n"),
-        ("whole", ("--save", "out.npz"), 2, "'result' is sharded over several processes\n"),
     ],
 )
 def test_a_process_that_fails_does_not_wait_for_the_others(
@@ -148,6 +147,15 @@ def test_a_process_that_fails_does_not_wait_for_the_others(
     assert result.code == code and message in result.err
     assert result.err.count("error: ") == 1 and time.monotonic() - start < 30  # JAX waits for 32
     assert not list(programs.glob("*.npz"))
+
+
+def test_a_file_has_all_shards_of_a_result(cli, programs):
+    result = cli("run", "programs.py:whole", "--mesh", "data=2", *SHARDED, "--save", "out.npz")
+    assert result.code == 0, result.err
+    alone = cli("run", "programs.py:whole", "--args", "f32[8]", "--save", "alone.npz")
+    assert alone.code == 0
+    with np.load("out.npz") as together, np.load("alone.npz") as one:
+        assert np.array_equal(together["result"], one["result"])
 
 
 def test_a_process_that_is_killed_ends_the_run_and_is_named(cli, programs):

@@ -19,13 +19,14 @@ from jaxprtool.processes.group import Place
 #: The seconds in which all processes of a cluster must have started.
 PATIENCE = 60
 
-#: The variables with the number of processes, by the system that starts them and JAX detects.
-_SIZES = {"Slurm": "SLURM_NTASKS", "Open MPI": "OMPI_COMM_WORLD_SIZE"}
+#: The variables with the number of processes that `srun` or `mpirun` starts. In the script of a
+#: job of Slurm, which is one process, the first one is not set; SLURM_NTASKS is.
+_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
 
 def is_started_by_cluster(env: Mapping[str, str] = os.environ) -> bool:
     """Return True if Slurm, Open MPI or Kubernetes has started this process beside others."""
-    sizes = [env.get(name, "") for name in _SIZES.values()]
+    sizes = [env.get(name, "") for name in _SIZES]
     several = any(size.isdigit() and int(size) > 1 for size in sizes)
     return several or ("KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env)
 

@@ -63,7 +63,8 @@ def _inside(module: Module, computation: Computation, count: int | None) -> Iter
         if each.opcode == "while":
             trips = trip_count(each)
             inner = None if trips is None or count is None else count * trips
-        for number in each.calls:
+        # The end of an operation in the background names the computation that its start runs.
+        for number in () if each.opcode in ("async-update", "async-done") else each.calls:
             yield from _inside(module, module.computations[number], inner)
 
 

@@ -36,16 +36,6 @@ def is_spread(array: Any) -> bool:
     return not (array.is_fully_replicated or array.sharding.num_devices == 1)
 
 
-def require_whole(path: str, arrays: Mapping[str, Any]) -> None:
-    """Raise OutputError if this process cannot write an array to one file: it has a part of it."""
-    for name, array in arrays.items():
-        if is_spread(array) and not array.is_fully_addressable:
-            raise OutputError(
-                f"cannot write '{path}': '{name}' is sharded over several processes",
-                "name a folder: --save DIR",
-            )
-
-
 def check_folder(path: str) -> None:
     """Raise OutputError if a checkpoint cannot be written to a path: it replaces only another."""
     if os.path.isdir(path) and os.listdir(path) and not is_checkpoint(path):

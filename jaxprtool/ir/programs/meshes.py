@@ -93,16 +93,23 @@ def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
     ]
 
 
-def spread(program: Program, arguments: Sequence[Any]) -> list[Any]:
-    """Place arguments by the shardings of `jax.jit`, which takes none from another process.
+def spread(program: Program, values: Sequence[Any]) -> list[Any]:
+    """Move arrays to the shardings that `jax.jit` of the program states.
 
-    All processes give the same values.
+    `jax.jit` moves no array that lies on other devices, and shards none of NumPy over several
+    processes, which all give the same values. Types stay, and so does what has no such sharding.
     """
-    asked = [] if program.jit is None else program.jit.of_arguments(program.arguments)
-    placements = [each.placement for each in asked] or [None] * len(arguments)
+    if program.jit is None:
+        return list(values)
+    asked = (each.placement for each in program.jit.of_arguments(program.arguments))
     return [
-        jax.device_put(value, placement) if is_over_devices(placement) else value
-        for value, placement in zip(arguments, placements, strict=True)
+        jax.device_put(value, placement)
+        if isinstance(value, jax.Array | np.ndarray)
+        and is_over_devices(placement)
+        and isinstance(mesh := getattr(placement, "mesh", None), Mesh)
+        and not mesh.empty
+        else value
+        for value, placement in zip(values, asked, strict=True)
     ]
 
 

@@ -16,16 +16,14 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxprtool.errors import ArgumentsError, UnsupportedError, did_you_mean
 from jaxprtool.ir.core.equations import type_of
-from jaxprtool.ir.notation import expressions
-from jaxprtool.ir.notation.whitelist import WhitelistReader
-from jaxprtool.ir.programs.auto_sharding import is_over_devices
+from jaxprtool.ir.notation.partition_specs import NAMES, SpecReader
 from jaxprtool.ir.programs.jit_options import JitOptions, ValueOptions
+from jaxprtool.ir.programs.meshes import spread
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.static_leaf import StaticLeaf
 from jaxprtool.ir.programs.trees import filled
 
-_NAMES = ("P", "PartitionSpec", "jax.P", "jax.sharding.PartitionSpec")
-_UNCONSTRAINED = tuple(f"{name}.UNCONSTRAINED" for name in _NAMES)
+_UNCONSTRAINED = tuple(f"{name}.UNCONSTRAINED" for name in NAMES)
 
 
 @dataclass(frozen=True)
@@ -53,85 +51,39 @@ class Specs:
         options = program.jit or JitOptions()
         if self.arguments is not None:
             tree = filled(program.in_tree, range(len(program.arg_names)))
-            specs = _keyed(read_specs(self.arguments, of_arguments))
+            specs = _keyed(_AxisReader(self.arguments, of_arguments).trees())
             found = _Matcher(of_arguments, mesh, program.arguments).arguments(specs, *tree)
             arguments = _placed(options.of_arguments(program.arguments), found, of_arguments)
             options = replace(options, arguments=arguments)
         if self.results is not None:
             tree = filled(program.out_tree, range(len(program.out_names)))
-            values = _one(read_specs(self.results, of_results), of_results)
+            values = _one(_AxisReader(self.results, of_results).trees(), of_results)
             matcher = _Matcher(of_results, mesh, program.results)
             matcher.match(values, tree, "result")
             results = _placed(options.of_results(program.results), matcher.found, of_results)
             options = replace(options, results=results)
         return program.replace(jit=options)
 
-    def placed(self, program: Program, values: Sequence[Any]) -> list[Any]:
+    def placed(self, program: Program, values: Sequence[Any]) -> Sequence[Any]:
         """Move arrays to the shardings that were `applied`, which `jax.jit` does not do.
 
         Arrays that a factory creates lie on the whole mesh, since it is set.
         """
-        if self.arguments is None or program.jit is None:
-            return list(values)
-        asked = (each.placement for each in program.jit.of_arguments(program.arguments))
-        return [
-            jax.device_put(value, placement)
-            if isinstance(value, jax.Array)
-            and is_over_devices(placement)
-            and _is_concrete(placement)
-            else value
-            for value, placement in zip(values, asked, strict=True)
-        ]
+        return values if self.arguments is None else spread(program, values)
 
 
 #: No option states a sharding.
 NO_SPECS = Specs()
 
 
-def read_specs(text: str, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the trees of PartitionSpecs in a text, by position and by name.
+class _AxisReader(SpecReader):
+    entries, examples = "axes", "P('data'), P(None, 'model')"
 
-    Raises ArgumentsError for text that cannot be read, with its place.
-    """
-    source = expressions.read(text, what, ArgumentsError)
-    reader = _Reader(source)
-    named = {name: reader.visit(node) for name, node in source.keywords}
-    return tuple(map(reader.visit, source.args)), named
-
-
-class _Reader(WhitelistReader):
-    """Reads trees of PartitionSpecs."""
-
-    def __init__(self, source: expressions.Source):
-        self.source, self.what = source, source.what
-
-    def fail(self, node: ast.expr, message: str, hint: str | None = None) -> Exception:
-        return self.source.fail(node, message, hint)
-
-    def visit_Constant(self, node: ast.Constant) -> Any:
-        if node.value is not None:
-            hint = "write P('data'), P(None, 'model'), or None"
-            text = self.source.segment(node)
-            raise self.fail(node, f"expected a PartitionSpec in {self.what}, not {text}", hint)
-        return None
-
-    def key(self, node: ast.expr | None, parent: ast.Dict) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        return super().key(node, parent)
-
-    def visit_Call(self, node: ast.Call) -> PartitionSpec:
-        if ast.unparse(node.func) not in _NAMES:
-            raise self.not_allowed(node, "write a spec as P('data', None)")
-        if node.keywords:
-            raise self.fail(node, "a PartitionSpec takes axes by position")
-        return PartitionSpec(*map(self._axis, node.args))
-
-    def _axis(self, node: ast.expr) -> Any:
+    def entry(self, node: ast.expr) -> Any:
         if ast.unparse(node) in _UNCONSTRAINED:
             return PartitionSpec.UNCONSTRAINED
         if isinstance(node, ast.Tuple):
-            return tuple(map(self._axis, node.elts))
+            return tuple(map(self.entry, node.elts))
         if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, str)):
             return node.value
         text = self.source.segment(node)
@@ -264,10 +216,6 @@ class _Matcher:
         if axis in seen:
             raise ArgumentsError(f"{self.what}: the spec of {name} names the axis '{axis}' twice")
         seen.add(axis)
-
-
-def _is_concrete(placement: Any) -> bool:
-    return isinstance(getattr(placement, "mesh", None), Mesh)
 
 
 def _positions(tree: Any) -> list[int]:

@@ -13,8 +13,9 @@ from jaxprtool.processes.group import Place
     ("env", "started"),
     [
         ({}, False),
-        ({"SLURM_NTASKS": "1"}, False),
-        ({"SLURM_NTASKS": "4"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, True),
+        ({"SLURM_NTASKS": "4"}, False),  # a script of a job, outside of srun
         ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, True),

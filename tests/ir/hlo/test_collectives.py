@@ -66,3 +66,28 @@ def test_the_bytes_of_a_started_collective_are_those_of_all_its_results():
         ("all-gather", 4 * (64 + 32)),
         ("collective-permute", 4 * 8),
     ]
+
+
+ASYNC = """
+HloModule background, num_partitions=8
+
+inner {
+  p = f32[16] parameter(0)
+  ROOT exchanged = f32[16] all-to-all(p), dimensions={0}, channel_id=1,
+    replica_groups={{0,1,2,3,4,5,6,7}}
+}
+
+ENTRY main {
+  p = f32[16] parameter(0)
+  start = ((f32[16]), f32[16], u32[]) async-start(p), calls=inner
+  update = ((f32[16]), f32[16], u32[]) async-update(start), calls=inner
+  ROOT done = f32[16] async-done(update), calls=inner
+}
+"""
+
+
+def test_a_collective_in_the_background_is_counted_once():
+    module = read_module(hlo_module_from_text(ASYNC).as_serialized_hlo_module_proto())
+    assert [(each.kind, each.bytes, each.count) for each in collectives(module)] == [
+        ("all-to-all", 4 * 16, 1)
+    ]

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.ir.programs.specs import Specs, read_specs
+from jaxprtool.ir.programs.specs import Specs
 
 
 @pytest.fixture
@@ -109,5 +109,8 @@ def test_specs_need_a_mesh_without_explicit_axes(program):
         Specs("P()").applied(program)
 
 
-def test_specs_are_read_and_not_run():
-    assert read_specs("P(), {'w': jax.P('x')}", "--in-specs") == ((P(), {"w": P("x")}), {})
+def test_specs_by_any_name_of_the_class_are_read_and_not_run(mesh, program):
+    made = Specs("{'w': jax.P('x'), 'b': PartitionSpec()}, P()").applied(program)
+    assert placements(made.jit.arguments)["params['w']"] == P("x")
+    with pytest.raises(ArgumentsError, match="a call is not allowed in --in-specs"):
+        Specs("open('x'), P()").applied(program)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxprtool.api.investigate.profile import profile, profiling
     from jaxprtool.api.investigate.reduction import reduce
     from jaxprtool.api.investigate.residuals import residuals
+    from jaxprtool.api.investigate.shardings import shardings
     from jaxprtool.api.investigate.source import source
     from jaxprtool.api.program import load, trace, unzip
     from jaxprtool.api.record import record
@@ -82,6 +83,7 @@ _HOME = {
     "reduce": "jaxprtool.api.investigate.reduction",
     "register": "jaxprtool.passes.framework.registry",
     "residuals": "jaxprtool.api.investigate.residuals",
+    "shardings": "jaxprtool.api.investigate.shardings",
     "rewrite": "jaxprtool.passes.patterns",
     "shapecheck": "jaxprtool.sizes.shapecheck",
     "sow": "jaxprtool.primitives",
@@ -135,6 +137,7 @@ __all__ = [
     "residuals",
     "rewrite",
     "shapecheck",
+    "shardings",
     "source",
     "sow",
     "static",

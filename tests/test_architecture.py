@@ -155,6 +155,8 @@ def test_no_file_imports_itself_by_way_of_others():
 #: Files that keep lists of primitive names, and what these are.
 NAME_LISTS = {
     "analysis/profile/origins.py": "operations of XLA, and primitives that are copies in it",
+    "analysis/shardings/reasons.py": "the two primitives by which users state a sharding",
+    "analysis/shardings/sharded_module.py": "operations of XLA",
     "ir/basics/plugins.py": "whose primitives they are, for the hint to install it",
     "ir/core/traits.py": "the table",
     "ir/hlo/live_ranges.py": "XLA's instructions, which are not primitives",

@@ -36,6 +36,7 @@ cost: Estimate a function's FLOPs and memory traffic; --measure also compiles an
 source: Show your source files with each line's FLOPs, bytes and residuals.
 profile: Run a compiled function under JAX's profiler, and show the time by your own lines.
 memory: Estimate a function's peak memory, and list the values that are live at the peak.
+shardings: Show what XLA's partitioner makes of a function on several devices, by line.
 residuals: Show the residuals: the values that a gradient keeps for its backward pass.
 why: Show what an argument affects, or what a result depends on, by source line.
 report: Write an HTML report: the listing after each pass, cost, memory and residuals.

@@ -19,12 +19,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.machinery import PathFinder
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxprtool.cli import options, output, progress
 from jaxprtool.cli.options import FUNCTION, OUTPUT
 from jaxprtool.cli.progress import OnProgress, silent
-from jaxprtool.cli.start import start_jax, use_cache, use_host_devices
+from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
 from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ Named = Sequence[tuple[str, "Program"]]
 
 #: Which frames of an equation to show.
 FrameChoice = Literal["mine", "library", "all"]
+
+#: How many devices a module is imported with that needs several, if no mesh is given.
+_VIRTUAL_DEVICES = 8
 
 #: Options that do not apply to a program file, and their default values.
 _OF_FUNCTIONS: dict[str, Any] = {
@@ -155,6 +159,18 @@ class Function:
         if cache is not None:
             use_cache(cache)
 
+    def start_devices(self) -> None:
+        """Import JAX and the module of TARGET, with virtual devices for the mesh.
+
+        They are used where the machine, its environment, or the module gives no number of devices.
+        """
+        self.start()
+        if self.host_devices is None:
+            count = max(prod((self.mesh or {}).values()), _VIRTUAL_DEVICES)
+            use_virtual_devices(count)
+            self.import_module()
+            use_virtual_devices(count)  # the module may set their number
+
     def viewed(self) -> contextlib.AbstractContextManager[None]:
         """Apply --frames and --mine in a `with` block."""
         from jaxprtool.ir.source.frame_choice import frames
@@ -217,7 +233,7 @@ class Function:
         from jaxprtool.api.targets import find
 
         self.import_module()
-        with self._mesh_set(), contextlib.redirect_stdout(sys.stderr):
+        with self.mesh_set(), contextlib.redirect_stdout(sys.stderr):
             entry = find(
                 self.target,
                 self.args,
@@ -259,7 +275,7 @@ class Function:
         given = [part for name, value in listed.items() if value for part in (name, value)]
         return [*given, *(name for name, flag in flags.items() if flag)]
 
-    def _mesh_set(self) -> contextlib.AbstractContextManager[object]:
+    def mesh_set(self) -> contextlib.AbstractContextManager[object]:
         """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few.
 
         Its axes are explicit, as types name them, or the partitioner's with specs.
@@ -310,7 +326,7 @@ class Session(Function):
         from jaxprtool.cli import pipeline_steps
 
         traced = traced or self.traced()
-        with self._mesh_set():
+        with self.mesh_set():
             return pipeline_steps.run(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )

@@ -85,6 +85,21 @@ def use_host_devices(count: int) -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
+def use_virtual_devices(count: int) -> None:
+    """Let the CPU have this many virtual devices, beside the devices of the machine.
+
+    A number that the environment or a module has set is kept, and so are devices that have started.
+    """
+    import jax
+
+    _put_back_at_end("jax_num_cpu_devices")
+    is_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    known = jax.config.values["jax_num_cpu_devices"]
+    with contextlib.suppress(RuntimeError):  # JAX has started its devices
+        if known in (-1, count):
+            jax.config.update("jax_num_cpu_devices", -1 if is_flag else count)
+
+
 def use_cache(wanted: bool) -> None:
     """Enable JAX's compilation cache in the user's cache folder, or disable it."""
     from jaxprtool.execute.running import compile_cache

@@ -9,10 +9,14 @@ Field numbers are those of `HloInstructionProto` in XLA's `xla/service/hlo.proto
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxprtool.ir.hlo.module import Computation, Instruction, Module
+import numpy as np
+
+from jaxprtool.ir.hlo.device_tiles import axis_part, mesh_coordinates, mesh_sizes
+from jaxprtool.ir.hlo.module import Computation, Instruction, Module, Shape
+from jaxprtool.ir.hlo.wire import Message, integer, integers, submessage, submessages
 
 #: The opcodes of collectives. Those that run in the background start with `KIND-start`.
 KINDS = (
@@ -24,6 +28,9 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
+
+#: Collectives that add values up: the sums that an operation leaves to its devices.
+REDUCTIONS = frozenset({"all-reduce", "reduce-scatter"})
 
 _START = "-start"
 
@@ -57,7 +64,7 @@ def _inside(module: Module, computation: Computation, count: int | None) -> Iter
     for each in computation.instructions:
         kind = each.opcode.removesuffix(_START)
         if kind in KINDS:
-            yield Collective(kind, _result_bytes(each), count, each)
+            yield Collective(kind, result_shape(each).bytes, count, each)
             continue
         inner = count
         if each.opcode == "while":
@@ -75,12 +82,50 @@ def trip_count(loop: Instruction) -> int | None:
     return int(known["n"]) if "n" in known else None
 
 
-def _result_bytes(instruction: Instruction) -> int:
-    """Return the bytes of a collective's result.
+def result_shape(instruction: Instruction) -> Shape:
+    """Return the shape of a collective's result.
 
     `KIND-start` returns its operand before the result, but `all-reduce-start` the result alone.
     """
     opcode, shape = instruction.opcode, instruction.shape
     if opcode.endswith(_START) and opcode != "all-reduce-start":
-        return shape.parts[1].bytes
-    return shape.bytes
+        return shape.parts[1]
+    return shape
+
+
+def device_groups(instruction: Instruction, devices: int) -> list[tuple[int, ...]]:
+    """Return the groups of devices that exchange values in a collective.
+
+    Groups are written as lists of devices, as a transposed range, or by the axes of a mesh. No
+    groups stand for one of all devices; a collective permutation has none.
+    """
+    fields = instruction.fields
+    legacy, listed = submessages(fields, 49), submessage(fields, 87)
+    if lists := legacy or submessages(listed, 1):
+        return [tuple(integers(each, 1)) for each in lists]
+    if ranged := submessage(fields, 92) or submessage(listed, 2):
+        count, size = integer(ranged, 1), integer(ranged, 2)
+        order = np.arange(count * size).reshape(integers(ranged, 3))
+        rows = order.transpose(integers(ranged, 4)).reshape(count, size)
+        return list(map(tuple, rows.tolist()))
+    if by_axes := submessage(fields, 93):
+        return _along(submessage(by_axes, 1), submessages(by_axes, 2), devices)
+    return [tuple(range(devices))]
+
+
+def _along(mesh: Message, axes: Sequence[Message], devices: int) -> list[tuple[int, ...]]:
+    """Return the groups of devices that differ along some axes of a mesh only."""
+    coordinates = mesh_coordinates(mesh, devices)
+    outside = coordinates.copy()
+    for each in axes:
+        part = axis_part(each, mesh_sizes(mesh), coordinates)
+        outside[:, part.axis] -= part.place * part.stride
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for device, place in enumerate(outside.tolist()):
+        groups.setdefault(tuple(place), []).append(device)
+    return list(map(tuple, groups.values()))
+
+
+def device_pairs(instruction: Instruction) -> list[tuple[int, int]]:
+    """Return the sources and targets of a collective permutation."""
+    return [(integer(each, 1), integer(each, 2)) for each in submessages(instruction.fields, 52)]

@@ -6,7 +6,7 @@ Such types (`f32[8@data,4]`) name the axes of a mesh and their sizes, but no dev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
@@ -16,12 +16,14 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxprtool.errors import BackendError
+from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
 from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
 
 
 def mesh_set(axes: Mapping[str, int], explicit: bool) -> AbstractContextManager[object]:
-    """Set a mesh of the first devices, or an abstract one if there are too few.
+    """Set a mesh of the first devices, or else of the CPU's; an abstract one if both are too few.
 
     Args:
         axes: The names of its axes, and their sizes.
@@ -29,9 +31,11 @@ def mesh_set(axes: Mapping[str, int], explicit: bool) -> AbstractContextManager[
     """
     sizes, names = tuple(axes.values()), tuple(axes)
     kinds = (AxisType.Explicit if explicit else AxisType.Auto,) * len(sizes)
-    if math.prod(sizes) > len(jax.devices()):
+    count = math.prod(sizes)
+    devices = jax.devices() if len(jax.devices()) >= count else jax.devices("cpu")
+    if len(devices) < count:
         return jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names, axis_types=kinds))
-    return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=kinds))
+    return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=kinds, devices=devices[:count]))
 
 
 def mesh_in_types(program: Program) -> AbstractMesh | None:
@@ -44,6 +48,19 @@ def mesh_in_types(program: Program) -> AbstractMesh | None:
         asked = (each.placement for each in (*program.jit.arguments, *program.jit.results))
         meshes += [getattr(each, "mesh", None) for each in asked]
     return next((mesh for mesh in meshes if isinstance(mesh, AbstractMesh)), None)
+
+
+def meshes_in(program: Program) -> Iterator[Mesh | AbstractMesh]:
+    """Yield the meshes that a program names, in its types, its options, and its equations."""
+    yield from filter(None, map(mesh_of, (*program.in_avals, *program.out_avals)))
+    if program.jit is not None:
+        asked = (each.placement for each in (*program.jit.arguments, *program.jit.results))
+        yield from filter(None, (getattr(each, "mesh", None) for each in asked))
+    for eqn in equations(top_jaxpr(program)):
+        for value in jax.tree.leaves(tuple(eqn.params.values())):
+            mesh = getattr(value, "mesh", value)
+            if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty:
+                yield mesh
 
 
 def concrete_mesh(

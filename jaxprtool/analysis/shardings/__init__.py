@@ -1,0 +1,168 @@
+"""What XLA's partitioner made of a program: its collectives by line, and how values are sharded.
+
+found = jaxprtool.shardings(program)
+found.collectives[0].line, found.collectives[0].reason, found.values[0].spec
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.ir.hlo.collectives import REDUCTIONS
+from jaxprtool.ir.hlo.device_tiles import DeviceTiles
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: The share of the memory on a device above which a value is large.
+LARGE = 0.01
+
+#: Who asked for a collective: the program, by `psum` in `shard_map`, or XLA's partitioner.
+Source: TypeAlias = Literal["program", "partitioner"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the partitioner added a collective: two specs that do not fit.
+
+    Attributes:
+        operand: The value that moves: the path of an argument, or an operation and its line.
+        operand_spec: Its spec.
+        consumer: The operation that needs it elsewhere, and its line.
+        consumer_spec: The spec of the result of that operation.
+    """
+
+    operand: str
+    operand_spec: str
+    consumer: str
+    consumer_spec: str
+
+
+@document(without=("frames", "overlapping"), optional=("reason", "seconds", "overlap_seconds"))
+@dataclass(frozen=True)
+class Collective:
+    """A value that devices exchange.
+
+    XLA moves several values by one operation where it can; each is listed by itself.
+
+    Attributes:
+        kind: The kind: `all-reduce`.
+        axes: The axes of the mesh along which devices exchange values; None if the groups of
+            devices are not along axes.
+        devices: The number of devices in a group.
+        bytes: The bytes of the result on one device.
+        count: How often it runs in a call; None if a loop around it has an unknown trip count.
+        line: The user's line that needs the value, followed by the library's; "" if unknown.
+        value: The value that is moved: the path of an argument, or an operation and its line.
+        source: Who asked for it: "program" or "partitioner".
+        reason: Why the partitioner added it; None if unknown, or if the program asked for it.
+        merged: The number of values that the operation moves.
+        operation: The name of XLA's operation.
+        overlapping: The operations of matrix products on a device that could run meanwhile, in one
+            run, by element type.
+        frames: The call stack of the line, the innermost frame first.
+        seconds: The least time of all runs; None without an interconnect.
+        overlap_seconds: The part of `seconds` in which independent products could run; None
+            without a device.
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    devices: int
+    bytes: int
+    count: int | None
+    line: str
+    value: str
+    source: Source
+    reason: Reason | None
+    merged: int
+    operation: str
+    overlapping: Mapping[str, int]
+    frames: tuple[UserFrame, ...] = ()
+    seconds: float | None = None
+    overlap_seconds: float | None = None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it adds values up, or reduces them otherwise."""
+        return self.kind in REDUCTIONS
+
+    @property
+    def all_bytes(self) -> int:
+        """The bytes of all runs; those of a loop with an unknown trip count are counted once."""
+        return self.bytes * (1 if self.count is None else self.count)
+
+
+@document(without=("tiles",), also=("replicated",))
+@dataclass(frozen=True)
+class ShardedValue:
+    """An argument, a result, or a large value of a program.
+
+    Attributes:
+        name: Its path, or its operation and line.
+        kind: "argument", "result" or "value".
+        type: Its type as a whole, as XLA writes it.
+        spec: Its spec; "" if axes cannot describe it.
+        bytes: Its bytes as a whole.
+        bytes_per_device: Its bytes on each device, with padding.
+        copies: The number of devices that hold the same part.
+        padded_bytes: The bytes of padding on all devices, one copy.
+        count: The number of values that share the row.
+        line: The user's line; "" for arguments.
+        tiles: Which device holds which part.
+    """
+
+    name: str
+    kind: Literal["argument", "result", "value"]
+    type: str
+    spec: str
+    bytes: int
+    bytes_per_device: int
+    copies: int
+    padded_bytes: int
+    count: int
+    line: str
+    tiles: DeviceTiles
+
+    @property
+    def replicated(self) -> bool:
+        """Whether each device holds all of it."""
+        return self.copies == len(self.tiles.of_device)
+
+
+@document(also=("moved_bytes",), optional=("compute_seconds",))
+@dataclass(frozen=True)
+class Shardings:
+    """What the partitioner made of a program.
+
+    Attributes:
+        name: The name of the program.
+        devices: The number of devices.
+        platform: Their platform, whose compiler partitioned the program.
+        mesh: The size of each axis of the mesh.
+        memory_bytes: The memory of the compiled program on each device.
+        products: The operations of matrix products on each device, by element type.
+        collectives: The values that devices exchange, in order of their bytes.
+        values: Arguments, results and large values, in order of their bytes on a device.
+        compute_seconds: The least time of the products on a device; None without a device.
+    """
+
+    name: str
+    devices: int
+    platform: str
+    mesh: Mapping[str, int]
+    memory_bytes: int
+    products: Mapping[str, int]
+    collectives: tuple[Collective, ...]
+    values: tuple[ShardedValue, ...]
+    compute_seconds: float | None = None
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes of the results of all collectives in a call, on each device."""
+        return sum(each.all_bytes for each in self.collectives)
+
+    def is_large_copy(self, value: ShardedValue) -> bool:
+        """Return True if each device holds all of a value that takes 1 % of its memory."""
+        return value.replicated and value.bytes_per_device > self.memory_bytes * LARGE

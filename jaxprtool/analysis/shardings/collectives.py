@@ -1,0 +1,128 @@
+"""The collectives of a partitioned program by the user's line, and why they are there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+from jaxprtool.analysis.shardings import Collective, Reason
+from jaxprtool.analysis.shardings.overlap import independent_products
+from jaxprtool.analysis.shardings.reasons import Edge, Moved, Reasons
+from jaxprtool.analysis.shardings.sharded_module import Place, ShardedModule, own_frames
+from jaxprtool.ir.hlo import collectives as hlo
+from jaxprtool.ir.hlo.module import Instruction, Module, Shape
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+
+class _Part(NamedTuple):
+    """A value that a collective moves: its metadata, and its result on one device."""
+
+    place: Place
+    shape: Shape
+
+
+def found_collectives(whole: ShardedModule, final: Module) -> tuple[Collective, ...]:
+    """Return the collectives of a partitioned module, in order of their bytes.
+
+    Args:
+        whole: The module before the partitioner.
+        final: The module that runs.
+    """
+    reader = _Reader(whole, final)
+    found = [each for one in hlo.collectives(final) for each in reader.read(one)]
+    return tuple(sorted(found, key=lambda each: -each.all_bytes))
+
+
+class _Reader:
+    """Describes the collectives of a module."""
+
+    def __init__(self, whole: ShardedModule, final: Module):
+        self._whole, self._final = whole, final
+        self._reasons = Reasons(whole)
+        self._independent = independent_products(final)
+        asked = (each.instruction for each in hlo.collectives(whole.module))
+        self._asked = {place: each for each in asked for place in whole.places(each)}
+
+    def read(self, found: hlo.Collective) -> Iterator[Collective]:
+        """Yield the values that a collective moves."""
+        axes, devices = self._groups(found)
+        parts = self._parts(found)
+        for part in parts:
+            asked = self._asked.get(part.place)
+            edge = None
+            if asked is None and axes:
+                edge = self._reasons.of(Moved(found.kind, axes, *part))
+            frames = (self._frames(edge) if edge else ()) or part.place.frames
+            yield Collective(
+                found.kind,
+                axes,
+                devices,
+                part.shape.bytes,
+                found.count,
+                self._whole.line_of(frames),
+                self._value(edge, asked, part),
+                "partitioner" if asked is None else "program",
+                None if edge is None else self._reason(edge),
+                len(parts),
+                found.instruction.name,
+                self._independent.get(found.instruction.name, {}),
+                frames,
+            )
+
+    def _groups(self, found: hlo.Collective) -> tuple[tuple[str, ...] | None, int]:
+        """Return the axes that a collective is along, and the number of devices in a group."""
+        axes = self._whole.axes
+        if found.kind == "collective-permute":
+            along = axes.of_pairs(hlo.device_pairs(found.instruction))
+            return along, prod(axes.shape[each] for each in along)
+        groups = hlo.device_groups(found.instruction, axes.devices)
+        return axes.of_groups(groups), max(map(len, groups))
+
+    def _parts(self, found: hlo.Collective) -> list[_Part]:
+        """Return the values that a collective moves: several, if XLA merged operations.
+
+        The elements of a merged operation's result have the metadata of each.
+        """
+        instruction, elements = found.instruction, dict[int, _Part]()
+        for each in self._elements.get(instruction.id, ()):
+            if each.op_name:
+                elements.setdefault(each.tuple_index, self._part(each, each.shape))
+        shapes = instruction.shape.parts
+        if len(elements) == len(shapes) > 0 and not instruction.opcode.endswith("-start"):
+            return [elements[i] for i in range(len(shapes))]
+        return [self._part(instruction, hlo.result_shape(instruction))]
+
+    def _part(self, instruction: Instruction, shape: Shape) -> _Part:
+        return _Part(Place(instruction.path, own_frames(self._final, instruction)), shape)
+
+    @cached_property
+    def _elements(self) -> dict[int, list[Instruction]]:
+        """The instructions that read an element of each instruction, by number."""
+        found = defaultdict[int, list[Instruction]](list)
+        for each in self._final.instructions.values():
+            if each.opcode == "get-tuple-element":
+                found[each.operands[0]].append(each)
+        return found
+
+    def _value(self, edge: Edge | None, asked: Instruction | None, part: _Part) -> str:
+        """Return the name of the value that moves."""
+        if edge is not None:
+            return self._whole.name(self._whole.maker(edge.operand))
+        if asked is not None:
+            return self._whole.name(self._whole.maker(next(self._whole.operands(asked))))
+        return part.place.path.rpartition("/")[2]
+
+    def _frames(self, edge: Edge) -> tuple[UserFrame, ...]:
+        """Return the call stack of a consumer; if XLA made it of none, that of its operand."""
+        stacks = (self._whole.places(each)[0].frames for each in (edge.consumer, edge.operand))
+        return next(filter(None, stacks), ())
+
+    def _reason(self, edge: Edge) -> Reason:
+        whole = self._whole
+        operand, consumer = whole.name(whole.maker(edge.operand)), whole.name(edge.consumer)
+        return Reason(
+            operand, whole.spec_text(edge.operand), consumer, whole.spec_text(edge.consumer)
+        )

@@ -1,0 +1,67 @@
+"""The matrix products that can run while a collective does.
+
+They are those of the same function of the compiled module that neither need the collective's result
+nor compute what it needs. XLA for the CPU runs one after the other; on a GPU or TPU collectives can
+run in the background.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from jaxprtool.ir.hlo.collectives import collectives
+from jaxprtool.ir.hlo.module import Computation, Module
+from jaxprtool.ir.hlo.products import flops_of
+
+
+def independent_products(module: Module) -> dict[str, Counter[str]]:
+    """Return the operations of independent products by collective and element type.
+
+    Args:
+        module: A compiled module.
+
+    Returns:
+        By the name of a collective, the operations of products in one run of its function.
+    """
+    wanted = {each.instruction.id for each in collectives(module)}
+    found: dict[str, Counter[str]] = {}
+    for computation in module.computations.values():
+        if any(each.id in wanted for each in computation.instructions):
+            found |= _in(module, computation, wanted)
+    return found
+
+
+def _in(module: Module, computation: Computation, wanted: set[int]) -> dict[str, Counter[str]]:
+    """Return the independent products of the collectives in one function.
+
+    A set of products is a number with a bit for each, so that unions are fast.
+    """
+    products: list[tuple[int, Counter[str]]] = []
+    before: dict[int, int] = {}
+    for each in computation.instructions:  # operands come first
+        bits = 0
+        for operand in each.operands:
+            bits |= before.get(operand, 0)
+        if flops := flops_of(module, each):
+            bits |= 1 << len(products)
+            products.append((each.id, flops))
+        before[each.id] = bits
+    after = _read_later(computation, {number: 1 << i for i, (number, _) in enumerate(products)})
+    found = {}
+    for each in computation.instructions:
+        if each.id in wanted:
+            bound = before[each.id] | after.get(each.id, 0)
+            free = (flops for i, (_, flops) in enumerate(products) if not bound >> i & 1)
+            found[each.name] = sum(free, Counter[str]())
+    return found
+
+
+def _read_later(computation: Computation, bits: Mapping[int, int]) -> dict[int, int]:
+    """Return the products that read each instruction, directly or not."""
+    after: dict[int, int] = {}
+    for each in reversed(computation.instructions):
+        reached = after.get(each.id, 0) | bits.get(each.id, 0)
+        for operand in each.operands:
+            after[operand] = after.get(operand, 0) | reached
+    return after

@@ -1,0 +1,223 @@
+"""A module before XLA's partitioner: its values with their specs, lines and names.
+
+In this module arrays have their whole size. Values pass through tuples, calls and loops; `maker`
+finds the operation that computes one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.hlo.device_tiles import DeviceTiles, device_tiles
+from jaxprtool.ir.hlo.mesh_axes import MeshAxes, Spec, spec_text
+from jaxprtool.ir.hlo.module import Instruction, Module
+from jaxprtool.ir.source.frames import BEHIND, Frames
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: Operations that pass on an operand, or lay it out anew.
+LAYOUT = frozenset({"bitcast", "copy", "reshape", "transpose", "convert"})
+
+#: How far a value is followed.
+_STEPS = 64
+
+
+class Place(NamedTuple):
+    """Where an operation comes from.
+
+    Attributes:
+        path: The path that JAX gave it.
+        frames: Its call stack, the innermost frame first.
+    """
+
+    path: str
+    frames: tuple[UserFrame, ...]
+
+    def inside(self, call: Place) -> Place:
+        """Return where it is in the function that a call inlines."""
+        path = "/".join(filter(None, (call.path, self.path)))
+        return Place(path, tuple(dict.fromkeys((*self.frames, *call.frames))))
+
+
+_NOWHERE = Place("", ())
+
+
+class ShardedModule:
+    """The values of a module before the partitioner.
+
+    Args:
+        module: The module.
+        axes: The axes of the user's mesh.
+        frames: Reads frames, and decides which are the user's.
+        result_names: The names of the results of the program.
+    """
+
+    def __init__(
+        self, module: Module, axes: MeshAxes, frames: Frames, result_names: Sequence[str] = ()
+    ):
+        self.module, self.axes, self._frames = module, axes, frames
+        self._result_names = result_names
+
+    @cached_property
+    def users(self) -> dict[int, list[Instruction]]:
+        """The instructions that read each instruction, by number."""
+        found = defaultdict[int, list[Instruction]](list)
+        for each in self.module.instructions.values():
+            for operand in dict.fromkeys(each.operands):
+                found[operand].append(each)
+        return found
+
+    @cached_property
+    def results(self) -> dict[str, Instruction]:
+        """The instruction that returns each result, by name."""
+        root = self.module.entry.root
+        given = list(self.operands(root)) if root.opcode == "tuple" else [root]
+        # The tokens of effects come before the results of the program.
+        return dict(zip(self._result_names[::-1], given[::-1], strict=False))
+
+    @cached_property
+    def _names_of_results(self) -> dict[int, str]:
+        return {each.id: name for name, each in self.results.items()}
+
+    @cached_property
+    def _callers(self) -> dict[int, list[Instruction]]:
+        """The instructions that call each computation, by number."""
+        callers = defaultdict[int, list[Instruction]](list)
+        for each in self.module.instructions.values():
+            for number in each.calls:
+                callers[number].append(each)
+        return callers
+
+    @cached_property
+    def _computation_of(self) -> dict[int, int]:
+        computations = self.module.computations.values()
+        return {i.id: each.id for each in computations for i in each.instructions}
+
+    @cached_method
+    def tiles(self, instruction: Instruction) -> DeviceTiles | None:
+        """Return the tiles of an array; None for a tuple, or an array on one device."""
+        if instruction.shape.dtype == "tuple":
+            return None
+        return device_tiles(instruction, self.axes.devices)[0]
+
+    @cached_method
+    def spec(self, instruction: Instruction) -> Spec | None:
+        """Return the spec of an array; None if it has none."""
+        tiles = self.tiles(instruction)
+        return None if tiles is None else self.axes.spec(tiles)
+
+    def spec_text(self, instruction: Instruction) -> str:
+        """Return the spec of an array as text, "" if it has none."""
+        spec = self.spec(instruction)
+        return "" if spec is None else spec_text(spec)
+
+    def frames(self, instruction: Instruction) -> tuple[UserFrame, ...]:
+        """Return the call stack of an instruction, the innermost frame first."""
+        return own_frames(self.module, instruction)
+
+    @cached_method
+    def places(self, instruction: Instruction) -> tuple[Place, ...]:
+        """Return the path and the call stack of an instruction after XLA inlined its function.
+
+        There is one place for each call of the function.
+        """
+        own = Place(instruction.path, self.frames(instruction))
+        return tuple(map(own.inside, self._around(self._computation_of[instruction.id])))
+
+    @cached_method
+    def _around(self, computation: int) -> tuple[Place, ...]:
+        """Return the places of the calls around a computation, for a loop's body of the loop."""
+        found: dict[Place, None] = {}
+        for caller in self._callers[computation]:
+            is_call = caller.opcode == "call"
+            outer = self._around(self._computation_of[caller.id])
+            found |= dict.fromkeys(self.places(caller) if is_call else outer)
+        return tuple(found)[:_STEPS] or (_NOWHERE,)
+
+    def line(self, instruction: Instruction) -> str:
+        """Return the user's line of an instruction, followed by the library's; "" if unknown."""
+        return self.line_of(self.frames(instruction))
+
+    def line_of(self, frames: Sequence[UserFrame]) -> str:
+        """Return the user's line of a call stack, followed by the library's; "" if unknown."""
+        return self._frames.location_text(self._frames.location_in(frames))
+
+    def name(self, instruction: Instruction) -> str:
+        """Return the path of an argument, or an operation and its line: `tanh at model.py:9`."""
+        if self.is_argument(instruction):
+            return instruction.op_name or instruction.name
+        if not instruction.op_name and instruction.id in self._names_of_results:
+            return self._names_of_results[instruction.id]
+        primitive = instruction.path.rpartition("/")[2] or instruction.opcode
+        line = self.line(instruction).partition(BEHIND)[0]
+        return " at ".join(filter(None, (primitive, line)))
+
+    def is_argument(self, instruction: Instruction) -> bool:
+        """Return True for an argument of the program."""
+        is_entry = self._computation_of.get(instruction.id) == self.module.entry.id
+        return instruction.opcode == "parameter" and is_entry
+
+    def maker(self, instruction: Instruction) -> Instruction:
+        """Return the operation that computes a value, or the argument that it is.
+
+        Copies, tuples, and the carries of loops, which start as an operand, are passed through.
+        """
+        found = instruction
+        for _ in range(_STEPS):
+            before = self.passed(found)
+            if before is None:
+                return found
+            found = before
+        return found
+
+    def passed(self, instruction: Instruction) -> Instruction | None:
+        """Return the value that an instruction passes on unchanged; None if it computes one."""
+        if instruction.opcode in ("copy", "bitcast", "optimization-barrier"):
+            return self._operand(instruction, 0)
+        if instruction.opcode == "get-tuple-element":
+            operand = self._operand(instruction, 0)
+            return None if operand is None else self._element(operand, instruction.tuple_index)
+        caller = self._caller(instruction)
+        if caller is not None and caller.opcode == "call":
+            return self._operand(caller, instruction.parameter_number)
+        return None
+
+    def _element(self, value: Instruction, index: int) -> Instruction | None:
+        """Return an element of a tuple; of a loop's carry, what it starts as."""
+        for _ in range(_STEPS):
+            if value.opcode == "tuple":
+                return self._operand(value, index)
+            caller = self._caller(value)
+            if caller is not None and caller.opcode == "while":
+                value = self.module.instructions[caller.operands[0]]
+            elif value.opcode in ("copy", "optimization-barrier"):
+                value = self.module.instructions[value.operands[0]]
+            else:
+                return None
+        return None
+
+    def _caller(self, instruction: Instruction) -> Instruction | None:
+        """Return the instruction that calls the computation of a parameter."""
+        if instruction.opcode != "parameter":
+            return None
+        return next(iter(self._callers[self._computation_of[instruction.id]]), None)
+
+    def _operand(self, instruction: Instruction, position: int) -> Instruction | None:
+        if position >= len(instruction.operands):
+            return None
+        return self.module.instructions.get(instruction.operands[position])
+
+    def operands(self, instruction: Instruction) -> Iterator[Instruction]:
+        """Yield the operands of an instruction."""
+        return (self.module.instructions[each] for each in instruction.operands)
+
+
+def own_frames(module: Module, instruction: Instruction) -> tuple[UserFrame, ...]:
+    """Return the call stack of an instruction, each frame once, the innermost first.
+
+    The body of a loop has the stack of the loop behind its own.
+    """
+    return tuple(dict.fromkeys(module.frames(instruction)))

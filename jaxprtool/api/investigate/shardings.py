@@ -1,0 +1,95 @@
+"""`shardings`: what XLA's partitioner made of a program, by the user's line.
+
+found = jaxprtool.shardings(program)
+found.collectives[0].line, found.collectives[0].reason, found.values[0].spec
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxprtool.analysis.shardings import Shardings
+from jaxprtool.analysis.shardings.collectives import found_collectives
+from jaxprtool.analysis.shardings.sharded_module import ShardedModule
+from jaxprtool.analysis.shardings.values import found_values
+from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.formats.partitioning import Partitioned, partitioned
+from jaxprtool.ir.basics.quantities import some
+from jaxprtool.ir.hlo.mesh_axes import MeshAxes
+from jaxprtool.ir.hlo.products import product_flops
+from jaxprtool.ir.programs.meshes import meshes_in
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.ref_contents import with_contents
+from jaxprtool.ir.source.frames import frames_now
+
+
+def shardings(program: Program, arguments: Sequence[object] = ()) -> Shardings:
+    """Compile a program for the devices of its mesh, and return its collectives and shardings.
+
+    JAX's compilation cache is not used. Nothing is run.
+
+    Args:
+        program: A `Program` with a mesh: by the shardings given to `jax.jit`, by `shard_map`, or in
+            its types.
+        arguments: Its flat arguments or their types, if they lie on several devices.
+
+    Raises:
+        ArgumentsError: If it was traced with arguments on several devices, and none are given.
+        UnsupportedError: If it runs on one device; for symbolic sizes or free named axes; or if XLA
+            cannot compile it.
+        BackendError: If there are too few devices for its mesh.
+    """
+    if program.sharded and not arguments:
+        raise ArgumentsError(
+            f"{program.name} was traced with {some(program.sharded, 3)} on several devices",
+            "pass its flat arguments too, which tell where they lie",
+        )
+    program = with_contents(program)
+    with compiled_afresh():
+        found = partitioned(program, arguments)
+    devices = found.compiled.runtime_executable().local_devices()
+    axes = _axes(program, found, devices)
+    whole = ShardedModule(found.before, axes, frames_now(program.roots), program.out_names)
+    memory = found.compiled.memory_analysis()
+    memory_bytes = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    return Shardings(
+        program.name,
+        len(devices),
+        devices[0].platform,
+        axes.shape,
+        memory_bytes,
+        product_flops(found.final),
+        found_collectives(whole, found.final),
+        found_values(whole, found.final, memory_bytes),
+    )
+
+
+def _axes(program: Program, found: Partitioned, devices: Sequence[Any]) -> MeshAxes:
+    """Return the axes of the program's mesh, the one with most axes if it names several.
+
+    If no mesh is of these devices, there is one axis, "devices".
+    """
+    numbers = {device.id: i for i, device in enumerate(devices)}
+    placed = jax.tree.leaves((found.compiled.input_shardings, found.compiled.output_shardings))
+    given = (mesh for each in placed if (mesh := getattr(each, "mesh", None)) is not None)
+    best = None
+    for mesh in (*meshes_in(program), *given):
+        order: list[int] | None = None
+        if isinstance(mesh, Mesh):
+            order = [numbers[each.id] for each in mesh.devices.flat if each.id in numbers]
+        if len(order or devices) != len(devices) or prod(mesh.axis_sizes) != len(devices):
+            continue
+        if best is None or len(mesh.shape) > len(best.shape):
+            best = MeshAxes(mesh.shape, order)
+    return best or MeshAxes({"devices": len(devices)})

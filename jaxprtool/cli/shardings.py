@@ -1,0 +1,73 @@
+"""`jaxprtool shardings`: what XLA's partitioner made of a function, by the user's own lines."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.cost import Device
+from jaxprtool.cli.options import Panel
+from jaxprtool.cli.session import Session, command, only_program
+
+_SHOWN = Panel("Shardings")
+
+_Top = Annotated[int, _SHOWN.option("--top", "N", "Show N lines, and N values.", min=1)]
+_Replicated = Annotated[
+    bool,
+    _SHOWN.flag(
+        "--replicated",
+        "Show only values that each device holds whole, and that take more than 1 % of its memory.",
+    ),
+]
+_Bandwidth = Annotated[
+    str | None,
+    _SHOWN.option(
+        "--bandwidth",
+        "NAME|SPEED",
+        "Show the least time of collectives over an interconnect: nvlink4, tpu-v5e, pcie5, "
+        "300GB/s.",
+    ),
+]
+
+
+@command
+def shardings(
+    session: Session,
+    top: _Top = 20,
+    replicated: _Replicated = False,
+    bandwidth: _Bandwidth = None,
+    device: Device = None,
+    json: options.Json = False,
+) -> None:
+    """Show what XLA's partitioner makes of a function on several devices, by line.
+
+    The function is compiled and not run: each collective is listed with its axes and bytes, the
+    value that it moves, and why the partitioner added it. Without devices for the mesh, virtual
+    ones of the CPU are used.
+
+    [bold]Examples[/]
+
+      jaxprtool shardings samples/sharded.py:grad_loss
+      jaxprtool shardings model.py:step --mesh data=4,model=2 --in-specs "(P(), P('data'))"
+      jaxprtool shardings model.py:step --mesh data=8 --bandwidth nvlink4 --device h100
+    """
+    session.start_devices()
+    from jaxprtool.analysis.cost.devices import device_named
+    from jaxprtool.analysis.cost.interconnects import interconnect_named
+    from jaxprtool.analysis.shardings.times import timed
+    from jaxprtool.api.investigate.shardings import shardings as found_shardings
+    from jaxprtool.render.reports.shardings import shardings_tables
+
+    link = None if bandwidth is None else interconnect_named(bandwidth)
+    on = None if device is None else device_named(device)
+    traced = session.traced()
+    given = traced.given_to(only_program("shardings takes", session.programs(traced)))
+    session.on_progress(f"compiling {given.program.name}")
+    names = given.program.arg_names
+    with session.mesh_set():
+        found = found_shardings(given.program, [given.values.get(name) for name in names])
+    found = timed(found, link, on)
+    if json:
+        output.write_json(found)
+        return
+    output.write_rendered(shardings_tables(found, output.width(), top, replicated))

@@ -1,0 +1,194 @@
+"""What the partitioner made of a program, as tables: collectives by line, and sharded values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from jaxprtool.ir.basics.paths import common_path, without_numbers
+from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
+from jaxprtool.ir.source.frames import BEHIND
+from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.terminal import theme
+from jaxprtool.render.terminal.rendering import Rendering
+from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.shardings import Collective, ShardedValue, Shardings
+
+T = TypeVar("T")
+
+#: How lines are called that XLA's operations do not have.
+_NO_LINE = "no line"
+
+#: Compilers whose partitioner is shared, while the passes behind it differ.
+_SHARED = "partitioned by Shardy, as for all platforms; merged and scheduled as for the {}"
+
+
+def shardings_tables(found: Shardings, width: int, top: int, replicated: bool = False) -> Rendering:
+    """Return the collectives by line, and the sharding of arguments, results and large values.
+
+    Args:
+        found: The facts.
+        width: The width in characters.
+        top: The number of lines, and of values, that are shown.
+        replicated: Whether to show only large values that each device holds whole.
+    """
+    parts: list[Text | Table] = [Text(heading(found), style=theme.HEADING)]
+    parts += map(Text, facts(found))
+    if replicated:
+        parts += [Text(), _values(found, list(filter(found.is_large_copy, found.values)), top)]
+        return Rendering(Group(*parts), width)
+    sources = {"partitioner": "added by the partitioner", "program": "asked for by the program"}
+    for source, title in sources.items():
+        if listed := [each for each in found.collectives if each.source == source]:
+            parts += [Text(), _collectives(found, listed, title, top)]
+    parts += [Text(), _values(found, found.values, top)]
+    return Rendering(Group(*parts), width)
+
+
+def heading(found: Shardings) -> str:
+    """Return the mesh and the traffic: `step: 8 devices (data=4, model=2), …`."""
+    axes = ", ".join(f"{axis}={size}" for axis, size in found.mesh.items())
+    moved = (
+        f"{plural(len(found.collectives), 'collective')} of {in_bytes(found.moved_bytes)} a call"
+        if found.collectives
+        else "no collectives"
+    )
+    return f"{found.name}: {plural(found.devices, 'device')} ({axes}), {moved} on each device"
+
+
+def facts(found: Shardings) -> Iterator[str]:
+    """Yield lines with the memory, the times, and the compiler of the program."""
+    flops = with_prefix(sum(found.products.values()), "FLOP")
+    memory = in_bytes(found.memory_bytes)
+    yield f"{memory} of memory and {flops} in matrix products on each device"
+    if text := times_text(found):
+        yield text
+    yield _SHARED.format(_PLATFORMS.get(found.platform, found.platform))
+
+
+_PLATFORMS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
+
+
+def times_text(found: Shardings) -> str:
+    """Return the times of products and collectives; "" if they are not known."""
+    seconds = [each.seconds for each in found.collectives if each.seconds is not None]
+    parts = []
+    if found.compute_seconds is not None:
+        parts.append(f"products at least {duration(found.compute_seconds)}")
+    if seconds:
+        parts.append(f"collectives at least {duration(sum(seconds))}")
+    hidden = [each.overlap_seconds for each in found.collectives]
+    if seconds and None not in hidden:
+        parts.append(f"{duration(sum(each or 0 for each in hidden))} of it could overlap products")
+    return ", ".join(parts)
+
+
+def _collectives(found: Shardings, listed: Sequence[Collective], title: str, top: int) -> Table:
+    """Return a table with a row for each line, and its collectives below."""
+    with_time = any(each.seconds is not None for each in listed)
+    times = [number("time")] if with_time else []
+    table = new_table(title, number("share"), number("bytes"), *times, text("line and values"))
+    lines = _by(listed, lambda each: each.line)
+    shown = sorted(lines.items(), key=lambda item: -_bytes(item[1]))
+    for line, here in shown[:top]:
+        cells = share_text(_bytes(here), found.moved_bytes), in_bytes(_bytes(here))
+        name = Text(str(line or _NO_LINE), style=theme.BINDER)
+        table.add_row(*cells, *_time(here, with_time), name)
+        for alike in _by(here, _likeness).values():
+            below = Padding(_described(alike), (0, 0, 0, 2))
+            size = Text(in_bytes(_bytes(alike)), style=theme.COMMENT)
+            table.add_row("", size, *_time(alike, with_time), below)
+    rest = [each for _, here in shown[top:] for each in here]
+    cells = share_text(_bytes(rest), found.moved_bytes), in_bytes(_bytes(rest))
+    add_more(table, len(shown) - top, *cells, *_time(rest, with_time))
+    return table
+
+
+def _likeness(each: Collective) -> object:
+    reason = each.reason
+    specs = reason and (reason.operand_spec, reason.consumer_spec, without_numbers(reason.consumer))
+    return each.kind, each.axes, each.bytes, each.count, without_numbers(each.value), specs
+
+
+def _described(alike: Sequence[Collective]) -> Text:
+    """Return a description of collectives of a line that differ in numbers only."""
+    first, runs = alike[0], sum(1 if each.count is None else each.count for each in alike)
+    cell = Text(f"{first.kind} ", style=theme.PRIMITIVE)
+    cell.append(_along(first), style=theme.PARAMETER)
+    if first.count is None:
+        cell.append(f", {runs} in each iteration", style=theme.COMMENT)
+    elif runs > 1:
+        cell.append(f", {runs:,} times", style=theme.COMMENT)
+    cell.append(f" {in_bytes(first.bytes)}", style=theme.TYPE)
+    value = common_path([each.value for each in alike])
+    if not first.reason:
+        return cell.append(f" of {value}") if value else cell
+    consumer = common_path([each.reason.consumer for each in alike if each.reason])
+    consumer = consumer.removesuffix(f" at {first.line.partition(BEHIND)[0]}")
+    verb = "reduced by" if first.reduces else "for"
+    specs = f"{first.reason.operand_spec} → {first.reason.consumer_spec}"
+    return cell.append(f"\n{value}: {specs} {verb} {consumer}", style=theme.COMMENT)
+
+
+def _along(each: Collective) -> str:
+    if each.axes is None:
+        return f"in groups of {each.devices}"
+    return f"along {', '.join(each.axes)}" if each.axes else "on one device"
+
+
+def _time(here: Sequence[Collective], with_time: bool) -> list[str]:
+    return [duration(sum(each.seconds or 0 for each in here))] if with_time else []
+
+
+def _values(found: Shardings, listed: Sequence[ShardedValue], top: int) -> Table:
+    """Return a table of values, with those that differ in numbers only in one row."""
+    columns = number("per device"), number("whole"), text("spec"), text("value")
+    table = new_table("arguments, results and large values", *columns)
+    alike = list(_by(listed, _pattern).values())
+    alike.sort(key=lambda each: -sum(v.bytes_per_device * v.count for v in each))
+    for each in alike[:top]:
+        first, count = each[0], sum(value.count for value in each)
+        sizes = [first.bytes_per_device * count, first.bytes * count]
+        is_named = first.kind == "value" or first.name.startswith(first.kind)
+        name = Text("" if is_named else f"{first.kind} ", style=theme.COMMENT)
+        name.append(common_path([value.name for value in each]), style=theme.BINDER)
+        name.append(f" {first.type}" if count == 1 else f" {count:,} x {first.type}", theme.TYPE)
+        for note in _notes(first, found):
+            name.append(f", {note}", style=theme.COMMENT)
+        table.add_row(*map(in_bytes, sizes), Text(first.spec or "no spec"), name)
+    rest = [value for each in alike[top:] for value in each]
+    sizes = [sum(value.bytes_per_device for value in rest), sum(value.bytes for value in rest)]
+    add_more(table, len(alike) - top, *map(in_bytes, sizes), "")
+    return table
+
+
+def _notes(value: ShardedValue, found: Shardings) -> Iterator[str]:
+    """Yield what is remarkable about how a value is sharded."""
+    if found.is_large_copy(value):
+        yield "replicated"
+    if value.padded_bytes:
+        yield f"{share_text(value.padded_bytes, value.bytes + value.padded_bytes)} of it padding"
+
+
+def _pattern(value: ShardedValue) -> object:
+    return value.kind, value.spec, value.type, without_numbers(value.name), value.line
+
+
+def _bytes(here: Iterable[Collective]) -> int:
+    return sum(each.all_bytes for each in here)
+
+
+def _by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]:
+    """Return items by a key, in the order of the first of each."""
+    found = defaultdict[object, list[T]](list)
+    for each in items:
+        found[key(each)].append(each)
+    return found

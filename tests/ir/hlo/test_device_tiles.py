@@ -1,0 +1,45 @@
+"""The tiles in a module before the partitioner are those that JAX gives to the devices."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxprtool
+from jaxprtool.execute.running.compile_cache import compiled_afresh
+from jaxprtool.formats.partitioning import partitioned
+from jaxprtool.ir.hlo.device_tiles import device_tiles
+from tests.programs.sharded import floats
+
+#: Specs of an array of shape (8, 16, 24) on a mesh of axes a=2, b=2, c=2.
+SPECS = [
+    P(), P("a"), P(None, "b"), P("c", "a"), P(("a", "b")), P(("b", "a")), P(("a", "b", "c")),
+    P(("c", "a"), "b"), P("b", None, ("c", "a")), P(None, ("c", "b", "a")),
+]  # fmt: skip
+
+
+def meshes():
+    devices = np.array(jax.devices("cpu")[:8])
+    kinds = (AxisType.Auto,) * 3
+    yield Mesh(devices.reshape(2, 2, 2), ("a", "b", "c"), axis_types=kinds)
+    yield Mesh(devices[::-1].reshape(2, 2, 2), ("a", "b", "c"), axis_types=kinds)
+
+
+@pytest.mark.parametrize("mesh", meshes(), ids=["in order", "reversed"])
+def test_tiles_are_those_of_the_devices(mesh):
+    shardings = tuple(NamedSharding(mesh, spec) for spec in SPECS)
+    function = jax.jit(lambda *arrays: sum(each.sum() for each in arrays), in_shardings=shardings)
+    shape = (8, 16, 24)
+    with compiled_afresh():
+        found = partitioned(jaxprtool.trace(function, *[floats(*shape)] * len(SPECS)))
+    given = [each for each in found.before.entry.instructions if each.opcode == "parameter"]
+    given.sort(key=lambda each: each.parameter_number)
+    order = found.compiled.runtime_executable().local_devices()
+    for instruction, sharding in zip(given, shardings, strict=True):
+        (tiles,) = device_tiles(instruction, 8)
+        wanted = sharding.devices_indices_map(shape)
+        for place, device in zip(tiles.of_device, order, strict=True):
+            sizes = [size // parts for size, parts in zip(shape, tiles.parts, strict=True)]
+            starts = [index.start or 0 for index in wanted[device]]
+            assert [i * size for i, size in zip(place, sizes, strict=True)] == starts

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.ir.basics.quantities import some
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.shardings import ShardedValue, Shardings
 
 _SHOWN = Panel("Shardings")
 
@@ -17,6 +22,21 @@ _Replicated = Annotated[
     _SHOWN.flag(
         "--replicated",
         "Show only values that each device holds whole, and that take more than 1 % of its memory.",
+    ),
+]
+_Picture = Annotated[
+    str | None,
+    _SHOWN.option(
+        "--picture",
+        "NAME",
+        "Draw which devices hold which parts of a value, or of all whose names begin so.",
+    ),
+]
+_Propose = Annotated[
+    bool,
+    _SHOWN.flag(
+        "--propose",
+        "Compile with other constraints too, and show those with which devices send less.",
     ),
 ]
 _Bandwidth = Annotated[
@@ -33,8 +53,10 @@ _Bandwidth = Annotated[
 @command
 def shardings(
     session: Session,
-    top: _Top = 20,
+    top: _Top = 10,
     replicated: _Replicated = False,
+    picture: _Picture = None,
+    propose: _Propose = False,
     bandwidth: _Bandwidth = None,
     device: Device = None,
     json: options.Json = False,
@@ -48,15 +70,15 @@ def shardings(
     [bold]Examples[/]
 
       jaxprtool shardings samples/sharded.py:grad_loss
-      jaxprtool shardings model.py:step --mesh data=4,model=2 --in-specs "(P(), P('data'))"
-      jaxprtool shardings model.py:step --mesh data=8 --bandwidth nvlink4 --device h100
+      jaxprtool shardings samples/partitioned.py:step --mesh data=8 --in-specs "(P(), P('data'))"
+      jaxprtool shardings samples/partitioned.py:step --mesh x=8 --in-specs "P(None, 'x')" --replicated
     """
     session.start_devices()
     from jaxprtool.analysis.cost.devices import device_named
     from jaxprtool.analysis.cost.interconnects import interconnect_named
     from jaxprtool.analysis.shardings.times import timed
     from jaxprtool.api.investigate.shardings import shardings as found_shardings
-    from jaxprtool.render.reports.shardings import shardings_tables
+    from jaxprtool.render.reports.shardings import pictures, shardings_tables
 
     link = None if bandwidth is None else interconnect_named(bandwidth)
     on = None if device is None else device_named(device)
@@ -65,9 +87,22 @@ def shardings(
     session.on_progress(f"compiling {given.program.name}")
     names = given.program.arg_names
     with session.mesh_set():
-        found = found_shardings(given.program, [given.values.get(name) for name in names])
+        arguments = [given.values.get(name) for name in names]
+        found = found_shardings(given.program, arguments, propose=propose)
     found = timed(found, link, on)
     if json:
         output.write_json(found)
         return
+    if picture is not None:
+        output.write_rendered(pictures(_named(picture, found), output.width()))
+        return
     output.write_rendered(shardings_tables(found, output.width(), top, replicated))
+
+
+def _named(name: str, found: Shardings) -> list[ShardedValue]:
+    """Return the values whose names begin with `name`."""
+    names = [each.name for each in found.values]
+    if chosen := [each for each in found.values if each.name.startswith(name)]:
+        return chosen
+    hint = did_you_mean(name, names) or f"values: {some(names, 6)}"
+    raise ArgumentsError(f"--picture: no value of {found.name} is named '{name}'", hint)

@@ -20,6 +20,7 @@ from jaxprtool.analysis.flow_paths import Path as FlowPath
 from jaxprtool.analysis.profile import Profile
 from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.residuals import Residuals
+from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.slices import Why
 from jaxprtool.api.investigate.reduction import Reduction
 from jaxprtool.execute.bench.measured import Bench
@@ -39,6 +40,7 @@ DOCUMENTS = {
     "outline": (found.OutlineDocument,),
     "cost": (found.CostDocument,),
     "profile": (Profile, found.CostDocument),
+    "shardings": (Shardings,),
     "memory": (found.MemoryDocument,),
     "source": (found.SourceDocument,),
     "residuals": (Residuals,),

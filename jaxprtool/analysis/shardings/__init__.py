@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from jaxprtool.analysis.cost.interconnects import bytes_sent
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.hlo.collectives import REDUCTIONS
 from jaxprtool.ir.hlo.device_tiles import DeviceTiles
@@ -39,7 +40,11 @@ class Reason:
     consumer_spec: str
 
 
-@document(without=("frames", "overlapping"), optional=("reason", "seconds", "overlap_seconds"))
+@document(
+    without=("frames", "overlapping"),
+    also=("sent_bytes",),
+    optional=("reason", "seconds", "overlap_seconds"),
+)
 @dataclass(frozen=True)
 class Collective:
     """A value that devices exchange.
@@ -89,9 +94,15 @@ class Collective:
         return self.kind in REDUCTIONS
 
     @property
-    def all_bytes(self) -> int:
-        """The bytes of all runs; those of a loop with an unknown trip count are counted once."""
-        return self.bytes * (1 if self.count is None else self.count)
+    def sent_bytes(self) -> int:
+        """The bytes that each device sends at least, in all runs.
+
+        An all-reduce sends almost twice its result, a reduce-scatter almost its operand. A loop
+        with an unknown trip count runs once. The result of a `ragged-all-to-all` is an upper bound.
+        """
+        sent = bytes_sent(self.kind, self.bytes, self.devices)
+        runs = 1 if self.count is None else self.count
+        return round(self.bytes if sent is None else sent) * runs
 
 
 @document(without=("tiles",), also=("replicated",))
@@ -103,6 +114,8 @@ class ShardedValue:
         name: Its path, or its operation and line.
         kind: "argument", "result" or "value".
         type: Its type as a whole, as XLA writes it.
+        shape: Its shape as a whole.
+        shape_per_device: Its shape on each device, with padding.
         spec: Its spec; "" if axes cannot describe it.
         bytes: Its bytes as a whole.
         bytes_per_device: Its bytes on each device, with padding.
@@ -116,6 +129,8 @@ class ShardedValue:
     name: str
     kind: Literal["argument", "result", "value"]
     type: str
+    shape: tuple[int, ...]
+    shape_per_device: tuple[int, ...]
     spec: str
     bytes: int
     bytes_per_device: int
@@ -130,8 +145,42 @@ class ShardedValue:
         """Whether each device holds all of it."""
         return self.copies == len(self.tiles.of_device)
 
+    @property
+    def ranges(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        """The range of indices that each device holds, for each dimension."""
+        sizes = list(zip(self.shape, self.shape_per_device, strict=True))
+        found = {}
+        for device, place in enumerate(self.tiles.of_device.tolist()):
+            starts = [(i * part, size) for i, (size, part) in zip(place, sizes, strict=True)]
+            parts = zip(starts, self.shape_per_device, strict=True)
+            found[device] = tuple(
+                (min(start, size), min(start + part, size)) for (start, size), part in parts
+            )
+        return found
 
-@document(also=("moved_bytes",), optional=("compute_seconds",))
+
+@dataclass(frozen=True)
+class Constraint:
+    """A sharding of a value with which the compiled program moves fewer bytes.
+
+    Attributes:
+        line: The line of the operation that computes the value.
+        value: The operation and its line.
+        spec: The spec for `with_sharding_constraint`.
+        replaces: Whether the operation is a constraint, whose spec changes.
+        sent_bytes: The bytes that each device then sends in a call.
+        memory_bytes: The memory of the program on each device then.
+    """
+
+    line: str
+    value: str
+    spec: str
+    replaces: bool
+    sent_bytes: int
+    memory_bytes: int
+
+
+@document(also=("sent_bytes",), optional=("compute_seconds", "constraints"))
 @dataclass(frozen=True)
 class Shardings:
     """What the partitioner made of a program.
@@ -143,9 +192,11 @@ class Shardings:
         mesh: The size of each axis of the mesh.
         memory_bytes: The memory of the compiled program on each device.
         products: The operations of matrix products on each device, by element type.
-        collectives: The values that devices exchange, in order of their bytes.
+        collectives: The values that devices exchange, the one for which they send most first.
         values: Arguments, results and large values, in order of their bytes on a device.
         compute_seconds: The least time of the products on a device; None without a device.
+        constraints: Constraints that help, each tried alone, the best first; None if none were
+            tried.
     """
 
     name: str
@@ -157,11 +208,12 @@ class Shardings:
     collectives: tuple[Collective, ...]
     values: tuple[ShardedValue, ...]
     compute_seconds: float | None = None
+    constraints: tuple[Constraint, ...] | None = None
 
     @property
-    def moved_bytes(self) -> int:
-        """The bytes of the results of all collectives in a call, on each device."""
-        return sum(each.all_bytes for each in self.collectives)
+    def sent_bytes(self) -> int:
+        """The bytes that each device sends in a call."""
+        return sum(each.sent_bytes for each in self.collectives)
 
     def is_large_copy(self, value: ShardedValue) -> bool:
         """Return True if each device holds all of a value that takes 1 % of its memory."""

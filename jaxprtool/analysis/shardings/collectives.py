@@ -25,7 +25,7 @@ class _Part(NamedTuple):
 
 
 def found_collectives(whole: ShardedModule, final: Module) -> tuple[Collective, ...]:
-    """Return the collectives of a partitioned module, in order of their bytes.
+    """Return the collectives of a partitioned module, the one that sends most first.
 
     Args:
         whole: The module before the partitioner.
@@ -33,7 +33,7 @@ def found_collectives(whole: ShardedModule, final: Module) -> tuple[Collective, 
     """
     reader = _Reader(whole, final)
     found = [each for one in hlo.collectives(final) for each in reader.read(one)]
-    return tuple(sorted(found, key=lambda each: -each.all_bytes))
+    return tuple(sorted(found, key=lambda each: -each.sent_bytes))
 
 
 class _Reader:

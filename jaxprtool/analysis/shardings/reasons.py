@@ -166,6 +166,8 @@ class Reasons:
         if moved.kind in REDUCTIONS:
             return edge
         consumer = edge.consumer
+        if not (consumer.opcode in LAYOUT or consumer.shape.sizes == edge.operand.shape.sizes):
+            return edge
         for _ in range(_STEPS):
             longer = Edge(edge.operand, consumer)
             if _is_constraint(consumer):

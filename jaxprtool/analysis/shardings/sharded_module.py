@@ -151,8 +151,14 @@ class ShardedModule:
             return instruction.op_name or instruction.name
         if not instruction.op_name and instruction.id in self._names_of_results:
             return self._names_of_results[instruction.id]
-        primitive = instruction.path.rpartition("/")[2] or instruction.opcode
+        if instruction.opcode == "get-tuple-element":
+            caller = self._caller(self.module.instructions[instruction.operands[0]])
+            if caller is not None and caller.opcode == "while":
+                return f"carry of {self.name(caller)}"
         line = self.line(instruction).partition(BEHIND)[0]
+        scope, _, primitive = instruction.path.rpartition("/")
+        if not (primitive and (scope or line)):  # XLA's own, which it numbers
+            primitive = instruction.opcode
         return " at ".join(filter(None, (primitive, line)))
 
     def is_argument(self, instruction: Instruction) -> bool:
@@ -163,7 +169,7 @@ class ShardedModule:
     def maker(self, instruction: Instruction) -> Instruction:
         """Return the operation that computes a value, or the argument that it is.
 
-        Copies, tuples, and the carries of loops, which start as an operand, are passed through.
+        Copies, tuples, and what loops only read are passed through.
         """
         found = instruction
         for _ in range(_STEPS):
@@ -186,18 +192,33 @@ class ShardedModule:
         return None
 
     def _element(self, value: Instruction, index: int) -> Instruction | None:
-        """Return an element of a tuple; of a loop's carry, what it starts as."""
+        """Return an element of a tuple; for what a loop only reads, its operand."""
         for _ in range(_STEPS):
             if value.opcode == "tuple":
                 return self._operand(value, index)
             caller = self._caller(value)
             if caller is not None and caller.opcode == "while":
+                if not self._is_kept(value, index):
+                    return None
                 value = self.module.instructions[caller.operands[0]]
             elif value.opcode in ("copy", "optimization-barrier"):
                 value = self.module.instructions[value.operands[0]]
             else:
                 return None
         return None
+
+    def _is_kept(self, carry: Instruction, index: int) -> bool:
+        """Return True if a loop returns an element of its carry as it is."""
+        root = self.module.computations[self._computation_of[carry.id]].root
+        returned = self._operand(root, index) if root.opcode == "tuple" else None
+        while returned is not None and returned.opcode == "copy":
+            returned = self._operand(returned, 0)
+        return (
+            returned is not None
+            and returned.opcode == "get-tuple-element"
+            and returned.operands == (carry.id,)
+            and returned.tuple_index == index
+        )
 
     def _caller(self, instruction: Instruction) -> Instruction | None:
         """Return the instruction that calls the computation of a parameter."""

@@ -19,8 +19,10 @@ from jaxprtool.ir.hlo.live_ranges import CALLS
 from jaxprtool.ir.hlo.mesh_axes import spec_text
 from jaxprtool.ir.hlo.module import Computation, Instruction, Module, Shape
 
-#: Operations whose values are those of others, or that compute none.
-_NOT_MADE = frozenset({"parameter", "tuple", "get-tuple-element", "constant", "bitcast", "iota"})
+#: Operations whose values are those of others, or constants.
+_NOT_MADE = frozenset(
+    {"parameter", "tuple", "get-tuple-element", "constant", "bitcast", "iota", "broadcast"}
+)
 
 
 def found_values(
@@ -103,17 +105,19 @@ def _described(
     if tiles is None or tiles.is_local:
         return None
     spec, shape = whole.axes.spec(tiles), instruction.shape
-    local = _local(shape, tiles).bytes
+    local = _local(shape, tiles)
     parts = prod(tiles.parts)
     return ShardedValue(
         name,
         kind,
         str(shape),
+        shape.sizes,
+        local.sizes,
         "" if spec is None else spec_text(spec),
         shape.bytes,
-        local,
+        local.bytes,
         len(tiles.of_device) // parts,
-        local * parts - shape.bytes,
+        local.bytes * parts - shape.bytes,
         1,
         "" if kind == "argument" else whole.line(instruction),
         tiles,

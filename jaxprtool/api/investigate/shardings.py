@@ -17,6 +17,7 @@ from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.shardings.collectives import found_collectives
 from jaxprtool.analysis.shardings.sharded_module import ShardedModule
 from jaxprtool.analysis.shardings.values import found_values
+from jaxprtool.api.investigate.constraints import with_constraints
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.formats.partitioning import Partitioned, partitioned
@@ -29,7 +30,9 @@ from jaxprtool.ir.programs.ref_contents import with_contents
 from jaxprtool.ir.source.frames import frames_now
 
 
-def shardings(program: Program, arguments: Sequence[object] = ()) -> Shardings:
+def shardings(
+    program: Program, arguments: Sequence[object] = (), *, propose: bool = False
+) -> Shardings:
     """Compile a program for the devices of its mesh, and return its collectives and shardings.
 
     JAX's compilation cache is not used. Nothing is run.
@@ -38,6 +41,8 @@ def shardings(program: Program, arguments: Sequence[object] = ()) -> Shardings:
         program: A `Program` with a mesh: by the shardings given to `jax.jit`, by `shard_map`, or in
             its types.
         arguments: Its flat arguments or their types, if they lie on several devices.
+        propose: Whether to compile the program with other constraints too, and return those with
+            which devices send less.
 
     Raises:
         ArgumentsError: If it was traced with arguments on several devices, and none are given.
@@ -51,6 +56,11 @@ def shardings(program: Program, arguments: Sequence[object] = ()) -> Shardings:
             "pass its flat arguments too, which tell where they lie",
         )
     program = with_contents(program)
+    found = _shardings(program, arguments)
+    return with_constraints(found, program, arguments, _shardings) if propose else found
+
+
+def _shardings(program: Program, arguments: Sequence[object]) -> Shardings:
     with compiled_afresh():
         found = partitioned(program, arguments)
     devices = found.compiled.runtime_executable().local_devices()

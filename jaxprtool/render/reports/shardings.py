@@ -6,15 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.basics.paths import common_path, without_numbers
-from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
+from jaxprtool.ir.basics.quantities import in_bytes, plural, times, with_prefix
 from jaxprtool.ir.source.frames import BEHIND
 from jaxprtool.render.reports.runs import duration
+from jaxprtool.render.reports.sharding_picture import sharding_picture
 from jaxprtool.render.terminal import theme
 from jaxprtool.render.terminal.rendering import Rendering
 from jaxprtool.render.terminal.tables import add_more, new_table, number, share_text, text
@@ -49,7 +50,19 @@ def shardings_tables(found: Shardings, width: int, top: int, replicated: bool = 
     for source, title in sources.items():
         if listed := [each for each in found.collectives if each.source == source]:
             parts += [Text(), _collectives(found, listed, title, top)]
+    if found.constraints is not None:
+        parts += [Text(), *_constraints(found)]
     parts += [Text(), _values(found, found.values, top)]
+    return Rendering(Group(*parts), width)
+
+
+def pictures(values: Iterable[ShardedValue], width: int) -> Rendering:
+    """Return a picture of which devices hold which parts of values."""
+    parts: list[RenderableType] = []
+    for each in values:
+        title = Text(each.name, style=theme.BINDER).append(f" {each.type}", style=theme.TYPE)
+        title.append(f" {each.spec}", style="default")
+        parts += [title, sharding_picture(each.shape, each.ranges, width)]
     return Rendering(Group(*parts), width)
 
 
@@ -57,11 +70,9 @@ def heading(found: Shardings) -> str:
     """Return the mesh and the traffic: `step: 8 devices (data=4, model=2), …`."""
     axes = ", ".join(f"{axis}={size}" for axis, size in found.mesh.items())
     moved = (
-        f"{plural(len(found.collectives), 'collective')} of {in_bytes(found.moved_bytes)} a call"
-        if found.collectives
-        else "no collectives"
+        f"each sends {in_bytes(found.sent_bytes)} a call" if found.collectives else "no collectives"
     )
-    return f"{found.name}: {plural(found.devices, 'device')} ({axes}), {moved} on each device"
+    return f"{found.name}: {plural(found.devices, 'device')} ({axes}), {moved}"
 
 
 def facts(found: Shardings) -> Iterator[str]:
@@ -95,19 +106,19 @@ def _collectives(found: Shardings, listed: Sequence[Collective], title: str, top
     """Return a table with a row for each line, and its collectives below."""
     with_time = any(each.seconds is not None for each in listed)
     times = [number("time")] if with_time else []
-    table = new_table(title, number("share"), number("bytes"), *times, text("line and values"))
+    table = new_table(title, number("share"), number("sent"), *times, text("line and values"))
     lines = _by(listed, lambda each: each.line)
     shown = sorted(lines.items(), key=lambda item: -_bytes(item[1]))
     for line, here in shown[:top]:
-        cells = share_text(_bytes(here), found.moved_bytes), in_bytes(_bytes(here))
+        cells = share_text(_bytes(here), found.sent_bytes), in_bytes(_bytes(here))
         name = Text(str(line or _NO_LINE), style=theme.BINDER)
         table.add_row(*cells, *_time(here, with_time), name)
-        for alike in _by(here, _likeness).values():
+        for alike in sorted(_by(here, _likeness).values(), key=_bytes, reverse=True):
             below = Padding(_described(alike), (0, 0, 0, 2))
             size = Text(in_bytes(_bytes(alike)), style=theme.COMMENT)
             table.add_row("", size, *_time(alike, with_time), below)
     rest = [each for _, here in shown[top:] for each in here]
-    cells = share_text(_bytes(rest), found.moved_bytes), in_bytes(_bytes(rest))
+    cells = share_text(_bytes(rest), found.sent_bytes), in_bytes(_bytes(rest))
     add_more(table, len(shown) - top, *cells, *_time(rest, with_time))
     return table
 
@@ -123,14 +134,14 @@ def _described(alike: Sequence[Collective]) -> Text:
     first, runs = alike[0], sum(1 if each.count is None else each.count for each in alike)
     cell = Text(f"{first.kind} ", style=theme.PRIMITIVE)
     cell.append(_along(first), style=theme.PARAMETER)
+    cell.append(f", {in_bytes(first.bytes)}", style=theme.TYPE)
     if first.count is None:
         cell.append(f", {runs} in each iteration", style=theme.COMMENT)
     elif runs > 1:
         cell.append(f", {runs:,} times", style=theme.COMMENT)
-    cell.append(f" {in_bytes(first.bytes)}", style=theme.TYPE)
     value = common_path([each.value for each in alike])
     if not first.reason:
-        return cell.append(f" of {value}") if value else cell
+        return cell.append(f", of {value}") if value else cell
     consumer = common_path([each.reason.consumer for each in alike if each.reason])
     consumer = consumer.removesuffix(f" at {first.line.partition(BEHIND)[0]}")
     verb = "reduced by" if first.reduces else "for"
@@ -144,8 +155,27 @@ def _along(each: Collective) -> str:
     return f"along {', '.join(each.axes)}" if each.axes else "on one device"
 
 
+def _constraints(found: Shardings) -> Iterator[Text | Table]:
+    """Yield a table of the constraints that help, each by itself."""
+    if not found.constraints:
+        yield Text("no constraint was found with which devices send less")
+        return
+    columns = number("sent"), number("memory"), text("line and constraint")
+    table = new_table("with one of these constraints, as compiled", *columns)
+    for each in found.constraints:
+        code = f"with_sharding_constraint({'…' if each.replaces else each.value}, {each.spec})"
+        cell = Text(each.line, style=theme.BINDER).append(f"\n  {code}", style="default")
+        if each.replaces:
+            cell.append(" in place of the constraint there", style=theme.COMMENT)
+        table.add_row(in_bytes(each.sent_bytes), in_bytes(each.memory_bytes), cell)
+    yield table
+
+
 def _time(here: Sequence[Collective], with_time: bool) -> list[str]:
-    return [duration(sum(each.seconds or 0 for each in here))] if with_time else []
+    if not with_time:
+        return []
+    seconds = sum(each.seconds or 0 for each in here)
+    return [duration(seconds) if seconds >= 1e-9 else "< 1 ns"]
 
 
 def _values(found: Shardings, listed: Sequence[ShardedValue], top: int) -> Table:
@@ -160,7 +190,9 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int) -> Table
         is_named = first.kind == "value" or first.name.startswith(first.kind)
         name = Text("" if is_named else f"{first.kind} ", style=theme.COMMENT)
         name.append(common_path([value.name for value in each]), style=theme.BINDER)
-        name.append(f" {first.type}" if count == 1 else f" {count:,} x {first.type}", theme.TYPE)
+        local = f"[{','.join(map(str, first.shape_per_device))}]"
+        split = "" if first.replicated else f" in {local}"
+        name.append(f" {times(count, first.type)}{split}", style=theme.TYPE)
         for note in _notes(first, found):
             name.append(f", {note}", style=theme.COMMENT)
         table.add_row(*map(in_bytes, sizes), Text(first.spec or "no spec"), name)
@@ -183,7 +215,7 @@ def _pattern(value: ShardedValue) -> object:
 
 
 def _bytes(here: Iterable[Collective]) -> int:
-    return sum(each.all_bytes for each in here)
+    return sum(each.sent_bytes for each in here)
 
 
 def _by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]:

@@ -1,6 +1,6 @@
 """Axes are found from the devices alone: those of specs, of groups, and of permutations."""
 
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 
 import jax
 import numpy as np
@@ -21,8 +21,7 @@ def every_spec(rank):
             for cuts in combinations(range(count + rank - 1), rank - 1):
                 ends = [-1, *cuts, count + rank - 1]
                 parts = [
-                    axes[start + 1 - i : end - i]
-                    for i, (start, end) in enumerate(zip(ends, ends[1:], strict=False))
+                    axes[start + 1 - i : end - i] for i, (start, end) in enumerate(pairwise(ends))
                 ]
                 yield tuple(parts)
 

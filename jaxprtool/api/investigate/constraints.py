@@ -1,0 +1,172 @@
+"""Constraints with which devices exchange fewer bytes: each is compiled before it is proposed.
+
+For a value that the partitioner moves, the constraints tried are those that keep it cut as it was:
+its operand's spec for the operation that needs it elsewhere, or the same axes along another
+dimension. A constraint holds for each equation of its line. One that is in the source already can
+be changed anywhere; a new one is tried only on lines without a gradient, since JAX would constrain
+the gradient there too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxprtool.analysis.shardings import Collective, Constraint, Shardings
+from jaxprtool.errors import JaxprToolError, UnsupportedError
+from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.hlo.mesh_axes import spec_text
+from jaxprtool.ir.programs.meshes import meshes_in
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import top_jaxpr
+from jaxprtool.ir.source.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.source.scopes import is_backward
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes.transforms.constrained_values import constrain_values
+
+#: The number of collectives for which constraints are tried, and of constraints.
+_COLLECTIVES, _TRIES = 4, 8
+
+#: The share of the bytes that a constraint has to save.
+_LEAST = 0.01
+
+#: Compiles a program, and returns what the partitioner made of it.
+_Compile: TypeAlias = Callable[[Program, Sequence[object]], Shardings]
+
+
+class _Candidate(NamedTuple):
+    """A constraint to try: the equations of a line with results of one shape, and a spec."""
+
+    equations: tuple[JaxprEqn, ...]
+    spec: PartitionSpec
+
+
+def with_constraints(
+    found: Shardings, program: Program, arguments: Sequence[object], compile: _Compile
+) -> Shardings:
+    """Return sharding facts with the constraints that help.
+
+    Args:
+        found: The facts of the program as it is.
+        program: The program.
+        arguments: Its flat arguments, if they lie on several devices.
+        compile: Compiles a program, and returns its facts.
+
+    Raises:
+        UnsupportedError: If the program names no mesh, or one with explicit axes: types state their
+            shardings.
+    """
+    mesh = _mesh(program, found)
+    frames = frames_now(program.roots)
+    helpful = []
+    for each in _candidates(found, program, frames):
+        sharding = NamedSharding(mesh, each.spec)
+        wanted = {eqn.outvars[0]: sharding for eqn in each.equations}
+        try:
+            changed = compile(constrain_values(program, wanted), arguments)
+        except (JaxprToolError, ValueError):
+            continue  # refused by JAX or XLA, as in a shard_map: it is no proposal
+        if changed.sent_bytes < found.sent_bytes * (1 - _LEAST):
+            helpful.append(_constraint(each, frames, changed))
+    helpful.sort(key=lambda each: each.sent_bytes)
+    return replace(found, constraints=tuple(helpful))
+
+
+def _mesh(program: Program, found: Shardings) -> Mesh | AbstractMesh:
+    for mesh in meshes_in(program):
+        if {str(axis): size for axis, size in mesh.shape.items()} == found.mesh:
+            if AxisType.Explicit not in mesh.axis_types:
+                return mesh
+            raise UnsupportedError(
+                f"no constraints are tried: the axes of the mesh of {program.name} are explicit",
+                "jax.sharding.reshard changes the sharding of a value",
+            )
+    raise UnsupportedError(f"no constraints are tried: {program.name} names no mesh of its devices")
+
+
+def _candidates(found: Shardings, program: Program, frames: Frames) -> Iterator[_Candidate]:
+    """Yield the constraints to try, for the dearest collectives first."""
+    found_equations = list(equations(top_jaxpr(program)))
+    backward = {frames.line_of([eqn]) for eqn in found_equations if is_backward(eqn)}
+    by_name = defaultdict[str, list[JaxprEqn]](list)
+    for eqn in found_equations:
+        if _is_constraint(eqn) or frames.line_of([eqn]) not in backward:
+            by_name[frames.named([eqn])].append(eqn)
+    tried: dict[tuple[object, PartitionSpec], _Candidate] = {}
+    added = [each for each in found.collectives if each.reason is not None and each.axes]
+    for each in added[:_COLLECTIVES]:
+        for candidate in _of_collective(each, by_name, found):
+            tried.setdefault((candidate.equations[0].outvars[0], candidate.spec), candidate)
+    yield from list(tried.values())[:_TRIES]
+
+
+def _of_collective(
+    each: Collective, by_name: Mapping[str, Sequence[JaxprEqn]], found: Shardings
+) -> Iterator[_Candidate]:
+    reason = each.reason
+    assert reason is not None and each.axes is not None
+    for name in (reason.consumer, reason.operand):
+        arrays = [eqn for eqn in by_name.get(name, ()) if eqn.outvars[0].aval.shape]
+        if not arrays:
+            continue
+        shape = max((eqn.outvars[0].aval.shape for eqn in arrays), key=prod)
+        alike = tuple(eqn for eqn in arrays if eqn.outvars[0].aval.shape == shape)
+        now = reason.consumer_spec if name == reason.consumer else reason.operand_spec
+        for spec in _specs(each.axes, _entries(reason.operand_spec), _entries(now), len(shape)):
+            if spec != _entries(now) and _divides(spec, shape, found.mesh):
+                yield _Candidate(alike, spec)
+
+
+def _specs(
+    axes: Sequence[str], operand: PartitionSpec, now: PartitionSpec, rank: int
+) -> Iterator[PartitionSpec]:
+    """Yield specs of a value that is cut along axes: as its operand, or along one dimension."""
+    if len(operand) <= rank:
+        yield operand
+    rest = [_without(axes, entry) for entry in (*now, *[None] * (rank - len(now)))][:rank]
+    for dimension in range(rank):
+        entries = [*rest]
+        entries[dimension] = (*axes, *rest[dimension])
+        yield _entries(spec_text(tuple(entries)))
+
+
+def _without(axes: Sequence[str], entry: object) -> tuple[str, ...]:
+    given = entry if isinstance(entry, tuple) else () if entry is None else (str(entry),)
+    return tuple(each for each in given if each not in axes)
+
+
+def _entries(spec: str) -> PartitionSpec:
+    """Return a spec from its text."""
+    inside = spec.removeprefix("P(").removesuffix(")")
+    return PartitionSpec(*ast.literal_eval(f"({inside},)")) if inside else PartitionSpec()
+
+
+def _divides(spec: PartitionSpec, shape: Sequence[int], mesh: Mapping[str, int]) -> bool:
+    """Return True if a spec names whole axes, whose sizes divide the dimensions."""
+    for size, entry in zip(shape, spec, strict=False):
+        axes = _without((), entry)
+        if any(axis not in mesh for axis in axes) or size % prod(mesh[axis] for axis in axes):
+            return False
+    return True
+
+
+def _is_constraint(eqn: JaxprEqn) -> bool:
+    return bool(eqn.primitive.name == "sharding_constraint")
+
+
+def _constraint(candidate: _Candidate, frames: Frames, changed: Shardings) -> Constraint:
+    eqn = candidate.equations[0]
+    return Constraint(
+        frames.line_of([eqn]).partition(BEHIND)[0],
+        frames.named([eqn]),
+        spec_text(tuple(_without((), entry) for entry in candidate.spec)),
+        _is_constraint(eqn),
+        changed.sent_bytes,
+        changed.memory_bytes,
+    )

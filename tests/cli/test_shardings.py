@@ -1,0 +1,142 @@
+"""`jaxprtool shardings`, as a user types it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+MODEL = """
+    import jax
+    import jax.numpy as jnp
+    from jax.lax import with_sharding_constraint
+    from jax.sharding import PartitionSpec as P
+
+    def step(weights, x):
+        hidden = jnp.tanh(x @ weights)
+        whole = with_sharding_constraint(hidden, P())
+        return with_sharding_constraint(jnp.exp(whole), P("data")), x.sum()
+
+    def alone(x):
+        return x * 2
+
+    def summed(x):
+        def body(x):
+            return jax.lax.psum(x, "data")
+        return jax.shard_map(body, in_specs=P("data"), out_specs=P())(x)
+"""
+ARGS = "--args", "f32[64,64], f32[256,64]"
+MESH = "--mesh", "data=8"
+STEP = "shardings", "sharded.py:step", *ARGS, *MESH, "--in-specs", "(P(), P('data'))"
+
+
+@pytest.fixture(autouse=True)
+def model(folder):
+    (folder / "sharded.py").write_text(textwrap.dedent(MODEL))
+    return folder
+
+
+def test_collectives_stand_at_their_lines_with_the_specs_that_do_not_fit(cli):
+    found = cli(*STEP)
+    assert found.code == 0 and found.err == ""
+    heading, *_ = found.out.splitlines()
+    assert heading == "step: 8 devices (data=8), each sends 56.0 KiB a call"
+    text = re.sub(r"\s+", " ", found.out)
+    assert "added by the partitioner" in text and "asked for by the program" not in text
+    assert "sharded.py:9" in text  # the constraint, and not tanh before it
+    assert "all-gather along data, 64.0 KiB" in text
+    assert "dot_general at sharded.py:8: P('data') → P() for sharding_constraint" in text
+    assert re.search(r"8.0 KiB 64.0 KiB P\('data'\) argument x f32\[256,64\] in \[32,64\]", text)
+    assert max(map(len, found.out.splitlines())) <= 80
+
+
+def test_collectives_of_the_program_stand_apart(cli):
+    found = cli("shardings", "sharded.py:summed", "--args", "f32[64@data]", *MESH)
+    assert found.code == 0
+    assert "asked for by the program" in found.out and "partitioner\n" not in found.out
+
+
+def test_json_has_what_the_table_has(cli):
+    found = json.loads(cli(*STEP, "--json").out)
+    first = found["collectives"][0]
+    assert {"kind", "axes", "bytes", "count", "line", "source"} <= first.keys()
+    assert (first["kind"], first["axes"], first["bytes"]) == ("all-gather", ["data"], 65536)
+    assert (first["count"], first["line"], first["source"]) == (1, "sharded.py:9", "partitioner")
+    assert found["devices"] == 8 and found["mesh"] == {"data": 8}
+    (weights,) = (each for each in found["values"] if each["name"] == "weights")
+    assert weights["spec"] == "P()" and weights["replicated"]
+    assert weights["bytes"] == weights["bytes_per_device"] == 64 * 64 * 4
+
+
+def test_only_replicated_values_are_shown_on_request(cli):
+    found = cli(*STEP, "--replicated")
+    assert found.code == 0
+    assert "weights" in found.out and "argument x" not in found.out
+    assert "all-gather" not in found.out
+
+
+def test_a_picture_shows_the_parts_of_each_device(cli):
+    found = cli(*STEP, "--picture", "x")
+    assert found.code == 0 and "x f32[256,64] P('data')" in found.out
+    for device in range(8):
+        assert re.search(rf"{32 * device}:{32 * device + 32} │ {device} │", found.out)
+    wrong = cli(*STEP, "--picture", "weihgts")
+    assert wrong.code == 2 and "no value of step is named 'weihgts'" in wrong.err
+    assert "did you mean 'weights'?" in wrong.err
+
+
+def test_times_are_those_of_an_interconnect_and_a_device(cli):
+    found = cli(*STEP, "--bandwidth", "1GB/s", "--device", "h100")
+    assert found.code == 0 and "57.3 µs" in found.out  # 56 KiB at a gigabyte a second
+    assert "products at least" in found.out and "collectives at least" in found.out
+    wrong = cli(*STEP, "--bandwidth", "nvlnk4")
+    assert wrong.code == 2 and "did you mean 'nvlink4'?" in wrong.err
+
+
+def test_constraints_are_proposed_on_request(cli):
+    found = cli(*STEP, "--propose")
+    assert found.code == 0
+    text = re.sub(r"\s+", " ", found.out)
+    assert "sharded.py:9 with_sharding_constraint(…, P('data')) in place of" in text
+    assert "constraints" not in json.loads(cli(*STEP, "--json").out)
+    (best, *_) = json.loads(cli(*STEP, "--propose", "--json").out)["constraints"]
+    assert best["spec"] == "P('data')" and best["sent_bytes"] < 10
+
+
+def test_a_function_of_one_device_is_refused(cli):
+    found = cli("shardings", "sharded.py:alone", "--args", "f32[8]")
+    assert found.code == 2 and found.out == ""
+    assert found.err.startswith("error: alone is not partitioned: it is compiled for one device")
+    assert found.err.count("\n") <= 3
+
+
+def test_mistakes_in_the_mesh_are_one_line(cli):
+    few = cli(*STEP[:4], "--mesh", "data=512", "--in-specs", "(P(), None)")
+    assert few.code == 2 and few.err.startswith("error: ") and "Traceback" not in few.err
+    axis = cli(*STEP[:4], *MESH, "--in-specs", "(P(), P('dat'))")
+    assert axis.code == 2 and "did you mean 'data'?" in axis.err
+
+
+#: A module that sets no number of devices, sets it, and sets it by a flag of XLA.
+MODULES = {
+    "": 16,
+    "import jax; jax.config.update('jax_num_cpu_devices', 4)": 4,
+    "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'": 2,
+}
+
+
+@pytest.mark.parametrize("start", MODULES)
+def test_there_are_virtual_devices_unless_the_module_sets_their_number(model, start):
+    count = MODULES[start]
+    (model / "own.py").write_text(f"{start}\n{textwrap.dedent(MODEL)}")
+    command = ["-m", "jaxprtool", "shardings", "own.py:step", *STEP[2:4], "--mesh", f"data={count}"]
+    clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    made = subprocess.run(
+        [sys.executable, *command, *STEP[6:], "--json"],
+        capture_output=True, text=True, cwd=model, env=clean,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["devices"] == count

@@ -71,7 +71,6 @@ def shardings(
 
       jaxprtool shardings samples/sharded.py:grad_loss
       jaxprtool shardings samples/partitioned.py:step --mesh data=8 --in-specs "(P(), P('data'))"
-      jaxprtool shardings samples/partitioned.py:step --mesh x=8 --in-specs "P(None, 'x')" --replicated
     """
     session.start_devices()
     from jaxprtool.analysis.cost.devices import device_named

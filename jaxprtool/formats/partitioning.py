@@ -1,12 +1,11 @@
-"""The modules of a program over several devices: before and after XLA's partitioner, and compiled.
+"""The modules of a program over several devices: before XLA's partitioner, and compiled.
 
     found = partitioned(program)
     found.before.entry.instructions, found.final.entry.instructions
 
-XLA writes the first two while it compiles (`xla_dump_to`). In *before*, Shardy has given each
-instruction its sharding, and arrays have their whole size. In *after*, arrays are those of one
-device, and collectives are between them. Later passes merge and move collectives: *final* is what
-runs.
+XLA writes the first while it compiles (`xla_dump_to`): Shardy has given each instruction its
+sharding, and arrays have their whole size. The partitioner cuts them, and puts collectives between
+devices, which later passes merge and move: *final* is what runs.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import jax
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.lowering import compiled
+from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.hlo.module import Module, compiled_module, read_module
 from jaxprtool.ir.hlo.wire import message
 from jaxprtool.ir.programs.program import Program
@@ -42,13 +42,11 @@ class Partitioned:
     Attributes:
         compiled: The compiled program.
         before: Its module before the partitioner, with the sharding of each instruction.
-        after: The module of one device that the partitioner made.
         final: The module of one device that runs.
     """
 
     compiled: jax.stages.Compiled
     before: Module
-    after: Module
     final: Module
 
 
@@ -77,11 +75,10 @@ def partitioned(program: Program, arguments: Sequence[object] = ()) -> Partition
                 "or types such as f32[8@x,4]",
             )
         before = sorted(Path(folder).glob("*.before_spmd-partitioning*.pb"))
-        after = sorted(Path(folder).glob("*.after_spmd-partitioning*.pb"))
-        if not (before and after):
-            raise UnsupportedError(f"XLA did not write the modules of {program.name}")
-        whole, split = _dumped(before[0]), _dumped(after[-1])
-    return Partitioned(found, whole, split, compiled_module(found))
+        if not before:
+            raise UnsupportedError(f"XLA did not write the module of {program.name}")
+        with without_collector():
+            return Partitioned(found, _dumped(before[0]), compiled_module(found))
 
 
 def _dumped(path: Path) -> Module:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
+
 from jaxprtool.ir.hlo.collectives import collectives
 from jaxprtool.ir.hlo.module import Computation, Module
 from jaxprtool.ir.hlo.products import flops_of
@@ -48,13 +50,21 @@ def _in(module: Module, computation: Computation, wanted: set[int]) -> dict[str,
             products.append((each.id, flops))
         before[each.id] = bits
     after = _read_later(computation, {number: 1 << i for i, (number, _) in enumerate(products)})
+    dtypes = {dtype for _, flops in products for dtype in flops}
+    counts = {dtype: np.array([flops[dtype] for _, flops in products]) for dtype in dtypes}
     found = {}
     for each in computation.instructions:
         if each.id in wanted:
-            bound = before[each.id] | after.get(each.id, 0)
-            free = (flops for i, (_, flops) in enumerate(products) if not bound >> i & 1)
-            found[each.name] = sum(free, Counter[str]())
+            free = ~_chosen(before[each.id] | after.get(each.id, 0), len(products))
+            sums = {dtype: int(flops[free].sum()) for dtype, flops in counts.items()}
+            found[each.name] = +Counter(sums)
     return found
+
+
+def _chosen(bits: int, count: int) -> np.ndarray:
+    """Return which of the first bits of a number are set."""
+    data = np.frombuffer(bits.to_bytes(count // 8 + 1, "little"), np.uint8)
+    return np.unpackbits(data, count=count, bitorder="little").astype(bool)
 
 
 def _read_later(computation: Computation, bits: Mapping[int, int]) -> dict[int, int]:

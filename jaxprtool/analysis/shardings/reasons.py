@@ -8,13 +8,14 @@ collective, and a consumer that is not.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from jaxprtool.analysis.shardings.sharded_module import LAYOUT, Place, ShardedModule
+from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.hlo.collectives import REDUCTIONS
 from jaxprtool.ir.hlo.module import Instruction, Shape
 
@@ -36,6 +37,11 @@ class Edge:
 
     operand: Instruction
     consumer: Instruction
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The numbers of both in the module."""
+        return self.operand.id, self.consumer.id
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,24 @@ class Reasons:
 
         Each is returned once, if there are others: unrolled layers have equal names and frames.
         """
+        fitting = self._fitting(moved)
+        if not fitting:
+            return None
+        while len(fitting) > 1 and fitting[0].numbers in self._given:
+            fitting.popleft()
+        found = fitting[0]
+        self._given.add(found.numbers)
+        return self._constrained(moved, found)
+
+    @cached_method
+    def _fitting(self, moved: Moved) -> deque[Edge]:
+        """Return the edges that a collective may be for, the best first."""
         known = self._at[moved.place] if moved.place.path else ()
         near = [edge for each in known for edge in self._around(each, moved)]
-        found = self._best(moved, near, True) or self._best(moved, near, False)
-        if found is None and moved.kind == "all-gather":
-            found = self._best(moved, self._edges, True)
-        if found is None:
-            return None
-        self._given.add((found.operand.id, found.consumer.id))
-        return self._constrained(moved, found)
+        found = deque(self._best(moved, near, True) or self._best(moved, near, False))
+        if not found and moved.kind == "all-gather":
+            found.extend(self._best(moved, self._edges, True))
+        return found
 
     @cached_property
     def _at(self) -> dict[Place, list[Instruction]]:
@@ -110,8 +125,8 @@ class Reasons:
         if moved.kind not in REDUCTIONS:
             yield from (Edge(instruction, each) for each in self._whole.users[instruction.id])
 
-    def _best(self, moved: Moved, edges: Sequence[Edge], of_size: bool) -> Edge | None:
-        """Return the edge that fits best, one not given yet if there is one.
+    def _best(self, moved: Moved, edges: Sequence[Edge], of_size: bool) -> list[Edge]:
+        """Return the edges that fit best.
 
         Args:
             moved: What the collective moves.
@@ -121,11 +136,9 @@ class Reasons:
         if of_size:
             edges = [each for each in edges if self._bytes(each, moved) == moved.shape.bytes]
         for accepted in (self._keeps_no_axis, self._differs):
-            fitting = [each for each in edges if accepted(each, moved)]
-            new = (e for e in fitting if (e.operand.id, e.consumer.id) not in self._given)
-            if found := next(new, None) or next(iter(fitting), None):
-                return found
-        return None
+            if fitting := [each for each in edges if accepted(each, moved)]:
+                return fitting
+        return []
 
     def _keeps_no_axis(self, edge: Edge, moved: Moved) -> bool:
         """Return True if the operand is cut along the axes moved along, and its consumer is not."""

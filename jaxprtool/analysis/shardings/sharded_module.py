@@ -60,6 +60,7 @@ class ShardedModule:
     ):
         self.module, self.axes, self._frames = module, axes, frames
         self._result_names = result_names
+        self._known: dict[tuple[bytes, int], DeviceTiles | None] = {}
 
     @cached_property
     def users(self) -> dict[int, list[Instruction]]:
@@ -101,13 +102,20 @@ class ShardedModule:
         """Return the tiles of an array; None for a tuple, or an array on one device."""
         if instruction.shape.dtype == "tuple":
             return None
-        return device_tiles(instruction, self.axes.devices)[0]
+        key = bytes(instruction.fields.get(40, [b""])[-1]), len(instruction.shape.sizes)
+        if key not in self._known:  # few shardings are those of all instructions
+            self._known[key] = device_tiles(instruction, self.axes.devices)[0]
+        return self._known[key]
 
     @cached_method
     def spec(self, instruction: Instruction) -> Spec | None:
         """Return the spec of an array; None if it has none."""
         tiles = self.tiles(instruction)
-        return None if tiles is None else self.axes.spec(tiles)
+        return None if tiles is None else self._spec_of(tiles)
+
+    @cached_method
+    def _spec_of(self, tiles: DeviceTiles) -> Spec | None:
+        return self.axes.spec(tiles)
 
     def spec_text(self, instruction: Instruction) -> str:
         """Return the spec of an array as text, "" if it has none."""

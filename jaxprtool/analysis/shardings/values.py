@@ -16,7 +16,6 @@ from jaxprtool.analysis.shardings import LARGE, ShardedValue
 from jaxprtool.analysis.shardings.sharded_module import Place, ShardedModule, own_frames
 from jaxprtool.ir.hlo.device_tiles import DeviceTiles
 from jaxprtool.ir.hlo.live_ranges import CALLS
-from jaxprtool.ir.hlo.mesh_axes import spec_text
 from jaxprtool.ir.hlo.module import Computation, Instruction, Module, Shape
 
 #: Operations whose values are those of others, or constants.
@@ -104,7 +103,7 @@ def _described(
     tiles = whole.tiles(instruction)
     if tiles is None or tiles.is_local:
         return None
-    spec, shape = whole.axes.spec(tiles), instruction.shape
+    shape = instruction.shape
     local = _local(shape, tiles)
     parts = prod(tiles.parts)
     return ShardedValue(
@@ -113,7 +112,7 @@ def _described(
         str(shape),
         shape.sizes,
         local.sizes,
-        "" if spec is None else spec_text(spec),
+        whole.spec_text(instruction),
         shape.bytes,
         local.bytes,
         len(tiles.of_device) // parts,

@@ -21,6 +21,7 @@ from jaxprtool.api.investigate.constraints import with_constraints
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.formats.partitioning import Partitioned, partitioned
+from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.quantities import some
 from jaxprtool.ir.hlo.mesh_axes import MeshAxes
 from jaxprtool.ir.hlo.products import product_flops
@@ -63,6 +64,11 @@ def shardings(
 def _shardings(program: Program, arguments: Sequence[object]) -> Shardings:
     with compiled_afresh():
         found = partitioned(program, arguments)
+    with without_collector():
+        return _described(program, found)
+
+
+def _described(program: Program, found: Partitioned) -> Shardings:
     devices = found.compiled.runtime_executable().local_devices()
     axes = _axes(program, found, devices)
     whole = ShardedModule(found.before, axes, frames_now(program.roots), program.out_names)

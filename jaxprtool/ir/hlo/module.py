@@ -229,7 +229,9 @@ def module_name(data: bytes) -> str:
 def read_module(data: bytes) -> Module:
     """Return a module from an `HloModuleProto`."""
     fields = message(data)
-    computations = {each.id: each for each in map(_computation, submessages(fields, 3))}
+    shapes: dict[bytes, Shape] = {}
+    made = (_computation(each, shapes) for each in submessages(fields, 3))
+    computations = {each.id: each for each in made}
     sequences = submessages(submessage(fields, 7), 1)
     return Module(
         text(fields, 1),
@@ -240,8 +242,9 @@ def read_module(data: bytes) -> Module:
     )
 
 
-def _computation(fields: Message) -> Computation:
-    instructions = tuple(map(_instruction, submessages(fields, 2)))
+def _computation(fields: Message, shapes: dict[bytes, Shape]) -> Computation:
+    """Return a function. `shapes` has those that are read already: few are those of all values."""
+    instructions = tuple(_instruction(each, shapes) for each in submessages(fields, 2))
     root = integer(fields, 6)
     return Computation(
         integer(fields, 5),
@@ -251,13 +254,15 @@ def _computation(fields: Message) -> Computation:
     )
 
 
-def _instruction(fields: Message) -> Instruction:
-    metadata = submessage(fields, 7)
+def _instruction(fields: Message, shapes: dict[bytes, Shape]) -> Instruction:
+    metadata, shape = submessage(fields, 7), fields[3][-1]
+    if shape not in shapes:
+        shapes[shape] = _shape(shape)
     return Instruction(
         integer(fields, 35),
         text(fields, 1),
         text(fields, 2),
-        _shape(fields[3][-1]),
+        shapes[shape],
         text(metadata, 2),
         integer(metadata, 15),
         tuple(integers(fields, 36)),

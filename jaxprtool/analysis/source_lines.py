@@ -11,6 +11,7 @@ from jaxprtool.analysis.cost.groupings import LineReader
 from jaxprtool.analysis.cost.work import NOTHING
 from jaxprtool.analysis.profile import Profile, TimedLine
 from jaxprtool.analysis.residuals import Residual
+from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.slices import EquationsByLine
 from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.documents import document
@@ -27,9 +28,10 @@ _NOTHING = Sides(_NONE, _NONE, _NONE)
 
 
 _KEYS = {"number": "line", "kept": "residual_bytes"}
+_OPTIONAL = "kept", "measured", "sent_bytes"
 
 
-@document(without=("forward", "backward"), names=_KEYS, optional=("kept", "measured"))
+@document(without=("forward", "backward"), names=_KEYS, optional=_OPTIONAL)
 @dataclass(frozen=True)
 class SourceLine:
     """The equations of a source line, and their cost.
@@ -42,6 +44,8 @@ class SourceLine:
         backward: The cost of equations in the backward pass.
         kept: The bytes of the residuals that it computes; None if unknown.
         measured: Its measured time; None if it was not measured, or no operation is of this line.
+        sent_bytes: The bytes that each device sends for its collectives; None if the program was
+            not partitioned.
     """
 
     number: int
@@ -51,9 +55,10 @@ class SourceLine:
     backward: Group
     kept: int | None = None
     measured: TimedLine | None = None
+    sent_bytes: int | None = None
 
 
-@document(names=_KEYS, optional=("kept", "measured"))
+@document(names=_KEYS, optional=_OPTIONAL)
 class GradientLine(SourceLine):
     """A line of a program with the backward pass of a gradient: its document has both passes."""
 
@@ -92,7 +97,7 @@ class Kept:
 @document(
     without=("has_backward", "kept", "why_not_kept", "package", "profile"),
     also=("residual_bytes", "wall_seconds", "explained"),
-    optional=("wall_seconds", "explained"),
+    optional=("wall_seconds", "explained", "sent_bytes", "devices"),
 )
 @dataclass(frozen=True)
 class Source:
@@ -111,6 +116,8 @@ class Source:
         profile: The profile that the measured times are from; None if none were measured.
         left_to_partitioner: Arguments, results and equations with a sharding over several devices,
             which is not counted.
+        sent_bytes: The bytes that each device sends; None if the program was not partitioned.
+        devices: The number of devices that it was partitioned for.
     """
 
     name: str
@@ -124,6 +131,8 @@ class Source:
     package: str = ""
     profile: Profile | None = None
     left_to_partitioner: tuple[str, ...] = ()
+    sent_bytes: int | None = None
+    devices: int | None = None
 
     @property
     def residual_bytes(self) -> int | None:
@@ -219,3 +228,18 @@ def with_times(source: Source, profile: Profile) -> Source:
         )
         files.append(replace(file, lines=tuple(lines)))
     return replace(source, files=tuple(files), profile=profile)
+
+
+def with_collectives(source: Source, shardings: Shardings) -> Source:
+    """Add to each line the bytes that each device sends for its collectives."""
+    sent: Counter[str] = Counter()
+    for each in shardings.collectives:
+        sent[each.line.partition(BEHIND)[0]] += each.sent_bytes
+    files = []
+    for file in source.files:
+        lines = (
+            replace(line, sent_bytes=sent[f"{file.path}:{line.number}"]) for line in file.lines
+        )
+        files.append(replace(file, lines=tuple(lines)))
+    total, devices = shardings.sent_bytes, shardings.devices
+    return replace(source, files=tuple(files), sent_bytes=total, devices=devices)

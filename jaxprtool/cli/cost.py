@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.partitioned import Compiled, partitioned
 from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.running import ready
 from jaxprtool.cli.session import Session, command, only_program
@@ -66,6 +67,7 @@ def cost(
     device: Device = None,
     seconds: _Seconds = None,
     measure: _Measure = False,
+    compiled: Compiled = False,
     pprof: _Pprof = None,
     json: options.Json = False,
 ) -> None:
@@ -86,10 +88,12 @@ def cost(
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named, with_times
     from jaxprtool.render.reports import cost as render
+    from jaxprtool.render.reports.shardings import device_tables
 
     on = None if device is None else device_named(device)
     traced = session.traced()
-    programs = [each for _, each in session.programs(traced)]
+    named = session.programs(traced)
+    programs = [each for _, each in named]
     session.on_progress("counting")
     found = [found_cost(each, by) for each in programs]
     if on is not None or measure:
@@ -98,7 +102,9 @@ def cost(
         program = only_program("--pprof takes", [(each.name, each) for each in programs])
         with file_written_whole(pprof) as file:
             file.write(_profile(program))
-    output.say_if_partitioned(programs, json)
+    split = partitioned(session, traced, named) if compiled else None
+    if split is None:
+        output.say_if_partitioned(programs, json)
     taken = [
         _seconds(traced.given_to(p), session.on_progress) if measure else seconds for p in programs
     ]
@@ -107,8 +113,11 @@ def cost(
         from jaxprtool.render.documents.found import CostDocument
 
         first = found[0]
-        output.write_json(CostDocument(first.total, first.groups, found))
+        output.write_json(CostDocument(first.total, first.groups, found, split))
         return
+    if split is not None:
+        output.write_rendered(device_tables(split, output.width(), top))
+        output.write("")
     output.write_each(render.cost_table(each, output.width(), top, on) for each in found)
 
 

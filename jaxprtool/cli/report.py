@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.measured import Measure, measured, require_measure
+from jaxprtool.cli.partitioned import Compiled, partitioned
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import JaxprToolError, OutputError
@@ -22,6 +23,7 @@ _Out = Annotated[str | None, options.out_option("Write the page to this file.", 
 @command
 def report(
     session: Session,
+    compiled: Compiled = False,
     measure: Measure = False,
     backend: options.Backend = None,
     device: options.Device = None,
@@ -31,7 +33,7 @@ def report(
     """Write an HTML report: the listing after each pass, cost, memory and residuals.
 
     Cost and memory are those of the program after the passes. Residuals are those of the gradient
-    of the function as traced. Nothing is compiled without --measure.
+    of the function as traced. Nothing is compiled without --measure or --compiled.
 
     [bold]Examples[/]
 
@@ -64,6 +66,7 @@ def report(
         [_memory(program) for _, program in programs],
         _residuals(traced.program),
         times,
+        partitioned(session, traced, programs) if compiled else None,
     )
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device
 from jaxprtool.cli.options import Panel
+from jaxprtool.cli.partitioned import partitioned
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.basics.quantities import some
@@ -76,18 +77,14 @@ def shardings(
     from jaxprtool.analysis.cost.devices import device_named
     from jaxprtool.analysis.cost.interconnects import interconnect_named
     from jaxprtool.analysis.shardings.times import timed
-    from jaxprtool.api.investigate.shardings import shardings as found_shardings
     from jaxprtool.render.reports.shardings import pictures, shardings_tables
 
     link = None if bandwidth is None else interconnect_named(bandwidth)
     on = None if device is None else device_named(device)
     traced = session.traced()
-    given = traced.given_to(only_program("shardings takes", session.programs(traced)))
-    session.on_progress(f"compiling {given.program.name}")
-    names = given.program.arg_names
-    with session.mesh_set():
-        arguments = [given.values.get(name) for name in names]
-        found = found_shardings(given.program, arguments, propose=propose)
+    programs = session.programs(traced)
+    only_program("shardings takes", programs)
+    found = partitioned(session, traced, programs, propose)
     found = timed(found, link, on)
     if json:
         output.write_json(found)

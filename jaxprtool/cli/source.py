@@ -8,6 +8,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device, require_numbers
 from jaxprtool.cli.measured import Measure, measured, require_measure
 from jaxprtool.cli.options import OUTPUT, Panel
+from jaxprtool.cli.partitioned import Compiled, partitioned
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
@@ -28,6 +29,7 @@ def source(
     session: Session,
     residuals: _Residuals = None,
     device: Device = None,
+    compiled: Compiled = False,
     measure: Measure = False,
     backend: options.Backend = None,
     seed: options.Seed = 0,
@@ -71,7 +73,12 @@ def source(
             )
     if on is not None:
         found = list(timed(tuple(found), on))
-    output.say_if_partitioned((each for _, each in programs), json)
+    if compiled:
+        from jaxprtool.analysis.source_lines import with_collectives
+
+        found = [with_collectives(found[0], partitioned(session, traced, programs))]
+    else:
+        output.say_if_partitioned((each for _, each in programs), json)
     if json:
         from jaxprtool.render.documents.found import SourceDocument
 

@@ -37,7 +37,7 @@ class NoOperationsError(UnsupportedError):
 
 @document(
     without=("line", "path"),
-    optional=("library", "flops_per_second", "bytes_per_second"),
+    optional=("library", "flops_per_second", "bytes_per_second", "moved_bytes"),
 )
 @dataclass(frozen=True)
 class Timed:
@@ -55,6 +55,8 @@ class Timed:
         library: The line of a library that takes most of it: `flax/linen/linear.py:199`.
         flops_per_second: The FLOP/s that it achieves, by the estimate of `cost`.
         bytes_per_second: The bytes of memory traffic a second, by the estimate of `cost`.
+        moved_bytes: The bytes of the results of its collectives on one device; None if the program
+            has none.
         line: The source line, of a group by line.
         path: The scopes, the outermost first, of a group by scope.
     """
@@ -70,6 +72,7 @@ class Timed:
     library: str | None = None
     flops_per_second: float | None = None
     bytes_per_second: float | None = None
+    moved_bytes: int | None = None
     line: Line | None = None
     path: tuple[str, ...] = ()
 
@@ -77,7 +80,7 @@ class Timed:
 @document(
     without=("line", "path"),
     names={"name": "line"},
-    optional=("library", "flops_per_second", "bytes_per_second"),
+    optional=("library", "flops_per_second", "bytes_per_second", "moved_bytes"),
 )
 class TimedLine(Timed):
     """The time of a line of source: `line` is `model.py:9`, "" if it is unknown."""
@@ -145,7 +148,10 @@ class Peaks:
     source: str
 
 
-@document(without=("stacks", "trace"), optional=("plain_seconds", "peaks", "flops_per_second"))
+@document(
+    without=("stacks", "trace"),
+    optional=("plain_seconds", "peaks", "flops_per_second", "moved_bytes"),
+)
 @dataclass(frozen=True)
 class Profile:
     """The measured time of a run.
@@ -166,6 +172,8 @@ class Profile:
         is_cut: Whether operations were left out because there were too many.
         flops_per_second: The FLOP/s that the program achieves, by the estimate of `cost`.
         peaks: The highest rates of its device; None if they are unknown.
+        moved_bytes: The bytes of the results of all collectives on one device, in a call; None if
+            there are none.
         stacks: The time by call stack, for flame graphs.
         trace: What ran, in time.
     """
@@ -185,6 +193,7 @@ class Profile:
     is_cut: bool = False
     flops_per_second: float | None = None
     peaks: Peaks | None = None
+    moved_bytes: int | None = None
     stacks: Mapping[tuple[tuple[UserFrame, ...], str], float] = field(
         default_factory=dict, repr=False
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
-from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -82,30 +80,11 @@ class _Reader:
         return axes.of_groups(groups), max(map(len, groups))
 
     def _parts(self, found: hlo.Collective) -> list[_Part]:
-        """Return the values that a collective moves: several, if XLA merged operations.
-
-        The elements of a merged operation's result have the metadata of each.
-        """
-        instruction, elements = found.instruction, dict[int, _Part]()
-        for each in self._elements.get(instruction.id, ()):
-            if each.op_name:
-                elements.setdefault(each.tuple_index, self._part(each, each.shape))
-        shapes = instruction.shape.parts
-        if len(elements) == len(shapes) > 0 and not instruction.opcode.endswith("-start"):
-            return [elements[i] for i in range(len(shapes))]
-        return [self._part(instruction, hlo.result_shape(instruction))]
-
-    def _part(self, instruction: Instruction, shape: Shape) -> _Part:
-        return _Part(Place(instruction.path, own_frames(self._final, instruction)), shape)
-
-    @cached_property
-    def _elements(self) -> dict[int, list[Instruction]]:
-        """The instructions that read an element of each instruction, by number."""
-        found = defaultdict[int, list[Instruction]](list)
-        for each in self._final.instructions.values():
-            if each.opcode == "get-tuple-element":
-                found[each.operands[0]].append(each)
-        return found
+        """Return the values that a collective moves: several, if XLA merged operations."""
+        return [
+            _Part(Place(each.path, own_frames(self._final, each)), shape)
+            for each, shape in hlo.moved_values(self._final, found)
+        ]
 
     def _value(self, edge: Edge | None, asked: Instruction | None, part: _Part) -> str:
         """Return the name of the value that moves."""

@@ -75,6 +75,24 @@ def _inside(module: Module, computation: Computation, count: int | None) -> Iter
             yield from _inside(module, module.computations[number], inner)
 
 
+def moved_values(module: Module, found: Collective) -> list[tuple[Instruction, Shape]]:
+    """Return the values that a collective moves: several, if XLA merged operations.
+
+    Returns:
+        For each value, the instruction that has its name and its lines, and its shape. The elements
+        of a merged operation's result have those of each.
+    """
+    instruction = found.instruction
+    elements: dict[int, Instruction] = {}
+    for each in module.elements.get(instruction.id, ()):
+        if each.op_name:
+            elements.setdefault(each.tuple_index, each)
+    count = len(instruction.shape.parts)
+    if len(elements) == count > 0 and not instruction.opcode.endswith(_START):
+        return [(elements[i], elements[i].shape) for i in range(count)]
+    return [(instruction, result_shape(instruction))]
+
+
 def trip_count(loop: Instruction) -> int | None:
     """Return the number of iterations of a `while`, if XLA knows it."""
     (text,) = loop.fields.get(43, [b""])[-1:]

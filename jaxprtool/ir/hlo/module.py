@@ -174,6 +174,15 @@ class Module:
         """All operations, by name."""
         return {each.name: each for each in self.instructions.values()}
 
+    @cached_property
+    def elements(self) -> dict[int, list[Instruction]]:
+        """The instructions that read an element of a tuple, by the number of the tuple."""
+        found: dict[int, list[Instruction]] = {}
+        for each in self.instructions.values():
+            if each.opcode == "get-tuple-element":
+                found.setdefault(each.operands[0], []).append(each)
+        return found
+
     @cached_method
     def inside(self, instruction: Instruction) -> tuple[Instruction, ...]:
         """Return the operations that one stands for: those of a fusion's body, or itself."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.diff import BorderChange, DiffTimes, Size
     from jaxprtool.analysis.memory import Live, Memory, Point
     from jaxprtool.analysis.memory.compiled import CompiledPeak
+    from jaxprtool.analysis.shardings import Shardings
     from jaxprtool.analysis.source_lines import Source
     from jaxprtool.execute.nans import BadValue, Operand
     from jaxprtool.execute.running.compile_profile import CompileProfile
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
     from jaxprtool.ir.programs.repetition import Repetition
 
 
+@document(optional=("compiled",))
 class CostDocument(NamedTuple):
     """`cost`, of one program."""
 
     total: Annotated[Group, "The cost of the whole first program."]
     groups: Annotated[Sequence[Group], "The groups of the first program."]
     programs: Annotated[Sequence[Cost], "Each program."]
+    compiled: Annotated[
+        Shardings | None, "With `--compiled`: what XLA's partitioner made of the program."
+    ] = None
 
 
 @document(optional=("compiled",))

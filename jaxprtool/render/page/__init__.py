@@ -26,7 +26,8 @@ from jaxprtool.ir.graphs.changes import Changes, changes
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import program_signature
 from jaxprtool.ir.source.frames import Root
-from jaxprtool.render.page.report import Report, views
+from jaxprtool.render.page.report import Lines, Report, View, views
+from jaxprtool.render.page.shardings import shardings_view
 from jaxprtool.render.page.sources import Sources
 from jaxprtool.render.page.view import Listing, listing
 from jaxprtool.render.reports.overview import facts
@@ -118,7 +119,7 @@ def page(
         tabs=tabs,
         shown=shown,
         files=sources.files(),
-        views=list(views(report, sources.line_of)) if report is not None else [],
+        views=[] if report is None else _views(report, sources.line_of),
         counts=tabs[shown].counts,
         heated=any(tab.heated for tab in tabs),
         linked=set().union(*(tab.counts for tab in tabs)),
@@ -126,6 +127,12 @@ def page(
         script=script,
         script_hash=hash_of(script),
     )
+
+
+def _views(report: Report, line_of: Lines) -> list[View]:
+    found = report.shardings
+    devices = [] if found is None else [shardings_view(found, line_of)]
+    return [*views(report, line_of), *devices]
 
 
 def _roots(programs: Mapping[str, Program]) -> list[Root]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.memory import Live, Memory
     from jaxprtool.analysis.profile import Profile, TimedLine
     from jaxprtool.analysis.residuals import Residual, Residuals
+    from jaxprtool.analysis.shardings import Shardings
     from jaxprtool.render.page.sources import SourceLink
 
 #: The maximum number of rows of a table.
@@ -41,12 +42,14 @@ class Report:
         memories: The memory of each program, or why it is unknown.
         residuals: The residuals of the traced program's gradient, or why they are not shown.
         profile: The measured time of the only program; None if it was not measured.
+        shardings: What XLA's partitioner made of the only program; None if it was not compiled.
     """
 
     costs: Sequence[Cost]
     memories: Sequence[Memory | str]
     residuals: Residuals | str
     profile: Profile | None = None
+    shardings: Shardings | None = None
 
 
 class Cell(NamedTuple):
@@ -168,13 +171,15 @@ def _notes(found: Sequence[Cost | Memory]) -> list[str]:
     return list(dict.fromkeys(filter(None, notes)))
 
 
-def _table(
+def table(
     caption: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[Cell]]
 ) -> Table:
+    """Return a table of the first rows, and the number of further ones."""
     return Table(caption, columns, rows[:_MOST], max(len(rows) - _MOST, 0))
 
 
-def _linked(source: str, line_of: Lines) -> SourceLink | None:
+def linked(source: str, line_of: Lines) -> SourceLink | None:
+    """Return the user's line in a place, if its file is displayed."""
     return line_of(source.partition(BEHIND)[0])
 
 
@@ -182,7 +187,7 @@ def _joined(texts: Sequence[str]) -> str:
     return " ".join(filter(None, texts))
 
 
-def _share(part: Any, whole: Any) -> Cell:
+def share(part: Any, whole: Any) -> Cell:
     """Return the cell of a share of a whole; empty if either is symbolic or unknown."""
     percent = 100 * part / whole if type(part) is type(whole) is int and whole else None
     return Cell("" if percent is None else f"{percent:.1f}%", percent, percent=percent)
@@ -213,7 +218,7 @@ def _cost_table(found: Cost, line_of: Lines, several: bool, times: Profile | Non
     rows = [_cost_row(found, group, line_of) for group in found.groups]
     if measured is not None:
         rows = _with_times(found, rows, measured, line_of)
-    return _table(f"{found.name}, by {found.by}" if several else f"by {found.by}", columns, rows)
+    return table(f"{found.name}, by {found.by}" if several else f"by {found.by}", columns, rows)
 
 
 def _with_times(
@@ -245,9 +250,9 @@ def _cost_row(found: Cost, group: Group, line_of: Lines) -> list[Cell]:
     intensity = flops / size if flops is not None and size else None
     return [
         Cell(cost.number_text(group, "flops") or "0", flops),
-        _share(cost.weight_of(group), cost.weight_of(found.total)),
+        share(cost.weight_of(group), cost.weight_of(found.total)),
         Cell(cost.bytes_text(group.work.bytes), size),
-        _share(size, found.total.work.bytes),
+        share(size, found.total.work.bytes),
         Cell("" if intensity is None else f"{intensity:.1f}", intensity),
         Cell(
             "".join(cost.name_texts(found, group)),
@@ -272,18 +277,18 @@ def _memory_table(found: Memory, line_of: Lines) -> Table:
         ("value and last reader", False),
     )
     rows = [_live_row(each, found.peak_bytes, line_of) for each in found.live]
-    return _table(f"live at the peak of {found.name}", columns, rows)
+    return table(f"live at the peak of {found.name}", columns, rows)
 
 
 def _live_row(live: Live, peak: int, line_of: Lines) -> list[Cell]:
-    until = _linked(live.source if live.kind == "room" else live.reader_source, line_of)
+    until = linked(live.source if live.kind == "room" else live.reader_source, line_of)
     return [
         Cell(in_bytes(live.bytes), live.bytes),
-        _share(live.bytes, peak),
+        share(live.bytes, peak),
         Cell(times(live.count, live.type), live.count),
         Cell(
             _joined(memory.what_texts(live)),
-            link=_linked(live.source, line_of),
+            link=linked(live.source, line_of),
             below=Cell(memory.how_long_text(live), link=until),
         ),
     ]
@@ -317,14 +322,14 @@ def _residuals_table(found: Residuals, line_of: Lines) -> Table:
     )
     groups = residuals.grouped(found.residuals)
     rows = [_residual_row(*group, found.total_bytes, line_of) for group in groups]
-    return _table("residuals", columns, rows)
+    return table("residuals", columns, rows)
 
 
 def _residual_row(count: int, each: Residual, total: int | None, line_of: Lines) -> list[Cell]:
     reader = each.readers[0].source if each.readers else ""
     return [
         Cell(residuals.size_text(each.bytes), each.bytes),
-        _share(each.bytes, total),
+        share(each.bytes, total),
         Cell(times(count, each.type), count),
         Cell(
             residuals.recompute_text(each),
@@ -332,8 +337,8 @@ def _residual_row(count: int, each: Residual, total: int | None, line_of: Lines)
         ),
         Cell(
             _joined(residuals.what_texts(each)),
-            link=_linked(each.source, line_of),
-            below=Cell(residuals.readers_text(each), link=_linked(reader, line_of)),
+            link=linked(each.source, line_of),
+            below=Cell(residuals.readers_text(each), link=linked(reader, line_of)),
         ),
     ]
 
@@ -349,7 +354,7 @@ def _placements_table(found: Residuals) -> Table:
         ]
         for each in found.placements
     ]
-    return _table(residuals.PLACEMENTS, columns, rows)
+    return table(residuals.PLACEMENTS, columns, rows)
 
 
 def _policies_table(found: Residuals) -> Table:
@@ -362,4 +367,4 @@ def _policies_table(found: Residuals) -> Table:
         ]
         for name, size in found.policies.items()
     ]
-    return _table("residuals under each policy of jax.checkpoint", columns, rows)
+    return table("residuals under each policy of jax.checkpoint", columns, rows)

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import with_prefix
+from jaxprtool.ir.basics.quantities import in_bytes, with_prefix
 from jaxprtool.ir.source.frames import BEHIND
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
@@ -88,6 +88,8 @@ def columns(found: Profile, by: By, width: int) -> list[str]:
     headings = ["share", "time"]
     if any(each.backward_seconds for each in found.lines):
         headings.append("backward")
+    if by == "line" and found.moved_bytes is not None:
+        headings.append("moved")
     if by == "line" and found.flops_per_second is not None:
         headings += ["FLOP/s", "bytes/s"] if width >= _WIDE else ["FLOP/s"]
     return [*headings, "calls"] if width >= _WIDE else headings
@@ -109,6 +111,7 @@ def numbers(each: Timed) -> dict[str, str]:
         "share": f"{each.share:.1%}",
         "time": f"{mark}{duration(each.seconds)}",
         "backward": duration(each.backward_seconds) if each.backward_seconds else "·",
+        "moved": in_bytes(each.moved_bytes) if each.moved_bytes else "·",
         "FLOP/s": _rate(each.flops_per_second),
         "bytes/s": _rate(each.bytes_per_second),
         "calls": f"{each.calls:,.0f}",
@@ -193,6 +196,8 @@ def notes(found: Profile) -> Iterator[str]:
             size = with_prefix(round(peaks.bytes_per_second), "B/s")
             rate += f" of {most}; memory: {size} ({peaks.source})"
         yield rate
+    if found.moved_bytes is not None:
+        yield f"collectives move {in_bytes(found.moved_bytes)} a call to each device"
     if any(each.is_split for each in found.lines):
         yield f"{SPLIT} includes parts of fusions of several lines, split by estimated work"
     if found.without_module:

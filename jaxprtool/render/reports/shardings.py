@@ -46,14 +46,17 @@ def shardings_tables(found: Shardings, width: int, top: int, replicated: bool = 
     if replicated:
         parts += [Text(), _values(found, list(filter(found.is_large_copy, found.values)), top)]
         return Rendering(Group(*parts), width)
-    sources = {"partitioner": "added by the partitioner", "program": "asked for by the program"}
-    for source, title in sources.items():
-        if listed := [each for each in found.collectives if each.source == source]:
-            parts += [Text(), _collectives(found, listed, title, top)]
+    parts += _both_sources(found, top)
     if found.constraints is not None:
         parts += [Text(), *_constraints(found)]
     parts += [Text(), _values(found, found.values, top)]
     return Rendering(Group(*parts), width)
+
+
+def device_tables(found: Shardings, width: int, top: int) -> Rendering:
+    """Return what each device does and sends, without the sharding of values."""
+    parts = [Text(heading(found), style=theme.HEADING), *map(Text, facts(found))]
+    return Rendering(Group(*parts, *_both_sources(found, top)), width)
 
 
 def pictures(values: Iterable[ShardedValue], width: int) -> Rendering:
@@ -102,6 +105,15 @@ def times_text(found: Shardings) -> str:
     return ", ".join(parts)
 
 
+def _both_sources(found: Shardings, top: int) -> Iterator[Text | Table]:
+    """Yield tables of the collectives that the partitioner added, and of those of the program."""
+    sources = {"partitioner": "added by the partitioner", "program": "asked for by the program"}
+    for source, title in sources.items():
+        if listed := [each for each in found.collectives if each.source == source]:
+            yield Text()
+            yield _collectives(found, listed, title, top)
+
+
 def _collectives(found: Shardings, listed: Sequence[Collective], title: str, top: int) -> Table:
     """Return a table with a row for each line, and its collectives below."""
     with_time = any(each.seconds is not None for each in listed)
@@ -129,24 +141,29 @@ def _likeness(each: Collective) -> object:
     return each.kind, each.axes, each.bytes, each.count, without_numbers(each.value), specs
 
 
-def _described(alike: Sequence[Collective]) -> Text:
-    """Return a description of collectives of a line that differ in numbers only."""
+def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
+    """Return what collectives of a line that differ in numbers only are, and why."""
     first, runs = alike[0], sum(1 if each.count is None else each.count for each in alike)
-    cell = Text(f"{first.kind} ", style=theme.PRIMITIVE)
-    cell.append(_along(first), style=theme.PARAMETER)
-    cell.append(f", {in_bytes(first.bytes)}", style=theme.TYPE)
+    what = f"{first.kind} {_along(first)}, {in_bytes(first.bytes)}"
     if first.count is None:
-        cell.append(f", {runs} in each iteration", style=theme.COMMENT)
+        what += f", {runs:,} in each iteration"
     elif runs > 1:
-        cell.append(f", {runs:,} times", style=theme.COMMENT)
+        what += f", {runs:,} times"
     value = common_path([each.value for each in alike])
     if not first.reason:
-        return cell.append(f", of {value}") if value else cell
+        return what, value
     consumer = common_path([each.reason.consumer for each in alike if each.reason])
     consumer = consumer.removesuffix(f" at {first.line.partition(BEHIND)[0]}")
     verb = "reduced by" if first.reduces else "for"
     specs = f"{first.reason.operand_spec} → {first.reason.consumer_spec}"
-    return cell.append(f"\n{value}: {specs} {verb} {consumer}", style=theme.COMMENT)
+    return what, f"{value}: {specs} {verb} {consumer}"
+
+
+def _described(alike: Sequence[Collective]) -> Text:
+    what, why = collective_texts(alike)
+    kind, _, rest = what.partition(" ")
+    cell = Text(kind, style=theme.PRIMITIVE).append(f" {rest}", style=theme.PARAMETER)
+    return cell.append(f"\n{why}", style=theme.COMMENT) if why else cell
 
 
 def _along(each: Collective) -> str:
@@ -193,7 +210,7 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int) -> Table
         local = f"[{','.join(map(str, first.shape_per_device))}]"
         split = "" if first.replicated else f" in {local}"
         name.append(f" {times(count, first.type)}{split}", style=theme.TYPE)
-        for note in _notes(first, found):
+        for note in value_notes(first, found):
             name.append(f", {note}", style=theme.COMMENT)
         table.add_row(*map(in_bytes, sizes), Text(first.spec or "no spec"), name)
     rest = [value for each in alike[top:] for value in each]
@@ -202,7 +219,7 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int) -> Table
     return table
 
 
-def _notes(value: ShardedValue, found: Shardings) -> Iterator[str]:
+def value_notes(value: ShardedValue, found: Shardings) -> Iterator[str]:
     """Yield what is remarkable about how a value is sharded."""
     if found.is_large_copy(value):
         yield "replicated"

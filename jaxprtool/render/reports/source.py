@@ -61,6 +61,8 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
     total = total_text(found.total)
     if found.kept is not None:
         total += f", keeps {in_bytes(found.kept.total)}"
+    if found.sent_bytes is not None:
+        total += f", each of {found.devices} devices sends {in_bytes(found.sent_bytes)}"
     if found.profile is not None:
         total += f", measured {profile.time_text(found.profile)}"
     parts = [Text(f"{found.name}: {total}", style=theme.HEADING)]
@@ -87,6 +89,7 @@ class _Matter:
         self._work = weight_of(found.total)
         self._bytes = work.bytes if type(work.bytes) is int else None
         self._kept = 0 if found.kept is None else found.kept.total
+        self._sent = found.sent_bytes or 0
 
     def __call__(self, line: SourceLine) -> bool:
         if self._work is None or self._bytes is None:
@@ -95,6 +98,7 @@ class _Matter:
             _is_part(weight_of(line.total), self._work)
             or _is_part(line.total.work.bytes, self._bytes)
             or _is_part(line.kept or 0, self._kept)
+            or _is_part(line.sent_bytes or 0, self._sent)
             or (line.measured is not None and line.measured.share >= _SHARE)
             or not (self._work or self._bytes)
         )
@@ -118,6 +122,8 @@ class _Column:
 def _columns(found: Source) -> list[_Column]:
     whole = weight_of(found.total)
     columns = [] if found.profile is None else [_Column("measured", _measured)]
+    if found.sent_bytes is not None:
+        columns.append(_Column("sent", lambda e: _bytes(e.sent_bytes or 0)))
     columns.append(_Column("share", lambda e: share_text(weight_of(e.total) or None, whole)))
     if found.total.seconds is not None:
         columns.append(_Column("min time", lambda e: duration(e.total.seconds or 0.0)))

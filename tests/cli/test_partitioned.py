@@ -33,7 +33,8 @@ def test_source_has_what_each_device_sends_at_each_line(cli):
 def test_a_report_has_a_view_of_the_devices(cli, folder):
     assert cli("report", *GIVEN, "--compiled", "-o", "page.html").code == 0
     page = (folder / "page.html").read_text()
-    assert 'id="view-devices"' in page and "all-gather along data" in page
+    shown = "body:has(#view-devices:checked) #report-devices"
+    assert 'id="view-devices"' in page and shown in page and "all-gather along data" in page
     assert cli("report", *GIVEN, "-o", "plain.html").code == 0
     assert 'id="view-devices"' not in (folder / "plain.html").read_text()
 

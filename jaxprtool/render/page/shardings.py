@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxprtool.ir.basics.quantities import in_bytes
+from jaxprtool.ir.basics.quantities import in_bytes, times
 from jaxprtool.render.page.report import Cell, Lines, Table, View, linked, share, table
 from jaxprtool.render.reports import shardings
 
@@ -24,18 +24,18 @@ def shardings_view(found: Shardings, line_of: Lines) -> View:
 
 
 def _collectives(found: Shardings, line_of: Lines) -> Table:
-    columns = (("sent", True), ("share", True), ("asked for by", False), ("collective", False))
+    columns = (("sent", True), ("share", True), ("collective", False))
     rows = [_collective_row(each, found.sent_bytes, line_of) for each in found.collectives]
     return table("collectives", columns, rows)
 
 
 def _collective_row(each: Collective, whole: int, line_of: Lines) -> list[Cell]:
     what, why = shardings.collective_texts([each])
+    asked = ", asked for by the program" if each.source == "program" else ""
     return [
         Cell(in_bytes(each.sent_bytes), each.sent_bytes),
         share(each.sent_bytes, whole),
-        Cell(each.source),
-        Cell(f"{each.line} {what}", link=linked(each.line, line_of), below=Cell(why)),
+        Cell(f"{each.line} {what}{asked}", link=linked(each.line, line_of), below=Cell(why)),
     ]
 
 
@@ -47,9 +47,10 @@ def _values(found: Shardings, line_of: Lines) -> Table:
 
 def _value_row(each: ShardedValue, found: Shardings, line_of: Lines) -> list[Cell]:
     notes = shardings.value_notes(each, found)
+    sizes = each.bytes_per_device * each.count, each.bytes * each.count
+    what = f"{each.name} {times(each.count, each.type)}"
     return [
-        Cell(in_bytes(each.bytes_per_device), each.bytes_per_device),
-        Cell(in_bytes(each.bytes), each.bytes),
+        *(Cell(in_bytes(size), size) for size in sizes),
         Cell(each.spec),
-        Cell(", ".join((f"{each.name} {each.type}", *notes)), link=linked(each.line, line_of)),
+        Cell(", ".join((what, *notes)), link=linked(each.line, line_of)),
     ]

@@ -41,16 +41,20 @@ class Partitioned:
 
     Attributes:
         compiled: The compiled program.
+        devices: Its devices.
         before: Its module before the partitioner, with the sharding of each instruction.
         final: The module of one device that runs.
     """
 
     compiled: jax.stages.Compiled
+    devices: Sequence[jax.Device]
     before: Module
     final: Module
 
 
-def partitioned(program: Program, arguments: Sequence[object] = ()) -> Partitioned:
+def partitioned(
+    program: Program, arguments: Sequence[object] = (), devices: Sequence[jax.Device] = ()
+) -> Partitioned:
     """Compile a program for the devices of its mesh, and return its modules.
 
     JAX's persistent compilation cache must be off: a module from it was not partitioned now.
@@ -59,6 +63,8 @@ def partitioned(program: Program, arguments: Sequence[object] = ()) -> Partition
         program: The program.
         arguments: Its flat arguments, if known: those on several devices are compiled for where
             they are.
+        devices: The devices for its mesh, or descriptions of some that are not there; by default
+            JAX's.
 
     Raises:
         UnsupportedError: If it runs on one device, so that there is nothing to partition; also for
@@ -67,18 +73,31 @@ def partitioned(program: Program, arguments: Sequence[object] = ()) -> Partition
     """
     with TemporaryDirectory(prefix="jaxprtool-") as folder:
         options = {**_DUMP, "xla_dump_to": folder}
-        found = compiled(program, arguments, compiler_options=options)
-        if len(found.runtime_executable().local_devices()) == 1:
+        first = devices[0] if devices else None
+        found = compiled(program, arguments, first, devices, compiler_options=options)
+        used = _devices(found)
+        if len(used) == 1:
             raise UnsupportedError(
                 f"{program.name} is not partitioned: it is compiled for one device",
                 "give its arguments shardings over a mesh, by jax.jit(in_shardings=…), shard_map, "
                 "or types such as f32[8@x,4]",
             )
-        before = sorted(Path(folder).glob("*.before_spmd-partitioning*.pb"))
+        before = sorted(Path(folder).glob("*.before_*spmd-partitioning*.pb"))
         if not before:
             raise UnsupportedError(f"XLA did not write the module of {program.name}")
         with without_collector():
-            return Partitioned(found, _dumped(before[0]), compiled_module(found))
+            return Partitioned(found, used, _dumped(before[0]), compiled_module(found))
+
+
+def _devices(found: jax.stages.Compiled) -> Sequence[jax.Device]:
+    """Return the devices of a compiled program, in the order of their numbers in its module."""
+    executable = found.runtime_executable()
+    if hasattr(executable, "local_devices"):
+        return list(executable.local_devices())
+    # Compiled for descriptions of devices, on which nothing can be loaded.
+    placed = jax.tree.leaves((found.input_shardings, found.output_shardings))
+    meshes = (mesh for each in placed if (mesh := getattr(each, "mesh", None)) is not None)
+    return next((list(mesh.devices.flat) for mesh in meshes), list(placed[0].device_set))
 
 
 def _dumped(path: Path) -> Module:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -36,9 +36,6 @@ _COLLECTIVES, _TRIES = 4, 8
 #: The share of the bytes that a constraint has to save.
 _LEAST = 0.01
 
-#: Compiles a program, and returns what the partitioner made of it.
-_Compile: TypeAlias = Callable[[Program, Sequence[object]], Shardings]
-
 
 class _Candidate(NamedTuple):
     """A constraint to try: the equations of a line with results of one shape, and a spec."""
@@ -48,14 +45,13 @@ class _Candidate(NamedTuple):
 
 
 def with_constraints(
-    found: Shardings, program: Program, arguments: Sequence[object], compile: _Compile
+    found: Shardings, program: Program, compile: Callable[[Program], Shardings]
 ) -> Shardings:
     """Return sharding facts with the constraints that help.
 
     Args:
         found: The facts of the program as it is.
         program: The program.
-        arguments: Its flat arguments, if they lie on several devices.
         compile: Compiles a program, and returns its facts.
 
     Raises:
@@ -69,7 +65,7 @@ def with_constraints(
         sharding = NamedSharding(mesh, each.spec)
         wanted = {eqn.outvars[0]: sharding for eqn in each.equations}
         try:
-            changed = compile(constrain_values(program, wanted), arguments)
+            changed = compile(constrain_values(program, wanted))
         except (JaxprToolError, ValueError):
             continue  # refused by JAX or XLA, as in a shard_map: it is no proposal
         if changed.sent_bytes < found.sent_bytes * (1 - _LEAST):

@@ -7,6 +7,7 @@ found.collectives[0].line, found.collectives[0].reason, found.values[0].spec
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -32,7 +33,11 @@ from jaxprtool.ir.source.frames import frames_now
 
 
 def shardings(
-    program: Program, arguments: Sequence[object] = (), *, propose: bool = False
+    program: Program,
+    arguments: Sequence[object] = (),
+    *,
+    propose: bool = False,
+    devices: Sequence[jax.Device] = (),
 ) -> Shardings:
     """Compile a program for the devices of its mesh, and return its collectives and shardings.
 
@@ -44,6 +49,8 @@ def shardings(
         arguments: Its flat arguments or their types, if they lie on several devices.
         propose: Whether to compile the program with other constraints too, and return those with
             which devices send less.
+        devices: The devices for the mesh in its types. They may be descriptions of a machine that
+            is not there, by `jax.experimental.topologies`; by default JAX's devices.
 
     Raises:
         ArgumentsError: If it was traced with arguments on several devices, and none are given.
@@ -57,19 +64,22 @@ def shardings(
             "pass its flat arguments too, which tell where they lie",
         )
     program = with_contents(program)
-    found = _shardings(program, arguments)
-    return with_constraints(found, program, arguments, _shardings) if propose else found
+    compile = partial(_shardings, arguments=arguments, devices=devices)
+    found = compile(program)
+    return with_constraints(found, program, compile) if propose else found
 
 
-def _shardings(program: Program, arguments: Sequence[object]) -> Shardings:
+def _shardings(
+    program: Program, arguments: Sequence[object], devices: Sequence[jax.Device]
+) -> Shardings:
     with compiled_afresh():
-        found = partitioned(program, arguments)
+        found = partitioned(program, arguments, devices)
     with without_collector():
         return _described(program, found)
 
 
 def _described(program: Program, found: Partitioned) -> Shardings:
-    devices = found.compiled.runtime_executable().local_devices()
+    devices = found.devices
     axes = _axes(program, found, devices)
     whole = ShardedModule(found.before, axes, frames_now(program.roots), program.out_names)
     memory = found.compiled.memory_analysis()

@@ -10,39 +10,24 @@ literal. So does arithmetic on sizes that Python computes when JAX traces at kno
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.export
 import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.core.equations import named, type_of, variables
-from jaxprtool.ir.core.structured import sub_jaxprs
-from jaxprtool.ir.rewriting.custom_rules import (
-    CustomRule,
-    custom_rule,
-    following,
-    has_rule,
-    map_rule,
-    rule_key,
-)
-from jaxprtool.ir.rewriting.high import lower_hijax
-from jaxprtool.ir.rewriting.rewrite import Memo
+from jaxprtool.ir.rewriting.custom_rules import CustomRule
+from jaxprtool.ir.rewriting.substitution import Body, SubstitutedRule, Substitution
 from jaxprtool.ir.shapes.static_indices import with_slices
 from jaxprtool.ir.shapes.symbols import Sizes, value_of
 from jaxprtool.jaxcompat import (
     AnyJaxpr,
     Atom,
     Aval,
-    DropVar,
-    Jaxpr,
     JaxprEqn,
     Literal,
-    Params,
     Var,
 )
 
@@ -74,26 +59,19 @@ def specialized(jaxpr: AnyJaxpr, sizes: Sizes) -> AnyJaxpr:
     return _Substitution(sizes).jaxpr(jaxpr)
 
 
-class _Substitution:
-    """A substitution of sizes for symbols, with caches of rewritten bodies, types and rules."""
+class _Substitution(Substitution):
+    """A substitution of sizes for symbols."""
 
     def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
         self._sizes = sizes
-        self._bodies = Memo()
         self._avals: dict[Aval, Aval] = {}
-        self._rules: dict[Hashable, Callable[[], Any]] = {}
 
-    def jaxpr(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        return self._bodies(lambda: _Body(self, jaxpr).made(), jaxpr)
+    def leaf(self, value: Any) -> Any:
+        return value_of(value, self._sizes) if jaxcompat.is_symbolic_dimension(value) else value
 
-    # --- types and parameters -------------------------------------------------------------------
-
-    def aval(self, aval: Aval) -> Aval:
-        """Substitute in a type; return the same object if nothing changes."""
-        if isinstance(aval, jaxcompat.AbstractRef):
-            inner = self.aval(aval.inner_aval)
-            return aval if inner is aval.inner_aval else aval.update(inner_aval=inner)
-        shape = getattr(aval, "shape", ())
+    def array_type(self, aval: Aval) -> Aval:
+        shape = aval.shape
         if not any(map(jaxcompat.is_symbolic_dimension, shape)):
             return aval
         if aval not in self._avals:
@@ -101,57 +79,16 @@ class _Substitution:
             self._avals[aval] = aval if new is shape else aval.update(shape=new)
         return self._avals[aval]
 
-    def value(self, value: Any) -> Any:
-        """Substitute in a parameter; return the same object if nothing changes."""
-        if jaxcompat.is_symbolic_dimension(value):
-            return value_of(value, self._sizes)
-        if isinstance(value, Jaxpr | jaxcompat.ClosedJaxpr):
-            return self.jaxpr(value)
-        if isinstance(value, jax.core.AbstractValue):
-            return self.aval(value)
-        if isinstance(value, jax.ShapeDtypeStruct):
-            shape = self.value(value.shape)
-            return value if shape is value.shape else value.update(shape=shape)
-        if isinstance(value, dict):
-            items = {name: self.value(item) for name, item in value.items()}
-            return value if all(items[k] is value[k] for k in items) else type(value)(items)
-        # An `Exported` is lowered with its symbols, and solves for their sizes when it is called.
-        if is_dataclass(value) and not isinstance(value, type | jax.export.Exported):
-            held = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
-            items = self.value(held)
-            return value if items is held else replace(value, **items)
-        if not isinstance(value, tuple | list):
-            return value
-        found = [self.value(item) for item in value]
-        if all(map(operator.is_, found, value)):
-            return value
-        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+    def rewrites_rule(self, eqn: JaxprEqn) -> bool:
+        return self.changes(eqn) or jaxcompat.closes_over_sizes(eqn.params)
 
-    def changes(self, eqn: JaxprEqn) -> bool:
-        """Return True if the substitution changes a type or a body of an equation."""
-        types = any(self.aval(v.aval) is not v.aval for v in (*eqn.invars, *eqn.outvars))
-        return types or any(self.jaxpr(body) is not body for _, body in sub_jaxprs(eqn))
-
-    def params(self, eqn: JaxprEqn) -> Params:
-        """Substitute in the parameters of an equation."""
-        params = {name: self.value(value) for name, value in eqn.params.items()}
-        if all(map(operator.is_, params.values(), eqn.params.values())):
-            params = eqn.params
-        # The derivative rules of a call are functions that JAX has bound to its types.
-        if has_rule(eqn) and (self.changes(eqn) or jaxcompat.closes_over_sizes(eqn.params)):
-            return params | self._custom(eqn, params)
-        if "transpose_thunk" in params and self.changes(eqn):
-            transpose = jaxcompat.linear_call_transpose(eqn)
-            return params | jaxcompat.linear_call_transpose_param(self.jaxpr(transpose))
-        return params
+    def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        return _Body(self, jaxpr).made()
 
     # --- rules of custom derivatives ------------------------------------------------------------
 
-    def _custom(self, eqn: JaxprEqn, params: Params) -> Params:
-        """Return the parameters of a custom call whose derivative rule is substituted in."""
-        rule = self._rules.setdefault(rule_key(eqn), _SizedRule(self, eqn))
-        kept = params["num_consts"], params["symbolic_zeros"]
-        return following(eqn, params["call_jaxpr"], rule, *kept)
+    def rule(self, eqn: JaxprEqn) -> _SizedRule:
+        return _SizedRule(self, eqn)
 
     def retyped(self, eqn: JaxprEqn) -> JaxprEqn:
         """Return a custom call with new types, whose rule JAX will trace at these types."""
@@ -177,8 +114,8 @@ class _Substitution:
         return _Substitution({**after._sizes, **sizes})
 
 
-class _SizedRule:
-    """The derivative rule of a custom call after substitution, built when JAX first requests it.
+class _SizedRule(SubstitutedRule):
+    """The derivative rule of a custom call after substitution.
 
     The user's rule is traced with symbols, which are then replaced by sizes. If JAX cannot trace it
     with symbols, it is traced at the new sizes, and the symbols that it closes over are replaced
@@ -186,117 +123,64 @@ class _SizedRule:
     idempotent.
     """
 
-    def __init__(self, owner: _Substitution, eqn: JaxprEqn) -> None:
-        self._owner = owner
-        self._eqn = eqn
-        self._made: CustomRule | None = None
-
-    def __call__(self) -> Any:
-        if self._made is None:
-            self._made = self._found()
-        return self._made
-
     def then(self, after: _Substitution) -> _SizedRule:
         """Return the rule after another substitution."""
-        return _SizedRule(self._owner.then(after), self._eqn)
+        return _SizedRule(self.owner.then(after), self.eqn)
 
-    def _found(self) -> CustomRule:
+    def found(self) -> CustomRule:
         try:
-            found = self._with_sizes(self._eqn)
+            found: CustomRule = self.owner.with_rule(self.eqn)
         except UnsupportedError:
-            if not self._owner.is_idempotent:
+            if not self.owner.is_idempotent:
                 raise
         else:
-            if getattr(found, "raises", None) is None or not self._owner.is_idempotent:
+            if getattr(found, "raises", None) is None or not self.owner.is_idempotent:
                 return found
-        return self._with_sizes(self._owner.retyped(self._eqn))
-
-    def _with_sizes(self, eqn: JaxprEqn) -> CustomRule:
-        return map_rule(self._owner.jaxpr, custom_rule(eqn))
+        again: CustomRule = self.owner.with_rule(self.owner.retyped(self.eqn))
+        return again
 
 
-class _Body:
-    """One body while it is rewritten."""
+class _Body(Body):
+    """One body while sizes are substituted in."""
 
     def __init__(self, owner: _Substitution, jaxpr: AnyJaxpr) -> None:
-        self._owner = owner
-        self._jaxpr = jaxpr
-        #: The atoms that replace variables.
-        self._env: dict[Var, Atom] = {}
+        super().__init__(owner, jaxpr)
+        self._before = set(map(id, jaxcompat.open_jaxpr(jaxpr).eqns))
         #: The variables whose values Python would have computed from sizes.
         self._numbers: dict[Var, int | float] = {}
 
-    def made(self) -> AnyJaxpr:
-        """Return the rewritten body; the same object if nothing changes."""
-        old = jaxcompat.open_jaxpr(self._jaxpr)
-        invars = self._bound(old.invars)
-        constvars = self._bound(old.constvars)
-        eqns = [new for eqn in old.eqns if (new := self._equation(eqn)) is not None]
-        outvars = [self._atom(atom) for atom in old.outvars]
-        if self._env:
-            before = set(map(id, old.eqns))
-            eqns, outvars = with_slices(eqns, outvars, lambda eqn: id(eqn) not in before)
-        olds = old.invars, old.constvars, old.eqns, old.outvars
-        parts = zip((invars, constvars, eqns, outvars), olds, strict=True)
-        if all(len(new) == len(was) and all(map(operator.is_, new, was)) for new, was in parts):
-            return self._jaxpr
-        return jaxcompat.replace_jaxpr(
-            self._jaxpr,
-            constvars=constvars,
-            invars=invars,
-            outvars=outvars,
-            eqns=eqns,
-            debug_info=old.debug_info,
-        )
+    def finished(
+        self, eqns: list[JaxprEqn], outvars: list[Atom]
+    ) -> tuple[list[JaxprEqn], list[Atom]]:
+        if not self.env:
+            return eqns, outvars
+        return with_slices(eqns, outvars, lambda eqn: id(eqn) not in self._before)
 
-    def _bound(self, variables: Sequence[Var]) -> list[Var]:
-        return [self._variable(var) for var in variables]
-
-    def _variable(self, var: Var) -> Var:
-        aval = self._owner.aval(var.aval)
-        if aval is var.aval:
-            return var
-        new = DropVar(aval) if type(var) is DropVar else Var(aval)
-        self._env[var] = new
-        return new
-
-    def _atom(self, atom: Atom) -> Atom:
-        return atom if type(atom) is Literal else self._env.get(atom, atom)
-
-    def _equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+    def equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
         """Return the rewritten equation, or None if its result becomes a literal."""
         if self._numbers or eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
             number = self._number(eqn)
             if number is not None:
                 return None
-        if eqn.primitive.name == jaxcompat.CALL_HIGH and self._owner.changes(eqn):
-            eqn = lower_hijax(eqn)  # the object in the equation is bound to its old types
-        operands = [self._atom(atom) for atom in eqn.invars]
         try:
-            params = self._owner.params(eqn)
-            outvars = self._bound(eqn.outvars)
+            new = super().equation(eqn)
         except ZeroDivisionError:
             raise UnsupportedError(f"the {named(eqn)} has a size that divides by zero") from None
-        for var in outvars:
+        assert new is not None
+        for var in new.outvars:
             if any(isinstance(n, int) and n < 0 for n in getattr(var.aval, "shape", ())):
                 raise UnsupportedError(
                     f"the result of the {named(eqn)} would be {type_of(var.aval)}, which has a "
                     "negative size"
                 )
-        same = params is eqn.params and all(
-            map(operator.is_, (*operands, *outvars), (*eqn.invars, *eqn.outvars))
-        )
-        if same:
-            return eqn
-        effects = eqn.effects and jaxcompat.renamed_effects(eqn.effects, self._env)
-        return eqn.replace(invars=operands, outvars=outvars, params=params, effects=effects)
+        return new
 
     # --- numbers --------------------------------------------------------------------------------
 
     def _number(self, eqn: JaxprEqn) -> int | float | None:
         """Return the value of an equation if it is known, and replace its result by a literal."""
         if eqn.primitive.name == jaxcompat.DIM_AS_VALUE:
-            number = self._owner.value(eqn.params["dim"])
+            number = self.owner.value(eqn.params["dim"])
             if jaxcompat.is_symbolic_dimension(number):
                 return None
         else:
@@ -309,7 +193,7 @@ class _Body:
         (var,) = eqn.outvars
         literal = jaxcompat.as_literal(number, var.aval)
         assert literal is not None
-        self._env[var] = literal
+        self.env[var] = literal
         if var.aval.weak_type:  # otherwise it is an array, with which JAX computes at run time
             self._numbers[var] = number
         return number

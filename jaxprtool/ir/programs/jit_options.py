@@ -7,7 +7,7 @@ function hold for every program that passes derive from it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,14 @@ class JitOptions:
         asked = enumerate(self.of_arguments(arguments))
         given = (replace(each, donated=each.donated or i in positions) for i, each in asked)
         return replace(self, arguments=tuple(filter(_asks, given)))
+
+    def placed_by(self, change: Callable[[Any], Any]) -> JitOptions:
+        """Return these options with a change of each sharding or layout."""
+        arguments, results = (
+            tuple(replace(each, placement=change(each.placement)) for each in values)
+            for values in (self.arguments, self.results)
+        )
+        return replace(self, arguments=arguments, results=results)
 
     def of_arguments(self, arguments: Values) -> list[ValueOptions]:
         """Return the options of each of these arguments."""

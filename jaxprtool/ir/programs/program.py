@@ -17,10 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import ArgumentsError, CheckError, StructureError
+from jaxprtool.errors import ArgumentsError, CheckError, StructureError, UnsupportedError
 from jaxprtool.ir.basics.dtypes import as_array, needs_x64
 from jaxprtool.ir.basics.reachability import reachable
 from jaxprtool.ir.core.equations import holders, type_of
@@ -32,6 +33,13 @@ from jaxprtool.ir.programs.matching import MatchedArguments, Mismatch, matched
 from jaxprtool.ir.programs.static_leaf import is_no_array
 from jaxprtool.ir.rewriting.array_literals import as_constants
 from jaxprtool.ir.shapes.bounds import Bound, SizeBound
+from jaxprtool.ir.shapes.mesh_sizes import (
+    Indivisible,
+    MeshChange,
+    axes_text,
+    mesh_change,
+    meshes_in,
+)
 from jaxprtool.ir.shapes.specialization import specialized
 from jaxprtool.ir.shapes.symbols import Sizes, found_sizes, sizes_by_symbol, symbols_of
 from jaxprtool.ir.source.frames import Root
@@ -277,6 +285,55 @@ class Program:
         if not self.symbols:
             return self
         return self.specialized(found_sizes(self.name, self.arguments, shapes))
+
+    @cached_property
+    def meshes(self) -> list[Mesh | AbstractMesh]:
+        """The meshes that the program mentions: in types, shardings, and the options of `jit`."""
+        return meshes_in(self.jaxpr, self.jit)
+
+    def on_mesh(self, mesh: Mesh | AbstractMesh) -> Program:
+        """Return the program for a mesh that has the same axes with other sizes.
+
+        The result is that of tracing the function on this mesh, unless the function itself reads
+        the sizes of its mesh, or the number of devices. Axes stay explicit, or left to XLA's
+        partitioner, as they are in the program.
+
+        Args:
+            mesh: The mesh, in any order of its axes. Without devices (`AbstractMesh`), the program
+                runs on the mesh that is set, or on the first devices.
+
+        Raises:
+            ArgumentsError: If the program has no mesh, or one with other axes, or the mesh does not
+                divide an argument or a result.
+            UnsupportedError: If it does not divide a value, or a `shard_map` has the shapes of
+                shards of other sizes. Names the equation and its line.
+        """
+        change = mesh_change(self.name, self.meshes, mesh)
+        self._check_division(change)
+        jit = self.jit and self.jit.placed_by(change.placement)
+        made = self.replace(jaxpr=change.jaxpr(self.jaxpr), jit=jit)
+        try:
+            type_check(made)
+        except CheckError as error:  # a rule of JAX that depends on the sizes of axes
+            raise UnsupportedError(
+                f"{self.name} cannot be put on {axes_text(change.sizes)}: {error}",
+                "trace the function again on this mesh",
+            ) from error
+        return made
+
+    def _check_division(self, change: MeshChange) -> None:
+        """Raise ArgumentsError for an argument or result that a new mesh does not divide."""
+        options = self.jit or JitOptions()
+        for what, values, asked in (
+            ("argument", self.arguments, options.of_arguments(self.arguments)),
+            ("result", self.results, options.of_results(self.results)),
+        ):
+            for (name, aval), option in zip(values, asked, strict=True):
+                try:
+                    change.aval(aval)
+                    change.require_division(aval, option.placement)
+                except Indivisible as fault:
+                    raise ArgumentsError(f"{what} '{name}' of {self.name}: {fault}") from None
 
     def replace(self, **changes: Any) -> Program:
         """Return a copy with some fields changed. Bounds of removed arguments are dropped."""

@@ -76,6 +76,17 @@ class BackendError(JaxprToolError):
     """A backend or device that this machine does not have."""
 
 
+class TooFewDevicesError(BackendError):
+    """A backend with fewer devices than the mesh of a program.
+
+    `axes` are the names of the axes of the mesh.
+    """
+
+    def __init__(self, message: str, hint: str, axes: Sequence[str]):
+        super().__init__(message, hint)
+        self.axes = tuple(axes)
+
+
 class OutOfMemoryError(BackendError):
     """A program or an argument that does not fit in the memory of a device."""
 

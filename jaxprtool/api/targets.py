@@ -23,6 +23,7 @@ from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.execute.running.fill import refitted
 from jaxprtool.files import is_device, opened_plain
 from jaxprtool.ir.core.equations import has_64_bit_types
+from jaxprtool.ir.programs.meshes import on_axes
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import grouped, program_signature
 from jaxprtool.ir.programs.ref_contents import with_contents
@@ -88,9 +89,14 @@ def find(
     *,
     in_specs: str | None = None,
     out_specs: str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    may_lack_mesh: bool = False,
     **static: Unpack[StaticArguments],
 ) -> Entry | ProgramEntry:
     """Return the entry that TARGET names, with the arguments of `--args`; see `load.find`.
+
+    A program is put on a mesh whose axes have the sizes `mesh`; one without a mesh is an error,
+    unless it `may_lack_mesh`. Functions are traced on the mesh that is set.
 
     Raises TargetError, ProgramFileError, ArgumentsError, or UserFunctionError if the user's code
     raises.
@@ -122,6 +128,8 @@ def find(
             f"{_shown(target)} has 64-bit types, which are not enabled",
             "add --x64, or set jax_enable_x64",
         )
+    if mesh is not None and (program.meshes or not may_lack_mesh):
+        program = on_axes(program, mesh)
     own = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
     if args is None:
         return ProgramEntry(program, own if kept is None else tuple(kept))

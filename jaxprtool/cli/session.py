@@ -26,7 +26,12 @@ from jaxprtool.cli import options, output, progress
 from jaxprtool.cli.options import FUNCTION, OUTPUT
 from jaxprtool.cli.progress import OnProgress, silent
 from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
-from jaxprtool.errors import ArgumentsError, PipelineError, did_you_mean
+from jaxprtool.errors import (
+    ArgumentsError,
+    PipelineError,
+    TooFewDevicesError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry, RunInputs, Traced
@@ -107,7 +112,8 @@ class Function:
         FUNCTION.option(
             "--mesh",
             "AXIS=N,…",
-            "Trace on a mesh of these axes, which types may name: f32[8@x].",
+            "Trace on a mesh of these axes, which types may name: f32[8@x]. A program file is put "
+            "on a mesh of these sizes.",
             parser=options.mesh_axes,
         ),
     ] = None
@@ -180,6 +186,17 @@ class Function:
             _require_package(name, self.target)
         return frames(self.frames or "mine", packages)
 
+    @contextlib.contextmanager
+    def devices_hinted(self) -> Iterator[None]:
+        """Say in a `with` block that a program file may be put on a mesh of fewer devices."""
+        try:
+            yield
+        except TooFewDevicesError as error:
+            if self._is_file:
+                axes = ",".join(f"{axis}=…" for axis in error.axes)
+                error.hint = f"--mesh {axes} puts it on a mesh of other sizes; {error.hint}"
+            raise
+
     def listed(self, source: bool | None) -> dict[str, Any]:
         """Return the options of a listing; --frames implies source lines."""
         return {"source": bool(source) or self.frames is not None}
@@ -233,7 +250,7 @@ class Function:
         from jaxprtool.api.targets import find
 
         self.import_module()
-        with self.mesh_set(), contextlib.redirect_stdout(sys.stderr):
+        with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
             entry = find(
                 self.target,
                 self.args,
@@ -244,6 +261,8 @@ class Function:
                 static_argnames=self.static_argnames or (),
                 in_specs=self.in_specs,
                 out_specs=self.out_specs,
+                mesh=self.mesh,
+                may_lack_mesh=bool(pipeline.steps),  # passes may use the mesh
             )
             if not runs and (needless := entry.needless_work):
                 output.note(needless)
@@ -275,12 +294,20 @@ class Function:
         given = [part for name, value in listed.items() if value for part in (name, value)]
         return [*given, *(name for name, flag in flags.items() if flag)]
 
-    def mesh_set(self) -> contextlib.AbstractContextManager[object]:
+    @property
+    def _is_file(self) -> bool:
+        """Whether TARGET is a program, not a function."""
+        from jaxprtool.api.targets import is_file
+
+        return is_file(self.target)
+
+    def _mesh_set(self, has_own: bool) -> contextlib.AbstractContextManager[object]:
         """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few.
 
-        Its axes are explicit, as types name them, or the partitioner's with specs.
+        Its axes are explicit, as types name them, or the partitioner's with specs. A program that
+        has a mesh of its own needs none.
         """
-        if not self.mesh:
+        if not self.mesh or has_own:
             return contextlib.nullcontext()
         from jaxprtool.ir.programs.meshes import mesh_set
 
@@ -326,7 +353,8 @@ class Session(Function):
         from jaxprtool.cli import pipeline_steps
 
         traced = traced or self.traced()
-        with self.mesh_set():
+        has_own = self._is_file and bool(traced.program.meshes) and not self.pipeline.partitions
+        with self._mesh_set(has_own):
             return pipeline_steps.run(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
@@ -397,6 +425,7 @@ def command(body: Callable) -> Callable:
                 values = {key: given.pop(key) for key in _hints(group) if key != "on_progress"}
                 given[name] = group(**values, on_progress=on_progress)
                 stack.enter_context(given[name].viewed())
+                stack.enter_context(given[name].devices_hinted())
             body(**given, **({"on_progress": on_progress} if "on_progress" in hints else {}))
 
     run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ Such types (`f32[8@data,4]`) name the axes of a mesh and their sizes, but no dev
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
@@ -15,11 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from jaxprtool.errors import BackendError
-from jaxprtool.ir.core.equations import equations
+from jaxprtool.errors import TooFewDevicesError
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
 from jaxprtool.ir.programs.program import Program
-from jaxprtool.ir.programs.program_signature import top_jaxpr
 
 
 def mesh_set(axes: Mapping[str, int], explicit: bool) -> AbstractContextManager[object]:
@@ -29,38 +27,46 @@ def mesh_set(axes: Mapping[str, int], explicit: bool) -> AbstractContextManager[
         axes: The names of its axes, and their sizes.
         explicit: Whether types name the axes; otherwise they are the partitioner's.
     """
+    mesh = _mesh(axes, AxisType.Explicit if explicit else AxisType.Auto)
+    return jax.set_mesh(mesh) if isinstance(mesh, Mesh) else jax.sharding.use_abstract_mesh(mesh)
+
+
+def on_axes(program: Program, axes: Mapping[str, int]) -> Program:
+    """Put a program on a mesh of the first devices, or on an abstract one if there are too few.
+
+    Args:
+        program: The program.
+        axes: The names of the axes of its mesh, and their new sizes.
+
+    Raises:
+        ArgumentsError, UnsupportedError: As `Program.on_mesh`.
+    """
+    return program.on_mesh(_mesh(axes, AxisType.Auto))
+
+
+def _mesh(axes: Mapping[str, int], kind: AxisType) -> Mesh | AbstractMesh:
     sizes, names = tuple(axes.values()), tuple(axes)
-    kinds = (AxisType.Explicit if explicit else AxisType.Auto,) * len(sizes)
-    count = math.prod(sizes)
+    kinds, count = (kind,) * len(sizes), math.prod(sizes)
     devices = jax.devices() if len(jax.devices()) >= count else jax.devices("cpu")
     if len(devices) < count:
-        return jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names, axis_types=kinds))
-    return jax.set_mesh(jax.make_mesh(sizes, names, axis_types=kinds, devices=devices[:count]))
+        return AbstractMesh(sizes, names, axis_types=kinds)
+    return jax.make_mesh(sizes, names, axis_types=kinds, devices=devices[:count])
 
 
 def mesh_in_types(program: Program) -> AbstractMesh | None:
     """Return the mesh without devices that a program names, or None.
 
-    The types of arguments and results name it, or the shardings given to `jax.jit`.
+    The types of arguments and results name it, or the shardings given to `jax.jit`; or equations,
+    if nothing names devices.
     """
     meshes = [mesh_of(aval) for aval in (*program.in_avals, *program.out_avals)]
     if program.jit is not None:
         asked = (each.placement for each in (*program.jit.arguments, *program.jit.results))
         meshes += [getattr(each, "mesh", None) for each in asked]
+    if not any(isinstance(mesh, Mesh | AbstractMesh) for mesh in meshes):
+        inside = program.meshes
+        meshes = [] if any(isinstance(mesh, Mesh) for mesh in inside) else inside
     return next((mesh for mesh in meshes if isinstance(mesh, AbstractMesh)), None)
-
-
-def meshes_in(program: Program) -> Iterator[Mesh | AbstractMesh]:
-    """Yield the meshes that a program names, in its types, its options, and its equations."""
-    yield from filter(None, map(mesh_of, (*program.in_avals, *program.out_avals)))
-    if program.jit is not None:
-        asked = (each.placement for each in (*program.jit.arguments, *program.jit.results))
-        yield from filter(None, (getattr(each, "mesh", None) for each in asked))
-    for eqn in equations(top_jaxpr(program)):
-        for value in jax.tree.leaves(tuple(eqn.params.values())):
-            mesh = getattr(value, "mesh", value)
-            if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty:
-                yield mesh
 
 
 def concrete_mesh(
@@ -72,8 +78,7 @@ def concrete_mesh(
     """Return the mesh of devices to run a program on, or None if its types name no mesh.
 
     It is the mesh that is set (`jax.set_mesh`), or the mesh of an argument, or else one of the
-    first of `devices`, by default those of the platform of `device`. Raises BackendError if there
-    are too few devices.
+    first of `devices`, by default those of the platform of `device`. Raises TooFewDevicesError.
     """
     wanted = mesh_in_types(program)
     if wanted is None:
@@ -88,13 +93,14 @@ def concrete_mesh(
     if len(devices) < count:
         axes = ", ".join(f"{name}={size}" for name, size in wanted.shape.items())
         platform = devices[0].platform
-        raise BackendError(
+        raise TooFewDevicesError(
             f"{program.name} runs on a mesh of {count} devices ({axes}), but backend "
             f"'{platform}' has {len(devices)}",
             f"--host-devices {count}, or JAX_NUM_CPU_DEVICES={count}, creates {count} devices on "
             "one CPU"
             if platform == "cpu"
             else f"--host-devices {count} creates {count} devices on the CPU",
+            list(map(str, wanted.axis_names)),
         )
     chosen = np.array(devices[:count]).reshape(wanted.axis_sizes)
     return Mesh(chosen, wanted.axis_names, axis_types=wanted.axis_types)

@@ -288,7 +288,7 @@ class Program:
 
     @cached_property
     def meshes(self) -> list[Mesh | AbstractMesh]:
-        """The meshes that the program mentions: in types, shardings, and the options of `jit`."""
+        """The meshes that the program mentions, without those in rules of custom derivatives."""
         return meshes_in(self.jaxpr, self.jit)
 
     def on_mesh(self, mesh: Mesh | AbstractMesh) -> Program:
@@ -308,7 +308,8 @@ class Program:
             UnsupportedError: If it does not divide a value, or a `shard_map` has the shapes of
                 shards of other sizes. Names the equation and its line.
         """
-        change = mesh_change(self.name, self.meshes, mesh)
+        found = self.meshes or meshes_in(self.jaxpr, rules=True)
+        change = mesh_change(self.name, found, mesh)
         self._check_division(change)
         jit = self.jit and self.jit.placed_by(change.placement)
         made = self.replace(jaxpr=change.jaxpr(self.jaxpr), jit=jit)

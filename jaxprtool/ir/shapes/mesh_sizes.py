@@ -9,7 +9,9 @@ those of one shard: its axes must keep their sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from operator import is_
 from typing import Any
 
 import jax
@@ -21,6 +23,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.core.equations import named, type_of
 from jaxprtool.ir.core.structured import Call, ShardMap, view
+from jaxprtool.ir.rewriting.custom_rules import has_rule, rule_key, rules_followed
 from jaxprtool.ir.rewriting.substitution import Body, Substitution
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, JaxprEqn
 
@@ -30,23 +33,31 @@ def axes_text(sizes: Mapping[Any, int]) -> str:
     return ",".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def meshes_in(jaxpr: AnyJaxpr, *values: Any) -> list[Mesh | AbstractMesh]:
-    """Return the meshes that a jaxpr mentions, at every depth, and those in other values.
+def meshes_in(
+    jaxpr: AnyJaxpr, options: Any = None, rules: bool = False
+) -> list[Mesh | AbstractMesh]:
+    """Return the meshes that a jaxpr mentions, at every depth, without empty ones.
 
-    Empty meshes are left out. Rules of custom derivatives are not traced for theirs.
+    Args:
+        jaxpr: The jaxpr.
+        options: The options of `jax.jit`, which are searched too.
+        rules: Whether the rules of custom derivatives are traced and searched.
     """
-    search = _Search()
-    search.value(values)
-    search.jaxpr(jaxpr)
+    search = _Search(rules)
+    search.value(options)
+    with rules_followed():
+        search.jaxpr(jaxpr)
     return list(search.found)
 
 
 class _Search(Substitution):
     """Changes nothing, and notes all meshes."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: bool) -> None:
         super().__init__()
         self.found: dict[Mesh | AbstractMesh, None] = {}
+        self._searches_rules = rules
+        self._searched: set[Hashable] = set()
 
     def leaf(self, value: Any) -> Any:
         if isinstance(value, Mesh | AbstractMesh):
@@ -67,6 +78,10 @@ class _Search(Substitution):
         return context
 
     def rewrites_rule(self, eqn: JaxprEqn) -> bool:
+        if self._searches_rules and has_rule(eqn) and (key := rule_key(eqn)) not in self._searched:
+            self._searched.add(key)  # a rule may hold the call that it belongs to
+            with suppress(UnsupportedError):  # it cannot be followed: derivatives raise this
+                self.with_rule(eqn)
         return False
 
 
@@ -122,7 +137,7 @@ class MeshChange(Substitution):
 
     def __init__(self, old: Mapping[Any, int], new: Mesh | AbstractMesh) -> None:
         super().__init__()
-        self.old, self._new = dict(old), new
+        self.old, self.new = dict(old), new
         self._meshes: dict[Any, Any] = {}
         self._avals: dict[Aval, Aval] = {}
         self._contexts: dict[int, tuple[Any, Any]] = {}  # with the old ones, to keep their ids
@@ -130,7 +145,7 @@ class MeshChange(Substitution):
     @property
     def sizes(self) -> dict[Any, int]:
         """The sizes of the axes after the change."""
-        return dict(self._new.shape)
+        return dict(self.new.shape)
 
     # --- meshes and shardings ---------------------------------------------------------------------
 
@@ -140,12 +155,12 @@ class MeshChange(Substitution):
             return Format(placement.layout, self.placement(placement.sharding))
         if not isinstance(placement, NamedSharding) or placement.mesh.empty:
             return self.leaf(placement)
-        mesh = self._mesh(placement.mesh, isinstance(self._new, Mesh))
+        mesh = self._mesh(placement.mesh, isinstance(self.new, Mesh))
         return NamedSharding(mesh, placement.spec, memory_kind=placement.memory_kind)
 
     def leaf(self, value: Any) -> Any:
         if isinstance(value, Mesh | AbstractMesh):
-            concrete = isinstance(value, Mesh) and isinstance(self._new, Mesh)
+            concrete = isinstance(value, Mesh) and isinstance(self.new, Mesh)
             return value if value.empty else self._mesh(value, concrete)
         if isinstance(value, Format):
             return Format(value.layout, self.leaf(value.sharding))
@@ -160,11 +175,23 @@ class MeshChange(Substitution):
             )
         return value
 
+    def with_devices(self, value: Any) -> Any:
+        """Substitute in a parameter with shardings or a mesh; over devices if the mesh has any."""
+        if isinstance(value, tuple):
+            return tuple(map(self.with_devices, value))
+        if isinstance(value, Mesh | AbstractMesh):
+            return value if value.empty else self._mesh(value, isinstance(self.new, Mesh))
+        return self.placement(value) if isinstance(value, NamedSharding | Format) else value
+
     def _mesh(self, mesh: Mesh | AbstractMesh, concrete: bool) -> Mesh | AbstractMesh:
         """Return the new mesh, with the types that the axes have in an old one."""
         key = mesh, concrete
         if key not in self._meshes:
-            names, types, new = tuple(self.old), mesh.axis_types, self._new
+            names, types, new = tuple(self.old), mesh.axis_types, self.new
+            if tuple(mesh.shape.items()) not in (tuple(self.old.items()), tuple(new.shape.items())):
+                raise UnsupportedError(
+                    f"there is another mesh, {axes_text(mesh.shape)}, beside {axes_text(self.old)}"
+                )
             if concrete:
                 self._meshes[key] = Mesh(new.devices, names, axis_types=types)
             else:
@@ -223,7 +250,7 @@ class MeshChange(Substitution):
         if not isinstance(value, jax.Array) or value.sharding.num_devices == 1:
             return value
         with jax.transfer_guard("allow"):
-            if isinstance(self._new, Mesh):
+            if isinstance(self.new, Mesh):
                 return jax.device_put(value, self._constant_placement(value))
             if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
                 data = np.asarray(jax.random.key_data(value))
@@ -256,9 +283,23 @@ class _Body(Body):
         self._check_shard_map(eqn)
         try:
             self._check_placements(eqn)
-            return super().equation(eqn)
+            return super().equation(self._with_devices(eqn))
         except Indivisible as fault:
             raise UnsupportedError(f"in the {named(eqn)}, {fault}") from None
+
+    def _with_devices(self, eqn: JaxprEqn) -> JaxprEqn:
+        """Return an equation with the devices of the new mesh, where JAX needs devices.
+
+        It takes a sharding without devices only where a mesh is set, and not in a jit. There are
+        such shardings in a program read from a file, on a machine that lacks the devices.
+        """
+        is_set = not jaxcompat.context_settings(eqn.ctx)["cur_abstract_mesh"].empty
+        if is_set and not isinstance(view(eqn), Call):
+            return eqn
+        params = {name: self.owner.with_devices(value) for name, value in eqn.params.items()}
+        if all(map(is_, params.values(), eqn.params.values())):
+            return eqn
+        return eqn.replace(params=params)
 
     def _check_shard_map(self, eqn: JaxprEqn) -> None:
         """Raise UnsupportedError for a `shard_map` over axes whose sizes change."""

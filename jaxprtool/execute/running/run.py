@@ -263,7 +263,8 @@ def ready_to_step(
     arguments = fitting(program, arguments)
     program = with_scalar_predicates(program)
     with failures_reported(program), ready(program, arguments, device) as (there, _):
-        yield program, there
+        # Equations run without the `jax.jit` that would shard the arguments.
+        yield program, there if device is not None else spread(program, there)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from jaxprtool.errors import TooFewDevicesError
 from jaxprtool.ir.programs.auto_sharding import is_over_devices
+from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
 
 
@@ -107,13 +108,25 @@ def concrete_mesh(
 
 
 def placed(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
-    """Place the arguments on the devices of a mesh by their types, if not there already."""
-    return [
-        value
-        if mesh_of(aval) is None or mesh_of(value) == mesh
-        else jax.device_put(value, NamedSharding(mesh, aval.sharding.spec))
-        for value, aval in zip(arguments, program.in_avals, strict=True)
-    ]
+    """Place the arguments on the devices of a mesh.
+
+    The sharding that `jax.jit` of the program states counts, or else that of the type. A value that
+    has only a type's sharding stays if it is on the mesh already.
+    """
+    options = (program.jit or JitOptions()).of_arguments(program.arguments)
+    given = zip(arguments, program.in_avals, options, strict=True)
+    return [_placed(value, aval, asked.placement, mesh) for value, aval, asked in given]
+
+
+def _placed(value: Any, aval: Any, placement: Any, mesh: Mesh) -> Any:
+    sharding = getattr(placement, "sharding", placement)  # that of a layout
+    if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+        own = sharding.mesh if isinstance(sharding.mesh, Mesh) else mesh
+        kind = sharding.memory_kind
+        return jax.device_put(value, NamedSharding(own, sharding.spec, memory_kind=kind))
+    if mesh_of(aval) is None or mesh_of(value) == mesh:
+        return value
+    return jax.device_put(value, NamedSharding(mesh, aval.sharding.spec))
 
 
 def spread(program: Program, values: Sequence[Any]) -> list[Any]:

@@ -80,7 +80,8 @@ def inline_of_word(word: bool | str) -> Any:
 
 def linear_call_transpose(eqn: JaxprEqn) -> ClosedJaxpr:
     """Return the transpose of a `linear_call` as a closed jaxpr. Raises the user's exceptions."""
-    closed, consts = eqn.params["transpose_thunk"]()
+    with eqn.ctx.manager:  # it may name axes of the mesh
+        closed, consts = eqn.params["transpose_thunk"]()
     body, count = open_jaxpr(closed), len(consts)
     bound, free = body.invars[:count], body.invars[count:]
     return replace_jaxpr(close_jaxpr(closed), constvars=bound, consts=consts, invars=free)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from operator import is_
 from typing import Any
 
@@ -24,7 +25,7 @@ from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.core.equations import named, type_of
 from jaxprtool.ir.core.structured import Call, ShardMap, view
 from jaxprtool.ir.rewriting.custom_rules import has_rule, rule_key, rules_followed
-from jaxprtool.ir.rewriting.substitution import Body, Substitution
+from jaxprtool.ir.rewriting.substitution import Body, SubstitutedRule, Substitution
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, JaxprEqn
 
 
@@ -133,11 +134,14 @@ class MeshChange(Substitution):
     Args:
         old: The sizes of the axes before.
         new: The mesh of the same axes, in the same order. Their types stay those of the program.
+        in_rules: Whether it is applied to rules of custom derivatives.
     """
 
-    def __init__(self, old: Mapping[Any, int], new: Mesh | AbstractMesh) -> None:
+    def __init__(
+        self, old: Mapping[Any, int], new: Mesh | AbstractMesh, in_rules: bool = False
+    ) -> None:
         super().__init__()
-        self.old, self.new = dict(old), new
+        self.old, self.new, self.in_rules = dict(old), new, in_rules
         self._meshes: dict[Any, Any] = {}
         self._avals: dict[Aval, Aval] = {}
         self._contexts: dict[int, tuple[Any, Any]] = {}  # with the old ones, to keep their ids
@@ -175,12 +179,18 @@ class MeshChange(Substitution):
             )
         return value
 
-    def with_devices(self, value: Any) -> Any:
-        """Substitute in a parameter with shardings or a mesh; over devices if the mesh has any."""
+    def with_devices(self, value: Any, context_mesh: bool) -> Any:
+        """Substitute in a parameter with shardings or a mesh; over devices if the mesh has any.
+
+        `context_mesh` is whether a mesh is the one that is set, not one that an equation names.
+        """
         if isinstance(value, tuple):
-            return tuple(map(self.with_devices, value))
+            return tuple(self.with_devices(each, context_mesh) for each in value)
         if isinstance(value, Mesh | AbstractMesh):
-            return value if value.empty else self._mesh(value, isinstance(self.new, Mesh))
+            # JAX traces rules when it needs them, often where no mesh of devices is set.
+            if value.empty or (context_mesh and self.in_rules):
+                return value
+            return self._mesh(value, isinstance(self.new, Mesh))
         return self.placement(value) if isinstance(value, NamedSharding | Format) else value
 
     def _mesh(self, mesh: Mesh | AbstractMesh, concrete: bool) -> Mesh | AbstractMesh:
@@ -270,6 +280,13 @@ class MeshChange(Substitution):
     def rewrites_rule(self, eqn: JaxprEqn) -> bool:
         return True  # a rule may name the mesh, though the call does not
 
+    def rule(self, eqn: JaxprEqn) -> SubstitutedRule:
+        return SubstitutedRule(self._for_rules, eqn)
+
+    @cached_property
+    def _for_rules(self) -> MeshChange:
+        return self if self.in_rules else MeshChange(self.old, self.new, True)
+
     def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
         return _Body(self, jaxpr).made()
 
@@ -296,7 +313,9 @@ class _Body(Body):
         is_set = not jaxcompat.context_settings(eqn.ctx)["cur_abstract_mesh"].empty
         if is_set and not isinstance(view(eqn), Call):
             return eqn
-        params = {name: self.owner.with_devices(value) for name, value in eqn.params.items()}
+        params = {
+            name: self.owner.with_devices(value, is_set) for name, value in eqn.params.items()
+        }
         if all(map(is_, params.values(), eqn.params.values())):
             return eqn
         return eqn.replace(params=params)

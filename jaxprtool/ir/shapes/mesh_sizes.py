@@ -12,7 +12,6 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from operator import is_
 from typing import Any
 
 import jax
@@ -157,52 +156,46 @@ class MeshChange(Substitution):
         """Substitute in the sharding of an argument or result; over devices if the mesh has any."""
         if isinstance(placement, Format):
             return Format(placement.layout, self.placement(placement.sharding))
-        if not isinstance(placement, NamedSharding) or placement.mesh.empty:
+        if not isinstance(placement, NamedSharding):
             return self.leaf(placement)
-        mesh = self._mesh(placement.mesh, isinstance(self.new, Mesh))
-        return NamedSharding(mesh, placement.spec, memory_kind=placement.memory_kind)
+        return self._sharding(placement, True)
 
     def leaf(self, value: Any) -> Any:
         if isinstance(value, Mesh | AbstractMesh):
-            concrete = isinstance(value, Mesh) and isinstance(self.new, Mesh)
-            return value if value.empty else self._mesh(value, concrete)
+            return self.mesh(value, isinstance(value, Mesh))
         if isinstance(value, Format):
             return Format(value.layout, self.leaf(value.sharding))
         if isinstance(value, NamedSharding):
-            mesh = self.leaf(value.mesh)
-            if mesh is value.mesh:
-                return value
-            return NamedSharding(mesh, value.spec, memory_kind=value.memory_kind)
+            # Only shardings over devices have a kind of memory. Read from a file on a machine
+            # without these devices, they have no devices either.
+            return self._sharding(value, value.memory_kind is not None)
         if isinstance(value, Sharding) and value.num_devices > 1:
             raise UnsupportedError(
                 f"a sharding names devices but no axes of a mesh: {value}", "use a NamedSharding"
             )
         return value
 
-    def with_devices(self, value: Any, context_mesh: bool) -> Any:
-        """Substitute in a parameter with shardings or a mesh; over devices if the mesh has any.
+    def _sharding(self, sharding: NamedSharding, over_devices: bool) -> NamedSharding:
+        mesh = self.mesh(sharding.mesh, over_devices)
+        if mesh is sharding.mesh:
+            return sharding
+        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
-        `context_mesh` is whether a mesh is the one that is set, not one that an equation names.
+    def mesh(self, mesh: Mesh | AbstractMesh, over_devices: bool) -> Mesh | AbstractMesh:
+        """Return the new mesh, with the types that the axes have in an old one.
+
+        It has devices if it is to have them, and the new mesh has some.
         """
-        if isinstance(value, tuple):
-            return tuple(self.with_devices(each, context_mesh) for each in value)
-        if isinstance(value, Mesh | AbstractMesh):
-            # JAX traces rules when it needs them, often where no mesh of devices is set.
-            if value.empty or (context_mesh and self.in_rules):
-                return value
-            return self._mesh(value, isinstance(self.new, Mesh))
-        return self.placement(value) if isinstance(value, NamedSharding | Format) else value
-
-    def _mesh(self, mesh: Mesh | AbstractMesh, concrete: bool) -> Mesh | AbstractMesh:
-        """Return the new mesh, with the types that the axes have in an old one."""
-        key = mesh, concrete
+        if mesh.empty:
+            return mesh
+        key = mesh, over_devices
         if key not in self._meshes:
             names, types, new = tuple(self.old), mesh.axis_types, self.new
             if tuple(mesh.shape.items()) not in (tuple(self.old.items()), tuple(new.shape.items())):
                 raise UnsupportedError(
                     f"there is another mesh, {axes_text(mesh.shape)}, beside {axes_text(self.old)}"
                 )
-            if concrete:
+            if over_devices and isinstance(new, Mesh):
                 self._meshes[key] = Mesh(new.devices, names, axis_types=types)
             else:
                 device = new.abstract_mesh.abstract_device or mesh.abstract_mesh.abstract_device
@@ -235,7 +228,7 @@ class MeshChange(Substitution):
             if entry is None or entry is PartitionSpec.UNCONSTRAINED or not isinstance(size, int):
                 continue
             axes = entry if isinstance(entry, tuple) else (entry,)
-            parts = {axis: self.sizes[axis] for axis in axes}
+            parts = {axis: self.sizes[axis] for axis in axes if axis in self.old}
             if size % math.prod(parts.values()):
                 raise Indivisible(
                     f"{type_of(aval)} has a dimension of size {size}, which {axes_text(parts)} "
@@ -305,20 +298,23 @@ class _Body(Body):
             raise UnsupportedError(f"in the {named(eqn)}, {fault}") from None
 
     def _with_devices(self, eqn: JaxprEqn) -> JaxprEqn:
-        """Return an equation with the devices of the new mesh, where JAX needs devices.
+        """Return an equation whose own meshes have the devices of the new one.
 
-        It takes a sharding without devices only where a mesh is set, and not in a jit. There are
-        such shardings in a program read from a file, on a machine that lacks the devices.
+        In a program from a file, on a machine without these devices, its meshes have none. JAX
+        needs some in a `shard_map` where no mesh is set, and in a jit notes the mesh that is set.
         """
+        called = view(eqn)
         is_set = not jaxcompat.context_settings(eqn.ctx)["cur_abstract_mesh"].empty
-        if is_set and not isinstance(view(eqn), Call):
+        # JAX traces rules when it needs them, often where no mesh of devices is set.
+        stays = is_set if isinstance(called, ShardMap) else self.owner.in_rules
+        if stays or not isinstance(called, Call | ShardMap):
             return eqn
-        params = {
-            name: self.owner.with_devices(value, is_set) for name, value in eqn.params.items()
+        meshes = {
+            name: self.owner.mesh(value, True)
+            for name, value in eqn.params.items()
+            if isinstance(value, Mesh | AbstractMesh)
         }
-        if all(map(is_, params.values(), eqn.params.values())):
-            return eqn
-        return eqn.replace(params=params)
+        return eqn.replace(params={**eqn.params, **meshes})
 
     def _check_shard_map(self, eqn: JaxprEqn) -> None:
         """Raise UnsupportedError for a `shard_map` over axes whose sizes change."""

@@ -44,6 +44,7 @@ from jaxprtool.execute.stepping.execution_trace import ExecutionTrace, first_dif
 from jaxprtool.execute.stepping.interpreter import SteppingInterpreter
 from jaxprtool.ir.core.equations import type_of
 from jaxprtool.ir.evaluation.nonfinite import unchecked
+from jaxprtool.ir.programs.meshes import spread
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.ref_contents import with_contents
 from jaxprtool.ir.rewriting.callbacks import is_check
@@ -210,6 +211,7 @@ def _run(
     program: Program, arguments: Sequence[Any], stepped: bool, earlier: Sequence[Event]
 ) -> _Run:
     steps = SteppingInterpreter(earlier)
+    arguments = spread(program, arguments)  # equations run without the `jax.jit` that shards them
     with failures_reported(program):
         try:
             if stepped:

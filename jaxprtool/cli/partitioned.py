@@ -1,12 +1,14 @@
-"""`--compiled` in commands that count: what XLA's partitioner made of the program."""
+"""What XLA's partitioner makes of a program, for `shardings` and for `--compiled`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, only_program
+from jaxprtool.errors import BackendError, UnsupportedError
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.shardings import Shardings
@@ -23,17 +25,55 @@ Compiled = Annotated[
 
 
 def partitioned(
-    session: Session, traced: Traced, programs: Sequence[tuple[str, Program]], propose: bool = False
+    session: Session,
+    traced: Traced,
+    programs: Sequence[tuple[str, Program]],
+    *,
+    backend: str | None = None,
+    propose: bool = False,
 ) -> Shardings:
     """Compile the only program, and return what the partitioner made of it.
 
+    Args:
+        session: The options of the command.
+        traced: What TARGET was traced to.
+        programs: The programs after the passes.
+        backend: A backend to compile for, or a machine that is not there: `tpu:v5e:2x2`.
+        propose: Whether to try constraints.
+
     Raises:
         UnsupportedError: If it runs on one device.
+        BackendError: If there is no such backend, or it has too few devices.
     """
     from jaxprtool.api.investigate.shardings import shardings
 
-    given = traced.given_to(only_program("--compiled takes", programs))
+    given = traced.given_to(only_program("the partitioner takes", programs))
     session.on_progress(f"compiling {given.program.name}")
+    if backend is not None:
+        return _on_backend(given.program, backend, propose)
     arguments = [given.values.get(name) for name in given.program.arg_names]
-    with session.mesh_set():
+    with session.mesh_set_for(traced):
         return shardings(given.program, arguments, propose=propose)
+
+
+def _on_backend(program: Program, backend: str, propose: bool) -> Shardings:
+    import numpy as np
+    from jax.sharding import Mesh
+
+    from jaxprtool.api.investigate.shardings import shardings
+    from jaxprtool.execute.running.backends import devices_to_compile_for
+
+    devices = devices_to_compile_for(backend)
+    if not program.meshes:
+        raise UnsupportedError(
+            f"{program.name} names no mesh to compile for '{backend}'", "name its axes: --mesh x=4"
+        )
+    mesh = max(program.meshes, key=lambda each: len(each.shape))
+    count = prod(mesh.axis_sizes)
+    if len(devices) < count:
+        raise BackendError(
+            f"{program.name} runs on a mesh of {count} devices, but '{backend}' has {len(devices)}"
+        )
+    chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
+    there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
+    return shardings(there, devices=devices[:count], propose=propose)

@@ -353,11 +353,15 @@ class Session(Function):
         from jaxprtool.cli import pipeline_steps
 
         traced = traced or self.traced()
-        has_own = self._is_file and bool(traced.program.meshes) and not self.pipeline.partitions
-        with self._mesh_set(has_own):
+        with self.mesh_set_for(traced):
             return pipeline_steps.run(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
+
+    def mesh_set_for(self, traced: Traced) -> contextlib.AbstractContextManager[object]:
+        """Set the mesh of `--mesh`, as for tracing, for what is done with the program."""
+        has_own = self._is_file and bool(traced.program.meshes) and not self.pipeline.partitions
+        return self._mesh_set(has_own)
 
 
 @dataclass(frozen=True)

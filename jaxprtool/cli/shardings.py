@@ -8,7 +8,7 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.partitioned import partitioned
-from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.basics.quantities import some
 
@@ -49,6 +49,14 @@ _Bandwidth = Annotated[
         "300GB/s.",
     ),
 ]
+_Backend = Annotated[
+    str | None,
+    options.backend_option(
+        "Compile for the devices of cpu, gpu or tpu; with the package libtpu for a TPU that is not "
+        "there: tpu:v5e:2x2.",
+        _SHOWN,
+    ),
+]
 
 
 @command
@@ -60,6 +68,7 @@ def shardings(
     propose: _Propose = False,
     bandwidth: _Bandwidth = None,
     device: Device = None,
+    backend: _Backend = None,
     json: options.Json = False,
 ) -> None:
     """Show what XLA's partitioner makes of a function on several devices, by line.
@@ -83,8 +92,7 @@ def shardings(
     on = None if device is None else device_named(device)
     traced = session.traced()
     programs = session.programs(traced)
-    only_program("shardings takes", programs)
-    found = partitioned(session, traced, programs, propose)
+    found = partitioned(session, traced, programs, backend=backend, propose=propose)
     found = timed(found, link, on)
     if json:
         output.write_json(found)

@@ -140,3 +140,28 @@ def test_there_are_virtual_devices_unless_the_module_sets_their_number(model, st
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["devices"] == count
+
+
+def test_a_tpu_that_is_not_there_is_compiled_for_with_its_library(cli):
+    pytest.importorskip("libtpu", reason="needs the package libtpu")
+    found = cli(*STEP, "--backend", "tpu:v5e:2x4", "--json")
+    assert found.code == 0, found.err
+    document = json.loads(found.out)
+    assert document["platform"] == "tpu" and document["devices"] == 8
+    few = cli(*STEP, "--backend", "tpu:v5e:2x2")
+    assert few.code == 2 and "runs on a mesh of 8 devices, but 'tpu:v5e:2x2' has 4" in few.err
+
+
+def test_a_backend_needs_a_mesh_and_devices(cli):
+    alone = cli("shardings", "sharded.py:alone", "--args", "f32[8]", "--backend", "cpu")
+    assert alone.code == 2 and "alone names no mesh to compile for 'cpu'" in alone.err
+    missing = cli(*STEP, "--backend", "cuda")
+    assert missing.code == 2 and missing.err.count("\n") <= 3
+
+
+def test_a_program_file_is_partitioned_for_another_mesh(cli):
+    made = cli("opt", *STEP[1:], "-p", "dce", "-o", "step.jaxpr")
+    assert made.code == 0, made.err
+    found = cli("shardings", "step.jaxpr", "--mesh", "data=2")
+    assert found.code == 0, found.err
+    assert found.out.startswith("step: 2 devices (data=2), each sends 32.0 KiB a call\n")

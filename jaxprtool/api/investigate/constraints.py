@@ -22,7 +22,6 @@ from jaxprtool.analysis.shardings import Collective, Constraint, Shardings
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.core.equations import equations
 from jaxprtool.ir.hlo.mesh_axes import spec_text
-from jaxprtool.ir.programs.meshes import meshes_in
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import top_jaxpr
 from jaxprtool.ir.source.frames import BEHIND, Frames, frames_now
@@ -75,7 +74,7 @@ def with_constraints(
 
 
 def _mesh(program: Program, found: Shardings) -> Mesh | AbstractMesh:
-    for mesh in meshes_in(program):
+    for mesh in program.meshes:
         if {str(axis): size for axis, size in mesh.shape.items()} == found.mesh:
             if AxisType.Explicit not in mesh.axis_types:
                 return mesh

@@ -26,7 +26,6 @@ from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.quantities import some
 from jaxprtool.ir.hlo.mesh_axes import MeshAxes
 from jaxprtool.ir.hlo.products import product_flops
-from jaxprtool.ir.programs.meshes import meshes_in
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.ref_contents import with_contents
 from jaxprtool.ir.source.frames import frames_now
@@ -110,7 +109,7 @@ def _axes(program: Program, found: Partitioned, devices: Sequence[Any]) -> MeshA
     placed = jax.tree.leaves((found.compiled.input_shardings, found.compiled.output_shardings))
     given = (mesh for each in placed if (mesh := getattr(each, "mesh", None)) is not None)
     best = None
-    for mesh in (*meshes_in(program), *given):
+    for mesh in (*program.meshes, *given):
         order: list[int] | None = None
         if isinstance(mesh, Mesh):
             order = [numbers[each.id] for each in mesh.devices.flat if each.id in numbers]

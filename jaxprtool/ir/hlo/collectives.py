@@ -8,7 +8,6 @@ Field numbers are those of `HloInstructionProto` in XLA's `xla/service/hlo.proto
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from jaxprtool.ir.hlo.device_tiles import axis_part, mesh_coordinates, mesh_sizes
 from jaxprtool.ir.hlo.module import Computation, Instruction, Module, Shape
+from jaxprtool.ir.hlo.trip_counts import trip_count
 from jaxprtool.ir.hlo.wire import Message, integer, integers, submessage, submessages
 
 #: The opcodes of collectives. Those that run in the background start with `KIND-start`.
@@ -68,7 +68,7 @@ def _inside(module: Module, computation: Computation, count: int | None) -> Iter
             continue
         inner = count
         if each.opcode == "while":
-            trips = trip_count(each)
+            trips = trip_count(module, each)
             inner = None if trips is None or count is None else count * trips
         # The end of an operation in the background names the computation that its start runs.
         for number in () if each.opcode in ("async-update", "async-done") else each.calls:
@@ -91,13 +91,6 @@ def moved_values(module: Module, found: Collective) -> list[tuple[Instruction, S
     if len(elements) == count > 0 and not instruction.opcode.endswith(_START):
         return [(elements[i], elements[i].shape) for i in range(count)]
     return [(instruction, result_shape(instruction))]
-
-
-def trip_count(loop: Instruction) -> int | None:
-    """Return the number of iterations of a `while`, if XLA knows it."""
-    (text,) = loop.fields.get(43, [b""])[-1:]
-    known = json.loads(text).get("known_trip_count", {}) if text else {}
-    return int(known["n"]) if "n" in known else None
 
 
 def result_shape(instruction: Instruction) -> Shape:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
-from jaxprtool.ir.hlo.collectives import trip_count
 from jaxprtool.ir.hlo.module import Computation, Instruction, Module
+from jaxprtool.ir.hlo.trip_counts import trip_count
 from jaxprtool.ir.hlo.wire import integer, integers, submessage
 
 
@@ -41,7 +41,7 @@ def flops_of(module: Module, instruction: Instruction) -> Counter[str]:
         return Counter({first.shape.dtype: 2 * prod(instruction.shape.sizes) * terms})
     if instruction.opcode in ("async-update", "async-done") or not instruction.calls:
         return Counter()
-    times = (trip_count(instruction) or 1) if instruction.opcode == "while" else 1
+    times = (trip_count(module, instruction) or 1) if instruction.opcode == "while" else 1
     found = Counter[str]()
     for number in instruction.calls:
         found += product_flops(module, module.computations[number])

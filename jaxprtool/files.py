@@ -1,4 +1,4 @@
-"""Atomic writing of files, and reading restricted to regular files.
+"""Atomic writing of files and folders, and reading restricted to regular files.
 
 Output goes to a temporary file, which then replaces the destination. A symbolic link is kept and
 its target replaced. Devices, pipes and this process's own descriptors (`/dev/stdout`) cannot be
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from jaxprtool.errors import OutputError
 
 #: The prefix of temporary files. A killed process leaves its temporary files behind.
 TEMPORARY = ".jaxprtool-"
+#: The variable of a supervised process: a mark in the names of its temporary files, by which its
+#: supervisor removes them (`remove_unfinished`).
+SUPERVISED = "JAXPRTOOL_SUPERVISED"
 _DESCRIPTOR = re.compile(r"/dev/(?:fd/|std)(\d+|in|out|err)")
 _STANDARD = {"in": 0, "out": 1, "err": 2}
 
@@ -97,7 +101,8 @@ def _temporary(path: str, folder: str) -> Iterator[BinaryIO]:
         old = None
     if old and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    name = os.path.join(folder, TEMPORARY + os.urandom(8).hex())
+    mark = os.environ.get(SUPERVISED, "")
+    name = os.path.join(folder, TEMPORARY + mark + os.urandom(8).hex())
     try:
         with open(name, "xb") as file:
             if old:
@@ -108,6 +113,47 @@ def _temporary(path: str, folder: str) -> Iterator[BinaryIO]:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def unfinished_folder(path: str) -> str:
+    """Return the name of a folder until it is complete, in all processes that write it."""
+    folder, name = os.path.split(os.path.realpath(path))
+    return os.path.join(folder, f"{TEMPORARY}{name}")
+
+
+def finish_folder(path: str) -> None:
+    """Give a complete folder its name; the folder that had it is removed after that."""
+    unfinished, path = unfinished_folder(path), os.path.realpath(path)
+    old = f"{unfinished}-old"
+    if os.path.isdir(path):
+        os.rename(path, old)
+    os.rename(unfinished, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_unfinished(path: str, mark: str) -> None:
+    """Remove what processes that have been killed left of the file or the folder at a path.
+
+    A folder that they were about to replace gets its name back.
+
+    Args:
+        path: What they were to write.
+        mark: The mark in the names of their temporary files; see `SUPERVISED`.
+    """
+    if is_stream(path):
+        return
+    folder, _ = os.path.split(os.path.realpath(path))
+    unfinished = unfinished_folder(path)
+    old = f"{unfinished}-old"
+    with suppress(OSError):
+        if os.path.isdir(old) and not os.path.lexists(os.path.realpath(path)):
+            os.rename(old, os.path.realpath(path))
+        for name in os.listdir(folder):
+            left = os.path.join(folder, name)
+            if name.startswith(TEMPORARY + mark):
+                os.unlink(left)
+            elif left in (unfinished, old) or left.startswith(f"{unfinished}.orbax-"):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager

@@ -9,7 +9,13 @@ import threading
 import pytest
 
 from jaxprtool.errors import OutputError
-from jaxprtool.files import file_written_whole, is_stream, opened_plain
+from jaxprtool.files import (
+    SUPERVISED,
+    file_written_whole,
+    is_stream,
+    opened_plain,
+    remove_unfinished,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -161,3 +167,19 @@ def test_a_link_to_a_plain_file_is_read():
     os.symlink("file", "link")
     with opened_plain("link") as file:
         assert file.read() == b"new"
+
+
+def test_what_killed_processes_left_is_removed_and_what_they_replaced_stays(folder, monkeypatch):
+    for name in (".jaxprtool-out", ".jaxprtool-out.orbax-checkpoint-tmp", ".jaxprtool-out-old"):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text(name)
+    monkeypatch.setenv(SUPERVISED, "mark")
+    with pytest.raises(KeyboardInterrupt), file_written_whole("out.npz"):
+        (written,) = folder.glob(".jaxprtool-mark*")
+        os.link(written, folder / ".jaxprtool-mark1")  # as if this process were killed
+        raise KeyboardInterrupt
+    (folder / ".jaxprtool-other").write_text("of another process")
+    remove_unfinished("out", "mark")
+    assert sorted(os.listdir(folder)) == [".jaxprtool-other", "out"]
+    assert (folder / "out" / "file").read_text() == ".jaxprtool-out-old"
+    remove_unfinished("missing/out", "mark")

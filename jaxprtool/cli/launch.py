@@ -13,7 +13,8 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ import typer
 from jaxprtool.cli import output
 from jaxprtool.cli.options import Panel
 from jaxprtool.errors import CheckError
+from jaxprtool.files import SUPERVISED, remove_unfinished
 
 if TYPE_CHECKING:
     from jaxprtool.cli.session import Function
@@ -33,9 +35,6 @@ TIMED_OUT = 124
 
 #: The arguments of the command line.
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line")
-
-#: Set in processes that are supervised; its value has no meaning.
-_SUPERVISED = "JAXPRTOOL_SUPERVISED"
 
 #: How messages of gloo begin, which it prints on stdout.
 _GLOO = b"[Gloo] Rank "
@@ -78,8 +77,12 @@ Timeout = Annotated[
 ]
 
 
-def supervise(launch: int | None, place: Place | None, timeout: float | None) -> None:
+def supervise(
+    launch: int | None, place: Place | None, timeout: float | None, save: str | None
+) -> None:
     """Run this command in processes of its own, if its options ask for it, and exit.
+
+    If they fail or are killed, what they left unfinished of the file or folder `save` is removed.
 
     Raises:
         typer.Exit: With the exit code of the run.
@@ -87,22 +90,25 @@ def supervise(launch: int | None, place: Place | None, timeout: float | None) ->
     """
     if launch and place:
         raise typer.BadParameter("--launch starts its own cluster: omit --coordinator")
-    if _SUPERVISED in os.environ or not (launch or place or timeout):
+    if is_supervised() or not (launch or place or timeout):
         return
     from jaxprtool.processes import ended_by_signals
     from jaxprtool.processes.group import run_together
 
+    mark = os.urandom(8).hex()
     bare = _without("--timeout", _without("--launch", command_line.get()))
     command = [sys.executable, "-m", "jaxprtool", *bare]
     commands = [command]
-    env = {**os.environ, _SUPERVISED: "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, SUPERVISED: mark, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
     if launch:
         env.setdefault("JAX_NUM_CPU_DEVICES", "1")
         cluster = ["--coordinator", f"127.0.0.1:{_free_port()}", "--num-processes", str(launch)]
         commands = [[*command, *cluster, "--process-id", str(i)] for i in range(launch)]
     names = {0: place.number} if place else {}
     shown = _Shown(names, bool(launch))
-    with ended_by_signals():
+    # The other processes of a cluster may still write to a folder that all of them see.
+    unfinished = save if place is None or place.number == 0 else None
+    with ended_by_signals(), _nothing_unfinished(unfinished, mark):
         failure = run_together(commands, env, shown.line, timeout)
     if failure is not None:
         raise typer.Exit(_reported(failure, names, bool(launch), timeout))
@@ -140,14 +146,15 @@ def joined(place: Place | None, function: Function) -> bool:
         Whether this process shows the results.
 
     Raises:
-        BackendError: If this process cannot join, or the mesh leaves out devices.
+        BackendError: If this process cannot join or start its devices, or the mesh leaves out some.
     """
-    from jaxprtool.execute.running import cluster
+    from jaxprtool.execute.running import backends, cluster
 
     if place is None and not cluster.is_started_by_cluster():
         return True
     cluster.join(place)
     function.import_module()
+    backends.backends()  # errors of their start are reported here
     if function.mesh:
         cluster.require_all(math.prod(function.mesh.values()))
     if not cluster.is_first():
@@ -170,7 +177,23 @@ def leave_at_once(code: int) -> None:
 
 def is_supervised() -> bool:
     """Return True in a process that `supervise` has started."""
-    return _SUPERVISED in os.environ
+    return SUPERVISED in os.environ
+
+
+@contextmanager
+def _nothing_unfinished(save: str | None, mark: str) -> Iterator[None]:
+    """Remove what processes left unfinished once they have ended; report a signal to this one."""
+    from jaxprtool.processes import Terminated
+
+    try:
+        yield
+    except Terminated as ended:
+        name = signal.Signals(ended.number).name
+        output.error(f"the run was ended by signal {ended.number} ({name})")
+        raise
+    finally:
+        if save is not None:
+            remove_unfinished(save, mark)
 
 
 def require_same(program: Program) -> None:
@@ -228,7 +251,10 @@ def _reported(
         output.error(f"{name} failed: {' '.join(said[:1]) or how}")
         return 128 + failure.signal if failure.signal else failure.status or 1
     first = said[0].removeprefix("error: ")
-    output.error(f"{name}: {first}" if launched and said[0] != first else first)
+    if said[0] == first and first != "interrupted":
+        output.error(f"{name} failed: {first}")  # a line of a library's
+    else:
+        output.error(f"{name}: {first}" if launched and said[0] != first else first)
     for line in said[1:]:
         output.say(line)
     return failure.status or 1

@@ -87,7 +87,7 @@ def run(
     """
     output.refuse_stdout("--save", save, "run")
     place = launch.place_of(coordinator, num_processes, process_id)
-    launch.supervise(launch_count, place, timeout)
+    launch.supervise(launch_count, place, timeout, save)
     session.start(not no_cache)
     shows = launch.joined(place, session)
     from jaxprtool.execute import checked

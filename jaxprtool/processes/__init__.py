@@ -26,8 +26,16 @@ _SUPERVISOR = os.path.join(os.path.dirname(__file__), "supervisor.py")
 _KEPT = 1 << 24
 
 
-class _Terminated(BaseException):
-    """Raised in the main thread when the process gets a signal that should end it."""
+class Terminated(BaseException):
+    """Raised in the main thread when the process gets a signal that should end it.
+
+    Attributes:
+        number: The number of the signal.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
 
 
 @contextmanager
@@ -43,16 +51,15 @@ def ended_by_signals() -> Iterator[None]:
     def terminate(number: int, _: object) -> NoReturn:
         for each in ending:
             signal.signal(each, signal.SIG_IGN)  # one signal is enough
-        raise _Terminated(number)
+        raise Terminated(number)
 
     for each in ending:
         signal.signal(each, terminate)
     try:
         yield
-    except _Terminated as error:
-        (number,) = error.args
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    except Terminated as error:
+        signal.signal(error.number, signal.SIG_DFL)
+        os.kill(os.getpid(), error.number)
         raise
     finally:
         for each in ending:

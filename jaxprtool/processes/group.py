@@ -21,8 +21,9 @@ from jaxprtool.processes import Child
 #: The seconds in which the processes after the first failure are awaited, to blame the right one.
 _GRACE = 1.0
 
-#: From such a line on, the output on stderr tells why a process fails: ours, or a log of XLA.
-_FAILURE = re.compile(r"(error: |interrupted$|[EF]\d{4} \d\d:|terminate called)")
+#: From such a line on, the output on stderr tells why a process fails. It is ours, of XLA's log, or
+#: of the C or C++ library.
+_FAILURE = re.compile(r"(error: |interrupted$|[EF]\d{4} \d\d:|terminate called|cannot allocate )")
 
 #: What a process reports that fails because another one has ended.
 _LOST = re.compile(r"another process of the cluster has ended|closed by peer|[Gg]loo|heartbeat")

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError, OutputError, described
-from jaxprtool.files import TEMPORARY
+from jaxprtool.files import finish_folder, unfinished_folder
 from jaxprtool.ir.basics.dtypes import array_dtypes, physical
 
 #: The file that every checkpoint of Orbax has.
@@ -60,9 +60,7 @@ def write_checkpoint(path: str, arrays: Mapping[str, Any]) -> None:
         OutputError: If it cannot be written, or Orbax is not installed.
     """
     with _orbax(OutputError, f"cannot write '{path}': its arrays are sharded") as ocp:
-        folder, name = os.path.split(os.path.realpath(path))
-        # The same name in all processes. Orbax replaces what a killed process left there.
-        unfinished = os.path.join(folder, f"{TEMPORARY}{name}")
+        unfinished = unfinished_folder(path)  # Orbax replaces what a killed process left there
         plain = {name: physical(array) for name, array in arrays.items()}
         if jax.process_count() > 1:  # Orbax takes arrays of one process, equal in all, from NumPy
             plain = {
@@ -80,22 +78,13 @@ def write_checkpoint(path: str, arrays: Mapping[str, Any]) -> None:
                 args = ocp.args.PyTreeSave(full, custom_metadata={_EMPTY: empty})
                 writer.save(unfinished, args=args, force=True)
             if jax.process_index() == 0:
-                _rename(unfinished, os.path.join(folder, name))
+                finish_folder(path)
         except Exception as error:  # Orbax passes on the errors of TensorStore, of many types
             raise OutputError(f"cannot write '{path}': {_cause(error)}") from error
         finally:
             if jax.process_index() == 0:
                 for left in (unfinished, f"{unfinished}.orbax-checkpoint-tmp"):
                     shutil.rmtree(left, ignore_errors=True)
-
-
-def _rename(unfinished: str, path: str) -> None:
-    """Give a complete checkpoint its name; the one that had it is removed after that."""
-    old = f"{unfinished}-old"
-    if os.path.isdir(path):
-        os.rename(path, old)
-    os.rename(unfinished, path)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 @dataclass(frozen=True)

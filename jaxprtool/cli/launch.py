@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import signal
 import socket
 import sys
@@ -22,6 +23,7 @@ import typer
 
 from jaxprtool.cli import output
 from jaxprtool.cli.options import Panel
+from jaxprtool.cli.start import until_the_end
 from jaxprtool.errors import CheckError
 from jaxprtool.files import SUPERVISED, remove_unfinished
 
@@ -36,8 +38,8 @@ TIMED_OUT = 124
 #: The arguments of the command line.
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line")
 
-#: How messages of gloo begin, which it prints on stdout.
-_GLOO = b"[Gloo] Rank "
+#: Messages of gloo, which several threads may print at the same time.
+_GLOO = re.compile(rb"\[Gloo\] Rank |\d+ is connected to \d+ peer ranks")
 
 _PROCESSES = Panel("Processes and machines")
 
@@ -152,6 +154,7 @@ def joined(place: Place | None, function: Function) -> bool:
 
     if place is None and not cluster.is_started_by_cluster():
         return True
+    until_the_end(output.only_python_on_stdout())  # gloo prints a line for each group it connects
     cluster.join(place)
     function.import_module()
     backends.backends()  # errors of their start are reported here
@@ -224,7 +227,7 @@ class _Shown:
         self._names, self._launched = names, launched
 
     def line(self, number: int, stream: Stream, line: bytes) -> None:
-        if line.startswith(_GLOO):
+        if _GLOO.match(line):
             return
         file = sys.stdout if stream == "stdout" else sys.stderr
         own = not self._launched or (stream == "stdout" and number == 0)

@@ -56,6 +56,27 @@ def discard(descriptor: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
+@contextmanager
+def only_python_on_stdout() -> Iterator[None]:
+    """Send to stderr what libraries below Python print on stdout, which is not a result."""
+    before = sys.stdout
+    before.flush()
+    copy = os.dup(STDOUT_DESCRIPTOR)
+    os.dup2(STDERR_DESCRIPTOR, STDOUT_DESCRIPTOR)
+    try:
+        is_own = sys.stdout is sys.__stdout__
+        if not is_own:  # a caller in this process reads what Python prints
+            yield
+            return
+        with open(copy, "w", encoding=before.encoding, errors=before.errors, closefd=False) as own:
+            sys.stdout = own
+            yield
+    finally:
+        sys.stdout = before
+        os.dup2(copy, STDOUT_DESCRIPTOR)
+        os.close(copy)
+
+
 def error(message: str, hint: str | None = None, details: Details = ()) -> None:
     """Print `error: message`, a line for each detail, and `hint: hint`."""
     _labelled("error", "1;31", message)

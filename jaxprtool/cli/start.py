@@ -29,6 +29,11 @@ def jax_put_back() -> Iterator[None]:
             _at_end.reset(token)
 
 
+def until_the_end(context: contextlib.AbstractContextManager[object]) -> None:
+    """Enter a context that is left when the command has ended."""
+    _at_end.get().enter_context(context)
+
+
 def _put_back_at_end(*settings: str) -> None:
     import jax
 

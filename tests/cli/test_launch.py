@@ -1,11 +1,14 @@
 """`run` in several processes: they agree with one process, and end together, with one line."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +175,55 @@ def test_a_run_of_limited_time_leaves_no_process(cli, programs):
     assert result.code == 124
     assert result.err.endswith("error: the run did not end within 8 s (--timeout)\n")
     assert_ended(programs)
+
+
+SUMMED = """
+import jax
+from jax.sharding import PartitionSpec as P
+
+
+@jax.shard_map(in_specs=P("x", "y"), out_specs=P(None, "y"))
+def summed(v):
+    print("traced")
+    jax.debug.print("summed {}", v[0, 0])
+    return jax.lax.psum(v, "x")
+"""
+
+
+def started_by_open_mpi(number, job):
+    """Return the environment of one of two processes of a job of Open MPI."""
+    place = {"WORLD_SIZE": 2, "WORLD_RANK": number, "WORLD_LOCAL_RANK": number}
+    return {
+        **os.environ,
+        **{f"OMPI_COMM_{name}": str(value) for name, value in place.items()},
+        "OMPI_MCA_orte_hnp_uri": f"{job}.0;tcp://127.0.0.1:1",
+        "JAX_NUM_CPU_DEVICES": "2",
+    }
+
+
+def unused_job():
+    """Return the number of a job from which JAX computes a port that is free."""
+    for job in range(os.getpid(), os.getpid() + 4096):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", 61440 + job % 4096))
+            return job
+    raise AssertionError("no port is free")
+
+
+def test_stdout_of_a_process_without_a_supervisor_is_one_document(programs):
+    (programs / "sums.py").write_text(SUMMED)
+    options = ("--args", "f32[4@x,2@y]", "--mesh", "x=2,y=2", "--repeat", "0", "--json")
+    command = [sys.executable, "-m", "jaxprtool", "run", "sums.py:summed", *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    job = unused_job()
+    with (
+        subprocess.Popen(command, env=started_by_open_mpi(0, job), **pipes) as one,
+        subprocess.Popen(command, env=started_by_open_mpi(1, job), **pipes) as two,
+    ):
+        (out, err), (none, _) = (each.communicate(timeout=60) for each in (one, two))
+    assert (one.returncode, two.returncode) == (0, 0), err
+    assert json.loads(out)["name"] == "summed" and none == ""
+    assert "[Gloo] Rank" in err and "summed " in err  # it is gloo that stdout is kept from
 
 
 def assert_ended(folder):

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
+from jaxprtool.cli.app import COMMANDS, command
+
 MODULE = """
-import os
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 import jax, jaxprtool
 
+jax.config.update("jax_num_cpu_devices", 2)  # raises if a backend has started
 two = jax.make_mesh((2,), ("x",))
 
 @jaxprtool.example("f32[8]")
@@ -17,46 +20,98 @@ def total(v):
 
 #: Runs command lines one after the other, each as if it were the first of its process.
 RUNS = """
-import shlex, sys
-import jax.extend
+import contextlib, io, shlex, sys, traceback
+import jax, jax.extend
+import jaxprtool.browse.app, jaxprtool.cli.browse
 from jaxprtool.cli.main import main
 
+jaxprtool.browse.app.browse = print
+jaxprtool.cli.browse._require_terminal = lambda target: None
 for line in sys.argv[1:]:
     jax.extend.backend.clear_backends()
+    jax.config.update("jax_num_cpu_devices", -1)
     for name in ("first", "second"):
         sys.modules.pop(name, None)
     if code := main(shlex.split(line)):
         print("exit code", code, "of", line, file=sys.stderr)
 """
 
-COMMANDS = (
+#: What commands are given after TARGET.
+ARGUMENTS = {
+    "compare": "second.py:total",
+    "bench": "second.py:total --repeat 7",
+    "diff": "second.py:total",
+    "emit": "--to stablehlo",
+    "reduce": "--check 'mismatch -p dce'",
+    "report": "-o report.html",
+    "shapecheck": "f32[n] f32[]",
+    "shardings": "--mesh x=2 --args f32[8@x]",
+    "unzip": "--known 0",
+    "vmap": "--axis-size 4",
+    "why": "result",
+}
+
+#: The options with which commands compile, for a backend.
+COMPILING = {
+    "diff": "--measure",
+    "outline": "--compile",
+    "report": "--measure",
+    "source": "--measure",
+    "unzip": "--run",
+}
+
+#: The exit codes of commands whose check does not hold.
+CODES = {"reduce": 2}
+
+#: More command lines: formats of files, devices, and options that start backends themselves.
+MORE = (
     *(
         f"emit first.py:total --to {name} -o first.{name}"
-        for name in ("python", "jaxpr", "stablehlo", "hlo", "hlo-optimized", "dot", "exported")
+        for name in ("python", "jaxpr", "hlo", "hlo-optimized", "dot", "exported")
     ),
     "emit first.py:total --to hlo-optimized --backend cpu",
     "emit first.py:total --to exported --platforms cpu,cuda -o first.exported",
-    *(
-        f"{command} first.py:total --mesh x=2 --args f32[8@x]"
-        for command in ("show", "opt", "cost", "memory", "run", "nans", "watch")
-    ),
-    *(f"{command} first.py:total --backend cpu" for command in ("run", "nans", "watch")),
+    "cost first.py:total --measure",
+    "memory first.py:total --compiled",
     "run first.py:total --device 1",
-    "outline first.py:total --compile --backend cpu",
-    "unzip first.py:total --known 0 --run --backend cpu",
-    "compare first.py:total second.py:total --args ones(f32[8])",
+    "run first.py:total --timeout 60",
     "compare first.py:total --backends cpu -p '' -p dce",
-    "diff first.py:total second.py:total --args ones(f32[8])",
     "reduce first.py:total --check 'mismatch --backends cpu,cpu'",
 )
 
 
-def test_backends_start_after_the_import(tmp_path):
+def options_of(name):
+    return {option for each in command(name).params for option in each.opts}
+
+
+def lines_of(name):
+    """Return the command lines of a command: its defaults, on a mesh, and on a backend."""
+    line = f"{name} first.py:total {ARGUMENTS.get(name, '')}"
+    options = {
+        "--mesh": "--mesh x=2 --args f32[8@x]",
+        "--backend": f"--backend cpu {COMPILING.get(name, '')}",
+    }
+    known = options_of(name)
+    return [line, *(f"{line} {given}" for option, given in options.items() if option in known)]
+
+
+LINES = (
+    *(line for name in COMMANDS if "target" in options_of(name) for line in lines_of(name)),
+    *MORE,
+)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_backends_start_after_the_import(tmp_path, part):
     for name in ("first", "second"):
         (tmp_path / f"{name}.py").write_text(MODULE)
-    command = [sys.executable, "-c", RUNS, *COMMANDS]
+    lines = LINES[part::2]
+    command = [sys.executable, "-c", RUNS, *lines]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     codes = [line for line in ended.stderr.splitlines() if line.startswith("exit code")]
-    assert ended.returncode == 0 and "Number of devices" not in ended.stderr, ended.stderr
-    (code,) = codes  # a check that does not hold
-    assert code.startswith("exit code 2 of reduce")
+    expected = [
+        f"exit code {CODES[name]} of {line}"
+        for line in lines
+        if (name := line.partition(" ")[0]) in CODES
+    ]
+    assert ended.returncode == 0 and codes == expected, ended.stderr

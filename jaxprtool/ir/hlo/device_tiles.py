@@ -112,10 +112,16 @@ def mesh_sizes(mesh: Message) -> list[int]:
 
 
 def mesh_coordinates(mesh: Message, devices: int) -> np.ndarray:
-    """Return the index of each device along each axis in a `MeshProto`, (devices, axes)."""
+    """Return the index of each device along each axis in a `MeshProto`, (devices, axes).
+
+    The devices are listed, or, in JAX 0.10, a transposed range, or they are in order.
+    """
     sizes = mesh_sizes(mesh)
     found = np.zeros((devices, len(sizes)), int)
     order = integers(mesh, 2) or range(prod(sizes))
+    if ranged := submessage(mesh, 3):
+        numbers = np.arange(prod(sizes)).reshape(integers(ranged, 1))
+        order = numbers.transpose(integers(ranged, 2)).ravel().tolist()
     for place, device in zip(np.ndindex(*sizes), order, strict=True):
         found[device] = place
     return found

@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 import jaxprtool
 from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.formats.partitioning import partitioned
-from jaxprtool.ir.hlo.device_tiles import device_tiles
+from jaxprtool.ir.hlo.device_tiles import device_tiles, mesh_coordinates
+from jaxprtool.ir.hlo.wire import message
 from tests.programs.sharded import floats
 
 #: Specs of an array of shape (8, 16, 24) on a mesh of axes a=2, b=2, c=2.
@@ -43,3 +44,13 @@ def test_tiles_are_those_of_the_devices(mesh):
             sizes = [size // parts for size, parts in zip(shape, tiles.parts, strict=True)]
             starts = [index.start or 0 for index in wanted[device]]
             assert [i * size for i, size in zip(place, sizes, strict=True)] == starts
+
+
+#: Axes x=2 and y=4, whose devices are those of a range of shape (2, 2, 2), transposed (1, 0, 2).
+TRANSPOSED = bytes.fromhex("0a050a01781002" "0a050a01791004" "1a0a" "0a03020202" "1203010002")
+
+
+def test_the_devices_of_a_mesh_may_be_a_transposed_range():
+    found = mesh_coordinates(message(TRANSPOSED), 8)
+    assert [device for device in range(8) if found[device, 0] == 0] == [0, 1, 4, 5]
+    assert found[[0, 1, 4, 5], 1].tolist() == [0, 1, 2, 3]

@@ -41,8 +41,8 @@ def test_a_report_has_a_view_of_the_devices(cli, folder):
 
 def test_profile_has_what_collectives_move_at_each_line(cli):
     found = cli("profile", *GIVEN, "--calls", "2")
-    assert found.code == 0 and "collectives move 64.0 KiB a call to each device" in found.out
-    assert "moved" in found.out
+    assert found.code == 0 and "collectives move 64.0 KiB to each device" in found.out
+    assert "moved" in found.out and " on 8 devices, " in found.out
     document = json.loads(cli("profile", *GIVEN, "--calls", "2", "--json").out)
     assert document["moved_bytes"] == sum(line["moved_bytes"] for line in document["lines"])
     alone = cli("profile", "sharded.py:alone", "--args", "f32[8]", "--calls", "2")

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from jaxprtool.analysis.cost import Cost, Group
 from jaxprtool.analysis.cost.groupings import Line
+from jaxprtool.analysis.profile.collectives import MovedValues, moved_by_line
 from jaxprtool.analysis.profile.origins import CONTAINERS, Origin, Origins
 from jaxprtool.analysis.profile.timeline import HANDED_ON, Span, clipped, divided
 from jaxprtool.errors import UnsupportedError
@@ -35,10 +36,10 @@ class NoOperationsError(UnsupportedError):
     """No operation is in a trace."""
 
 
-@document(
-    without=("line", "path"),
-    optional=("library", "flops_per_second", "bytes_per_second", "moved_bytes"),
-)
+_OPTIONAL = "library", "flops_per_second", "bytes_per_second", "moved_bytes", "moved"
+
+
+@document(without=("line", "path"), also=("moved_bytes",), optional=_OPTIONAL)
 @dataclass(frozen=True)
 class Timed:
     """The time of operations that belong together, for one call.
@@ -55,8 +56,7 @@ class Timed:
         library: The line of a library that takes most of it: `flax/linen/linear.py:199`.
         flops_per_second: The FLOP/s that it achieves, by the estimate of `cost`.
         bytes_per_second: The bytes of memory traffic a second, by the estimate of `cost`.
-        moved_bytes: The bytes of the results of its collectives on one device; None if the program
-            has none.
+        moved: What its collectives move to each device, by kind; None if the program has none.
         line: The source line, of a group by line.
         path: The scopes, the outermost first, of a group by scope.
     """
@@ -72,15 +72,18 @@ class Timed:
     library: str | None = None
     flops_per_second: float | None = None
     bytes_per_second: float | None = None
-    moved_bytes: int | None = None
+    moved: tuple[MovedValues, ...] | None = None
     line: Line | None = None
     path: tuple[str, ...] = ()
 
+    @property
+    def moved_bytes(self) -> int | None:
+        """The bytes of the results of its collectives on one device; None if there are none."""
+        return None if self.moved is None else sum(each.bytes for each in self.moved)
+
 
 @document(
-    without=("line", "path"),
-    names={"name": "line"},
-    optional=("library", "flops_per_second", "bytes_per_second", "moved_bytes"),
+    without=("line", "path"), names={"name": "line"}, also=("moved_bytes",), optional=_OPTIONAL
 )
 class TimedLine(Timed):
     """The time of a line of source: `line` is `model.py:9`, "" if it is unknown."""
@@ -150,7 +153,8 @@ class Peaks:
 
 @document(
     without=("stacks", "trace"),
-    optional=("plain_seconds", "peaks", "flops_per_second", "moved_bytes"),
+    also=("moved_bytes",),
+    optional=("plain_seconds", "peaks", "flops_per_second", "devices", "moved_bytes"),
 )
 @dataclass(frozen=True)
 class Profile:
@@ -172,8 +176,7 @@ class Profile:
         is_cut: Whether operations were left out because there were too many.
         flops_per_second: The FLOP/s that the program achieves, by the estimate of `cost`.
         peaks: The highest rates of its device; None if they are unknown.
-        moved_bytes: The bytes of the results of all collectives on one device, in a call; None if
-            there are none.
+        devices: The number of devices that exchange values; None if there are no collectives.
         stacks: The time by call stack, for flame graphs.
         trace: What ran, in time.
     """
@@ -193,11 +196,16 @@ class Profile:
     is_cut: bool = False
     flops_per_second: float | None = None
     peaks: Peaks | None = None
-    moved_bytes: int | None = None
+    devices: int | None = None
     stacks: Mapping[tuple[tuple[UserFrame, ...], str], float] = field(
         default_factory=dict, repr=False
     )
     trace: Trace | None = field(default=None, repr=False)
+
+    @property
+    def moved_bytes(self) -> int | None:
+        """The bytes of the results of all collectives on one device; None if there are none."""
+        return None if self.devices is None else sum(each.moved_bytes or 0 for each in self.lines)
 
     def by(self, by: By) -> tuple[Any, ...]:
         """Return the groups by a criterion."""
@@ -267,6 +275,7 @@ class _Runs:
         }
         self._host = {str(key): time * per_call for key, time in times.items() if type(key) is str}
         self._parts = list(self._all_parts())
+        self._moved = moved_by_line(trace, steps, self._origins)
 
     def _spans(self, event: Event) -> Iterator[Span]:
         key, origins = (event.program, event.name), self._origins.get(event.program)
@@ -309,6 +318,7 @@ class _Runs:
             tuple(sorted(self._own(explained), key=_by_time)),
             without,
             self._trace.is_cut,
+            devices=None if self._moved is None else self._moved.devices,
             stacks=self._stacks(),
             trace=self._trace,
         )
@@ -317,13 +327,17 @@ class _Runs:
         grouped: defaultdict[Line | None, list[_Part]] = defaultdict(list)
         for part in self._parts:
             grouped[part.origin.line].append(part)
+        moved = None if self._moved is None else self._moved.lines
+        for line in moved or ():
+            grouped[line]  # its collectives may have no time
         for line, parts in sorted(grouped.items(), key=lambda each: -_seconds(each[1])):
             behind: defaultdict[str, float] = defaultdict(float)
             for part in parts:
                 behind[part.origin.library] += part.seconds
-            library = max(behind, key=behind.__getitem__)
+            library = max(behind, key=behind.__getitem__, default="")
             name = "" if line is None else f"{self._frames.path(line.file)}:{line.line}"
-            yield self._timed(parts, name, TimedLine, library=library or None, line=line)
+            here = None if moved is None else moved.get(line, ())
+            yield self._timed(parts, name, TimedLine, library=library or None, moved=here, line=line)
 
     def _scopes(self) -> Iterator[Timed]:
         grouped: defaultdict[tuple[str, ...], list[_Part]] = defaultdict(list)

@@ -1,8 +1,9 @@
 """Where the time of a compiled operation belongs: the source lines that it comes from.
 
 A fusion computes values of several lines. Its time is split by estimated work: the number of
-elements of each operation in its body, times the work for an element. Copies that XLA adds have no
-line of their own and get the line of the value that they copy.
+elements of each operation in its body, times the work for an element. So is that of a collective
+that moves values of several lines, by their elements. Copies that XLA adds have no line of their
+own and get the line of the value that they copy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from jaxprtool.analysis.cost.groupings import Line
 from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.hlo.collectives import moved_values, started
 from jaxprtool.ir.hlo.module import Instruction, Module
 from jaxprtool.ir.source.frames import Frames
 from jaxprtool.ir.source.scopes import function_levels, name_scopes
@@ -122,10 +124,10 @@ class Origins:
         weights: defaultdict[Origin, float] = defaultdict(float)
         for each in self._inside(op):
             if each.frame_id or each.op_name:
-                weights[self._origin(each)] += self._work(each)
+                weights[self.origin(each)] += self._work(each)
         total = sum(weights.values())
         if not total:
-            return ((self._origin(self._led_back(op)), 1.0),)
+            return ((self.origin(self._led_back(op)), 1.0),)
         return tuple((origin, weight / total) for origin, weight in weights.items())
 
     @cached_method
@@ -153,6 +155,8 @@ class Origins:
 
     def _inside(self, op: Instruction) -> list[Instruction]:
         """Return the operations whose time an operation's own time is."""
+        if (collective := started(self.module, op)) is not None:
+            return [value for value, _ in moved_values(self.module, collective)]
         if op.opcode in CONTAINERS:
             inside = [] if self.is_container(op.name) else self._called(op)
         else:
@@ -178,7 +182,8 @@ class Origins:
             operand is None or operand.shape.layout == op.shape.layout
         )
 
-    def _origin(self, op: Instruction) -> Origin:
+    def origin(self, op: Instruction) -> Origin:
+        """Return the origin of an operation, by its own name and call stack."""
         # A body has many operations of one place and name.
         key = op.frame_id, op.op_name, op.opcode
         if key not in self._known:

@@ -83,7 +83,7 @@ class _Reader:
         """Return the values that a collective moves: several, if XLA merged operations."""
         return [
             _Part(Place(each.path, own_frames(self._final, each)), shape)
-            for each, shape in hlo.moved_values(self._final, found)
+            for each, shape in hlo.moved_values(self._final, found.instruction)
         ]
 
     def _value(self, edge: Edge | None, asked: Instruction | None, part: _Part) -> str:

@@ -21,7 +21,6 @@ import numpy as np
 from jaxprtool.analysis.cost import cost
 from jaxprtool.analysis.cost.devices import device_of_kind
 from jaxprtool.analysis.profile import Peaks, Profile, profile_of, with_cost, with_plain_time
-from jaxprtool.analysis.profile.collectives import with_collectives
 from jaxprtool.errors import TargetError
 from jaxprtool.execute.profile import (
     MODULE,
@@ -80,8 +79,7 @@ def profile_on(
 ) -> Profile:
     """Return the profile of a program on flat arguments and a device; see `profile`."""
     measured = measure(program, arguments, device, calls, on_progress)
-    frames = frames_now(program.roots)
-    found = with_collectives(profile_of(measured.trace, program.name, frames), frames)
+    found = profile_of(measured.trace, program.name, frames_now(program.roots))
     found = with_plain_time(found, measured.plain_seconds)
     return with_cost(found, cost(program), peaks_of(measured.device))
 
@@ -126,8 +124,7 @@ def profiling() -> Iterator[Profiling]:
         yield made
         finish()
     assert found.trace is not None
-    frames = frames_now()
-    made._found.append(with_collectives(profile_of(found.trace, "the block", frames), frames))
+    made._found.append(profile_of(found.trace, "the block", frames_now()))
 
 
 def profile_in(path: str) -> Profile:
@@ -144,7 +141,7 @@ def profile_in(path: str) -> Profile:
         raise TargetError(f"cannot read '{file}': {error.strerror}") from None
     except ValueError as error:
         raise TargetError(f"'{file}' is not a trace of JAX's profiler: {error}") from None
-    return with_collectives(profile_of(trace, path, frames_now()), frames_now())
+    return profile_of(trace, path, frames_now())
 
 
 def _modules_in(path: str) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ KINDS = (
 #: Collectives that add values up: the sums that an operation leaves to its devices.
 REDUCTIONS = frozenset({"all-reduce", "reduce-scatter"})
 
-_START = "-start"
+_START, _DONE = "-start", "-done"
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,22 +75,34 @@ def _inside(module: Module, computation: Computation, count: int | None) -> Iter
             yield from _inside(module, module.computations[number], inner)
 
 
-def moved_values(module: Module, found: Collective) -> list[tuple[Instruction, Shape]]:
+def started(module: Module, instruction: Instruction) -> Instruction | None:
+    """Return the collective that an instruction is, or whose end it is; None if it is neither."""
+    if instruction.opcode.endswith(_DONE):
+        instruction = module.instructions[instruction.operands[0]]
+    return instruction if instruction.opcode.removesuffix(_START) in KINDS else None
+
+
+def moved_values(module: Module, collective: Instruction) -> list[tuple[Instruction, Shape]]:
     """Return the values that a collective moves: several, if XLA merged operations.
+
+    Args:
+        module: The module.
+        collective: An instruction that `collectives` yields.
 
     Returns:
         For each value, the instruction that has its name and its lines, and its shape. The elements
         of a merged operation's result have those of each.
     """
-    instruction = found.instruction
+    whole = result_shape(collective)
+    result = module.ends.get(collective.id, collective)
     elements: dict[int, Instruction] = {}
-    for each in module.elements.get(instruction.id, ()):
+    for each in module.elements.get(result.id, ()):
         if each.op_name:
             elements.setdefault(each.tuple_index, each)
-    count = len(instruction.shape.parts)
-    if len(elements) == count > 0 and not instruction.opcode.endswith(_START):
+    count = len(whole.parts)
+    if len(elements) == count > 0:
         return [(elements[i], elements[i].shape) for i in range(count)]
-    return [(instruction, result_shape(instruction))]
+    return [(collective, whole)]
 
 
 def result_shape(instruction: Instruction) -> Shape:

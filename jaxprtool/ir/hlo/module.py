@@ -156,12 +156,14 @@ class Module:
         computations: Its functions by number.
         entry: The function that is run.
         schedule: The order in which the instructions of a function run, by the function's number.
+        devices: The number of devices that it was compiled for.
     """
 
     name: str
     computations: dict[int, Computation]
     entry: Computation
     schedule: dict[int, tuple[int, ...]]
+    devices: int
     stack_frames: Message = field(repr=False)
 
     @cached_property
@@ -182,6 +184,12 @@ class Module:
             if each.opcode == "get-tuple-element":
                 found.setdefault(each.operands[0], []).append(each)
         return found
+
+    @cached_property
+    def ends(self) -> dict[int, Instruction]:
+        """The ends of operations in the background, by the number of their start."""
+        ends = (i for i in self.instructions.values() if i.opcode.endswith("-done"))
+        return {each.operands[0]: each for each in ends}
 
     @cached_method
     def inside(self, instruction: Instruction) -> tuple[Instruction, ...]:
@@ -242,11 +250,13 @@ def read_module(data: bytes) -> Module:
     made = (_computation(each, shapes) for each in submessages(fields, 3))
     computations = {each.id: each for each in made}
     sequences = submessages(submessage(fields, 7), 1)
+    assignment = submessage(fields, 15)  # replicas and partitions; missing before compilation
     return Module(
         text(fields, 1),
         computations,
         computations[integer(fields, 6)],
         {integer(each, 1): tuple(integers(submessage(each, 2), 1)) for each in sequences},
+        max(integer(assignment, 1) * integer(assignment, 2), 1),
         submessage(fields, 17),
     )
 

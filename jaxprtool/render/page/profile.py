@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxprtool.render.page import environment, hash_of, static
 from jaxprtool.render.page.report import Cell, Lines, Table
 from jaxprtool.render.page.sources import Sources
-from jaxprtool.render.reports.profile import notes, numbers, title
+from jaxprtool.render.reports.profile import moved_text, notes, numbers, title
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal.rendering import ShowOptions
 
@@ -58,6 +58,7 @@ def _groups(found: Profile, by: By, line_of: Lines) -> Table:
     backward = any(each.backward_seconds for each in found.lines)
     rated = by == "line" and found.flops_per_second is not None
     names = ["time", *(["backward"] if backward else []), "calls"]
+    names += ["moved"] if by == "line" and found.devices is not None else []
     names += ["FLOP/s", "bytes/s"] if rated else []
     columns = [("share", True), *((name, True) for name in names), (by, False)]
     rows = [[_share(each), *_numbers(each, names), _name(each, line_of)] for each in found.by(by)]
@@ -69,6 +70,7 @@ def _numbers(each: Timed, names: Sequence[str]) -> list[Cell]:
         "time": each.seconds,
         "backward": each.backward_seconds,
         "calls": each.calls,
+        "moved": each.moved_bytes,
         "FLOP/s": each.flops_per_second,
         "bytes/s": each.bytes_per_second,
     }
@@ -80,7 +82,8 @@ def _name(each: Timed, line_of: Lines) -> Cell:
     name = each.path[-1] if each.path else each.name
     link = line_of(each.name) if each.line is not None else None
     text = f"{name} ← {each.library}" if each.library else name
-    return Cell(text or "unknown", link=link, indent=max(len(each.path) - 1, 0))
+    below = Cell(moved_text(each.moved)) if each.moved else None
+    return Cell(text or "unknown", link=link, indent=max(len(each.path) - 1, 0), below=below)
 
 
 def _operations(found: Profile, line_of: Lines) -> Table:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jaxprtool.ir.basics.quantities import in_bytes, with_prefix
+from jaxprtool.ir.basics.quantities import in_bytes, plural, with_prefix
 from jaxprtool.ir.source.frames import BEHIND
 from jaxprtool.render.reports.runs import duration
 from jaxprtool.render.terminal import theme
@@ -20,6 +20,7 @@ from jaxprtool.render.terminal.tables import add_more, new_table, number, text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.profile import By, OwnWork, Profile, Timed, TimedOperation
+    from jaxprtool.analysis.profile.collectives import MovedValues
 
 #: The width from which all columns are shown.
 _WIDE = 110
@@ -73,8 +74,9 @@ def profile_table(found: Profile, by: By, width: int, top: int) -> Rendering:
 
 
 def title(found: Profile) -> str:
-    """Return `loss: 23.7 ms a call, 98% explained`."""
-    return f"{found.name}: {time_text(found)}, {found.explained:.0%} explained"
+    """Return `loss: 23.7 ms a call on 8 devices, 98% explained`."""
+    on = "" if found.devices is None else f" on {found.devices} devices"
+    return f"{found.name}: {time_text(found)}{on}, {found.explained:.0%} explained"
 
 
 def time_text(found: Profile) -> str:
@@ -147,7 +149,14 @@ def _name(each: Timed, by: By, width: int) -> Text:
         name.append(below)
     if each.own_seconds > _NOTED * each.seconds:
         name.append(f"\n{duration(each.own_seconds)} is XLA's own work", style=theme.COMMENT)
+    if each.moved:
+        name.append(f"\n{moved_text(each.moved)}", style=theme.COMMENT)
     return name
+
+
+def moved_text(moved: Sequence[MovedValues]) -> str:
+    """Return the kinds of collectives, and how many values they move: `8 all-gathers`."""
+    return ", ".join(plural(round(each.count), each.kind) for each in moved)
 
 
 def _operation(each: TimedOperation) -> Text:
@@ -197,7 +206,8 @@ def notes(found: Profile) -> Iterator[str]:
             rate += f" of {most}; memory: {size} ({peaks.source})"
         yield rate
     if found.moved_bytes is not None:
-        yield f"collectives move {in_bytes(found.moved_bytes)} a call to each device"
+        each = "" if found.calls == 1 else " a call"
+        yield f"collectives move {in_bytes(found.moved_bytes)}{each} to each device"
     if any(each.is_split for each in found.lines):
         yield f"{SPLIT} includes parts of fusions of several lines, split by estimated work"
     if found.without_module:

@@ -59,7 +59,7 @@ def moved_by_line(
         return None
     ran = _runs(trace, steps)
     sizes = defaultdict[Line | None, Counter[str]](Counter)
-    counts = defaultdict[Line | None, Counter[str]](Counter)
+    counts = defaultdict[Line | None, dict[str, float]](lambda: defaultdict(float))
     for program, listed in found.items():
         known, module = origins[program], origins[program].module
         whole = _module_runs(module, ran[program])

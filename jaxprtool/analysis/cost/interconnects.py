@@ -97,8 +97,8 @@ def _ici(name: str, gigabytes: float, page: str) -> Interconnect:
 
 
 #: Peak rates. On the pages of TPU v5e and v6e the bisection bandwidth of a pod agrees: it cuts 32
-#: links of 16 x 16 chips. TPU v4 is left out: its page has no bandwidth of a chip, and the two that
-#: follow from its figures of a pod, 268 GB/s (all-reduce) and 281 GB/s (bisection), differ.
+#: links of 16 x 16 chips. The page of TPU v4 has no bandwidth of a chip; from its bisection
+#: bandwidth of a pod, which cuts 512 links of 16 x 16 x 16 chips, 47 GB/s of a link follow.
 INTERCONNECTS: dict[str, Interconnect] = {
     each.name: each
     for each in (
@@ -109,6 +109,9 @@ INTERCONNECTS: dict[str, Interconnect] = {
         Interconnect("pcie5", 64 * _GIGA, "PCI Express 5.0, 16 lanes of 32 GT/s"),
         Interconnect("ethernet-100", 12.5 * _GIGA, "100 Gbit/s for each device"),
         Interconnect("ethernet-400", 50 * _GIGA, "400 Gbit/s for each device"),
+        Interconnect(
+            "tpu-v4", 300 * _GIGA, "N. Jouppi et al., TPU v4, ISCA 2023: 6 links of 50 GB/s"
+        ),
         _ici("tpu-v5e", 400, "v5e"),
         _ici("tpu-v5p", 1200, "v5p"),
         _ici("tpu-v6e", 800, "v6e"),

@@ -337,7 +337,9 @@ class _Runs:
             library = max(behind, key=behind.__getitem__, default="")
             name = "" if line is None else f"{self._frames.path(line.file)}:{line.line}"
             here = None if moved is None else moved.get(line, ())
-            yield self._timed(parts, name, TimedLine, library=library or None, moved=here, line=line)
+            yield self._timed(
+                parts, name, TimedLine, library=library or None, moved=here, line=line
+            )
 
     def _scopes(self) -> Iterator[Timed]:
         grouped: defaultdict[tuple[str, ...], list[_Part]] = defaultdict(list)

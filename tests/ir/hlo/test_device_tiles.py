@@ -47,7 +47,7 @@ def test_tiles_are_those_of_the_devices(mesh):
 
 
 #: Axes x=2 and y=4, whose devices are those of a range of shape (2, 2, 2), transposed (1, 0, 2).
-TRANSPOSED = bytes.fromhex("0a050a01781002" "0a050a01791004" "1a0a" "0a03020202" "1203010002")
+TRANSPOSED = bytes.fromhex("0a050a017810020a050a017910041a0a0a030202021203010002")
 
 
 def test_the_devices_of_a_mesh_may_be_a_transposed_range():

@@ -111,6 +111,15 @@ class UserFunctionError(JaxprToolError):
     roots: tuple[tuple[str, str], ...] = ()
 
 
+class MeshConflictError(UserFunctionError):
+    """The user's function has a mesh of its own, which is not the one that is set.
+
+    `is_alike` says whether they differ in the types of their axes only.
+    """
+
+    is_alike = False
+
+
 def did_you_mean(name: str, candidates: Iterable[str], likeness: float = 0.6) -> str | None:
     """Return a hint that names the candidate closest to `name`, or None if none is close.
 

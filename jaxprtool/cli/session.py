@@ -28,6 +28,7 @@ from jaxprtool.cli.progress import OnProgress, silent
 from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
 from jaxprtool.errors import (
     ArgumentsError,
+    MeshConflictError,
     PipelineError,
     TooFewDevicesError,
     did_you_mean,
@@ -247,9 +248,22 @@ class Function:
             types: The types to trace with. --args are then for the program after the passes.
             symbolic: Whether this also holds if the passes are for symbolic sizes.
         """
+        self.import_module()
+        try:
+            return self._traced(pipeline, runs, types, symbolic)
+        except MeshConflictError as conflict:
+            if not (self.mesh and conflict.is_alike):
+                raise
+            vars(self)["_explicit"] = not self._explicit
+            try:
+                return self._traced(pipeline, runs, types, symbolic)
+            except ArgumentsError:
+                raise conflict from conflict.__cause__
+
+    def _traced(self, pipeline: Pipeline, runs: bool, types: str | None, symbolic: bool) -> Traced:
+        """Return what `trace` returns, on the mesh of `mesh_set`."""
         from jaxprtool.api.targets import find
 
-        self.import_module()
         with self._mesh_set(self._is_file), contextlib.redirect_stdout(sys.stderr):
             entry = find(
                 self.target,
@@ -304,14 +318,20 @@ class Function:
     def _mesh_set(self, has_own: bool) -> contextlib.AbstractContextManager[object]:
         """Set the mesh of `--mesh`: on devices, or an abstract one if there are too few.
 
-        Its axes are explicit, as types name them, or the partitioner's with specs. A program that
-        has a mesh of its own needs none.
+        Its axes are explicit, as types name them, or the partitioner's with specs; `trace` takes
+        the type that they have in a mesh of the function's own. A program that has a mesh of its
+        own needs none.
         """
         if not self.mesh or has_own:
             return contextlib.nullcontext()
         from jaxprtool.ir.programs.meshes import mesh_set
 
-        return mesh_set(self.mesh, explicit=not self._by_specs)
+        return mesh_set(self.mesh, self._explicit)
+
+    @cached_property
+    def _explicit(self) -> bool:
+        """Whether the axes of `--mesh` are explicit."""
+        return not self._by_specs
 
     @property
     def _by_specs(self) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AxisType
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.errors import TargetError
+from jaxprtool.errors import MeshConflictError, TargetError
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.static_leaf import StaticLeaf
 
@@ -42,6 +43,29 @@ def class_hint(fun: Callable) -> str | None:
         return None
     name = fun.__name__
     return f"{name} is a class; name a function that returns {name}(...), and add --factory"
+
+
+#: The axes of a mesh in a message, and the type of the first one.
+_MESH = re.compile(r"Mesh\(([^()]*), axis_types=\((\w+)")
+
+
+def mesh_conflict(message: str) -> MeshConflictError | None:
+    """Return the error for the message of a function with a mesh of its own; None for others."""
+    if "should match the mesh passed to shard_map" not in message:
+        return None
+    found = MeshConflictError(message, "the function has a mesh of its own; omit --mesh")
+    meshes = _MESH.findall(message)
+    if len(meshes) != 2:  # a long message is cut
+        return found
+    (axes, kind_set), (own_axes, kind) = meshes
+    found.is_alike = axes == own_axes and kind_set != kind
+    if found.is_alike:
+        found.hint = f"the axes of the function's own mesh are {kind}: " + (
+            "shard its arguments with --in-specs, not by type"
+            if kind == AxisType.Auto.name
+            else "shard its arguments by type, f32[8@x], not with --in-specs"
+        )
+    return found
 
 
 def require_arrays(program: Program, target: str, hint: str | None) -> None:

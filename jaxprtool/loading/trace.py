@@ -40,7 +40,7 @@ from jaxprtool.ir.rewriting.closed_over import with_closed_over
 from jaxprtool.ir.shapes.ragged import bounds_of_lengths
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.loading.example import Static
-from jaxprtool.loading.hints import value_needed
+from jaxprtool.loading.hints import mesh_conflict, value_needed
 from jaxprtool.loading.jitted import Jitted
 from jaxprtool.loading.plain_objects import warn_about_changes
 
@@ -585,8 +585,5 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
         hint = "axes of --mesh are explicit; with --in-specs the partitioner shards over them"
     if "non-empty mesh in context" in text:
         hint = "set a mesh with --mesh data=4 and --in-specs \"P('data')\", or jax.set_mesh"
-    if "should match the mesh passed to shard_map" in text:
-        hint = "the function has a mesh of its own; omit --mesh"
-    return UserFunctionError(
-        f"{name} raised {type_name}: {text}" if text else f"{name} raised {type_name}", hint
-    )
+    message = f"{name} raised {type_name}: {text}" if text else f"{name} raised {type_name}"
+    return mesh_conflict(message) or UserFunctionError(message, hint)

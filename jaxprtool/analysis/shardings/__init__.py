@@ -29,15 +29,22 @@ class Reason:
 
     Attributes:
         operand: The value that moves: the path of an argument, or an operation and its line.
-        operand_spec: Its spec.
+        operand_spec: Its spec; "one device" if it lies on one, as what a callback returns.
         consumer: The operation that needs it elsewhere, and its line.
-        consumer_spec: The spec of the result of that operation.
+        consumer_spec: The spec in which that operation needs the value; for a reduction, the spec
+            of its result. For an operation that reads across devices along a dimension, as a sort
+            or a shift does, it is the spec of the operand.
     """
 
     operand: str
     operand_spec: str
     consumer: str
     consumer_spec: str
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the operation reads across devices, however the value is sharded."""
+        return self.operand_spec == self.consumer_spec
 
 
 @document(

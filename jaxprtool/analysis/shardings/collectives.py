@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from jaxprtool.analysis.shardings import Collective, Reason
 from jaxprtool.analysis.shardings.overlap import independent_products
-from jaxprtool.analysis.shardings.reasons import Edge, Moved, Reasons
+from jaxprtool.analysis.shardings.reasons import Found, Moved, Reasons
 from jaxprtool.analysis.shardings.sharded_module import Place, ShardedModule, own_frames
 from jaxprtool.ir.hlo import collectives as hlo
+from jaxprtool.ir.hlo.mesh_axes import spec_text
 from jaxprtool.ir.hlo.module import Instruction, Module, Shape
+from jaxprtool.ir.hlo.wire import integers
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
@@ -50,10 +52,10 @@ class _Reader:
         parts = self._parts(found)
         for part in parts:
             asked = self._asked.get(part.place)
-            edge = None
+            why = None
             if asked is None and axes:
-                edge = self._reasons.of(Moved(found.kind, axes, *part))
-            frames = (self._frames(edge) if edge else ()) or part.place.frames
+                why = self._reasons.of(Moved(found.kind, axes, *part, self._dimension(found)))
+            frames = (self._frames(why) if why else ()) or part.place.frames
             yield Collective(
                 found.kind,
                 axes,
@@ -61,14 +63,20 @@ class _Reader:
                 part.shape.bytes,
                 found.count,
                 self._whole.line_of(frames),
-                self._value(edge, asked, part),
+                self._value(why, asked, part),
                 "partitioner" if asked is None else "program",
-                None if edge is None else self._reason(edge),
+                None if why is None else self._reason(why),
                 len(parts),
                 found.instruction.name,
                 self._independent.get(found.instruction.name, {}),
                 frames,
             )
+
+    def _dimension(self, found: hlo.Collective) -> int | None:
+        """Return the dimension along which a collective puts parts together."""
+        if found.kind != "all-gather":
+            return None
+        return next(iter(integers(found.instruction.fields, 14)), None)
 
     def _groups(self, found: hlo.Collective) -> tuple[tuple[str, ...] | None, int]:
         """Return the axes that a collective is along, and the number of devices in a group."""
@@ -86,22 +94,21 @@ class _Reader:
             for each, shape in hlo.moved_values(self._final, found.instruction)
         ]
 
-    def _value(self, edge: Edge | None, asked: Instruction | None, part: _Part) -> str:
+    def _value(self, why: Found | None, asked: Instruction | None, part: _Part) -> str:
         """Return the name of the value that moves."""
-        if edge is not None:
-            return self._whole.name(self._whole.maker(edge.operand))
+        if why is not None:
+            return self._whole.value_name(why.edge.operand)
         if asked is not None:
-            return self._whole.name(self._whole.maker(next(self._whole.operands(asked))))
+            return self._whole.value_name(next(self._whole.operands(asked)))
         return part.place.path.rpartition("/")[2]
 
-    def _frames(self, edge: Edge) -> tuple[UserFrame, ...]:
+    def _frames(self, why: Found) -> tuple[UserFrame, ...]:
         """Return the call stack of a consumer; if XLA made it of none, that of its operand."""
+        edge = why.edge
         stacks = (self._whole.places(each)[0].frames for each in (edge.consumer, edge.operand))
         return next(filter(None, stacks), ())
 
-    def _reason(self, edge: Edge) -> Reason:
-        whole = self._whole
-        operand, consumer = whole.name(whole.maker(edge.operand)), whole.name(edge.consumer)
-        return Reason(
-            operand, whole.spec_text(edge.operand), consumer, whole.spec_text(edge.consumer)
-        )
+    def _reason(self, why: Found) -> Reason:
+        whole, edge = self._whole, why.edge
+        operand, consumer = whole.value_name(edge.operand), whole.name(edge.consumer)
+        return Reason(operand, whole.spec_text(edge.operand), consumer, spec_text(why.needed))

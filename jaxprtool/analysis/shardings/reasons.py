@@ -1,9 +1,10 @@
-"""Why the partitioner added a collective: an operand and its consumer whose specs do not fit.
+"""Why the partitioner added a collective: an operand that an operation needs sharded otherwise.
 
 A collective has the name and the frames of an operation before the partitioner: of the value that
 moves, or of the operation that needs it elsewhere, depending on the release of JAX. So the reason
-is looked for on both sides of that operation. It is an operand that is cut along the axes of the
-collective, and a consumer that is not.
+is looked for on both sides of that operation. The sharding that an operation needs of an operand
+follows from that of its result, dimension by dimension (`ir.hlo.dimensions`). Where it mixes along
+a dimension, as a sum or a sort does, it needs values of other devices whatever its result's is.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 from jaxprtool.analysis.shardings.sharded_module import LAYOUT, Place, ShardedModule
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.hlo.collectives import REDUCTIONS
+from jaxprtool.ir.hlo.dimensions import Reading, contracted, reading
+from jaxprtool.ir.hlo.mesh_axes import Spec
 from jaxprtool.ir.hlo.module import Instruction, Shape
 
 #: Collectives that leave values cut along the same axes, but elsewhere.
@@ -33,10 +37,12 @@ class Edge:
     Attributes:
         operand: The operand.
         consumer: The operation.
+        position: The position of the operand.
     """
 
     operand: Instruction
     consumer: Instruction
+    position: int = 0
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -53,12 +59,31 @@ class Moved:
         axes: The axes along which devices exchange values.
         place: The path that JAX gave its operation, and its call stack.
         shape: Its result on one device.
+        dimension: The dimension along which parts are put together; None if there is none.
     """
 
     kind: str
     axes: tuple[str, ...]
     place: Place
     shape: Shape
+    dimension: int | None = None
+
+
+class Found(NamedTuple):
+    """An edge that a collective is for.
+
+    Attributes:
+        edge: The edge.
+        needed: The spec of the operand that its consumer needs; for a reduction that of the
+            result. It is the spec that it has if the consumer mixes parts as they are.
+        mixes: Whether the consumer mixes values of several devices.
+        misfit: How badly it fits: 0 if sizes are those that move, more if they are others.
+    """
+
+    edge: Edge
+    needed: Spec
+    mixes: bool = False
+    misfit: int = 0
 
 
 class Reasons:
@@ -72,7 +97,7 @@ class Reasons:
         self._whole = whole
         self._given: set[tuple[int, int]] = set()
 
-    def of(self, moved: Moved) -> Edge | None:
+    def of(self, moved: Moved) -> Found | None:
         """Return the edge that a collective is for; None if none is found.
 
         Each is returned once, if there are others: unrolled layers have equal names and frames.
@@ -80,21 +105,24 @@ class Reasons:
         fitting = self._fitting(moved)
         if not fitting:
             return None
-        while len(fitting) > 1 and fitting[0].numbers in self._given:
+        while len(fitting) > 1 and fitting[0].edge.numbers in self._given:
             fitting.popleft()
         found = fitting[0]
-        self._given.add(found.numbers)
-        return self._constrained(moved, found)
+        self._given.add(found.edge.numbers)
+        return self._named(self._constrained(moved, found))
 
     @cached_method
-    def _fitting(self, moved: Moved) -> deque[Edge]:
+    def _fitting(self, moved: Moved) -> deque[Found]:
         """Return the edges that a collective may be for, the best first."""
         known = self._at[moved.place] if moved.place.path else ()
         near = [edge for each in known for edge in self._around(each, moved)]
-        found = deque(self._best(moved, near, True) or self._best(moved, near, False))
-        if not found and moved.kind == "all-gather":
-            found.extend(self._best(moved, self._edges, True))
-        return found
+        found = self._best(moved, near)
+        if not near and moved.kind == "all-gather":
+            everywhere = [each for each in self._best(moved, self._edges) if not each.misfit]
+            # Without a name, only a value that is the only one of its size is the one that moves.
+            if len({self._whole.maker(each.edge.operand).id for each in everywhere}) == 1:
+                found = everywhere
+        return deque(found)
 
     @cached_property
     def _at(self) -> dict[Place, list[Instruction]]:
@@ -110,89 +138,156 @@ class Reasons:
         instructions = self._whole.module.instructions.values()
         return [edge for each in instructions for edge in self._into(each)]
 
+    @cached_property
+    def _readers(self) -> dict[int, list[Edge]]:
+        """The edges from each value, also those behind tuples and calls, by its number."""
+        found = defaultdict[int, list[Edge]](list)
+        for edge in self._edges:
+            for value in self._same(edge.operand):
+                found[value.id].append(edge)
+        return found
+
+    def _same(self, value: Instruction) -> Iterator[Instruction]:
+        """Yield a value, and those that it is passed on from with the same sharding."""
+        for _ in range(_STEPS):
+            yield value
+            before = self._whole.passed(value)
+            if before is None or self._whole.spec(before) != self._whole.spec(value):
+                return
+            value = before
+
     def _into(self, consumer: Instruction) -> Iterator[Edge]:
         """Yield the edges into an operation; an element of a tuple is an edge from what it is."""
-        if consumer.opcode == "get-tuple-element":
+        if consumer.opcode in ("get-tuple-element", "parameter"):
             made = self._whole.passed(consumer)
-            operands: Iterable[Instruction] = () if made is None else (made,)
-        else:
-            operands = self._whole.operands(consumer)
-        return (Edge(each, consumer) for each in operands)
+            if made is not None:
+                yield Edge(made, consumer)
+            return
+        for position, operand in enumerate(self._whole.operands(consumer)):
+            yield Edge(operand, consumer, position)
 
     def _around(self, instruction: Instruction, moved: Moved) -> Iterator[Edge]:
         """Yield the edges that an operation may be on; one that adds up is the consumer."""
         yield from self._into(instruction)
         if moved.kind not in REDUCTIONS:
-            yield from (Edge(instruction, each) for each in self._whole.users[instruction.id])
+            yield from self._readers[instruction.id]
 
-    def _best(self, moved: Moved, edges: Sequence[Edge], of_size: bool) -> list[Edge]:
-        """Return the edges that fit best.
+    def _best(self, moved: Moved, edges: Sequence[Edge]) -> list[Found]:
+        """Return the edges that fit best."""
+        found = [each for edge in edges if (each := self._found(edge, moved)) is not None]
+        least = min(((each.misfit, each.mixes) for each in found), default=None)
+        return [each for each in found if (each.misfit, each.mixes) == least]
 
-        Args:
-            moved: What the collective moves.
-            edges: The edges.
-            of_size: Whether only those count whose bytes are those that move.
-        """
-        if of_size:
-            edges = [each for each in edges if self._bytes(each, moved) == moved.shape.bytes]
-        for accepted in (self._keeps_no_axis, self._differs):
-            if fitting := [each for each in edges if accepted(each, moved)]:
-                return fitting
-        return []
+    def _found(self, edge: Edge, moved: Moved) -> Found | None:
+        """Return how an edge fits a collective; None if it does not."""
+        before = self._whole.spec(edge.operand)
+        after = self._whole.spec_for(edge.consumer, edge.position)
+        if after is None:
+            return None
+        if self._whole.is_on_one_device(edge.operand):
+            is_spread = moved.kind == "all-reduce" and edge.consumer.opcode != "get-tuple-element"
+            return Found(edge, after) if is_spread else None
+        how = reading(edge.consumer, edge.position, edge.operand.shape)
+        if not before or how is None:
+            return None
+        specs = _Specs(before, after, how, frozenset(map(_axis, moved.axes)))
+        if moved.kind in REDUCTIONS:
+            return self._reduced(edge, moved, specs)
+        find = self._shifted if moved.kind in _MOVES else self._gathered
+        return find(edge, moved, specs)
 
-    def _keeps_no_axis(self, edge: Edge, moved: Moved) -> bool:
-        """Return True if the operand is cut along the axes moved along, and its consumer is not."""
-        before, after = self._whole.spec(edge.operand), self._whole.spec(edge.consumer)
-        if before is None or after is None or moved.kind in _MOVES:
-            return False
-        axes = set(map(_axis, moved.axes))
-        return bool(axes & _axes(before)) and not axes <= _axes(after)
+    def _reduced(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
+        """Return a consumer that adds up along a dimension that is cut along the axes."""
+        summed = specs.axes_of(specs.mixed)
+        if not summed & specs.axes:
+            return None
+        shape = self._whole.result_for(edge.consumer, edge.position)
+        # The sum may be cut as the result is, or not yet.
+        whole = tuple(specs.axes & _axes(specs.after))
+        sizes = [self._local(shape, specs.after, along).bytes for along in ((), whole)]
+        misfit = (0 if moved.shape.bytes in sizes else 1) + (0 if specs.axes <= summed else 2)
+        return Found(edge, specs.after, False, misfit)
 
-    def _differs(self, edge: Edge, moved: Moved) -> bool:
-        """Return True if an edge has different specs, and they have the axes moved along."""
-        before, after = self._whole.spec(edge.operand), self._whole.spec(edge.consumer)
-        if before is None or after is None or moved.kind in REDUCTIONS:
-            return False
-        axes = set(map(_axis, moved.axes))
-        both = _axes(before) | _axes(after) if moved.kind in _MOVES else _axes(before)
-        return before != after and axes <= both
+    def _gathered(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
+        """Return a consumer that needs all of a dimension that is cut along the axes."""
+        lost = specs.cut - specs.kept
+        if not specs.axes <= specs.axes_of(lost | specs.mixed):
+            return None
+        made = self._local(edge.operand.shape, specs.before, moved.axes)
+        misfit = 2 if made.bytes != moved.shape.bytes else 0
+        if not misfit and (made.sizes != moved.shape.sizes or moved.dimension not in specs.cut):
+            misfit = 1
+        if lost and lost <= self._summed_alike(edge, specs.before):
+            misfit += 3  # each device adds up its part: nothing needs to be gathered
+        if misfit < 2 or lost - specs.mixed:
+            return Found(edge, specs.needed(without_cut=True), not lost, misfit)
+        return Found(edge, specs.before, True, misfit)  # what is made of a part is what moves
 
-    def _bytes(self, edge: Edge, moved: Moved) -> int:
-        """Return the bytes that a collective for an edge has as its result on one device."""
-        whole = edge.consumer if moved.kind in REDUCTIONS else edge.operand
-        tiles, spec = self._whole.tiles(whole), self._whole.spec(whole)
-        if tiles is None or spec is None:
-            return 0
-        gathered = moved.axes if moved.kind == "all-gather" else ()
+    def _summed_alike(self, edge: Edge, before: Spec) -> set[int]:
+        """Return the dimensions that a product sums over, and that both operands are cut along."""
+        found = set()
+        for pair in contracted(edge.consumer):
+            other = self._whole.module.instructions[edge.consumer.operands[1 - edge.position]]
+            spec = self._whole.spec(other)
+            if spec and spec[pair[1 - edge.position]] == before[pair[edge.position]]:
+                found.add(pair[edge.position])
+        return found
+
+    def _shifted(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
+        """Return a consumer that has other dimensions cut along the axes, or shifts along one."""
+        made = self._local(edge.operand.shape, specs.before)
+        misfit = 0 if made.bytes == moved.shape.bytes else 1
+        needed = specs.needed()
+        ends = _axes(specs.before), _axes(needed)
+        along = ends[0] | ends[1] if moved.kind == "collective-permute" else ends[0] & ends[1]
+        if needed != specs.before and specs.axes <= along:
+            return Found(edge, needed, False, misfit)
+        if specs.axes <= specs.axes_of(specs.mixed):
+            return Found(edge, specs.before, True, misfit)
+        return None
+
+    def _local(self, shape: Shape, spec: Spec, gathered: Sequence[str] = ()) -> Shape:
+        """Return the shape of an array on one device, gathered along some axes."""
         sizes = []
-        for size, axes, parts in zip(whole.shape.sizes, spec, tiles.parts, strict=True):
-            taken = prod(self._whole.axes.shape.get(each, 1) for each in axes if each in gathered)
+        for size, entry in zip(shape.sizes, spec, strict=True):
+            parts = prod(map(self._whole.axes.size, entry))
+            taken = prod(self._whole.axes.size(each) for each in entry if each in gathered)
             sizes.append(-(-size // parts) * taken)
-        return Shape(whole.shape.dtype, tuple(sizes)).bytes
+        return Shape(shape.dtype, tuple(sizes))
 
-    def _constrained(self, moved: Moved, edge: Edge) -> Edge:
+    def _constrained(self, moved: Moved, found: Found) -> Found:
         """Return the edge into the constraint that the consumer has its spec from, if any.
 
         The partitioner takes over the spec of a constraint for the elementwise operations and
         reshapes before it: the constraint is what the user wrote.
         """
-        if moved.kind in REDUCTIONS:
-            return edge
-        consumer = edge.consumer
-        if not (consumer.opcode in LAYOUT or consumer.shape.sizes == edge.operand.shape.sizes):
-            return edge
+        operand, consumer = found.edge.operand, found.edge.consumer
+        is_alike = consumer.opcode in LAYOUT or consumer.shape.sizes == operand.shape.sizes
+        if moved.kind in REDUCTIONS or found.mixes or not is_alike:
+            return found
         for _ in range(_STEPS):
-            longer = Edge(edge.operand, consumer)
             if _is_constraint(consumer):
-                return longer if self._keeps_no_axis(longer, moved) else edge
+                before, after = self._whole.spec(operand), self._whole.spec(consumer)
+                axes = set(map(_axis, moved.axes))
+                if before is None or after is None or axes <= _axes(after):
+                    return found
+                return found._replace(edge=Edge(operand, consumer), needed=after)
             users = self._whole.users[consumer.id]
             constraints = [each for each in users if _is_constraint(each)]
             alike = (each for each in users if self._is_alike(consumer, each))
             following = next(iter(constraints), None) or next(alike, None)
             if following is None:
-                return edge
+                return found
             consumer = following
-        return edge
+        return found
+
+    def _named(self, found: Found) -> Found:
+        """Return the edge into the reader of a copy that the partitioner made, and no line has."""
+        consumer = found.edge.consumer
+        users = self._whole.users[consumer.id]
+        if consumer.opcode != "copy" or self._whole.frames(consumer) or not users:
+            return found
+        return found._replace(edge=Edge(found.edge.operand, users[0]))
 
     def _is_alike(self, operand: Instruction, consumer: Instruction) -> bool:
         """Return True for an operation whose result has the spec of its operand."""
@@ -200,6 +295,67 @@ class Reasons:
             return True
         is_elementwise = consumer.shape.sizes == operand.shape.sizes
         return is_elementwise and self._whole.spec(operand) == self._whole.spec(consumer)
+
+
+@dataclass(frozen=True)
+class _Specs:
+    """The specs of an edge, beside the axes that a collective is along.
+
+    Attributes:
+        before: The spec of the operand.
+        after: The spec of the result.
+        how: How the operation reads the operand.
+        axes: The axes.
+    """
+
+    before: Spec
+    after: Spec
+    how: Reading
+    axes: frozenset[str]
+
+    @cached_property
+    def cut(self) -> frozenset[int]:
+        """The dimensions of the operand that are cut along the axes."""
+        return frozenset(i for i, entry in enumerate(self.before) if self.axes & _axes([entry]))
+
+    @cached_property
+    def mixed(self) -> frozenset[int]:
+        """Those along which the operation mixes elements."""
+        return self.cut & self.how.crossing
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """Those that are cut in the result as in the operand."""
+        return frozenset(i for i in self.cut if self._moving(i) <= set(self._target(i)))
+
+    def axes_of(self, dimensions: Iterable[int]) -> set[str]:
+        """Return the axes that cut dimensions of the operand."""
+        return _axes([self.before[i] for i in dimensions])
+
+    def needed(self, without_cut: bool = False) -> Spec:
+        """Return the spec of the operand that the spec of the result asks for.
+
+        Args:
+            without_cut: Whether dimensions along which the operation mixes are not cut.
+        """
+        told = {
+            i: self._target(i)
+            for i, target in enumerate(self.how.dimensions)
+            if target is not None and i not in self.how.crossing
+        }
+        used = _axes(told.values())  # an axis cuts one dimension
+        for i, entry in enumerate(self.before):
+            gone = self._moving(i) if without_cut else set()
+            rest = (axis for axis in entry if axis not in gone and _axis(axis) not in used)
+            told.setdefault(i, tuple(rest))
+        return tuple(told[i] for i in range(len(told)))
+
+    def _moving(self, dimension: int) -> set[str]:
+        return {each for each in self.before[dimension] if _axis(each) in self.axes}
+
+    def _target(self, dimension: int) -> tuple[str, ...]:
+        target = self.how.dimensions[dimension]
+        return () if target is None else self.after[target]
 
 
 def _is_constraint(instruction: Instruction) -> bool:
@@ -210,5 +366,5 @@ def _axis(text: str) -> str:
     return text.partition(":")[0]
 
 
-def _axes(spec: Sequence[Sequence[str]]) -> set[str]:
+def _axes(spec: Iterable[Sequence[str]]) -> set[str]:
     return {_axis(each) for axes in spec for each in axes}

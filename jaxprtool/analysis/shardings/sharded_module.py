@@ -14,12 +14,15 @@ from typing import NamedTuple
 from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.hlo.device_tiles import DeviceTiles, device_tiles
 from jaxprtool.ir.hlo.mesh_axes import MeshAxes, Spec, spec_text
-from jaxprtool.ir.hlo.module import Instruction, Module
+from jaxprtool.ir.hlo.module import Instruction, Module, Shape
 from jaxprtool.ir.source.frames import BEHIND, Frames
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Operations that pass on an operand, or lay it out anew.
 LAYOUT = frozenset({"bitcast", "copy", "reshape", "transpose", "convert"})
+
+#: Custom calls that pass a value into a `shard_map`, and out of it.
+_MAPPED = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
 
 #: How far a value is followed.
 _STEPS = 64
@@ -113,12 +116,37 @@ class ShardedModule:
         tiles = self.tiles(instruction)
         return None if tiles is None else self._spec_of(tiles)
 
+    def is_on_one_device(self, instruction: Instruction) -> bool:
+        """Return True for an array that one of the devices has, as a callback's result."""
+        is_array = instruction.shape.dtype not in ("tuple", "token")
+        return is_array and self.tiles(instruction) is None
+
+    def result_for(self, consumer: Instruction, position: int) -> Shape:
+        """Return the shape of a result; of several, that for an operand."""
+        parts = consumer.shape.parts
+        return parts[min(position, len(parts) - 1)] if parts else consumer.shape
+
+    @cached_method
+    def spec_for(self, consumer: Instruction, position: int) -> Spec | None:
+        """Return the spec of a result; of several, that for an operand.
+
+        It is that of a whole array for a result on one device.
+        """
+        shape, parts = self.result_for(consumer, position), consumer.shape.parts
+        found = device_tiles(consumer, self.axes.devices) if parts else (self.tiles(consumer),)
+        if shape.dtype in ("tuple", "token") or len(found) != max(len(parts), 1):
+            return None
+        tiles = found[min(position, len(found) - 1)]
+        return ((),) * len(shape.sizes) if tiles is None else self._spec_of(tiles)
+
     @cached_method
     def _spec_of(self, tiles: DeviceTiles) -> Spec | None:
         return self.axes.spec(tiles)
 
     def spec_text(self, instruction: Instruction) -> str:
         """Return the spec of an array as text, "" if it has none."""
+        if self.is_on_one_device(instruction):
+            return "one device"
         spec = self.spec(instruction)
         return "" if spec is None else spec_text(spec)
 
@@ -169,6 +197,18 @@ class ShardedModule:
             primitive = instruction.opcode
         return " at ".join(filter(None, (primitive, line)))
 
+    def value_name(self, instruction: Instruction) -> str:
+        """Return the name of what computes a value; for what `scan` slices, `slice of params`."""
+        made = found = self.maker(instruction)
+        is_slice = False
+        while found.opcode in ("reshape", "dynamic-slice"):
+            is_slice |= found.opcode == "dynamic-slice"
+            found = self.maker(next(self.operands(found)))
+        is_inside = self._computation_of[made.id] != self.module.entry.id
+        if is_slice and is_inside and self.is_argument(found) and found.op_name:
+            return f"slice of {found.op_name}"
+        return self.name(made)
+
     def is_argument(self, instruction: Instruction) -> bool:
         """Return True for an argument of the program."""
         is_entry = self._computation_of.get(instruction.id) == self.module.entry.id
@@ -177,7 +217,7 @@ class ShardedModule:
     def maker(self, instruction: Instruction) -> Instruction:
         """Return the operation that computes a value, or the argument that it is.
 
-        Copies, tuples, and what loops only read are passed through.
+        Copies, tuples, branches, and what loops only read are passed through.
         """
         found = instruction
         for _ in range(_STEPS):
@@ -189,14 +229,24 @@ class ShardedModule:
 
     def passed(self, instruction: Instruction) -> Instruction | None:
         """Return the value that an instruction passes on unchanged; None if it computes one."""
-        if instruction.opcode in ("copy", "bitcast", "optimization-barrier"):
+        is_mapped = instruction.custom_call_target in _MAPPED
+        if instruction.opcode in ("copy", "bitcast", "opt-barrier") or is_mapped:
             return self._operand(instruction, 0)
         if instruction.opcode == "get-tuple-element":
             operand = self._operand(instruction, 0)
             return None if operand is None else self._element(operand, instruction.tuple_index)
-        caller = self._caller(instruction)
+        if instruction.opcode == "call":
+            return self.module.computations[instruction.calls[0]].root
+        return self._given_to(instruction)
+
+    def _given_to(self, parameter: Instruction) -> Instruction | None:
+        """Return what a call, or the only one of a branch, gives to a parameter."""
+        caller = self._caller(parameter)
         if caller is not None and caller.opcode == "call":
-            return self._operand(caller, instruction.parameter_number)
+            return self._operand(caller, parameter.parameter_number)
+        if caller is not None and caller.opcode == "conditional":
+            branch = caller.calls.index(self._computation_of[parameter.id])
+            return self._operand(caller, 1 + branch)
         return None
 
     def _element(self, value: Instruction, index: int) -> Instruction | None:
@@ -209,7 +259,11 @@ class ShardedModule:
                 if not self._is_kept(value, index):
                     return None
                 value = self.module.instructions[caller.operands[0]]
-            elif value.opcode in ("copy", "optimization-barrier"):
+            elif value.opcode == "call":
+                value = self.module.computations[value.calls[0]].root
+            elif (given := self._given_to(value)) is not None:
+                value = given
+            elif value.opcode in ("copy", "opt-barrier"):
                 value = self.module.instructions[value.operands[0]]
             else:
                 return None

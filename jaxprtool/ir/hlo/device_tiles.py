@@ -89,13 +89,16 @@ def _whole(rank: int, devices: int, is_local: bool) -> DeviceTiles:
     return DeviceTiles((1,) * rank, np.zeros((devices, rank), int), is_local)
 
 
-def _by_axes(fields: Message, rank: int, devices: int) -> DeviceTiles:
-    """Return the tiles of a sharding that names the axes of a mesh for each dimension."""
+def _by_axes(fields: Message, rank: int, devices: int) -> DeviceTiles | None:
+    """Return the tiles of a sharding that names the axes of a mesh for each dimension.
+
+    A mesh without axes stands for all devices, or for the one that it names.
+    """
     is_local = 7 in fields
     mesh = submessage(fields, 2)
     sizes = mesh_sizes(mesh)
     if not sizes:
-        return _whole(rank, devices, is_local)
+        return None if integers(mesh, 2) else _whole(rank, devices, is_local)
     coordinates = mesh_coordinates(mesh, devices)
     parts, columns = [1] * rank, np.zeros((devices, rank), int)
     for dimension, sharding in enumerate(submessages(fields, 3)):

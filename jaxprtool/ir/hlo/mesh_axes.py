@@ -71,6 +71,11 @@ class MeshAxes:
         """The number of devices."""
         return len(self._places)
 
+    def size(self, axis: str) -> int:
+        """Return the size of an axis, or of a part of one: 2 for `model:(1)2`."""
+        name, _, part = axis.rpartition(":")
+        return int(part.partition(")")[2]) if name in self.shape else self.shape[axis]
+
     def spec(self, tiles: DeviceTiles) -> Spec | None:
         """Return the axes that cut each dimension; None if axes cannot describe the tiles."""
         if len(tiles.of_device) != self.devices:

@@ -154,9 +154,12 @@ def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
         return what, value
     consumer = common_path([each.reason.consumer for each in alike if each.reason])
     consumer = consumer.removesuffix(f" at {first.line.partition(BEHIND)[0]}")
-    verb = "reduced by" if first.reduces else "for"
-    specs = f"{first.reason.operand_spec} → {first.reason.consumer_spec}"
-    return what, f"{value}: {specs} {verb} {consumer}"
+    before, after = first.reason.operand_spec, first.reason.consumer_spec
+    if first.reduces and before != "one device":
+        return what, f"{value}: {before} → {after} reduced by {consumer}"
+    if first.reason.mixes:
+        return what, f"{value}: {before}, read across devices by {consumer}"
+    return what, f"{value}: {before} → {after} for {consumer}"
 
 
 def _described(alike: Sequence[Collective]) -> Text:

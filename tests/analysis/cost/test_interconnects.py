@@ -81,6 +81,7 @@ def test_figures_are_of_one_direction():
         "pcie5": 16 * Fraction(32, 8),
         "ethernet-100": Fraction(100, 8),
         "ethernet-400": Fraction(400, 8),
+        "tpu-v4": 6 * 50,
         "tpu-v5e": 4 * 50,
         "tpu-v5p": 6 * 100,
         "tpu-v6e": 4 * 100,

@@ -1,0 +1,403 @@
+"""Programs on eight devices, each around one operation or construct that exchanges values.
+
+OPERATIONS["cumsum"]() -> Sharded(function, arguments, mesh)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import with_sharding_constraint
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.programs.sharded import Sharded, floats, integers, mesh_of, trained, under_jit
+
+
+def _split(function: Callable[..., Any], *arguments: Any, specs: Any = None) -> Sharded:
+    """Return a function whose arguments are all cut along the only axis, or by some specs."""
+    mesh = mesh_of(data=8)
+    specs = (P("data"),) * len(arguments) if specs is None else specs
+    return Sharded(under_jit(function, mesh, *specs), arguments, mesh)
+
+
+def cumsum() -> Sharded:
+    """A running sum along the batch."""
+    return _split(
+        lambda x, w: jnp.cumsum(x @ w, axis=0),
+        floats(64, 16),
+        floats(16, 8),
+        specs=(P("data"), P()),
+    )
+
+
+def sort() -> Sharded:
+    """A sort along the batch."""
+    return _split(lambda x: jnp.sort(x, axis=0), floats(64, 16))
+
+
+def argmax() -> Sharded:
+    """The largest along the batch, and its index."""
+    return _split(lambda x: (jnp.argmax(x, axis=0), x.max(axis=0)), floats(64, 16))
+
+
+def top_k() -> Sharded:
+    """The largest in rows, cut along the columns."""
+    return _split(lambda x: jax.lax.top_k(x, 4), floats(16, 64), specs=(P(None, "data"),))
+
+
+def convolution() -> Sharded:
+    """A convolution along a dimension that is cut: neighbours exchange halos."""
+
+    def smooth(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME")
+
+    return _split(smooth, floats(2, 4, 64), floats(4, 4, 3), specs=(P(None, None, "data"), P()))
+
+
+def pooling() -> Sharded:
+    """A pooling whose windows reach over the border of a device."""
+
+    def pooled(x):
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (3, 1), (1, 1), "SAME")
+
+    return _split(pooled, floats(64, 8))
+
+
+def gather() -> Sharded:
+    """Rows of a table that is cut along its rows, and the gradient: a scatter."""
+
+    def loss(table, index):
+        return jnp.square(table[index]).mean()
+
+    return _split(trained(loss), floats(64, 16), integers(32), specs=(P("data"), P()))
+
+
+def embedding() -> Sharded:
+    """Rows of a table that is cut along its columns, for a batch that is cut."""
+    return _split(
+        lambda table, index: jnp.tanh(table[index]),
+        floats(64, 16), integers(32), specs=(P(None, "data"), P("data")),
+    )  # fmt: skip
+
+
+def dynamic_slice() -> Sharded:
+    """A slice at a computed place of a dimension that is cut, and an update there."""
+
+    def shifted(x, i):
+        part = jax.lax.dynamic_slice_in_dim(x, i, 16)
+        return jax.lax.dynamic_update_slice_in_dim(x, part * 2, i, 0)
+
+    return _split(shifted, floats(64, 16), integers(), specs=(P("data"), P()))
+
+
+def roll() -> Sharded:
+    """A rotation along a dimension that is cut."""
+    return _split(lambda x: jnp.roll(x, 1, axis=0) - x, floats(64, 16))
+
+
+def reverse() -> Sharded:
+    """A flip along a dimension that is cut."""
+    return _split(lambda x: jnp.flip(x, axis=0), floats(64, 16))
+
+
+def concatenation() -> Sharded:
+    """Two arrays joined along a dimension that is cut."""
+    return _split(lambda x, y: jnp.concatenate([x, y]) * 2, floats(64, 16), floats(64, 16))
+
+
+def padding() -> Sharded:
+    """Zeros before a dimension that is cut."""
+    return _split(lambda x: jnp.pad(x, ((8, 0), (0, 0))), floats(64, 16))
+
+
+def transposed() -> Sharded:
+    """A matrix that is cut along rows, times itself, cut along columns: an all-to-all."""
+    return _split(
+        lambda x: with_sharding_constraint(jnp.sin(x), P(None, "data")) + 1.0, floats(64, 64)
+    )
+
+
+def fft() -> Sharded:
+    """A Fourier transform along a dimension that is cut."""
+    return _split(lambda x: jnp.abs(jnp.fft.fft(x, axis=0)), floats(64, 16))
+
+
+def cholesky() -> Sharded:
+    """A factorisation of a matrix that is cut."""
+    return _split(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(16)), floats(16, 16))
+
+
+def variance() -> Sharded:
+    """Statistics along the batch, twice: the second needs the result of the first."""
+    return _split(lambda x: (x - x.mean(0)) / x.std(0), floats(64, 16))
+
+
+def any_nan() -> Sharded:
+    """A logical reduction over all devices."""
+    return _split(lambda x: jnp.where(jnp.isnan(x).any(), 0.0, x), floats(64, 16))
+
+
+def norm_clip() -> Sharded:
+    """Gradients scaled by a global norm."""
+
+    def step(params, x):
+        grads = jax.grad(lambda p: jnp.square(jnp.tanh(x @ p["a"]) @ p["b"]).mean())(params)
+        norm = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(grads)))
+        return jax.tree.map(lambda p, g: p - g / jnp.maximum(norm, 1.0), params, grads)
+
+    return _split(step, {"a": floats(16, 32), "b": floats(32, 8)}, floats(64, 16))
+
+
+def unknown_loop() -> Sharded:
+    """A loop until a sum over all devices is small."""
+
+    def halved(x):
+        return jax.lax.while_loop(lambda x: jnp.square(x).sum() > 1.0, lambda x: x * 0.5, x)
+
+    return _split(halved, floats(64, 16))
+
+
+def branches() -> Sharded:
+    """A branch that sums over devices, beside one that does not."""
+
+    def chosen(flag, x):
+        return jax.lax.cond(flag, lambda x: x - x.mean(0), lambda x: x * 2.0, x)
+
+    return _split(
+        chosen, jax.ShapeDtypeStruct((), jnp.bool_), floats(64, 16), specs=(P(), P("data"))
+    )
+
+
+def donated() -> Sharded:
+    """A donated argument that is returned cut otherwise."""
+    mesh = mesh_of(data=8)
+    function = jax.jit(
+        lambda x: x * 2.0,
+        in_shardings=NamedSharding(mesh, P("data")),
+        out_shardings=NamedSharding(mesh, P(None, "data")),
+        donate_argnums=0,
+    )
+    return Sharded(function, (floats(64, 64),), mesh)
+
+
+def random() -> Sharded:
+    """Random bits whose array is cut, with typed keys."""
+
+    def noisy(keys, x):
+        noise = jax.vmap(lambda key: jax.random.normal(key, (16,)))(keys)
+        return (x + noise).sum(0) + jax.random.uniform(keys[0], (16,))
+
+    mesh = mesh_of(data=8)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 64))
+    return Sharded(under_jit(noisy, mesh, P("data"), P("data")), (keys, floats(64, 16)), mesh)
+
+
+def dropout() -> Sharded:
+    """A mask drawn by one key for a batch that is cut."""
+
+    def masked(key, x):
+        kept = jax.random.bernoulli(key, 0.9, x.shape)
+        return jnp.where(kept, x / 0.9, 0.0).sum(0)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return _split(masked, key, floats(64, 16), specs=(P(), P("data")))
+
+
+def callback() -> Sharded:
+    """A function of the host in between, which gets the whole array."""
+
+    def called(x):
+        y = jax.pure_callback(
+            lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x
+        )
+        return (jnp.tanh(x) + y).sum(0)
+
+    return _split(called, floats(64, 16))
+
+
+def printed() -> Sharded:
+    """A value printed on the way."""
+
+    def shown(x):
+        total = x.sum()
+        jax.debug.print("total {}", total)
+        return x / total
+
+    return _split(shown, floats(64, 16))
+
+
+def pmapped() -> Sharded:
+    """The function of each of eight devices, with a mean over all."""
+    mesh = mesh_of(i=8)
+
+    def step(w, x):
+        grad = jax.grad(lambda w: jnp.square(jnp.tanh(x @ w)).mean())(w)
+        return w - jax.lax.pmean(grad, "i")
+
+    return Sharded(jax.pmap(step, "i"), (floats(8, 16, 4), floats(8, 32, 16)), mesh)
+
+
+def manual_kinds() -> Sharded:
+    """Each collective that a `shard_map` can ask for."""
+    mesh = mesh_of(x=2, y=4)
+
+    def body(a):
+        parts = jax.lax.psum_scatter(a, "y", scatter_dimension=0, tiled=True)
+        whole = jax.lax.all_gather(parts, "y", tiled=True)
+        ring = jax.lax.ppermute(whole, "y", [(i, (i + 1) % 4) for i in range(4)])
+        swapped = jax.lax.all_to_all(ring, "x", 1, 0, tiled=True)
+        return jax.lax.pmax(swapped, ("x", "y")) + jax.lax.axis_index("y")
+
+    over = jax.shard_map(
+        body, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=False
+    )
+    return Sharded(under_jit(over, mesh, P("x", "y")), (floats(16, 32),), mesh)
+
+
+def nested_manual() -> Sharded:
+    """A `shard_map` over one axis in one over the other."""
+    mesh = mesh_of(x=2, y=4)
+
+    def inner(a):
+        return jax.lax.psum(jnp.sin(a), "y")
+
+    def outer(a):
+        over = jax.shard_map(inner, in_specs=P(None, "y"), out_specs=P(), axis_names={"y"})
+        return jax.lax.psum(over(a), "x")
+
+    over = jax.shard_map(outer, mesh=mesh, in_specs=P("x"), out_specs=P(), axis_names={"x"})
+    return Sharded(under_jit(over, mesh, P("x", "y")), (floats(16, 32),), mesh)
+
+
+def mixed_axes() -> Sharded:
+    """One axis each that is explicit, automatic, and manual in a part."""
+    devices = jax.devices("cpu")[:8]
+    mesh = jax.make_mesh(
+        (2, 2, 2),
+        ("e", "a", "m"),
+        (AxisType.Explicit, AxisType.Auto, AxisType.Auto),
+        devices=devices,
+    )
+
+    def body(x):
+        return x - jax.lax.pmean(x, "m")
+
+    def forward(x, w):
+        x = jax.shard_map(body, mesh=mesh, in_specs=P("m"), out_specs=P("m"), axis_names={"m"})(x)
+        hidden = with_sharding_constraint(jnp.tanh(x @ w), P(None, "a"))
+        return (hidden @ w.T).sum(1)
+
+    x = jax.ShapeDtypeStruct((16, 32), jnp.float32, sharding=NamedSharding(mesh, P(None, None)))
+    w = jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, None)))
+    return Sharded(jax.jit(forward), (x, w), mesh)
+
+
+def ring_loop() -> Sharded:
+    """A ring of permutations in a loop whose length XLA does not know."""
+    mesh = mesh_of(x=8)
+
+    def body(a, n):
+        ring = [(i, (i + 1) % 8) for i in range(8)]
+        return jax.lax.fori_loop(0, n, lambda _, a: jax.lax.ppermute(a, "x", ring) + 1.0, a)
+
+    over = jax.shard_map(body, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"))
+    return Sharded(under_jit(over, mesh, P("x"), P()), (floats(16, 32), integers()), mesh)
+
+
+def spmd_vmap() -> Sharded:
+    """A `vmap` with an axis of the mesh for its dimension."""
+
+    def one(x):
+        return with_sharding_constraint(jnp.tanh(x), P(None, None)).sum(0)
+
+    return _split(jax.vmap(one, spmd_axis_name="data"), floats(16, 8, 8))
+
+
+def remat_scan() -> Sharded:
+    """Layers under `scan` and `remat`, whose weights are cut along both axes."""
+    mesh = mesh_of(fsdp=4, tensor=2)
+
+    @jax.checkpoint
+    def layer(x, w):
+        hidden = with_sharding_constraint(jax.nn.gelu(x @ w["up"]), P("fsdp", "tensor"))
+        return with_sharding_constraint(x + hidden @ w["down"], P("fsdp")), None
+
+    def loss(params, x):
+        return jnp.square(jax.lax.scan(layer, x, params)[0]).mean()
+
+    specs = {"up": P(None, "fsdp", "tensor"), "down": P(None, "tensor", "fsdp")}
+    step = under_jit(trained(loss), mesh, specs, P("fsdp"))
+    return Sharded(
+        step, ({"up": floats(3, 16, 64), "down": floats(3, 64, 16)}, floats(32, 16)), mesh
+    )
+
+
+def token_loss() -> Sharded:
+    """The cross entropy of logits whose vocabulary is cut."""
+
+    def loss(logits, labels):
+        logp = jax.nn.log_softmax(logits)
+        return -jnp.take_along_axis(logp, labels[:, None], 1).mean()
+
+    mesh = mesh_of(data=2, model=4)
+    function = under_jit(jax.value_and_grad(loss), mesh, P("data", "model"), P("data"))
+    return Sharded(function, (floats(16, 64), integers(16)), mesh)
+
+
+def one_hot_experts() -> Sharded:
+    """A mixture of experts by products with masks, as GShard writes it."""
+    mesh = mesh_of(data=2, expert=4)
+
+    def mixture(params, x):
+        gates = jax.nn.softmax(x @ params["gate"])
+        mask = jax.nn.one_hot(gates.argmax(-1), 4)
+        sent = with_sharding_constraint(jnp.einsum("te,td->etd", mask, x), P("expert", "data"))
+        hidden = jax.nn.relu(jnp.einsum("etd,edf->etf", sent, params["up"]))
+        done = with_sharding_constraint(
+            jnp.einsum("etf,efd->etd", hidden, params["down"]), P("expert", "data")
+        )
+        return jnp.einsum("te,etd->td", mask * gates, done)
+
+    specs = {"gate": P(), "up": P("expert"), "down": P("expert")}
+    params = {"gate": floats(16, 4), "up": floats(4, 16, 32), "down": floats(4, 32, 16)}
+    step = trained(lambda params, x: jnp.square(mixture(params, x)).mean())
+    return Sharded(under_jit(step, mesh, specs, P("data")), (params, floats(32, 16)), mesh)
+
+
+def small_integers() -> Sharded:
+    """Types of less than 32 bits, and of one."""
+
+    def mixed(x, flags):
+        return x.astype(jnp.bfloat16).sum(0), flags.all(0), (x > 0).sum(0).astype(jnp.int8)
+
+    flags = jax.ShapeDtypeStruct((64, 16), jnp.bool_)
+    return _split(mixed, floats(64, 16), flags)
+
+
+def custom_gradient() -> Sharded:
+    """A function with its own gradient, whose forward and backward pass both add up."""
+
+    @jax.custom_vjp
+    def norm(x):
+        return jnp.sqrt(jnp.square(x).sum(0))
+
+    norm.defvjp(lambda x: (norm(x), x), lambda x, g: (g * x / norm(x),))
+    return _split(lambda x: jax.grad(lambda x: norm(x).sum())(x), floats(64, 16))
+
+
+#: Of each operation, one.
+OPERATIONS: dict[str, Callable[[], Sharded]] = {
+    make.__name__: make
+    for make in (
+        cumsum, sort, argmax, top_k, convolution, pooling, gather, embedding, dynamic_slice, roll,
+        reverse, concatenation, padding, transposed, fft, cholesky, variance, any_nan, norm_clip,
+        unknown_loop, branches, donated, random, dropout, callback, printed, pmapped, manual_kinds,
+        nested_manual, mixed_axes, ring_loop, spmd_vmap, remat_scan, token_loss, one_hot_experts,
+        small_integers, custom_gradient,
+    )
+}  # fmt: skip

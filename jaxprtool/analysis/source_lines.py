@@ -20,7 +20,7 @@ from jaxprtool.ir.dataflow.slicing import everything
 from jaxprtool.ir.programs.auto_sharding import left_to_partitioner
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import program_signature
-from jaxprtool.ir.source.frames import BEHIND, frames_now
+from jaxprtool.ir.source.frames import BEHIND, Frames, frames_now
 from jaxprtool.jaxcompat import AnyJaxpr
 
 _NONE = Group("", NOTHING, NOTHING)
@@ -230,11 +230,19 @@ def with_times(source: Source, profile: Profile) -> Source:
     return replace(source, files=tuple(files), profile=profile)
 
 
-def with_collectives(source: Source, shardings: Shardings) -> Source:
-    """Add to each line the bytes that each device sends for its collectives."""
+def with_collectives(source: Source, shardings: Shardings, frames: Frames) -> Source:
+    """Add to each line the bytes that each device sends for its collectives.
+
+    Args:
+        source: The lines.
+        shardings: What the partitioner made of the program.
+        frames: Chooses the line of a collective, as it chose those of equations.
+    """
     sent: Counter[str] = Counter()
     for each in shardings.collectives:
-        sent[each.line.partition(BEHIND)[0]] += each.sent_bytes
+        sent[frames.location_text(frames.location_in(each.frames)).partition(BEHIND)[0]] += (
+            each.sent_bytes
+        )
     files = []
     for file in source.files:
         lines = (

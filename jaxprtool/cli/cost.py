@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.partitioned import Compiled, partitioned
+from jaxprtool.cli.partitioned import Compiled, bandwidth_option, partitioned
 from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.running import ready
 from jaxprtool.cli.session import Session, command, only_program
@@ -51,6 +51,7 @@ _Measure = Annotated[
     bool,
     _COUNTED.flag("--measure", "Compile and run the function here, and use the measured time."),
 ]
+_Bandwidth = Annotated[str | None, bandwidth_option()]
 _Pprof = Annotated[
     str | None,
     OUTPUT.option(
@@ -68,6 +69,7 @@ def cost(
     seconds: _Seconds = None,
     measure: _Measure = False,
     compiled: Compiled = False,
+    bandwidth: _Bandwidth = None,
     pprof: _Pprof = None,
     json: options.Json = False,
 ) -> None:
@@ -84,13 +86,18 @@ def cost(
     """
     if seconds is not None and measure:
         raise OutputError("--seconds and --measure cannot be combined: both give the run time")
+    if bandwidth is not None and not compiled:
+        raise OutputError("--bandwidth times the collectives of --compiled", "add --compiled")
     session.start()
     from jaxprtool.analysis.cost import cost as found_cost
     from jaxprtool.analysis.cost.devices import device_named, with_times
+    from jaxprtool.analysis.cost.interconnects import interconnect_named
+    from jaxprtool.analysis.shardings.times import timed
     from jaxprtool.render.reports import cost as render
     from jaxprtool.render.reports.shardings import device_tables
 
     on = None if device is None else device_named(device)
+    link = None if bandwidth is None else interconnect_named(bandwidth)
     traced = session.traced()
     named = session.programs(traced)
     programs = [each for _, each in named]
@@ -102,7 +109,7 @@ def cost(
         program = only_program("--pprof takes", [(each.name, each) for each in programs])
         with file_written_whole(pprof) as file:
             file.write(_profile(program))
-    split = partitioned(session, traced, named) if compiled else None
+    split = timed(partitioned(session, traced, named), link, on) if compiled else None
     if split is None:
         output.say_if_partitioned(programs, json)
     taken = [
@@ -118,7 +125,8 @@ def cost(
     if split is not None:
         output.write_rendered(device_tables(split, output.width(), top))
         output.write("")
-    output.write_each(render.cost_table(each, output.width(), top, on) for each in found)
+    beside = split is not None
+    output.write_each(render.cost_table(each, output.width(), top, on, beside) for each in found)
 
 
 def require_numbers(is_symbolic: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, only_program
@@ -15,13 +15,25 @@ if TYPE_CHECKING:
     from jaxprtool.api.targets import Traced
     from jaxprtool.ir.programs.program import Program
 
+_DEVICES = Panel("Several devices")
+
 Compiled = Annotated[
     bool,
-    Panel("Several devices").flag(
+    _DEVICES.flag(
         "--compiled",
         "Compile the function for its mesh, and show what each device sends, as `shardings` does.",
     ),
 ]
+
+
+def bandwidth_option(panel: Panel = _DEVICES) -> Any:
+    """Return the declaration of `--bandwidth`."""
+    return panel.option(
+        "--bandwidth",
+        "NAME|SPEED",
+        "Show the least time of collectives over an interconnect: nvlink4, tpu-v5e, pcie5, "
+        "300GB/s.",
+    )
 
 
 def partitioned(

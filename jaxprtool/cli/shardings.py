@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.partitioned import partitioned
+from jaxprtool.cli.partitioned import bandwidth_option, partitioned
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.basics.quantities import some
@@ -40,15 +40,7 @@ _Propose = Annotated[
         "Compile with other constraints too, and show those with which devices send less.",
     ),
 ]
-_Bandwidth = Annotated[
-    str | None,
-    _SHOWN.option(
-        "--bandwidth",
-        "NAME|SPEED",
-        "Show the least time of collectives over an interconnect: nvlink4, tpu-v5e, pcie5, "
-        "300GB/s.",
-    ),
-]
+_Bandwidth = Annotated[str | None, bandwidth_option(_SHOWN)]
 _Backend = Annotated[
     str | None,
     options.backend_option(

@@ -62,8 +62,12 @@ def source(
     if measure:
         given = traced.given_to(only_program("--measure takes", programs))
         times = measured(given, session.target, seed, backend, None, json, session.on_progress)
+    split = partitioned(session, traced, programs) if compiled else None
     session.on_progress("counting")
-    found = [found_source(each, residuals=residuals, profile=times) for _, each in programs]
+    found = [
+        found_source(each, residuals=residuals, profile=times, shardings=split)
+        for _, each in programs
+    ]
     for each in found:
         require_numbers(on is not None and is_symbolic(each.total))
         if not each.files:
@@ -73,11 +77,7 @@ def source(
             )
     if on is not None:
         found = list(timed(tuple(found), on))
-    if compiled:
-        from jaxprtool.analysis.source_lines import with_collectives
-
-        found = [with_collectives(found[0], partitioned(session, traced, programs))]
-    else:
+    if split is None:
         output.say_if_partitioned((each for _, each in programs), json)
     if json:
         from jaxprtool.render.documents.found import SourceDocument

@@ -59,7 +59,7 @@ def moved_by_line(
         return None
     ran = _runs(trace, steps)
     sizes = defaultdict[Line | None, Counter[str]](Counter)
-    counts = defaultdict[Line | None, dict[str, float]](lambda: defaultdict(float))
+    counts = defaultdict[tuple[Line | None, str], float](float)
     for program, listed in found.items():
         known, module = origins[program], origins[program].module
         whole = _module_runs(module, ran[program])
@@ -69,10 +69,10 @@ def moved_by_line(
             for value, shape in moved_values(module, each.instruction):
                 line = known.origin(value).line
                 sizes[line][each.kind] += round(shape.bytes * runs / len(steps))
-                counts[line][each.kind] += runs / len(steps)
+                counts[line, each.kind] += runs / len(steps)
     lines = {
         line: tuple(
-            MovedValues(kind, size, counts[line][kind]) for kind, size in kinds.most_common()
+            MovedValues(kind, size, counts[line, kind]) for kind, size in kinds.most_common()
         )
         for line, kinds in sizes.items()
     }

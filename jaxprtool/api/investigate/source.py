@@ -12,10 +12,12 @@ import jax.numpy as jnp
 
 from jaxprtool.analysis.profile import Profile, profile_of
 from jaxprtool.analysis.residuals import residuals as found_residuals
+from jaxprtool.analysis.shardings import Shardings
 from jaxprtool.analysis.source_lines import (
     Source,
     called_package,
     source_lines,
+    with_collectives,
     with_residuals,
     with_times,
 )
@@ -28,7 +30,11 @@ from jaxprtool.passes.transforms.linear import Vjp
 
 
 def source(
-    program: Program, *, residuals: bool | None = None, profile: Profile | None = None
+    program: Program,
+    *,
+    residuals: bool | None = None,
+    profile: Profile | None = None,
+    shardings: Shardings | None = None,
 ) -> Source:
     """Return the cost of each line of the user's source.
 
@@ -40,6 +46,8 @@ def source(
             are counted if the program returns a single float, such as a loss, and is not a
             gradient.
         profile: A profile of the program, `jaxprtool.profile(program)`, whose times are added.
+        shardings: What XLA's partitioner made of the program, `jaxprtool.shardings(program)`: the
+            bytes that each device sends are added.
 
     Raises:
         UnsupportedError: If residuals are counted and `vjp` raises it.
@@ -48,14 +56,21 @@ def source(
     package = "" if found.files else called_package(program)
     if not package:
         found = _with_residuals(found, program, residuals)
-        return found if profile is None else with_times(found, profile)
+        found = found if profile is None else with_times(found, profile)
+        return _with_collectives(found, program, shardings)
     with frames(current_frame_view().choice, package):
         found = replace(source_lines(program), package=package)
         found = _with_residuals(found, program, residuals)
-        if profile is None or profile.trace is None:
-            return found
-        lines = profile_of(profile.trace, profile.name, frames_now(program.roots)).lines
-        return with_times(found, replace(profile, lines=lines))
+        if profile is not None and profile.trace is not None:
+            lines = profile_of(profile.trace, profile.name, frames_now(program.roots)).lines
+            found = with_times(found, replace(profile, lines=lines))
+        return _with_collectives(found, program, shardings)
+
+
+def _with_collectives(found: Source, program: Program, shardings: Shardings | None) -> Source:
+    if shardings is None:
+        return found
+    return with_collectives(found, shardings, frames_now(program.roots))
 
 
 def _with_residuals(found: Source, program: Program, residuals: bool | None) -> Source:

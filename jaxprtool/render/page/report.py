@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxprtool.ir.basics.quantities import in_bytes, times
 from jaxprtool.ir.programs.auto_sharding import partitioner_note
 from jaxprtool.ir.source.frames import BEHIND
-from jaxprtool.render.reports import cost, memory, profile, residuals
+from jaxprtool.render.reports import cost, memory, profile, residuals, shardings
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.cost import Cost, Group
@@ -121,8 +121,8 @@ def views(report: Report, line_of: Lines) -> Iterator[View]:
         report: The report.
         line_of: Returns a line of a displayed file by name: `model.py:9`.
     """
-    yield cost_view(report.costs, line_of, report.profile)
-    yield memory_view(report.memories, line_of)
+    yield cost_view(report.costs, line_of, report.profile, report.shardings)
+    yield memory_view(report.memories, line_of, report.shardings)
     found = report.residuals
     if isinstance(found, str):
         yield View("residuals", [found])
@@ -135,38 +135,49 @@ def views(report: Report, line_of: Lines) -> Iterator[View]:
         yield View("residuals", [residuals.total_text(found)], tables)
 
 
-def cost_view(costs: Sequence[Cost], line_of: Lines, times: Profile | None = None) -> View:
+def cost_view(
+    costs: Sequence[Cost],
+    line_of: Lines,
+    times: Profile | None = None,
+    split: Shardings | None = None,
+) -> View:
     """Return the view of costs, each of a program by a grouping, with the measured time of lines.
 
     Args:
         costs: The costs.
         line_of: Returns a line of a displayed file by name.
         times: The measured time of the program, if there is only one.
+        split: What XLA's partitioner made of it, if it was compiled.
     """
     several = len({each.name for each in costs}) > 1
     tables = [_cost_table(each, line_of, several, times) for each in costs if each.groups]
-    facts = [*_notes(costs), *dict.fromkeys(map(_cost_fact, costs))]
+    facts = list(dict.fromkeys(_cost_fact(each, split is not None) for each in costs))
+    facts = [*_notes(costs, split), *facts]
     if times is not None:
         facts.append("; ".join((profile.title(times), *profile.notes(times))))
     return View("cost", facts, tables)
 
 
-def memory_view(memories: Sequence[Memory | str], line_of: Lines) -> View:
-    """Return the view of the memory of programs, or why it is unknown."""
+def memory_view(
+    memories: Sequence[Memory | str], line_of: Lines, split: Shardings | None = None
+) -> View:
+    """Return the view of the memory of programs, or why it is unknown; see `cost_view`."""
     known = [each for each in memories if not isinstance(each, str)]
     return View(
         "memory",
         [
-            *_notes(known),
-            *(each if isinstance(each, str) else _memory_fact(each) for each in memories),
+            *_notes(known, split),
+            *(each if isinstance(each, str) else _memory_fact(each, split) for each in memories),
         ],
         [_memory_table(each, line_of) for each in known],
         list(map(_curve, known)),
     )
 
 
-def _notes(found: Sequence[Cost | Memory]) -> list[str]:
-    """Return notes on programs that XLA would partition."""
+def _notes(found: Sequence[Cost | Memory], split: Shardings | None) -> list[str]:
+    """Return notes on programs that XLA would partition, or on the devices that it did so for."""
+    if split is not None:
+        return [shardings.heading(split)]
     notes = (partitioner_note(each.name, each.left_to_partitioner) for each in found)
     return list(dict.fromkeys(filter(None, notes)))
 
@@ -200,8 +211,9 @@ def share(part: Any, whole: Any) -> Cell:
 _MEASURED = ("measured", True), ("share", True)
 
 
-def _cost_fact(found: Cost) -> str:
-    return "; ".join((f"{found.name}: {cost.total_text(found.total)}", *cost.notes(found, None)))
+def _cost_fact(found: Cost, is_split: bool) -> str:
+    total = cost.total_text(found.total, is_split and bool(found.left_to_partitioner))
+    return "; ".join((f"{found.name}: {total}", *cost.notes(found, None)))
 
 
 def _cost_table(found: Cost, line_of: Lines, several: bool, times: Profile | None) -> Table:
@@ -265,8 +277,10 @@ def _cost_row(found: Cost, group: Group, line_of: Lines) -> list[Cell]:
 # --- memory -----------------------------------------------------------------------------------
 
 
-def _memory_fact(found: Memory) -> str:
-    return "; ".join(filter(None, (memory.peak_text(found), memory.kinds_text(found))))
+def _memory_fact(found: Memory, split: Shardings | None) -> str:
+    is_whole = split is not None and found.left_to_partitioner
+    whole = "arrays have their whole size" if is_whole else ""
+    return "; ".join(filter(None, (memory.peak_text(found), memory.kinds_text(found), whole)))
 
 
 def _memory_table(found: Memory, line_of: Lines) -> Table:

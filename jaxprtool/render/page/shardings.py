@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxprtool.ir.basics.paths import common_path
 from jaxprtool.ir.basics.quantities import in_bytes, times
 from jaxprtool.render.page.report import Cell, Lines, Table, View, linked, share, table
 from jaxprtool.render.reports import shardings
@@ -25,32 +27,36 @@ def shardings_view(found: Shardings, line_of: Lines) -> View:
 
 def _collectives(found: Shardings, line_of: Lines) -> Table:
     columns = (("sent", True), ("share", True), ("collective", False))
-    rows = [_collective_row(each, found.sent_bytes, line_of) for each in found.collectives]
+    groups = shardings.alike_collectives(found.collectives)
+    rows = [_collective_row(each, found.sent_bytes, line_of) for each in groups]
     return table("collectives", columns, rows)
 
 
-def _collective_row(each: Collective, whole: int, line_of: Lines) -> list[Cell]:
-    what, why = shardings.collective_texts([each])
-    asked = ", asked for by the program" if each.source == "program" else ""
+def _collective_row(alike: Sequence[Collective], whole: int, line_of: Lines) -> list[Cell]:
+    first, sent = alike[0], sum(each.sent_bytes for each in alike)
+    what, why = shardings.collective_texts(alike)
+    asked = ", asked for by the program" if first.source == "program" else ""
+    line = first.line or shardings.NO_LINE
     return [
-        Cell(in_bytes(each.sent_bytes), each.sent_bytes),
-        share(each.sent_bytes, whole),
-        Cell(f"{each.line} {what}{asked}", link=linked(each.line, line_of), below=Cell(why)),
+        Cell(in_bytes(sent), sent),
+        share(sent, whole),
+        Cell(f"{line} {what}{asked}", link=linked(first.line, line_of), below=Cell(why)),
     ]
 
 
 def _values(found: Shardings, line_of: Lines) -> Table:
     columns = (("per device", True), ("whole", True), ("spec", False), ("value", False))
-    rows = [_value_row(each, found, line_of) for each in found.values]
+    rows = [_value_row(each, found, line_of) for each in shardings.alike_values(found.values)]
     return table("arguments, results and large values", columns, rows)
 
 
-def _value_row(each: ShardedValue, found: Shardings, line_of: Lines) -> list[Cell]:
-    notes = shardings.value_notes(each, found)
-    sizes = each.bytes_per_device * each.count, each.bytes * each.count
-    what = f"{each.name} {times(each.count, each.type)}"
+def _value_row(alike: Sequence[ShardedValue], found: Shardings, line_of: Lines) -> list[Cell]:
+    first, count = alike[0], sum(each.count for each in alike)
+    notes = shardings.value_notes(first, found)
+    sizes = first.bytes_per_device * count, first.bytes * count
+    what = f"{common_path([each.name for each in alike])} {times(count, first.type)}"
     return [
         *(Cell(in_bytes(size), size) for size in sizes),
-        Cell(each.spec),
-        Cell(", ".join((what, *notes)), link=linked(each.line, line_of)),
+        Cell(first.spec),
+        Cell(", ".join((what, *notes)), link=linked(first.line, line_of)),
     ]

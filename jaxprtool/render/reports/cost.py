@@ -42,8 +42,13 @@ _LEAST_DEAD = 0.01
 #: The marks of a number that is a range, and of one that is counted for one iteration.
 RANGE, _PER_ITERATION = " to ", "*"
 
+#: Said of numbers beside those of each device.
+WHOLE = " with whole arrays"
 
-def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rendering:
+
+def cost_table(
+    found: Cost, width: int, top: int, device: Device | None, beside_devices: bool = False
+) -> Rendering:
     """Return the cost of a program, with a row for each of the `top` most expensive groups.
 
     Args:
@@ -51,13 +56,15 @@ def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rend
         width: The width in characters.
         top: The number of groups shown.
         device: The device of the estimated times, if the groups have times.
+        beside_devices: Whether it is shown beside what each device does.
     """
+    whole_arrays = beside_devices and bool(found.left_to_partitioner)
     shown = found.groups[:top]
     if found.by == "scope":
         shown = tuple(sorted(shown, key=_in_tree(shown)))
     times = number("min time"), Column("limit", style=theme.COMMENT)
     table = new_table(
-        f"{found.name}: {total_text(found.total)}",
+        f"{found.name}: {total_text(found.total, whole_arrays)}",
         number("share"),
         *(times if found.total.seconds is not None else ()),
         *map(number, ("FLOPs", "bytes", "FLOPs/B")),
@@ -71,17 +78,22 @@ def cost_table(found: Cost, width: int, top: int, device: Device | None) -> Rend
         table.add_row(*cells, _name(found, group, max(width - taken, _LEAST)))
     add_more(table, len(found.groups) - top, *[""] * (len(table.columns) - 1))
     parts: list[RenderableType] = [table]
-    lines = list(notes(found, device))
+    lines = list(notes(found, device, whole_arrays))
     if lines:
         parts += [Text(), *map(Text, lines)]
     return Rendering(Parts(*parts), width)
 
 
-def total_text(total: Group) -> str:
-    """Return the total cost of a program: `108.6 MFLOP, 9.5 MiB`."""
+def total_text(total: Group, whole_arrays: bool = False) -> str:
+    """Return the total cost of a program: `108.6 MFLOP, 9.5 MiB`.
+
+    Args:
+        total: The cost.
+        whole_arrays: Whether to say that arrays have their whole size, as on one device.
+    """
     flops = number_text(total, "flops") or "0"
     unit = "FLOP" if re.search(r" [a-zA-Z]$", flops) else " FLOP"
-    return f"{flops}{unit}, {bytes_text(total.work.bytes)}"
+    return f"{flops}{unit}, {bytes_text(total.work.bytes)}{WHOLE if whole_arrays else ''}"
 
 
 def _cells(group: Group, whole: float | None) -> Iterator[str]:
@@ -156,8 +168,8 @@ def name_texts(found: Cost, group: Group) -> tuple[str, str]:
     return (group.path[-1] if group.path else group.name), behind
 
 
-def notes(found: Cost, device: Device | None) -> Iterator[str]:
-    """Yield the notes below the table."""
+def notes(found: Cost, device: Device | None, whole_arrays: bool = False) -> Iterator[str]:
+    """Yield the notes below the table; see `total_text`."""
     for field, noun in (("transcendentals", "transcendental"), ("random_numbers", "random number")):
         if number := number_text(found.total, field):
             yield f"{number} {noun}s"
@@ -166,7 +178,7 @@ def notes(found: Cost, device: Device | None) -> Iterator[str]:
     for each in found.collectives:
         yield f"{each.name}: {bytes_text(each.work.bytes_communicated)}"
     if device is not None:
-        yield bound_note(found.total, device)
+        yield bound_note(found.total, device, whole_arrays)
     if found.seconds is not None and type(flops := found.total.work.flops) is int:
         rate = with_prefix(round(flops / found.seconds), "FLOP/s")
         rate = f"in {duration(found.seconds)}: {rate}"
@@ -188,10 +200,11 @@ def _dead_notes(dead: Group, total: Group) -> Iterator[str]:
             yield f"dead: {flops:.1%} of the FLOPs and {size:.1%} of the bytes; XLA leaves them out"
 
 
-def bound_note(total: Group, device: Device) -> str:
+def bound_note(total: Group, device: Device, whole_arrays: bool = False) -> str:
     """Return the minimal time of a program on a device, and the limiting factor."""
     assert total.seconds is not None
-    return f"on {device.name}: at least {duration(total.seconds)}, limited by {total.limit}"
+    on = f"on one {device.name}{WHOLE}" if whole_arrays else f"on {device.name}"
+    return f"{on}: at least {duration(total.seconds)}, limited by {total.limit}"
 
 
 def unknown_notes(found: Cost | Source) -> Iterator[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: How lines are called that XLA's operations do not have.
-_NO_LINE = "no line"
+NO_LINE = "no line"
 
 #: Compilers whose partitioner is shared, while the passes behind it differ.
 _SHARED = "partitioned by Shardy, as for all platforms; merged and scheduled as for the {}"
@@ -123,9 +123,9 @@ def _collectives(found: Shardings, listed: Sequence[Collective], title: str, top
     shown = sorted(lines.items(), key=lambda item: -_bytes(item[1]))
     for line, here in shown[:top]:
         cells = share_text(_bytes(here), found.sent_bytes), in_bytes(_bytes(here))
-        name = Text(str(line or _NO_LINE), style=theme.BINDER)
+        name = Text(str(line or NO_LINE), style=theme.BINDER)
         table.add_row(*cells, *_time(here, with_time), name)
-        for alike in sorted(_by(here, _likeness).values(), key=_bytes, reverse=True):
+        for alike in alike_collectives(here):
             below = Padding(_described(alike), (0, 0, 0, 2))
             size = Text(in_bytes(_bytes(alike)), style=theme.COMMENT)
             table.add_row("", size, *_time(alike, with_time), below)
@@ -135,10 +135,16 @@ def _collectives(found: Shardings, listed: Sequence[Collective], title: str, top
     return table
 
 
+def alike_collectives(listed: Iterable[Collective]) -> list[list[Collective]]:
+    """Return collectives in groups that differ in numbers only, the one that sends most first."""
+    return sorted(_by(listed, _likeness).values(), key=_bytes, reverse=True)
+
+
 def _likeness(each: Collective) -> object:
     reason = each.reason
     specs = reason and (reason.operand_spec, reason.consumer_spec, without_numbers(reason.consumer))
-    return each.kind, each.axes, each.bytes, each.count, without_numbers(each.value), specs
+    value = without_numbers(each.value)
+    return each.line, each.kind, each.axes, each.bytes, each.count, value, specs, each.source
 
 
 def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
@@ -202,8 +208,7 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int) -> Table
     """Return a table of values, with those that differ in numbers only in one row."""
     columns = number("per device"), number("whole"), text("spec"), text("value")
     table = new_table("arguments, results and large values", *columns)
-    alike = list(_by(listed, _pattern).values())
-    alike.sort(key=lambda each: -sum(v.bytes_per_device * v.count for v in each))
+    alike = alike_values(listed)
     for each in alike[:top]:
         first, count = each[0], sum(value.count for value in each)
         sizes = [first.bytes_per_device * count, first.bytes * count]
@@ -220,6 +225,13 @@ def _values(found: Shardings, listed: Sequence[ShardedValue], top: int) -> Table
     sizes = [sum(value.bytes_per_device for value in rest), sum(value.bytes for value in rest)]
     add_more(table, len(alike) - top, *map(in_bytes, sizes), "")
     return table
+
+
+def alike_values(listed: Iterable[ShardedValue]) -> list[list[ShardedValue]]:
+    """Return values in groups that differ in numbers only, the largest on a device first."""
+    found = list(_by(listed, _pattern).values())
+    found.sort(key=lambda each: -sum(v.bytes_per_device * v.count for v in each))
+    return found
 
 
 def value_notes(value: ShardedValue, found: Shardings) -> Iterator[str]:

@@ -58,7 +58,7 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
         full: Whether to show whole files.
         device: The device of the estimated times, if the lines have times.
     """
-    total = total_text(found.total)
+    total = total_text(found.total, _is_whole(found))
     if found.kept is not None:
         total += f", keeps {in_bytes(found.kept.total)}"
     if found.sent_bytes is not None:
@@ -79,6 +79,11 @@ def source_text(found: Source, width: int, full: bool, device: Device | None) ->
     notes = list(_notes(found, hidden, device))
     parts += [Text(), *(Text(note, style=theme.COMMENT) for note in notes)] if notes else []
     return Rendering(Parts(*parts), width)
+
+
+def _is_whole(found: Source) -> bool:
+    """Return True if whole arrays are counted beside what each device sends."""
+    return found.devices is not None and bool(found.left_to_partitioner)
 
 
 class _Matter:
@@ -270,10 +275,14 @@ def _notes(found: Source, hidden: int, device: Device | None) -> Iterator[str]:
         yield f"{in_bytes(kept.arguments)} of the residuals are arguments"
     if kept is not None and kept.elsewhere:
         yield f"{in_bytes(kept.elsewhere)} of the residuals do not come from your lines"
+    if found.sent_bytes is not None:
+        here = sum(line.sent_bytes or 0 for file in found.files for line in file.lines)
+        if here < found.sent_bytes:
+            yield f"{in_bytes(found.sent_bytes - here)} of what is sent is not of your lines"
     if found.why_not_kept:
         yield f"residuals unknown: {found.why_not_kept}"
     if device is not None:
-        yield bound_note(found.total, device)
+        yield bound_note(found.total, device, _is_whole(found))
     if found.profile is not None:
         yield from _time_notes(found, found.profile)
     yield from unknown_notes(found)

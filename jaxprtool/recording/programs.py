@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxprtool import jaxcompat
 from jaxprtool.files import file_written_whole
@@ -16,6 +16,7 @@ from jaxprtool.formats.npz import write_npz
 from jaxprtool.formats.with_constants import constants_file
 from jaxprtool.ir.basics.paths import unique
 from jaxprtool.ir.core.equations import equations
+from jaxprtool.ir.programs.auto_sharding import is_over_devices
 from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.lifted import with_lifted
 from jaxprtool.ir.programs.program import Program
@@ -49,11 +50,15 @@ def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
     if call is not None and results is not None:
         results = [each and libraries.result_path(call.fun, each) for each in results]
     out_names = _names(results, len(out_avals), "result")
+    taken = list(zip(arg_names, in_avals, strict=True))
     options = None
     if call is not None:
-        taken = list(zip(arg_names, in_avals, strict=True))
         given = list(zip(out_names, out_avals, strict=True))
         options = JitOptions.from_traced(taken, given, call.options)
+    placements = [_over_mesh(each) for each in lowering.in_shardings]
+    if any(placements):
+        # Arguments that lie on several devices are compiled for where they are.
+        options = (options or JitOptions()).placing(taken, placements)
     return Program(
         name=lowering.name,
         jaxpr=jaxpr,
@@ -65,9 +70,15 @@ def program_of(lowering: Lowering, arguments: Sequence[str]) -> Program:
         sharded=tuple(
             name
             for name, sharding in zip(arg_names, lowering.in_shardings, strict=True)
-            if isinstance(sharding, jax.sharding.Sharding) and len(sharding.device_set) > 1
+            if is_over_devices(sharding) and not isinstance(sharding, NamedSharding)
         ),
     )
+
+
+def _over_mesh(sharding: Any) -> NamedSharding | None:
+    """Return a sharding if it is one over a mesh of several devices."""
+    is_known = isinstance(sharding, NamedSharding) and is_over_devices(sharding)
+    return sharding if is_known else None
 
 
 def _names(known: Sequence[str | None] | None, count: int, root: str) -> tuple[str, ...]:

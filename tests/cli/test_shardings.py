@@ -165,3 +165,39 @@ def test_a_program_file_is_partitioned_for_another_mesh(cli):
     found = cli("shardings", "step.jaxpr", "--mesh", "data=2")
     assert found.code == 0, found.err
     assert found.out.startswith("step: 2 devices (data=2), each sends 32.0 KiB a call\n")
+
+
+SCRIPT = """
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((8,), ("data",), (AxisType.Auto,))
+weights = jax.device_put(jnp.ones((64, 64)), NamedSharding(mesh, P()))
+batch = jax.device_put(jnp.ones((256, 64)), NamedSharding(mesh, P("data")))
+
+@jax.jit
+def step(weights, x):
+    return weights - jax.grad(lambda w: jnp.tanh(x @ w).sum())(weights)
+
+step(weights, batch)
+"""
+
+
+def test_a_recorded_program_is_partitioned_as_its_arguments_lay(cli, model):
+    (model / "train.py").write_text(SCRIPT)
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
+    made = subprocess.run(
+        [sys.executable, "-m", "jaxprtool", "record", "train.py"],
+        capture_output=True, text=True, cwd=model, env=env,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    found = json.loads(cli("shardings", "run/step", "--json").out)
+    specs = {each["name"]: each["spec"] for each in found["values"]}
+    assert specs["weights"] == "P()" and specs["x"] == "P('data')"
+    (summed,) = found["collectives"]
+    assert (summed["kind"], summed["axes"], summed["bytes"]) == (
+        "all-reduce",
+        ["data"],
+        64 * 64 * 4,
+    )
+    assert summed["line"] == "train.py:11"

@@ -54,6 +54,15 @@ class JitOptions:
             options.inline,
         )
 
+    def placing(self, arguments: Values, placements: Sequence[Any]) -> JitOptions:
+        """Return these options with placements of arguments that have none; None adds none."""
+        pairs = zip(self.of_arguments(arguments), placements, strict=True)
+        given = (
+            replace(each, placement=each.placement if placement is None else placement)
+            for each, placement in pairs
+        )
+        return replace(self, arguments=tuple(filter(_asks, given)))
+
     def donating(self, arguments: Values, positions: Collection[int]) -> JitOptions:
         """Return these options with the arguments at some positions also donated."""
         asked = enumerate(self.of_arguments(arguments))

@@ -229,10 +229,12 @@ def _check_computation(to: Format, given: dict[str, Any]) -> None:
 def _computation(
     parts: dict[str, str | None], tuple_args: bool, donate: Sequence[int] | None, traced: Traced
 ) -> XlaComputation:
-    from jaxprtool.formats.xla_computation import XlaComputation, read_parts
+    from jaxprtool.formats.xla_computation import OptionNames, XlaComputation, read_parts
 
     ins, outs = (text and read_parts(text, option) for option, text in parts.items())
-    return XlaComputation(ins, outs, tuple_args, tuple(map(traced.position, donate or ())))
+    donated = tuple(map(traced.position, donate or ()))
+    names = OptionNames("--in-parts", "--out-parts", "--donate")
+    return XlaComputation(ins, outs, tuple_args, donated, names)
 
 
 def _say_result_types(programs: Sequence[tuple[str, Program]]) -> None:

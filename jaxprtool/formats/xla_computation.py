@@ -29,6 +29,15 @@ MOST_SEPARATE_ARGUMENTS = 100
 
 
 @dataclass(frozen=True)
+class OptionNames:
+    """How errors name options: by default as parameters of `xla_computation`."""
+
+    in_parts: str = "in_parts"
+    out_parts: str = "out_parts"
+    donated: str = "donate_argnums"
+
+
+@dataclass(frozen=True)
 class XlaComputation:
     """The options of `xla_computation`.
 
@@ -39,12 +48,14 @@ class XlaComputation:
         tuple_args: Whether all arguments are passed as one tuple; None for more than a hundred.
         donated: The positions of arguments whose memory results may reuse, among the positional
             ones of the program.
+        names: How errors name these options.
     """
 
     in_parts: object = None
     out_parts: object = None
     tuple_args: bool | None = False
     donated: tuple[int, ...] = ()
+    names: OptionNames = OptionNames()
 
     def module(self, program: Program, platform: str | None = None) -> Any:
         """Return the StableHLO module of a program in JAX's MLIR bindings.
@@ -56,13 +67,13 @@ class XlaComputation:
         for position in self.donated:
             if position >= len(args):
                 raise ArgumentsError(
-                    f"donate_argnums has {position}, but {program.name} has {len(args)} positional "
-                    "arguments"
+                    f"{self.names.donated} has {position}, but {program.name} has {len(args)} "
+                    "positional arguments"
                 )
         donated = jax.tree.leaves([args[position] for position in sorted(set(self.donated))])
-        ins = _partitions("in_parts", self.in_parts, args, program.arguments)
+        ins = _partitions(self.names.in_parts, self.in_parts, args, program.arguments)
         results = filled(program.out_tree, range(len(program.out_names)))
-        outs = _partitions("out_parts", self.out_parts, results, program.results)
+        outs = _partitions(self.names.out_parts, self.out_parts, results, program.results)
         module = lowering.module(program, platform, donated=donated, keep_unused=True)
         if self.in_parts is not None or self.out_parts is not None:
             jaxcompat.partition_module(module, ins, outs)

@@ -116,13 +116,34 @@ class Reasons:
         """Return the edges that a collective may be for, the best first."""
         known = self._at[moved.place] if moved.place.path else ()
         near = [edge for each in known for edge in self._around(each, moved)]
-        found = self._best(moved, near)
+        found = self._best(moved, near) or self._in_steps(moved, near)
         if not near and moved.kind == "all-gather":
             everywhere = [each for each in self._best(moved, self._edges) if not each.misfit]
             # Without a name, only a value that is the only one of its size is the one that moves.
             if len({self._whole.maker(each.edge.operand).id for each in everywhere}) == 1:
                 found = everywhere
         return deque(found)
+
+    def _in_steps(self, moved: Moved, near: Sequence[Edge]) -> list[Found]:
+        """Return the edge whose operand XLA moves in several steps, some along other axes.
+
+        It is one only if a step may have the size of its operand, and no other value's.
+        """
+        if moved.kind in REDUCTIONS:
+            return []
+        found = []
+        for edge in near:
+            spec = self._whole.spec(edge.operand)
+            if not spec or not (axes := tuple(_axes(spec))):
+                continue
+            least = self._local(edge.operand.shape, spec).bytes
+            most = edge.operand.shape.bytes if moved.kind == "all-gather" else least
+            gathered = Moved("all-gather", axes, moved.place, moved.shape)
+            each = self._found(edge, gathered)
+            if each and not each.mixes and least <= moved.shape.bytes <= most:
+                found.append(each)
+        values = {self._whole.maker(each.edge.operand).id for each in found}
+        return found if len(values) == 1 else []
 
     @cached_property
     def _at(self) -> dict[Place, list[Instruction]]:
@@ -244,6 +265,8 @@ class Reasons:
             return Found(edge, needed, False, misfit)
         if specs.axes <= specs.axes_of(specs.mixed):
             return Found(edge, specs.before, True, misfit)
+        if specs.axes <= specs.axes_of(specs.cut - specs.kept) & _axes(specs.after):
+            return Found(edge, specs.needed(without_cut=True), False, misfit + 2)
         return None
 
     def _local(self, shape: Shape, spec: Spec, gathered: Sequence[str] = ()) -> Shape:

@@ -91,7 +91,8 @@ def moved_values(module: Module, collective: Instruction) -> list[tuple[Instruct
 
     Returns:
         For each value, the instruction that has its name and its lines, and its shape. The elements
-        of a merged operation's result have those of each.
+        of a merged operation's result have those of each. Those that are results of the program are
+        no instructions: a reduction then has the name of what it reduces, which is of its line.
     """
     whole = result_shape(collective)
     result = module.ends.get(collective.id, collective)
@@ -99,10 +100,15 @@ def moved_values(module: Module, collective: Instruction) -> list[tuple[Instruct
     for each in module.elements.get(result.id, ()):
         if each.op_name:
             elements.setdefault(each.tuple_index, each)
-    count = len(whole.parts)
-    if len(elements) == count > 0:
-        return [(elements[i], elements[i].shape) for i in range(count)]
-    return [(collective, whole)]
+    kind = collective.opcode.removesuffix(_START)
+    # An all-to-all may return a value in parts, one for each device.
+    if not whole.parts or (kind == "all-to-all" and len(elements) < len(whole.parts)):
+        return [(collective, whole)]
+    for i, number in enumerate(collective.operands if kind in REDUCTIONS else ()):
+        operand = module.instructions[number]
+        if operand.op_name and operand.frame_id:
+            elements.setdefault(i, operand)
+    return [(elements.get(i, collective), shape) for i, shape in enumerate(whole.parts)]
 
 
 def result_shape(instruction: Instruction) -> Shape:

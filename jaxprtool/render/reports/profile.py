@@ -75,7 +75,7 @@ def profile_table(found: Profile, by: By, width: int, top: int) -> Rendering:
 
 def title(found: Profile) -> str:
     """Return `loss: 23.7 ms a call on 8 devices, 98% explained`."""
-    on = "" if found.devices is None else f" on {found.devices} devices"
+    on = "" if found.devices is None else f" on {plural(found.devices, 'device')}"
     return f"{found.name}: {time_text(found)}{on}, {found.explained:.0%} explained"
 
 

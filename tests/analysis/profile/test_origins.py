@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jaxprtool.analysis.profile.origins import Origins
+from jaxprtool.ir.hlo.collectives import collectives
 from jaxprtool.ir.hlo.module import compiled_module
 from jaxprtool.ir.source.frames import frames_now
+from tests.programs.sharded import floats, mesh_of, under_jit
 
 
 def scanned(weights, x):
@@ -56,6 +59,21 @@ def test_a_loop_is_overhead_unless_it_was_compiled_to_one_operation(module, orig
 def test_every_operation_with_work_has_a_line(module, origins):
     worked = [each.name for each in module.entry.instructions if each.opcode in ("fusion", "while")]
     assert all(origin.line is not None for name in worked for origin, _ in origins.of(name))
+
+
+def test_a_collective_has_the_lines_of_the_values_that_it_moves():
+    def sums(x, y):
+        first = jnp.sin(x).sum(0)
+        second = jnp.cos(y).sum(0)
+        return first, second
+
+    function = under_jit(sums, mesh_of(data=8), P("data"), P("data"))
+    module = compiled_module(function.lower(floats(16, 16), floats(16, 48)).compile())
+    (merged,) = (each.instruction for each in collectives(module))
+    of = Origins(module, frames_now(), frozenset(module.by_name)).of(merged.name)
+    assert sorted(share for _, share in of) == [0.25, 0.75]
+    lines = [origin.line.line for origin, _ in sorted(of, key=lambda each: each[1])]
+    assert lines[1] == lines[0] + 1
 
 
 def test_an_operation_that_no_module_has_is_unknown(origins):

@@ -8,6 +8,7 @@ import pytest
 import jaxprtool
 from jaxprtool import cost, residuals, source, trace
 from jaxprtool.errors import UnsupportedError
+from tests.programs.sharded import SHARDED
 
 W = np.ones((8, 8), np.float32)
 X = np.ones((4, 8), np.float32)
@@ -98,3 +99,17 @@ def test_times_of_a_profile_are_those_of_its_lines():
     own = {line for line in times.lines if line.line is not None and line.line.own}
     assert known == own and own
     assert source(program).wall_seconds is None
+
+
+def test_the_bytes_that_devices_send_add_up_to_those_of_the_partitioner():
+    sharded = SHARDED["data"]()
+    with jax.set_mesh(sharded.mesh):
+        program = trace(sharded.function, *sharded.arguments)
+        split = jaxprtool.shardings(program)
+        found = source(program, shardings=split)
+    sent = {number: line.sent_bytes for number, line in lines_of(found).items()}
+    assert sum(sent.values()) == found.sent_bytes == split.sent_bytes > 0
+    assert found.devices == 8
+    first = split.collectives[0]
+    assert sent[int(first.line.rpartition(":")[2])] >= first.sent_bytes
+    assert source(program).sent_bytes is None

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from jaxlib._hlo import hlo_module_from_text
 
-from jaxprtool.ir.hlo.collectives import collectives
+from jaxprtool.ir.hlo.collectives import collectives, moved_values, started
 from jaxprtool.ir.hlo.module import compiled_module, read_module
 from tests.programs.collectives import Collective
 from tests.programs.collectives import collectives as read_from_text
@@ -66,6 +66,33 @@ def test_the_bytes_of_a_started_collective_are_those_of_all_its_results():
         ("all-gather", 4 * (64 + 32)),
         ("collective-permute", 4 * 8),
     ]
+
+
+MERGED = """HloModule merged, num_partitions=8
+ENTRY main {
+  p = f32[8] parameter(0)
+  q = f32[4] parameter(1)
+  gather = ((f32[8], f32[4]), (f32[64], f32[32])) all-gather-start(p, q), dimensions={0},
+    replica_groups={{0,1,2,3,4,5,6,7}}, channel_id=2, use_global_device_ids=true,
+    metadata={op_name="jit(f)/tanh"}
+  gathered = (f32[64], f32[32]) all-gather-done(gather)
+  second = f32[32] get-tuple-element(gathered), index=1, metadata={op_name="jit(f)/sin"}
+  first = f32[64] get-tuple-element(gathered), index=0, metadata={op_name="jit(f)/tanh"}
+  again = f32[4] all-to-all(q), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+  ROOT all = (f32[64], f32[32], f32[4]) tuple(first, second, again)
+}
+"""
+
+
+def test_values_that_were_merged_have_their_own_names():
+    module = read_module(hlo_module_from_text(MERGED).as_serialized_hlo_module_proto())
+    gather, again = (each.instruction for each in collectives(module))
+    moved = [(value.path, str(shape)) for value, shape in moved_values(module, gather)]
+    assert moved == [("jit(f)/tanh", "f32[64]"), ("jit(f)/sin", "f32[32]")]
+    assert moved_values(module, again) == [(again, again.shape)]
+    named = module.by_name
+    assert started(module, named["gathered"]) is started(module, gather) is gather
+    assert started(module, again) is again and started(module, named["first"]) is None
 
 
 ASYNC = """

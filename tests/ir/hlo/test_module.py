@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxprtool.execute.running.compile_cache import compiled_afresh
 from jaxprtool.ir.hlo.module import Instruction, Shape, compiled_module
@@ -30,6 +32,12 @@ def compiled():
 @pytest.fixture(scope="module")
 def module(compiled):
     return compiled_module(compiled)
+
+
+def test_the_devices_are_those_that_it_was_compiled_for(module):
+    assert module.devices == 1
+    on_all = jax.jit(jnp.sin, in_shardings=NamedSharding(jax.make_mesh((4,), "x"), P("x")))
+    assert compiled_module(on_all.lower(jnp.ones(8)).compile()).devices == 4
 
 
 def test_each_instruction_of_the_text_is_read(compiled, module):

@@ -23,6 +23,7 @@ LARGE = 0.01
 Source: TypeAlias = Literal["program", "partitioner"]
 
 
+@document(optional=("way_spec",))
 @dataclass(frozen=True)
 class Reason:
     """Why the partitioner added a collective: two specs that do not fit.
@@ -34,12 +35,15 @@ class Reason:
         consumer_spec: The spec in which that operation needs the value; for a reduction, the spec
             of its result. For an operation that reads across devices along a dimension, as a sort
             or a shift does, it is the spec of the operand.
+        way_spec: The spec by way of which XLA moves the value, if devices then hold more of it than
+            the operation needs: XLA found no direct way. "" otherwise.
     """
 
     operand: str
     operand_spec: str
     consumer: str
     consumer_spec: str
+    way_spec: str = ""
 
     @property
     def mixes(self) -> bool:

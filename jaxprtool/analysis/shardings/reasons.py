@@ -78,12 +78,14 @@ class Found(NamedTuple):
             result. It is the spec that it has if the consumer mixes parts as they are.
         mixes: Whether the consumer mixes values of several devices.
         misfit: How badly it fits: 0 if sizes are those that move, more if they are others.
+        way: The spec after a gather, if devices then hold more than the consumer needs.
     """
 
     edge: Edge
     needed: Spec
     mixes: bool = False
     misfit: int = 0
+    way: Spec | None = None
 
 
 class Reasons:
@@ -109,7 +111,7 @@ class Reasons:
             fitting.popleft()
         found = fitting[0]
         self._given.add(found.edge.numbers)
-        return self._named(self._constrained(moved, found))
+        return self._named(self._constrained(moved, self._with_way(moved, found)))
 
     @cached_method
     def _fitting(self, moved: Moved) -> deque[Found]:
@@ -303,6 +305,17 @@ class Reasons:
                 return found
             consumer = following
         return found
+
+    def _with_way(self, moved: Moved, found: Found) -> Found:
+        """Return the edge of a gather with the spec that it leads to, if more is gathered."""
+        operand = found.edge.operand
+        before = self._whole.spec(operand)
+        if moved.kind != "all-gather" or found.mixes or found.misfit or before is None:
+            return found
+        axes = set(map(_axis, moved.axes))
+        way = tuple(tuple(a for a in entry if _axis(a) not in axes) for entry in before)
+        needed, reached = (self._local(operand.shape, spec) for spec in (found.needed, way))
+        return found._replace(way=way) if needed.bytes < reached.bytes else found
 
     def _named(self, found: Found) -> Found:
         """Return the edge into the reader of a copy that the partitioner made, and no line has."""

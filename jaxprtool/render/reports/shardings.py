@@ -142,7 +142,12 @@ def alike_collectives(listed: Iterable[Collective]) -> list[list[Collective]]:
 
 def _likeness(each: Collective) -> object:
     reason = each.reason
-    specs = reason and (reason.operand_spec, reason.consumer_spec, without_numbers(reason.consumer))
+    specs = reason and (
+        reason.operand_spec,
+        reason.consumer_spec,
+        reason.way_spec,
+        without_numbers(reason.consumer),
+    )
     value = without_numbers(each.value)
     return each.line, each.kind, each.axes, each.bytes, each.count, value, specs, each.source
 
@@ -165,7 +170,8 @@ def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
         return what, f"{value}: {before} → {after} reduced by {consumer}"
     if first.reason.mixes:
         return what, f"{value}: {before}, read across devices by {consumer}"
-    return what, f"{value}: {before} → {after} for {consumer}"
+    way = f", by way of {first.reason.way_spec}" if first.reason.way_spec else ""
+    return what, f"{value}: {before} → {after} for {consumer}{way}"
 
 
 def _described(alike: Sequence[Collective]) -> Text:

@@ -136,6 +136,15 @@ def test_a_result_that_is_gathered_is_named():
     assert (only.reason.operand_spec, only.reason.consumer_spec) == ("P('data')", "P()")
 
 
+def test_a_gather_of_more_than_is_needed_names_the_spec_on_the_way(found):
+    (gathered,) = (e for e in found["explicit"].collectives if e.kind == "all-gather")
+    reason = gathered.reason
+    assert (reason.operand_spec, reason.consumer_spec) == ("P('data')", "P(None, 'model')")
+    assert reason.way_spec == "P()" and gathered.bytes == 32 * 16 * 4
+    others = [e.reason for f in found.values() for e in f.collectives if e.reason]
+    assert [each for each in others if each.way_spec] == [reason]
+
+
 def test_groups_that_are_along_no_axis_are_counted():
     mesh = mesh_of(x=8)
 

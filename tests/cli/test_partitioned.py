@@ -27,7 +27,7 @@ def test_cost_has_the_times_of_an_interconnect_and_of_each_device(cli):
     found = cli("cost", *GIVEN, "--compiled", *times)
     assert found.code == 0
     text = re.sub(r"\s+", " ", found.out)
-    assert re.search(r"products at least .*s, collectives at least .*s could overlap", text)
+    assert re.search(r"products at least .*s, collectives at least .*s of it could overlap", text)
     assert "on one h100 with whole arrays: at least" in text
     document = json.loads(cli("cost", *GIVEN, "--compiled", *times, "--json").out)["compiled"]
     assert document["compute_seconds"] > 0
@@ -66,8 +66,8 @@ def test_profile_has_what_collectives_move_at_each_line(cli, folder):
     assert "moved" in found.out and " on 8 devices, " in found.out
     assert "1 all-gather" in found.out and "1 all-gather" in (folder / "time.html").read_text()
     document = json.loads(cli("profile", *GIVEN, "--calls", "2", "--json").out)
-    (moved,) = (each for line in document["lines"] for each in line["moved"])
-    assert moved == {"kind": "all-gather", "bytes": 65536, "count": 1.0}
+    moved = [each for line in document["lines"] for each in line["moved"]]
+    assert {"kind": "all-gather", "bytes": 65536, "count": 1.0} in moved
     assert document["devices"] == 8
     assert document["moved_bytes"] == sum(line["moved_bytes"] for line in document["lines"])
     alone = cli("profile", "sharded.py:alone", "--args", "f32[8]", "--calls", "2")

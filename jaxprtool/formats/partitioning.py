@@ -71,6 +71,12 @@ def partitioned(
             free named axes or symbolic sizes, or if XLA cannot compile it, or writes no modules.
         BackendError: If there are too few devices for its mesh.
     """
+    if program.symbols:
+        names = "=…, ".join(program.symbols)
+        raise UnsupportedError(
+            f"the partitioner needs sizes of {program.name} that are numbers",
+            f'write them in --args, or -p "specialize({names}=…)"',
+        )
     with TemporaryDirectory(prefix="jaxprtool-") as folder:
         options = {**_DUMP, "xla_dump_to": folder}
         first = devices[0] if devices else None

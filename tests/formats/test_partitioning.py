@@ -1,5 +1,7 @@
 """The modules around XLA's partitioner: before it arrays are whole, after it they are split."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxprtool
@@ -36,3 +38,11 @@ def test_collectives_of_the_user_are_there_before_the_partitioner():
 def test_a_program_of_one_device_is_not_partitioned():
     with pytest.raises(UnsupportedError, match="is not partitioned: it is compiled for one device"):
         partitioned(jaxprtool.trace(lambda x: x + 1, floats(8)))
+
+
+def test_sizes_that_are_symbols_are_refused_with_their_names():
+    rows, columns = jax.export.symbolic_shape("m, n")
+    program = jaxprtool.trace(jnp.sin, floats(rows, columns))
+    with pytest.raises(UnsupportedError, match="sizes of sin that are numbers") as refused:
+        partitioned(program)
+    assert '-p "specialize(m=…, n=…)"' in refused.value.hint

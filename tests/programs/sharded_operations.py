@@ -185,6 +185,18 @@ def donated() -> Sharded:
     return Sharded(function, (floats(64, 64),), mesh)
 
 
+def gathered_result() -> Sharded:
+    """Two results of which one is asked for whole."""
+    mesh = mesh_of(data=8)
+    split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+    function = jax.jit(
+        lambda x: {"whole": jnp.tanh(x), "split": x * 2.0},
+        in_shardings=split,
+        out_shardings={"whole": whole, "split": split},
+    )
+    return Sharded(function, (floats(64, 16),), mesh)
+
+
 def random() -> Sharded:
     """Random bits whose array is cut, with typed keys."""
 
@@ -396,8 +408,8 @@ OPERATIONS: dict[str, Callable[[], Sharded]] = {
     for make in (
         cumsum, sort, argmax, top_k, convolution, pooling, gather, embedding, dynamic_slice, roll,
         reverse, concatenation, padding, transposed, fft, cholesky, variance, any_nan, norm_clip,
-        unknown_loop, branches, donated, random, dropout, callback, printed, pmapped, manual_kinds,
-        nested_manual, mixed_axes, ring_loop, spmd_vmap, remat_scan, token_loss, one_hot_experts,
+        unknown_loop, branches, donated, gathered_result, random, dropout, callback, printed,
+        pmapped, manual_kinds, nested_manual, mixed_axes, ring_loop, spmd_vmap, remat_scan, token_loss, one_hot_experts,
         small_integers, custom_gradient,
     )
 }  # fmt: skip

@@ -110,7 +110,8 @@ class _Reader:
 
     def _reason(self, why: Found) -> Reason:
         whole, edge = self._whole, why.edge
-        operand, consumer = whole.value_name(edge.operand), whole.name(edge.consumer)
+        operand = whole.value_name(edge.operand)
+        consumer = whole.reader_name(edge.consumer, edge.position)
         before, needed = whole.spec_text(edge.operand), spec_text(why.needed)
         way = "" if why.way is None else spec_text(why.way)
         return Reason(operand, before, consumer, needed, way)

@@ -209,6 +209,24 @@ class ShardedModule:
             return f"slice of {found.op_name}"
         return self.name(made)
 
+    def reader_name(self, consumer: Instruction, position: int) -> str:
+        """Return the name of an operation; of a tuple, of the result or the loop that it is for.
+
+        Args:
+            consumer: The operation.
+            position: The position of the operand that it reads.
+        """
+        if consumer.opcode != "tuple":
+            return self.name(consumer)
+        if consumer is self.module.entry.root:
+            first = len(consumer.operands) - len(self._result_names)  # tokens come before
+            return self._result_names[position - first] if position >= first else "token"
+        computation = self.module.computations[self._computation_of[consumer.id]]
+        readers = self.users[consumer.id]
+        if consumer is computation.root:
+            readers = self._callers[computation.id]
+        return self.name(readers[0] if readers else consumer)
+
     def is_argument(self, instruction: Instruction) -> bool:
         """Return True for an argument of the program."""
         is_entry = self._computation_of.get(instruction.id) == self.module.entry.id

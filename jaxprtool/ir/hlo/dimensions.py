@@ -41,7 +41,8 @@ def reading(consumer: Instruction, position: int, operand: Shape) -> Reading | N
         operand: The shape of the operand.
 
     Returns:
-        The reading; None for operations on tuples, and for those that call others, as a loop does.
+        The reading; None for an operand that is a tuple, and for operations that call others, as a
+        loop does. A tuple reads each element as it is.
     """
     if consumer.opcode in _WITHOUT or operand.dtype == "tuple":
         return None
@@ -57,9 +58,7 @@ def contracted(consumer: Instruction) -> list[tuple[int, int]]:
     return list(zip(integers(numbers, 1), integers(numbers, 2), strict=True))
 
 
-_WITHOUT = frozenset(
-    {"tuple", "while", "call", "conditional", "opt-barrier", "fusion", "parameter"}
-)
+_WITHOUT = frozenset({"while", "call", "conditional", "opt-barrier", "fusion", "parameter"})
 
 
 def _alike(rank: int, crossing: Iterable[int] = ()) -> Reading:

@@ -12,7 +12,8 @@ from tests.programs.sharded_operations import OPERATIONS
 #: Programs that are compiled in each run of the tests; `sweep` marks the others.
 QUICK = frozenset({
     "cumsum", "sort", "argmax", "convolution", "embedding", "concatenation", "norm_clip",
-    "branches", "callback", "manual_kinds", "nested_manual", "mixed_axes", "remat_scan", "pmapped",
+    "branches", "callback", "gathered_result", "manual_kinds", "nested_manual", "mixed_axes",
+    "remat_scan", "pmapped",
 })  # fmt: skip
 
 
@@ -87,6 +88,7 @@ EXPECTED = {
     "fft": {"all-gather data: convert_element_type P(None, 'data') → P() for fft"},
     "branches": {"all-reduce data: x P('data') → P() for reduce_sum"},
     "donated": {"all-to-all data: x P('data') → P(None, 'data') for mul"},
+    "gathered_result": {"all-gather data: tanh P('data') → P() for result['whole']"},
     "callback": {
         "all-gather data: x P('data') → P() for pure_callback",
         "all-reduce data: pure_callback one device → P() for add",

@@ -80,6 +80,7 @@ def test_a_product_sums_over_pairs_of_dimensions():
     assert contracted(_operation(text).entry.root) == [(2, 1)]
 
 
-def test_a_tuple_is_not_read_dimension_by_dimension():
+def test_a_tuple_is_no_operand_that_has_dimensions_and_reads_its_elements():
     root = _operation("(f32[8]) tuple(f32[8] a)").entry.root
-    assert reading(root, 0, root.shape.parts[0]) is None
+    assert reading(root, 0, root.shape) is None
+    assert reading(root, 0, root.shape.parts[0]) == Reading((0,), frozenset())

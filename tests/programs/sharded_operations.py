@@ -409,7 +409,7 @@ OPERATIONS: dict[str, Callable[[], Sharded]] = {
         cumsum, sort, argmax, top_k, convolution, pooling, gather, embedding, dynamic_slice, roll,
         reverse, concatenation, padding, transposed, fft, cholesky, variance, any_nan, norm_clip,
         unknown_loop, branches, donated, gathered_result, random, dropout, callback, printed,
-        pmapped, manual_kinds, nested_manual, mixed_axes, ring_loop, spmd_vmap, remat_scan, token_loss, one_hot_experts,
-        small_integers, custom_gradient,
+        pmapped, manual_kinds, nested_manual, mixed_axes, ring_loop, spmd_vmap, remat_scan,
+        token_loss, one_hot_experts, small_integers, custom_gradient,
     )
 }  # fmt: skip

@@ -44,10 +44,9 @@ class Edge:
     consumer: Instruction
     position: int = 0
 
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """The numbers of both in the module."""
-        return self.operand.id, self.consumer.id
+    def moved_by(self, kind: str) -> tuple[int, int]:
+        """Return what a collective of a kind is for, as numbers: a sum is for all its operands."""
+        return 0 if kind in REDUCTIONS else self.operand.id, self.consumer.id
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,10 @@ class Reasons:
         fitting = self._fitting(moved)
         if not fitting:
             return None
-        while len(fitting) > 1 and fitting[0].edge.numbers in self._given:
+        while len(fitting) > 1 and fitting[0].edge.moved_by(moved.kind) in self._given:
             fitting.popleft()
         found = fitting[0]
-        self._given.add(found.edge.numbers)
+        self._given.add(found.edge.moved_by(moved.kind))
         return self._named(self._constrained(moved, self._with_way(moved, found)))
 
     @cached_method

@@ -106,6 +106,21 @@ def test_equal_layers_are_told_apart_by_the_arguments_that_they_gather(found):
     ]
 
 
+def test_sums_of_equal_layers_are_of_the_same_operand_in_each():
+    mesh = mesh_of(data=2, model=4)
+
+    def forward(layers, x):
+        for up, down in layers:
+            x = with_sharding_constraint(x + jnp.tanh(x @ up) @ down, P("data"))
+        return x
+
+    specs = [(P(None, "model"), P("model"))] * 3
+    function = under_jit(forward, mesh, specs, P("data"))
+    layers = [(floats(16, 64), floats(64, 16))] * 3
+    found = shardings(Sharded(function, (layers, floats(32, 16)), mesh))
+    assert [each.value.partition(" ")[0] for each in found.collectives] == ["tanh"] * 3
+
+
 def test_a_constraint_is_the_reason_for_a_gather_before_the_operations_that_it_reaches():
     mesh = mesh_of(data=8)
 

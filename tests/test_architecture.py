@@ -22,7 +22,7 @@ PACKAGE = Path(jaxprtool.__file__).parent
 #: A room may import from its own floor only within itself, and from every floor below.
 FLOORS = [
     {"__main__"},
-    {"cli"},
+    {"cli", "testing"},
     {"api", "browse"},
     {"sizes"},
     {"extend", "recording"},

@@ -97,7 +97,6 @@ def record(
     """
     require_until(until, keep)
     where = os.fspath(path).rstrip("/") or "/"
-    folder.new_run(where, overwrite)
     settings = Settings(
         run=os.path.abspath(where),
         start=time.time(),
@@ -107,12 +106,36 @@ def record(
         keep_bytes=keep_bytes,
         until=until,
     )
+    folder.new_run(where, overwrite)
+    try:
+        with _recorded(where, settings) as recording:
+            yield recording
+    finally:
+        finished(where)
+
+
+@contextlib.contextmanager
+def recorded_compilations(path: str) -> Iterator[Recording]:
+    """Record which functions JAX compiles in a `with` block, and why, but not the programs.
+
+    Args:
+        path: A folder, which must be empty.
+    """
+    settings = Settings(run=os.path.abspath(path), start=time.time(), programs=False)
+    folder.new_run(path, overwrite=False)
+    with _recorded(path, settings) as recording:
+        yield recording
+
+
+@contextlib.contextmanager
+def _recorded(where: str, settings: Settings) -> Iterator[Recording]:
+    """Record a `with` block as the settings say, into the folder of a new run."""
     about: dict[str, Any] = {
         "version": 1,
         "command": [] if hasattr(sys, "ps1") else sys.argv,  # an interactive session has no script
         "folder": os.getcwd(),
         "start": settings.start,
-        "calls": calls,
+        "calls": settings.calls,
     }
     folder.write_json(os.path.join(where, folder.RUN), about)
     code = 1
@@ -123,7 +146,6 @@ def record(
     finally:
         ending = {"seconds": time.time() - settings.start, "exit_code": code, "pid": os.getpid()}
         folder.write_json(os.path.join(where, folder.RUN), about | ending)
-        finished(where)
 
 
 def programs(run: Run) -> dict[str, Program]:

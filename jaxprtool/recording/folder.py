@@ -170,6 +170,13 @@ class ProcessFolder:
             while written < len(data):  # a full disk raises at the next attempt
                 written += os.write(self._events, data[written:])
 
+    def close(self) -> None:
+        """Close the file of events. Nothing is appended after this."""
+        with self._lock:
+            if self._events != -1:
+                os.close(self._events)
+                self._events = -1
+
 
 def read_events(path: str) -> list[dict[str, Any]]:
     """Return the events of a process, without one that was cut short."""

@@ -47,6 +47,7 @@ _LOOPS = {"while": "jax.lax.while_loop", "scan": "jax.lax.scan", "cond": "jax.la
 _LOOP_PARAMETERS = ("length", "reverse", "unroll")
 
 if TYPE_CHECKING:
+    from jaxprtool.ir.programs.program import Program
     from jaxprtool.recording.profiled_steps import ProfiledSteps
     from jaxprtool.recording.programs import ConstantsStore
 
@@ -111,6 +112,8 @@ class Recorder:
         if self._steps is not None:
             self._steps.stop()
         self._write({"event": "ended", "time": time.time(), "error": _in_short(error)})
+        self._stopped = True
+        self._folder.close()
 
     def fork(self) -> None:
         """Go on in a folder of its own: this is a child of the process that was recorded."""
@@ -263,7 +266,7 @@ class Recorder:
     def _program(self, lowering: Lowering, function: _Function, site: Site) -> dict[str, Any]:
         """Write a program, and return what is known of it."""
         # Not every script has a program of its own to write, and this import takes long.
-        from jaxprtool.recording.programs import ConstantsStore, equation_count, program_of
+        from jaxprtool.recording.programs import equation_count, program_of
 
         call = lowering.call
         if call is None:
@@ -293,16 +296,25 @@ class Recorder:
                 ]
             ),
         }
+        if self.settings.programs:
+            known |= self._written(program, f"{stem}.jaxpr")
+        return known
+
+    def _written(self, program: Program, file: str) -> dict[str, Any]:
+        """Write a program to a file, and return what is known of the file."""
+        from jaxprtool.recording.programs import ConstantsStore
+
         try:
             if self._constants is None:
                 self._constants = ConstantsStore(self._folder.path, self.settings.constants)
-            self._constants.write(program, f"{stem}.jaxpr")
-            known["file"] = f"{stem}.jaxpr"
+            self._constants.write(program, file)
         except OutputError as error:
             self._stop(error)
         except JaxprToolError as error:
-            known["unwritten"] = str(error)
-        return known
+            return {"unwritten": str(error)}
+        else:
+            return {"file": file}
+        return {}
 
     def _name(self, function: _Function) -> str:
         """Return the name of a function in the run: Python's, with a number if it is taken."""

@@ -24,6 +24,7 @@ class Settings:
         keep_bytes: The most bytes that are kept of one function.
         until: The results that end the script: "nan", or "".
         profile: How many steps of each process to profile; 0 for none.
+        programs: Whether programs are written, and not only what is known of each compilation.
     """
 
     run: str
@@ -34,6 +35,7 @@ class Settings:
     keep_bytes: int = 1 << 32
     until: str = ""
     profile: int = 0
+    programs: bool = True
 
 
 def require_until(until: str, keep: Mapping[str, int]) -> None:

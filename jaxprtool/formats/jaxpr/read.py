@@ -7,6 +7,7 @@ JAX's own type checker checks every equation before the program is returned.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -29,6 +30,9 @@ from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.shapes.bounds import Bound
 from jaxprtool.ir.source.frames import Root
 from jaxprtool.jaxcompat import DebugInfo
+
+#: The entry of the header with the JAX release.
+_RELEASE = re.compile(r"^jax = '([^']*)'\r?$", re.MULTILINE)
 
 _WIDE_TYPES = ("f64", "i64", "u64", "c128")
 
@@ -70,6 +74,17 @@ def _contents(name: str) -> tuple[bytes, tuple[int, int]]:
         raise ProgramFileError(
             f"{name!r}: {said}" if "\0" in name else f"{name}: {said}"
         ) from error
+
+
+def release_of(path: str | os.PathLike[str]) -> str:
+    """Return the JAX release that wrote a file; "" if its header does not say.
+
+    Raises:
+        ProgramFileError: If the file cannot be read.
+    """
+    data, _ = _contents(os.fsdecode(path))
+    found = _RELEASE.search(data.decode(errors="replace"))
+    return found[1] if found else ""
 
 
 def is_program(data: bytes) -> bool:

@@ -66,3 +66,20 @@ def bytes_of(text: str) -> int:
     number, prefix, binary = read.groups()
     unit = (1024 if binary else 1000) ** (" kmgt".index(prefix.lower()) if prefix else 0)
     return int(Decimal(number) * unit)
+
+
+_FLOPS = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d\d?)?)\s*([kmgtp]?)(?:flops?)?", re.IGNORECASE)
+
+
+def flops_of(text: str) -> int:
+    """Return the number of FLOPs in a text: `3 GFLOP`, `1.5e9`.
+
+    Raises:
+        ArgumentsError: If the text is not a number of FLOPs.
+    """
+    read = _FLOPS.fullmatch(text.strip())
+    if read is None:
+        raise ArgumentsError(f"'{text}' is not a number of FLOPs such as 3 GFLOP, 500M or 2e9")
+    number, prefix = read.groups()
+    unit = 1000 ** (" kmgtp".index(prefix.lower()) if prefix else 0)
+    return int(Decimal(number) * unit)

@@ -1,0 +1,262 @@
+"""The assertions of `jaxprtool.testing`: each raises one AssertionError, with the user's lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.diff import diff
+from jaxprtool.api.investigate.budgets import (
+    Measure,
+    Quantity,
+    amount_of,
+    grown_lines,
+    measure,
+)
+from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
+from jaxprtool.ir.basics.dtypes import array_dtypes
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.core.equations import holders
+from jaxprtool.ir.core.traits import primitives_with
+from jaxprtool.ir.programs.donation import donations
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.jaxcompat import DType, Jaxpr, JaxprEqn
+from jaxprtool.loading.trace import function_name
+from jaxprtool.render.reports.diff import diff_text
+from jaxprtool.testing.messages import over_budget
+from jaxprtool.testing.places import current_test
+from jaxprtool.testing.programs import program_of, without_frames
+from jaxprtool.testing.snapshots import earlier
+
+#: pytest leaves the frames of this module out of tracebacks.
+__tracebackhide__ = True
+
+#: The width of differences, in characters.
+_WIDTH = 100
+
+#: The most lines that a failure lists.
+_MOST = 10
+
+
+@without_frames
+def assert_budget(
+    program_or_function: object,
+    /,
+    *args: object,
+    flops: float | str | None = None,
+    peak_bytes: float | str | None = None,
+    equations: int | None = None,
+    compiles: int | None = None,
+    collectives_bytes: float | str | None = None,
+    residual_bytes: float | str | None = None,
+) -> None:
+    """Assert that a program stays within budgets.
+
+    All but `compiles` and `collectives_bytes` are estimates from the jaxpr: they are the same on
+    every machine. If a snapshot of the program is in the test's file, a failure names the lines
+    that grew since.
+
+    Args:
+        program_or_function: A `Program`, or a function.
+        args: The arguments of the function, as `jaxprtool.trace` takes them.
+        flops: The most FLOPs, a number or `"3 GFLOP"`, as `jaxprtool cost` counts them.
+        peak_bytes: The most bytes of memory at once, a number or `"16MiB"`, as in `jaxprtool
+            memory`.
+        equations: The most equations, at every depth.
+        compiles: The most programs that JAX compiles when the function is called with these
+            arguments, which must be values.
+        collectives_bytes: The most bytes that each device sends, as in `jaxprtool shardings`.
+        residual_bytes: The most bytes that the gradient keeps between its passes, as in `jaxprtool
+            residuals`.
+
+    Raises:
+        AssertionError: If a budget is exceeded; with the lines that cost most.
+        ArgumentsError: If no budget is given, or one cannot be read.
+    """
+    given: dict[Quantity, Any] = {
+        "flops": flops,
+        "peak_bytes": peak_bytes,
+        "equations": equations,
+        "residual_bytes": residual_bytes,
+        "collectives_bytes": collectives_bytes,
+        "compiles": compiles,
+    }
+    limits = {q: amount_of(q, value) for q, value in given.items() if value is not None}
+    if not limits:
+        raise ArgumentsError("assert_budget needs a budget", f"write one of {', '.join(given)}")
+    # A function that only compiles need not be traceable: it may be a whole training.
+    traced = limits.keys() - {"compiles"}
+    program = program_of(program_or_function, args) if traced else None
+    call = _call(program_or_function, args) if "compiles" in limits else None
+    found = measure(program, limits, arguments=_placed(args), call=call)
+    over = [each for q, each in found.items() if each.amount > limits[q]]
+    if over:
+        name = function_name(program_or_function) if program is None else program.name
+        raise AssertionError("\n\n".join(_over_budget(name, program, over, limits)))
+
+
+def _over_budget(
+    name: str, program: Program | None, over: list[Measure], limits: Mapping[Quantity, float]
+) -> Iterator[str]:
+    """Yield a text for each amount that is beyond its budget."""
+    since = None if program is None else earlier(program, current_test())
+    for each in over:
+        grown: dict[str, Any] = {}
+        if since is not None and program is not None and each.quantity != "compiles":
+            grown = _grown(*since, program, each.quantity)
+        yield over_budget(name, each, limits[each.quantity], **grown)
+
+
+def _call(function: object, args: tuple[object, ...]) -> Callable[[], object] | None:
+    """Return the call that `compiles` counts in. Raises ArgumentsError for types as arguments."""
+    if isinstance(function, Program) or not callable(function):
+        return None
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+        hint = "give arrays; types are enough for the other budgets"
+        raise ArgumentsError("compiles calls the function, so its arguments must be values", hint)
+    return lambda: function(*args)
+
+
+def _placed(args: tuple[object, ...]) -> list[object]:
+    """Return the flat arguments if some lie on several devices."""
+    leaves = jax.tree.leaves(args)
+    several = (len(leaf.sharding.device_set) > 1 for leaf in leaves if isinstance(leaf, jax.Array))
+    return leaves if any(several) else []
+
+
+def _grown(before: Program, since: str, after: Program, quantity: Quantity) -> dict[str, Any]:
+    try:
+        return {"since": since, "grown": grown_lines(before, after, quantity)}
+    except JaxprToolError:  # the snapshot cannot be measured, as on fewer devices
+        return {}
+
+
+@without_frames
+def assert_no(program_or_function: object, banned: object, /, *args: object) -> None:
+    """Assert that a program has no equation of a primitive, or no value of a dtype.
+
+    Args:
+        program_or_function: A `Program`, or a function.
+        banned: The name of a primitive, `"sort"`, or a dtype, `jnp.float64` or `"f64"`. Bodies of
+            loops, branches and calls are searched too.
+        args: The arguments of the function, as `jaxprtool.trace` takes them.
+
+    Raises:
+        AssertionError: If there is one; with the lines.
+        ArgumentsError: If JAX knows no such primitive or dtype.
+    """
+    wanted = _banned(banned)
+    program = program_of(program_or_function, args)
+    about = program_signature(program)
+    frames, places = frames_now(about.roots), Counter[str]()
+    if not isinstance(wanted, str):
+        values = [*zip(about.jaxpr.invars, about.arguments, strict=True)]
+        values += zip(about.jaxpr.constvars, about.constants, strict=True)
+        has = [value for var, value in values if getattr(var.aval, "dtype", None) == wanted]
+        places.update(f"{value.name}: {value.type}" for value in has)
+    for around in _nested(about.jaxpr):
+        eqn = around[-1]
+        if _is_banned(eqn, wanted):
+            places[f"{frames.line_of(around) or 'unknown line'}: {eqn.primitive.name}"] += 1
+    if places:
+        raise AssertionError(_banned_text(program.name, wanted, places))
+
+
+def _banned(banned: object) -> str | DType:
+    """Return the name of a primitive, or a dtype. Raises ArgumentsError for another object."""
+    if not isinstance(banned, str):
+        try:
+            return np.dtype(banned)  # type: ignore[call-overload,no-any-return]
+        except TypeError:
+            shown = f"an object of type {type(banned).__name__}"
+            raise ArgumentsError(f"expected a primitive or a dtype, not {shown}") from None
+    dtypes = array_dtypes()
+    if banned in dtypes:
+        return dtypes[banned]
+    known = {*jaxcompat.registered_primitives(), *primitives_with(lambda traits: True)}
+    if banned not in known:
+        hint = did_you_mean(banned, [*known, *dtypes])
+        raise ArgumentsError(f"JAX has no primitive or dtype '{banned}'", hint)
+    return banned
+
+
+def _banned_text(name: str, wanted: str | DType, places: Counter[str]) -> str:
+    if isinstance(wanted, str):
+        count = plural(places.total(), f"{wanted} equation")
+    else:
+        count = f"{plural(places.total(), 'value')} of dtype {jaxcompat.short_dtype_name(wanted)}"
+    lines = [f"{name} has {count}:"]
+    for where, times in [*places.items()][:_MOST]:
+        lines.append(f"  {where}" + (f", {times:,} times" if times > 1 else ""))
+    left = len(places) - _MOST
+    return "\n".join([*lines, *([f"  … {left:,} more"] if left > 0 else [])])
+
+
+def _is_banned(eqn: JaxprEqn, wanted: str | DType) -> bool:
+    if isinstance(wanted, str):
+        return bool(eqn.primitive.name == wanted)
+    return any(getattr(var.aval, "dtype", None) == wanted for var in eqn.outvars)
+
+
+def _nested(jaxpr: Jaxpr) -> Iterator[list[JaxprEqn]]:
+    """Yield each equation, preceded by those around it; those of a shared body once."""
+    seen, todo = {jaxpr}, [(jaxpr, list[JaxprEqn]())]
+    while todo:
+        each, around = todo.pop()
+        inside = {id(eqn): held for eqn, held in holders(each)}
+        for eqn in each.eqns:
+            yield [*around, eqn]
+            for _, body in inside.get(id(eqn), ()):
+                if body not in seen:
+                    seen.add(body)
+                    todo.append((body, [*around, eqn]))
+
+
+@without_frames
+def assert_equivalent(p: object, q: object, /, *args: object) -> None:
+    """Assert that two programs compute the same by the same equations.
+
+    Names, source lines, and the order of independent equations do not matter.
+
+    Args:
+        p: A `Program`, or a function.
+        q: The program to compare it with, or a function.
+        args: The arguments of the functions, as `jaxprtool.trace` takes them.
+
+    Raises:
+        AssertionError: If they differ; with the differences, as `jaxprtool diff` shows them.
+    """
+    programs = [each if isinstance(each, Program) else program_of(each, args) for each in (p, q)]
+    found = diff(*programs)
+    if not found.is_equivalent:
+        raise AssertionError(diff_text(found, _WIDTH).plain())
+
+
+@without_frames
+def assert_donated(function: object, /, *args: object) -> None:
+    """Assert that a function donates arguments, and that each one lends its memory to a result.
+
+    Args:
+        function: A function under `jax.jit` with `donate_argnums` or `donate_argnames`, or its
+            `Program`.
+        args: Its arguments, as `jaxprtool.trace` takes them.
+
+    Raises:
+        AssertionError: If no argument is donated, or one cannot be used; with its path and why.
+    """
+    program = program_of(function, args)
+    found = donations(program)
+    if not found.by_result and not found.unused:
+        hint = "jax.jit takes donate_argnums or donate_argnames"
+        raise AssertionError(f"{program.name} donates no argument: {hint}")
+    if found.unused:
+        count = plural(len(found.unused), "donated argument")
+        lines = [f"  {each.argument}, {each.type}: {each.reason}" for each in found.unused]
+        raise AssertionError("\n".join([f"{program.name} cannot use {count}:", *lines]))

@@ -1,0 +1,77 @@
+"""Limit what a block compiles, by what `jaxprtool.record` knows of each compilation."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jaxprtool.api.investigate.budgets import amount_of, compile_measure
+from jaxprtool.api.record import Recording, recorded_compilations
+from jaxprtool.testing.messages import over_budget
+from jaxprtool.testing.programs import without_frames
+
+#: pytest leaves the frames of this module out of tracebacks.
+__tracebackhide__ = True
+
+
+@dataclass(frozen=True, repr=False)
+class CompileLimit:
+    """A `with` block that may compile so many programs.
+
+    Attributes:
+        recording: What is recorded, from the start of the test.
+        at_most: The number of programs.
+        before: The number of programs that the test had compiled before the block.
+    """
+
+    recording: Recording
+    at_most: float
+    before: int
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            found = compile_measure(self.recording.compilations[self.before :])
+            if found.amount > self.at_most:
+                raise AssertionError(over_budget("the block", found, self.at_most))
+
+
+@dataclass(frozen=True, repr=False)
+class CompileCounter:
+    """The fixture `jax_compiles`: it records from the start of a test.
+
+    So the reasons of what a block compiles compare with all that the test has compiled before.
+
+    Attributes:
+        recording: The recording.
+    """
+
+    recording: Recording
+
+    @without_frames
+    def __call__(self, *, at_most: int) -> CompileLimit:
+        """Return a context manager that allows a block to compile so many programs.
+
+        At its end it raises an AssertionError with the reasons if more were compiled.
+
+        Args:
+            at_most: The number of programs. Single operations outside of `jit` do not count, nor
+                does what JAX has compiled before.
+
+        Raises:
+            ArgumentsError: If `at_most` is no number.
+        """
+        return CompileLimit(
+            self.recording, amount_of("compiles", at_most), len(self.recording.compilations)
+        )
+
+
+@contextmanager
+def counting_compiles() -> Iterator[CompileCounter]:
+    """Record what JAX compiles in a `with` block."""
+    with tempfile.TemporaryDirectory() as folder, recorded_compilations(folder) as recording:
+        yield CompileCounter(recording)

@@ -1,0 +1,60 @@
+"""Where the snapshots of a test are: in the folder `__jaxprs__` beside its file.
+
+    tests/test_model.py::test_step      tests/__jaxprs__/test_model/test_step.jaxpr
+
+This module does not import JAX: the pytest plug-in says by it which test runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = "__jaxprs__"
+
+
+@dataclass(frozen=True)
+class TestPlace:
+    """A test that runs.
+
+    Attributes:
+        file: The file of the test.
+        name: The name of the test in the file: `TestModel.test_step[8]`.
+    """
+
+    __test__ = False  # this is no class of tests, whatever its name says to pytest
+
+    file: Path
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the snapshots of all tests of the file."""
+        return self.file.parent / FOLDER / self.file.stem
+
+    def snapshot(self, name: str) -> Path:
+        """Return the file of a snapshot. Characters that not every system allows become `_`."""
+        safe = re.sub(r"[^\w.,=+@\[\]-]+", "_", name)
+        return self.folder / f"{safe}.jaxpr"
+
+
+_current: ContextVar[TestPlace | None] = ContextVar("current", default=None)
+
+
+@contextmanager
+def running(place: TestPlace) -> Iterator[None]:
+    """State which test runs in a `with` block."""
+    token = _current.set(place)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_test() -> TestPlace | None:
+    """Return the test that runs; None without the pytest plug-in."""
+    return _current.get()

@@ -1,0 +1,171 @@
+"""Programs in files beside tests, and what differs from them.
+
+A snapshot says the same as the program if `diff` finds them equivalent: names, lines, and the order
+of independent equations may change. If another JAX release wrote it, both are simplified first, as
+releases spell the same function differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+
+from jaxprtool.analysis.diff import Diff, diff
+from jaxprtool.api.investigate.budgets import Quantity, grown_lines
+from jaxprtool.errors import JaxprToolError, ProgramFileError
+from jaxprtool.formats.jaxpr.read import read, release_of
+from jaxprtool.formats.jaxpr.write import write
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.passes.framework.pipeline import Pipeline
+from jaxprtool.render.reports.diff import diff_text
+from jaxprtool.testing.messages import grown_text
+from jaxprtool.testing.places import TestPlace
+from jaxprtool.testing.programs import program_of, without_frames
+
+#: pytest leaves the frames of this module out of tracebacks.
+__tracebackhide__ = True
+
+_UPDATE = "pytest --jaxpr-update writes the program as it is now"
+
+#: The width of differences, in characters.
+_WIDTH = 100
+
+#: What makes programs of two JAX releases comparable.
+_NORMALISED = "-O1"
+
+#: What may grow with a change, in the order in which it is shown.
+_GROWING: tuple[Quantity, ...] = ("flops", "peak_bytes")
+
+
+@dataclass
+class Snapshots:
+    """The snapshots of a test: the fixture `jaxpr_snapshot`.
+
+    Attributes:
+        test: The test.
+        update: Whether to write the programs that are new or have changed.
+        taken: The names that the test has used.
+    """
+
+    test: TestPlace
+    update: bool
+    taken: set[str] = field(default_factory=set)
+
+    @without_frames
+    def __call__(self, program_or_function: object, *args: object, name: str | None = None) -> None:
+        """Compare a program with its snapshot.
+
+        Args:
+            program_or_function: A `Program`, or a function.
+            args: The arguments of the function, as `jaxprtool.trace` takes them.
+            name: The name of the file; that of the test by default, with a number for each program
+                after the first.
+
+        Raises:
+            AssertionError: If they differ, with the differences, or if there is no snapshot.
+        """
+        program = program_of(program_or_function, args)
+        path = self.test.snapshot(self._name() if name is None else name)
+        if self.update:
+            _updated(program, path)
+        elif failure := difference(program, path):
+            raise AssertionError(f"{failure}\n{_UPDATE}")
+
+    def _name(self) -> str:
+        name, number = self.test.name, 1
+        while name in self.taken:
+            number += 1
+            name = f"{self.test.name}-{number}"
+        self.taken.add(name)
+        return name
+
+
+def difference(program: Program, path: Path) -> str:
+    """Return how a program differs from a snapshot, as text; "" if it does not."""
+    if not path.exists():
+        return f"{program.name} has no snapshot {_shown(path)}"
+    release = release_of(path)
+    is_other = release != jax.__version__
+    try:
+        before = read(path)
+    except ProgramFileError as error:
+        wrote = f", which JAX {release} wrote" if is_other else ""
+        return f"the snapshot{wrote} cannot be read: {error.message}"
+    found = _compared(before, program, is_other)
+    changes = [*_donation_changes(before, program)]
+    if found.is_equivalent and not changes:
+        return ""
+    by = f", which JAX {release} wrote, and this is {jax.__version__}" if is_other else ""
+    lines = [f"{program.name} differs from the snapshot {_shown(path)}{by}", *changes]
+    if not found.is_equivalent:
+        lines += ["", diff_text(found, _WIDTH).plain(), *_growth(before, program)]
+    return "\n".join(lines)
+
+
+def _compared(before: Program, after: Program, is_other_release: bool) -> Diff:
+    found = diff(before, after)
+    if found.is_equivalent or not is_other_release:
+        return found
+    normal = Pipeline.parse(_NORMALISED)
+    simplified = [each for p in (before, after) if isinstance(each := normal(p), Program)]
+    return diff(*simplified)
+
+
+def _donation_changes(before: Program, after: Program) -> Iterator[str]:
+    """Yield a sentence for each argument that is no longer donated, or is donated now."""
+    old, new = _donated(before), _donated(after)
+    yield from (f"{name} is no longer donated" for name in before.arg_names if name in old - new)
+    yield from (f"{name} is donated now" for name in after.arg_names if name in new - old)
+
+
+def _donated(program: Program) -> set[str]:
+    if program.jit is None:
+        return set()
+    options = program.jit.of_arguments(program.arguments)
+    return {option.name for option in options if option.donated}
+
+
+def _growth(before: Program, after: Program) -> Iterator[str]:
+    """Yield the lines whose cost grew."""
+    for quantity in _GROWING:
+        try:
+            grown = grown_lines(before, after, quantity)
+        except JaxprToolError:  # sizes are symbolic: the differences say what changed
+            continue
+        if grown:
+            yield ""
+            yield from grown_text(quantity, "the snapshot", grown)
+
+
+def _updated(program: Program, path: Path) -> None:
+    """Write a program that differs from its snapshot, or whose snapshot has another release."""
+    if path.exists() and release_of(path) == jax.__version__ and not difference(program, path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(program, path, callbacks="stub")
+
+
+def earlier(program: Program, test: TestPlace | None) -> tuple[Program, str] | None:
+    """Return the snapshot of a program among those of its test's file, and its name.
+
+    It is one of a program of the same name with arguments of the same types; that of the test
+    itself comes first.
+    """
+    if test is None or not test.folder.is_dir():
+        return None
+    own = test.snapshot(test.name)
+    for path in sorted(test.folder.glob("*.jaxpr"), key=lambda each: (each != own, each)):
+        try:
+            found = read(path)
+        except ProgramFileError:  # its own test says so
+            continue
+        if (found.name, found.in_avals) == (program.name, program.in_avals):
+            return found, f"the snapshot {_shown(path)}"
+    return None
+
+
+def _shown(path: Path) -> str:
+    return f"{path.parent.parent.name}/{path.parent.name}/{path.name}"

@@ -83,7 +83,7 @@ INNER_FLOORS = {
     "passes": "loops patterns reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents",
     "execute": "checked verify bench profile|compare watch|nans|stepping|running sandbox",
-    "api": "notebook|methods program record|functions|investigate|targets",
+    "api": "notebook|methods program|functions|investigate|record targets",
 }
 
 

@@ -1,8 +1,8 @@
 """Programs in files beside tests, and what differs from them.
 
 A snapshot says the same as the program if `diff` finds them equivalent: names, lines, and the order
-of independent equations may change. If another JAX release wrote it, both are simplified first, as
-releases spell the same function differently.
+of independent equations may change. A snapshot of another JAX release is compared by its meaning
+(`releases`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import jax
 
-from jaxprtool.analysis.diff import Diff, diff
+from jaxprtool.analysis.diff import diff
 from jaxprtool.api.investigate.budgets import Quantity, grown_lines
-from jaxprtool.errors import JaxprToolError, ProgramFileError
+from jaxprtool.errors import ArgumentsError, JaxprToolError, ProgramFileError
 from jaxprtool.formats.jaxpr.read import read, release_of
 from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.programs.program import Program
-from jaxprtool.passes.framework.pipeline import Pipeline
 from jaxprtool.render.reports.diff import diff_text
 from jaxprtool.testing.messages import grown_text
 from jaxprtool.testing.places import TestPlace
 from jaxprtool.testing.programs import program_of, without_frames
+from jaxprtool.testing.releases import means_the_same
 
 #: pytest leaves the frames of this module out of tracebacks.
 __tracebackhide__ = True
@@ -32,9 +32,6 @@ _UPDATE = "pytest --jaxpr-update writes the program as it is now"
 
 #: The width of differences, in characters.
 _WIDTH = 100
-
-#: What makes programs of two JAX releases comparable.
-_NORMALISED = "-O1"
 
 #: What may grow with a change, in the order in which it is shown.
 _GROWING: tuple[Quantity, ...] = ("flops", "peak_bytes")
@@ -47,12 +44,12 @@ class Snapshots:
     Attributes:
         test: The test.
         update: Whether to write the programs that are new or have changed.
-        taken: The names that the test has used.
+        taken: The files of its programs so far.
     """
 
     test: TestPlace
     update: bool
-    taken: set[str] = field(default_factory=set)
+    taken: set[Path] = field(default_factory=set)
 
     @without_frames
     def __call__(self, program_or_function: object, *args: object, name: str | None = None) -> None:
@@ -66,21 +63,26 @@ class Snapshots:
 
         Raises:
             AssertionError: If they differ, with the differences, or if there is no snapshot.
+            ArgumentsError: If another program of the test has this name.
         """
         program = program_of(program_or_function, args)
-        path = self.test.snapshot(self._name() if name is None else name)
+        path = self._path(name)
         if self.update:
             _updated(program, path)
         elif failure := difference(program, path):
             raise AssertionError(f"{failure}\n{_UPDATE}")
 
-    def _name(self) -> str:
-        name, number = self.test.name, 1
-        while name in self.taken:
+    def _path(self, name: str | None) -> Path:
+        """Return the file of the next program of the test."""
+        path = self.test.snapshot(self.test.name if name is None else name)
+        number = 1
+        while name is None and path in self.taken:
             number += 1
-            name = f"{self.test.name}-{number}"
-        self.taken.add(name)
-        return name
+            path = self.test.snapshot(f"{self.test.name}-{number}")
+        if path in self.taken:
+            raise ArgumentsError(f"two programs of {self.test.name} have the name '{name}'")
+        self.taken.add(path)
+        return path
 
 
 def difference(program: Program, path: Path) -> str:
@@ -94,24 +96,16 @@ def difference(program: Program, path: Path) -> str:
     except ProgramFileError as error:
         wrote = f", which JAX {release} wrote" if is_other else ""
         return f"the snapshot{wrote} cannot be read: {error.message}"
-    found = _compared(before, program, is_other)
+    found = diff(before, program)
+    is_same = found.is_equivalent or (is_other and means_the_same(before, program))
     changes = [*_donation_changes(before, program)]
-    if found.is_equivalent and not changes:
+    if is_same and not changes:
         return ""
     by = f", which JAX {release} wrote, and this is {jax.__version__}" if is_other else ""
     lines = [f"{program.name} differs from the snapshot {_shown(path)}{by}", *changes]
-    if not found.is_equivalent:
+    if not is_same:
         lines += ["", diff_text(found, _WIDTH).plain(), *_growth(before, program)]
     return "\n".join(lines)
-
-
-def _compared(before: Program, after: Program, is_other_release: bool) -> Diff:
-    found = diff(before, after)
-    if found.is_equivalent or not is_other_release:
-        return found
-    normal = Pipeline.parse(_NORMALISED)
-    simplified = [each for p in (before, after) if isinstance(each := normal(p), Program)]
-    return diff(*simplified)
 
 
 def _donation_changes(before: Program, after: Program) -> Iterator[str]:

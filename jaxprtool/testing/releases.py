@@ -1,0 +1,84 @@
+"""Compare programs that two JAX releases traced, which spell the same function differently.
+
+Both are simplified, and newer primitives are replaced by older ones. If they still differ, as by
+another formula for a derivative, they are run on the same random inputs, unless that takes much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jax import lax
+
+from jaxprtool import jaxcompat
+from jaxprtool.analysis.diff import Diff, diff
+from jaxprtool.api.investigate.budgets import Quantity, measure
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.execute.verify import random_runs
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.rewriting.high import lower_hijax
+from jaxprtool.ir.rewriting.rewrite import RewriteRule, Writer, map_equations, rewrite
+from jaxprtool.jaxcompat import Atom, JaxprEqn
+from jaxprtool.passes.framework.pipeline import Pipeline
+
+_SIMPLER = "-O1"
+
+#: What two programs may take to be run by a test.
+_LIMITS: dict[Quantity, float] = {"flops": 1e10, "peak_bytes": 1 << 30}
+
+
+def means_the_same(before: Program, after: Program) -> bool:
+    """Return True if programs that two JAX releases traced are known to say the same."""
+    return _simplified_diff(before, after).is_equivalent or _same_results(before, after)
+
+
+def _simplified_diff(before: Program, after: Program) -> Diff:
+    simpler = Pipeline.parse(_SIMPLER)
+    programs = (simpler(_in_older_words(each)) for each in (before, after))
+    return diff(*(each for each in programs if isinstance(each, Program)))
+
+
+def _in_older_words(program: Program) -> Program:
+    """Return a program without primitives that older releases lack or trace to others."""
+
+    def lowered(eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
+        if eqn.primitive.name != jaxcompat.CALL_HIGH:
+            return None
+        try:
+            return [lower_hijax(eqn)]
+        except JaxprToolError:  # it has no older form: the differences show it as it is
+            return None
+
+    jaxpr = map_equations(program.jaxpr, lowered)
+    return program.replace(jaxpr=rewrite(jaxpr, _without_unstack))
+
+
+def _without_unstack(writer: Writer) -> RewriteRule:
+    def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+        if eqn.primitive.name != "unstack":
+            return None
+        return writer.trace(_rows(eqn.params["axis"]), eqn.invars, eqn)
+
+    return rule
+
+
+def _rows(axis: int) -> Callable[..., list[object]]:
+    """Return a function that slices an array along an axis, as indexing by a number does."""
+
+    def rows(array: jaxcompat.Aval) -> list[object]:
+        parts = (lax.slice_in_dim(array, i, i + 1, axis=axis) for i in range(array.shape[axis]))
+        return [lax.squeeze(part, (axis,)) for part in parts]
+
+    return rows
+
+
+def _same_results(before: Program, after: Program) -> bool:
+    """Return True if two small programs have been run, and give the same finite results."""
+    try:
+        for program in (before, after):
+            found = measure(program, _LIMITS)
+            if any(found[quantity].amount > most for quantity, most in _LIMITS.items()):
+                return False
+        return not random_runs(before, {}).compare(after).unproven()
+    except JaxprToolError:  # they differ, or cannot be run here: then their differences are shown
+        return False

@@ -244,8 +244,8 @@ def assert_donated(function: object, /, *args: object) -> None:
     """Assert that a function donates arguments, and that each one lends its memory to a result.
 
     Args:
-        function: A function under `jax.jit` with `donate_argnums` or `donate_argnames`, or its
-            `Program`.
+        function: A function under `jax.jit`, `nnx.jit` or `eqx.filter_jit` that donates arguments,
+            or the `Program` of a function under `jax.jit`.
         args: Its arguments, as `jaxprtool.trace` takes them.
 
     Raises:

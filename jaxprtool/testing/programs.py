@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from jaxprtool.errors import ArgumentsError, JaxprToolError
+from jaxprtool.ir.programs.donation import with_donation_of_call
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.loading.trace import trace
 
@@ -31,7 +32,7 @@ def program_of(program_or_function: object, args: Sequence[object]) -> Program:
     if not callable(program_or_function):
         kind = type(program_or_function).__name__
         raise ArgumentsError(f"expected a Program or a function, not an object of type {kind}")
-    return trace(program_or_function, *args)
+    return with_donation_of_call(trace(program_or_function, *args))
 
 
 def without_frames(function: Callable[P, R]) -> Callable[P, R]:

@@ -94,7 +94,7 @@ def difference(program: Program, path: Path) -> str:
     try:
         before = read(path)
     except ProgramFileError as error:
-        wrote = f", which JAX {release} wrote" if is_other else ""
+        wrote = f", which JAX {release} wrote," if is_other else ""
         return f"the snapshot{wrote} cannot be read: {error.message}"
     found = diff(before, program)
     is_same = found.is_equivalent or (is_other and means_the_same(before, program))

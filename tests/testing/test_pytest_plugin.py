@@ -1,5 +1,6 @@
 """The plug-in in runs of pytest: fixtures, the option, tracebacks, and what it costs to load."""
 
+import subprocess
 import sys
 from importlib.metadata import entry_points
 
@@ -68,14 +69,14 @@ def test_fixtures_and_assertions_in_a_run(pytester, run):
     assert "loss has 3 equations, but the budget is 1 equation" in text
     assert "got an unexpected keyword argument 'equatoins'" in text
     assert "the block compiled 1 program, but the budget is 0 programs" in text
-    assert "x: f32[3] → f32[4] at test_model.py:25" in text
+    assert "x: f32[3] → f32[4] at test_model.py:23" in text
     assert "KeyError: 'mine'" in text
     # Failures show the test, and no frames of ours or of the standard library.
     places = [each for each in result.stdout.lines if ": AssertionError" in each]
     assert places == [
         "test_model.py:9: AssertionError",
         "test_model.py:12: AssertionError",
-        "test_model.py:21: AssertionError",
+        "test_model.py:22: AssertionError",
     ]
     assert "contextlib" not in text and "assertions.py" not in text
 
@@ -99,8 +100,6 @@ def test_pytest_finds_the_plugin_and_jaxprtool_does_not_need_pytest():
     (point,) = (each for each in entry_points(group="pytest11") if each.name == "jaxprtool")
     assert point.value == "jaxprtool.testing.pytest_plugin"
     code = "import sys; sys.modules['pytest'] = None; from jaxprtool.testing import *; "
-    import subprocess
-
     subprocess.run([sys.executable, "-c", code + "assert_no(abs, 'sin', 1.0)"], check=True)
 
 

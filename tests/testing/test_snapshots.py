@@ -59,16 +59,15 @@ def test_a_program_without_a_snapshot_fails_and_an_update_writes_it(place):
     assert "--jaxpr-update" in text
     written(place, loss, W, X)
     Snapshots(place, update=False)(loss, W, X)
-    assert jaxprtool.equivalent(
-        jaxprtool.read(place.snapshot("test_loss")), jaxprtool.trace(loss, W, X)
-    )
+    read = jaxprtool.read(place.snapshot("test_loss"))
+    assert jaxprtool.equivalent(read, jaxprtool.trace(loss, W, X))
 
 
 def test_a_program_that_changed_fails_with_the_differences_and_the_lines_that_grew(place):
     written(place, loss, W, X)
     text = failure(place, jaxprtool.trace(with_sine, W, X))
     assert "differs from the snapshot __jaxprs__/test_model/test_loss.jaxpr\n" in text
-    assert "tanh → sin" in text and "+ " in text
+    assert "= tanh " in text and "= sin " in text
     assert f"test_snapshots.py:{line('# grew')}" in text.partition("FLOPs grew since")[2]
 
 
@@ -135,7 +134,7 @@ def test_a_snapshot_of_another_release_is_compared_by_its_meaning(place):
     assert not jaxprtool.diff(jaxprtool.trace(jax.grad(loss), W, X), other).is_equivalent
     Snapshots(place, update=False)(other)
     text = failure(place, jax.grad(with_sine), W, X)
-    assert f", which JAX 0.9.9 wrote, and this is {jax.__version__}" in text and "~ " in text
+    assert f", which JAX 0.9.9 wrote, and this is {jax.__version__}" in text and "= sin " in text
 
 
 def test_a_snapshot_of_another_release_is_written_anew(place):

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from jaxprtool.ir.basics.documents import document
 from jaxprtool.ir.basics.paths import path_steps
+from jaxprtool.ir.core.equations import donations as donated_operands
 from jaxprtool.ir.dataflow.slicing import live_part
+from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.program_signature import NamedValue, ProgramSignature, program_signature
-from jaxprtool.jaxcompat import AnyJaxpr
+from jaxprtool.jaxcompat import AnyJaxpr, open_jaxpr
 
 
 @document()
@@ -88,6 +90,22 @@ def _paired(about: ProgramSignature, donated: Sequence[int]) -> dict[int, int]:
             if fitting:
                 found[position] = fitting.pop(0)
     return found
+
+
+def with_donation_of_call(program: Program) -> Program:
+    """Return a program that donates what the one call that it consists of donates.
+
+    `nnx.jit` and `eqx.filter_jit` give such a program: the call of their inner `jax.jit`.
+    """
+    jaxpr = open_jaxpr(program.jaxpr)
+    if program.jit is not None or len(jaxpr.eqns) != 1:
+        return program
+    donated = {var for var, _ in donated_operands(jaxpr.eqns)}
+    positions = [i for i, var in enumerate(jaxpr.invars) if var in donated]
+    if not positions:
+        return program
+    options = JitOptions(keep_unused=bool(jaxpr.eqns[0].params["keep_unused"]))
+    return program.replace(jit=options.donating(program.arguments, positions))
 
 
 def donation_notes(name: str, unused: Sequence[UnusedDonation]) -> Iterator[str]:

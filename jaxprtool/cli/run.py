@@ -91,7 +91,7 @@ def run(
     session.start(not no_cache)
     shows = launch.joined(place, session)
     from jaxprtool.execute import checked
-    from jaxprtool.execute.running import run
+    from jaxprtool.execute.running import cluster, run
     from jaxprtool.render.reports import runs
 
     checked.require_checks(check or ())
@@ -117,6 +117,7 @@ def run(
             if check:
                 session.on_progress(f"checking the values of {report.name}")
                 found = checked.findings(program, arguments, check, prepared.device)
+        cluster.wait_for_all()  # a run that fails in another process has no results
         if save:
             save_results({out.name: out.value for out in report.outputs}, save, file, shows)
     prepared.note_random(session.target)

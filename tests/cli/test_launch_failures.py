@@ -17,6 +17,8 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxlib.cpu import _lapack
 
 ELEMENTS = 1 << 28  # 1 GiB
 
@@ -55,6 +57,16 @@ def limited_in_one(x):
 def unknown_target(x):
     note("pid")
     return jax.ffi.ffi_call("no_such_target", jax.ShapeDtypeStruct((), jnp.float32))(x)
+
+
+def target_of_one(x):
+    note("pid")
+    if jax.process_index() == 0:
+        _lapack.initialize()
+        cholesky = _lapack.registrations()["lapack_spotrf_ffi"]
+        jax.ffi.register_ffi_target("target_of_one", cholesky, platform="cpu")
+    results = jax.ShapeDtypeStruct((1, 1), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.ffi.ffi_call("target_of_one", results)(x[None, None], uplo=np.uint8(ord("L")))
 
 
 def disk_full(x):
@@ -122,7 +134,13 @@ def assert_one_line(err, line):
             "limited_in_all failed while it ran: RESOURCE_EXHAUSTED",
             marks=pytest.mark.sweep,
         ),
-        ("unknown_target", "unknown_target cannot be compiled: NOT_FOUND: No FFI handler"),
+        # Process 0 runs it without process 1, and must not save its results.
+        ("target_of_one", "process 1: target_of_one cannot be compiled: NOT_FOUND: No FFI handler"),
+        pytest.param(
+            "unknown_target",
+            "unknown_target cannot be compiled: NOT_FOUND: No FFI handler",
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
 def test_a_program_that_does_not_compile_or_fit_into_memory_ends_all(
@@ -132,7 +150,7 @@ def test_a_program_that_does_not_compile_or_fit_into_memory_ends_all(
     assert result.code == 2
     assert_one_line(result.err, message)
     assert_ended_soon(programs)
-    assert left(programs) == []
+    assert left(programs) == [] and "result" not in result.out
 
 
 def test_devices_that_do_not_start_are_one_line(cli, programs, monkeypatch):

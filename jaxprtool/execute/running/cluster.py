@@ -99,6 +99,17 @@ def _together() -> Iterator[None]:
         raise BackendError(f"another process of the cluster has ended: {text}") from error
 
 
+def wait_for_all() -> None:
+    """Wait until all processes of the cluster have called this.
+
+    Raises:
+        BackendError: If one has ended instead.
+    """
+    if jax.process_count() > 1:
+        with _together():
+            multihost_utils.process_allgather(np.int32(0))
+
+
 def whole(array: Any) -> Any:
     """Return an array with all of its shards; all processes of the cluster must call this."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:

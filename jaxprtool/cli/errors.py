@@ -24,12 +24,26 @@ from typing import Any, TypeGuard
 import typer
 
 from jaxprtool.cli import output
-from jaxprtool.errors import JaxprToolError, OutputError, UserFunctionError, user_frames
+from jaxprtool.errors import (
+    JaxprToolError,
+    OutOfMemoryError,
+    OutputError,
+    UserFunctionError,
+    user_frames,
+)
 
 INTERNAL, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
 #: The number of frames shown at either end of a deep call stack.
 FRAMES = 8
+
+#: What an error that does not say how much memory was needed leaves to do.
+_LIMITS = "give the process more memory or threads: `ulimit -a` lists its limits"
+
+#: What Python, JAX and the loader of libraries say when the system gives no more memory.
+_MEMORY = re.compile(
+    r"RESOURCE_EXHAUSTED|[Cc]annot allocate memory|failed to map segment|can't start new thread"
+)
 
 #: Click's ClickException and UsageError, taken from Typer, which may bundle its own click.
 _USAGE_ERROR: Any = typer.BadParameter.__bases__[0]
@@ -83,11 +97,19 @@ def _report(error: Exception, show_traceback: bool) -> int:
             message[:1].lower() + message[1:], f"run `{path} --help` for its arguments and options"
         )
         return 2
+    if _is_of_memory(error):
+        output.error(f"out of memory: {_one_line(str(error)) or type(error).__name__}", _LIMITS)
+        return OutOfMemoryError.exit_code
     output.error(
         f"internal error: {type(error).__name__}: {_one_line(str(error))}",
         None if show_traceback else "report it with the output of --traceback",
     )
     return INTERNAL
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Return True if an error, of whatever library, says that memory or threads are used up."""
+    return isinstance(error, MemoryError) or bool(_MEMORY.search(str(error)))
 
 
 def _show_frames(error: UserFunctionError) -> None:

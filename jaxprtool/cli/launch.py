@@ -41,6 +41,9 @@ command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line")
 #: Messages of gloo, which several threads may print at the same time.
 _GLOO = re.compile(rb"\[Gloo\] Rank |\d+ is connected to \d+ peer ranks")
 
+#: What libraries print when the system gives no more memory or threads.
+_LIMIT = re.compile(r"bad_alloc|pthread_create|cannot allocate ", re.IGNORECASE)
+
 _PROCESSES = Panel("Processes and machines")
 
 Launch = Annotated[
@@ -246,21 +249,30 @@ def _reported(
     name = f"process {names.get(failure.process, failure.process)}"
     if failure.signal is not None and failure.signal != signal.SIGABRT:
         known = signal.Signals(failure.signal).name
-        output.error(f"{name} was killed by signal {failure.signal} ({known})")
+        output.error(f"{name} was killed by signal {failure.signal} ({known})", _hint(failure))
         return 128 + failure.signal
     said = [line for line in failure.said if line.strip()]
     if failure.signal is not None or not said:
         how = f"exit code {failure.status}" if failure.signal is None else "aborted by XLA"
-        output.error(f"{name} failed: {' '.join(said[:1]) or how}")
+        output.error(f"{name} failed: {' '.join(said[:1]) or how}", _hint(failure))
         return 128 + failure.signal if failure.signal else failure.status or 1
     first = said[0].removeprefix("error: ")
     if said[0] == first and first != "interrupted":
-        output.error(f"{name} failed: {first}")  # a line of a library's
+        output.error(f"{name} failed: {first}", _hint(failure))  # a line of a library's
     else:
         output.error(f"{name}: {first}" if launched and said[0] != first else first)
     for line in said[1:]:
         output.say(line)
     return failure.status or 1
+
+
+def _hint(failure: Failure) -> str | None:
+    """Return what may have ended a process that could not report it itself."""
+    if failure.signal == signal.SIGKILL:
+        return "Linux kills processes when its memory or that of a container is full: see `dmesg`"
+    if any(map(_LIMIT.search, failure.said)):
+        return "the process reached a limit of memory or threads: see `ulimit -a`"
+    return None
 
 
 def _without(option: str, arguments: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Each mistake a user can make is one `error:` line, perhaps a hint, and the right exit code."""
 
+import errno
 import os
 
 import pytest
@@ -139,6 +140,25 @@ def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(cli, monkeypatch)
     assert result.code == 70
     assert result.lines[-2] == "error: internal error: KeyError: 'lost\\nit'"
     assert result.lines[-1] == "hint: report it with the output of --traceback"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "MemoryError"),
+        (ImportError("/lib/x.so: failed to map segment"), "/lib/x.so: failed to map segment"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "[Errno 12] Cannot allocate memory"),
+    ],
+)
+def test_memory_that_is_used_up_is_no_fault_of_our_own(cli, monkeypatch, error, message):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("jaxprtool.render.terminal.listing.listing", fail)
+    result = cli("show", DOUBLE)
+    assert result.code == 2 and result.lines[-2] == f"error: out of memory: {message}"
+    assert result.lines[-1].startswith("hint: give the process more memory or threads")
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (BrokenPipeError, 141)])

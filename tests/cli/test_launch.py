@@ -165,7 +165,8 @@ def test_a_process_that_is_killed_ends_the_run_and_is_named(cli, programs):
     start = time.monotonic()
     result = cli("run", "programs.py:killed", "--args", "1.0", "--launch", "2", "--save", "out.npz")
     assert result.code == 137
-    assert result.err.endswith("error: process 1 was killed by signal 9 (SIGKILL)\n")
+    assert "error: process 1 was killed by signal 9 (SIGKILL)\nhint: " in result.err
+    assert "memory" in result.err.splitlines()[-1]
     assert time.monotonic() - start < 40  # the functions sleep for a minute
     assert not list(programs.glob("*.npz"))
 

@@ -10,7 +10,7 @@ a dimension, as a sum or a sort does, it needs values of other devices whatever 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -226,8 +226,12 @@ class Reasons:
         shape = self._whole.result_for(edge.consumer, edge.position)
         # The sum may be cut as the result is, or not yet.
         whole = tuple(specs.axes & _axes(specs.after))
-        sizes = [self._local(shape, specs.after, along).bytes for along in ((), whole)]
-        misfit = (0 if moved.shape.bytes in sizes else 1) + (0 if specs.axes <= summed else 2)
+        made = [self._local(shape, specs.after, along) for along in ((), whole)]
+        misfit = 0 if moved.shape.sizes in [each.sizes for each in made] else 1
+        misfit += 0 if moved.shape.bytes in [each.bytes for each in made] else 2
+        misfit += 0 if specs.axes <= summed else 4
+        if contracted(edge.consumer) and not specs.mixed <= self._summed_alike(edge, specs.before):
+            misfit += 1  # of a product that adds up parts, both operands are cut alike
         return Found(edge, specs.after, False, misfit)
 
     def _gathered(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
@@ -378,12 +382,19 @@ class _Specs:
             for i, target in enumerate(self.how.dimensions)
             if target is not None and i not in self.how.crossing
         }
-        used = _axes(told.values())  # an axis cuts one dimension
-        for i, entry in enumerate(self.before):
-            gone = self._moving(i) if without_cut else set()
-            rest = (axis for axis in entry if axis not in gone and _axis(axis) not in used)
-            told.setdefault(i, tuple(rest))
+        free = {i: entry for i, entry in enumerate(self.before) if i not in told}
+        if without_cut:  # each device keeps its part along other axes, and adds up or cuts after
+            free = {i: self._without(entry, self.axes) for i, entry in free.items()}
+            told = {i: self._without(entry, _axes(free.values())) for i, entry in told.items()}
+        else:
+            free = {i: self._without(entry, _axes(told.values())) for i, entry in free.items()}
+        told |= free
         return tuple(told[i] for i in range(len(told)))
+
+    @staticmethod
+    def _without(entry: Sequence[str], axes: Collection[str]) -> tuple[str, ...]:
+        """Return an entry of a spec without axes: an axis cuts one dimension only."""
+        return tuple(each for each in entry if _axis(each) not in axes)
 
     def _moving(self, dimension: int) -> set[str]:
         return {each for each in self.before[dimension] if _axis(each) in self.axes}

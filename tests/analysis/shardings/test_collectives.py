@@ -121,6 +121,22 @@ def test_sums_of_equal_layers_are_of_the_same_operand_in_each():
     assert [each.value.partition(" ")[0] for each in found.collectives] == ["tanh"] * 3
 
 
+def test_the_sum_of_a_gradient_is_not_taken_for_one_of_the_same_size():
+    """The product with the weights has the bytes of their gradient, and an operand cut alike."""
+    mesh = mesh_of(fsdp=4, tensor=2)
+
+    def loss(weights, x):
+        hidden = with_sharding_constraint(x, P("fsdp", "tensor"))
+        return jnp.square(with_sharding_constraint(hidden @ weights, P("fsdp"))).mean()
+
+    function = under_jit(jax.grad(loss, (1, 0)), mesh, P("tensor", "fsdp"), P("fsdp", "tensor"))
+    made = Sharded(function, (floats(128, 64), floats(256, 128)), mesh)
+    summed = [e for e in shardings(made).collectives if e.kind == "all-reduce"]
+    (gradient,) = (e for e in summed if e.axes == ("fsdp",))
+    assert gradient.bytes == 64 * 64 * 4
+    assert gradient.reason.operand_spec in ("P('fsdp')", "P('fsdp', 'tensor')")
+
+
 def test_a_constraint_is_the_reason_for_a_gather_before_the_operations_that_it_reaches():
     mesh = mesh_of(data=8)
 

@@ -70,9 +70,11 @@ def grown_text(quantity: Quantity, since: str, grown: Sequence[Growth]) -> list[
         return [f"no line grew since {since}"]
     rows = []
     for each in grown[:_MOST]:
-        before, after = (amount_text(quantity, n) for n in (each.before, each.after))
-        more = amount_text(quantity, each.after - each.before)
-        rows.append((each.where or "no line", f"+{more}", f"{before} → {after}"))
+        more, before, after = (
+            amount_text(quantity, n) for n in (each.after - each.before, each.before, each.after)
+        )
+        change = f"{before} → {after}" if each.before else "new"
+        rows.append((each.where or "no line", f"+{more}", change))
     left = len(grown) - _MOST
     rest = [f"  … {plural(left, 'more line')}"] if left > 0 else []
     return [f"{_OF[quantity]} grew since {since}:", *_table(rows), *rest]

@@ -37,7 +37,7 @@ _WIDTH = 100
 _GROWING: tuple[Quantity, ...] = ("flops", "peak_bytes")
 
 
-@dataclass
+@dataclass(repr=False)
 class Snapshots:
     """The snapshots of a test: the fixture `jaxpr_snapshot`.
 

@@ -55,6 +55,7 @@ def folder(place, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # for the pytest of these tests alone
     environment, path = dict(os.environ), list(sys.path)
     yield place
     sys.path[:] = path

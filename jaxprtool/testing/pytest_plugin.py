@@ -26,11 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Any:
+@pytest.hookimpl(hookwrapper=True)  # the form that pytest 7 knows too
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """State which test runs, so that assertions find its snapshots."""
     with running(_place(item)):
-        return (yield)
+        yield
 
 
 @pytest.fixture
@@ -60,9 +60,4 @@ def jax_compiles() -> Iterator[CompileCounter]:
 
 def _place(item: Any) -> TestPlace:
     """Return the place of a test: its file, and its name with those of its classes."""
-    names = [node.name for node in item.listchain() if not isinstance(node, _FILES)]
-    return TestPlace(Path(item.path), ".".join(names))
-
-
-#: What contains the classes and functions of tests.
-_FILES = (pytest.Session, pytest.Directory, pytest.File)
+    return TestPlace(Path(item.path), ".".join(item.nodeid.split("::")[1:]))

@@ -27,12 +27,8 @@ _SIMPLER = "-O1"
 _LIMITS: dict[Quantity, float] = {"flops": 1e10, "peak_bytes": 1 << 30}
 
 
-def means_the_same(before: Program, after: Program) -> bool:
-    """Return True if programs that two JAX releases traced are known to say the same."""
-    return _simplified_diff(before, after).is_equivalent or _same_results(before, after)
-
-
-def _simplified_diff(before: Program, after: Program) -> Diff:
+def simplified_diff(before: Program, after: Program) -> Diff:
+    """Return the differences of two programs that do not only come from how a release traces."""
     simpler = Pipeline.parse(_SIMPLER)
     programs = (simpler(_in_older_words(each)) for each in (before, after))
     return diff(*(each for each in programs if isinstance(each, Program)))
@@ -72,7 +68,7 @@ def _rows(axis: int) -> Callable[..., list[object]]:
     return rows
 
 
-def _same_results(before: Program, after: Program) -> bool:
+def same_results(before: Program, after: Program) -> bool:
     """Return True if two small programs have been run, and give the same finite results."""
     try:
         for program in (before, after):

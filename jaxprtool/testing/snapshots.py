@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from jaxprtool.analysis.diff import diff
+from jaxprtool.analysis.diff import Diff, diff
 from jaxprtool.api.investigate.budgets import Quantity, grown_lines
 from jaxprtool.errors import ArgumentsError, JaxprToolError, ProgramFileError
 from jaxprtool.formats.jaxpr.read import read, release_of
@@ -23,7 +23,7 @@ from jaxprtool.render.reports.diff import diff_text
 from jaxprtool.testing.messages import grown_text
 from jaxprtool.testing.places import TestPlace
 from jaxprtool.testing.programs import program_of, without_frames
-from jaxprtool.testing.releases import means_the_same
+from jaxprtool.testing.releases import same_results, simplified_diff
 
 #: pytest leaves the frames of this module out of tracebacks.
 __tracebackhide__ = True
@@ -97,14 +97,17 @@ def difference(program: Program, path: Path) -> str:
         wrote = f", which JAX {release} wrote," if is_other else ""
         return f"the snapshot{wrote} cannot be read: {error.message}"
     found = diff(before, program)
-    is_same = found.is_equivalent or (is_other and means_the_same(before, program))
+    shown, is_same = found, found.is_equivalent
+    if is_other and not is_same:
+        shown = simplified_diff(before, program)
+        is_same = shown.is_equivalent or same_results(before, program)
     changes = [*_donation_changes(before, program)]
     if is_same and not changes:
         return ""
     by = f", which JAX {release} wrote, and this is {jax.__version__}" if is_other else ""
     lines = [f"{program.name} differs from the snapshot {_shown(path)}{by}", *changes]
     if not is_same:
-        lines += ["", diff_text(found, _WIDTH).plain(), *_growth(before, program)]
+        lines += ["", diff_text(shown, _WIDTH).plain(), *_growth(before, program, found)]
     return "\n".join(lines)
 
 
@@ -122,11 +125,11 @@ def _donated(program: Program) -> set[str]:
     return {option.name for option in options if option.donated}
 
 
-def _growth(before: Program, after: Program) -> Iterator[str]:
+def _growth(before: Program, after: Program, found: Diff) -> Iterator[str]:
     """Yield the lines whose cost grew."""
     for quantity in _GROWING:
         try:
-            grown = grown_lines(before, after, quantity)
+            grown = grown_lines(before, after, quantity, found)
         except JaxprToolError:  # sizes are symbolic: the differences say what changed
             continue
         if grown:

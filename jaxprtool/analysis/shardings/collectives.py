@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 from jaxprtool.analysis.shardings import Collective, Reason
 from jaxprtool.analysis.shardings.overlap import independent_products
 from jaxprtool.analysis.shardings.reasons import Found, Moved, Reasons
-from jaxprtool.analysis.shardings.sharded_module import Place, ShardedModule, own_frames
+from jaxprtool.analysis.shardings.sharded_module import LAYOUT, Place, ShardedModule, own_frames
 from jaxprtool.ir.hlo import collectives as hlo
 from jaxprtool.ir.hlo.mesh_axes import spec_text
 from jaxprtool.ir.hlo.module import Instruction, Module, Shape
 from jaxprtool.ir.hlo.wire import integers
 from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: Operations whose readers are those of their operand.
+_PASSED_ON = LAYOUT | {"get-tuple-element"}
 
 
 class _Part(NamedTuple):
@@ -54,7 +59,9 @@ class _Reader:
             asked = self._asked.get(part.place)
             why = None
             if asked is None and axes:
-                why = self._reasons.of(Moved(found.kind, axes, *part, self._dimension(found)))
+                readers = self._readers(found) if len(parts) == 1 else frozenset()
+                dimension = self._dimension(found)
+                why = self._reasons.of(Moved(found.kind, axes, *part, dimension, readers))
             frames = (self._frames(why) if why else ()) or part.place.frames
             yield Collective(
                 found.kind,
@@ -77,6 +84,28 @@ class _Reader:
         if found.kind != "all-gather":
             return None
         return next(iter(integers(found.instruction.fields, 14)), None)
+
+    def _readers(self, found: hlo.Collective) -> frozenset[Place]:
+        """Return where the operations come from that read the result of a collective."""
+        result = self._final.ends.get(found.instruction.id, found.instruction)
+        values, places = [result], set[Place]()
+        while values:
+            for user in self._users[values.pop().id]:
+                if user.opcode in _PASSED_ON:
+                    values.append(user)
+                    continue
+                inside = (user, *self._final.inside(user))
+                places |= {Place(each.path, own_frames(self._final, each)) for each in inside}
+        return frozenset(places)
+
+    @cached_property
+    def _users(self) -> dict[int, list[Instruction]]:
+        """The instructions of the module that runs that read each value, by its number."""
+        users = defaultdict[int, list[Instruction]](list)
+        for each in self._final.instructions.values():
+            for operand in each.operands:
+                users[operand].append(each)
+        return users
 
     def _groups(self, found: hlo.Collective) -> tuple[tuple[str, ...] | None, int]:
         """Return the axes that a collective is along, and the number of devices in a group."""

@@ -59,6 +59,7 @@ class Moved:
         place: The path that JAX gave its operation, and its call stack.
         shape: Its result on one device.
         dimension: The dimension along which parts are put together; None if there is none.
+        readers: Where the operations come from that read the result.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Moved:
     place: Place
     shape: Shape
     dimension: int | None = None
+    readers: frozenset[Place] = frozenset()
 
 
 class Found(NamedTuple):
@@ -120,10 +122,29 @@ class Reasons:
         found = self._best(moved, near) or self._in_steps(moved, near)
         if not near and moved.kind == "all-gather":
             everywhere = [each for each in self._best(moved, self._edges) if not each.misfit]
-            # Without a name, only a value that is the only one of its size is the one that moves.
+            root = self._whole.module.entry.root
+            returned = [each for each in everywhere if each.edge.consumer is root]
+            # Without a name, only a value that is the only one of its size is the one that moves;
+            # or several of the program's results, each of which does.
             if len({self._whole.maker(each.edge.operand).id for each in everywhere}) == 1:
                 found = everywhere
+            elif len(returned) == len(everywhere):
+                found = returned
         return deque(found)
+
+    def _preferred(self, moved: Moved, found: Sequence[Found]) -> list[Found]:
+        """Return those of edges that fit alike to which names point.
+
+        A value that an operation reads across devices moves there, and the result back: both have
+        the name of that operation. Any other move is for an operation that reads its result.
+        """
+        is_back = moved.kind in _MOVES
+        own = [f for f in found if is_back and f.mixes and moved.place in self._places(f)]
+        read = [f for f in found if moved.readers.intersection(self._places(f))]
+        return own or read or list(found)
+
+    def _places(self, found: Found) -> tuple[Place, ...]:
+        return self._whole.places(found.edge.consumer)
 
     def _in_steps(self, moved: Moved, near: Sequence[Edge]) -> list[Found]:
         """Return the edge whose operand XLA moves in several steps, some along other axes.
@@ -197,8 +218,10 @@ class Reasons:
     def _best(self, moved: Moved, edges: Sequence[Edge]) -> list[Found]:
         """Return the edges that fit best."""
         found = [each for edge in edges if (each := self._found(edge, moved)) is not None]
-        least = min(((each.misfit, each.mixes) for each in found), default=None)
-        return [each for each in found if (each.misfit, each.mixes) == least]
+        least = min((each.misfit for each in found), default=0)
+        found = self._preferred(moved, [each for each in found if each.misfit == least])
+        mixes = all(each.mixes for each in found)
+        return [each for each in found if each.mixes == mixes]
 
     def _found(self, edge: Edge, moved: Moved) -> Found | None:
         """Return how an edge fits a collective; None if it does not."""
@@ -210,7 +233,7 @@ class Reasons:
             is_spread = moved.kind == "all-reduce" and edge.consumer.opcode != "get-tuple-element"
             return Found(edge, after) if is_spread else None
         how = reading(edge.consumer, edge.position, edge.operand.shape)
-        if not before or how is None:
+        if not before or how is None or not _is_of_type(edge.operand.shape, moved.shape):
             return None
         specs = _Specs(before, after, how, frozenset(map(_axis, moved.axes)))
         if moved.kind in REDUCTIONS:
@@ -230,7 +253,7 @@ class Reasons:
         misfit = 0 if moved.shape.sizes in [each.sizes for each in made] else 1
         misfit += 0 if moved.shape.bytes in [each.bytes for each in made] else 2
         misfit += 0 if specs.axes <= summed else 4
-        if contracted(edge.consumer) and not specs.mixed <= self._summed_alike(edge, specs.before):
+        if contracted(edge.consumer) and not specs.mixed <= self._summed(edge, specs):
             misfit += 1  # of a product that adds up parts, both operands are cut alike
         return Found(edge, specs.after, False, misfit)
 
@@ -243,21 +266,27 @@ class Reasons:
         misfit = 2 if made.bytes != moved.shape.bytes else 0
         if not misfit and (made.sizes != moved.shape.sizes or moved.dimension not in specs.cut):
             misfit = 1
-        if lost and lost <= self._summed_alike(edge, specs.before):
+        if lost and lost <= self._summed(edge, specs):
             misfit += 3  # each device adds up its part: nothing needs to be gathered
         if misfit < 2 or lost - specs.mixed:
             return Found(edge, specs.needed(without_cut=True), not lost, misfit)
         return Found(edge, specs.before, True, misfit)  # what is made of a part is what moves
 
-    def _summed_alike(self, edge: Edge, before: Spec) -> set[int]:
-        """Return the dimensions that a product sums over, and that both operands are cut along."""
+    def _summed(self, edge: Edge, specs: _Specs) -> frozenset[int]:
+        """Return the dimensions along which each device can add up its part.
+
+        They are those of a reduction to one result, and those that a product sums over if both
+        operands are cut along them.
+        """
+        if edge.consumer.opcode == "reduce" and not edge.consumer.shape.parts:
+            return specs.mixed
         found = set()
         for pair in contracted(edge.consumer):
             other = self._whole.module.instructions[edge.consumer.operands[1 - edge.position]]
             spec = self._whole.spec(other)
-            if spec and spec[pair[1 - edge.position]] == before[pair[edge.position]]:
+            if spec and spec[pair[1 - edge.position]] == specs.before[pair[edge.position]]:
                 found.add(pair[edge.position])
-        return found
+        return frozenset(found)
 
     def _shifted(self, edge: Edge, moved: Moved, specs: _Specs) -> Found | None:
         """Return a consumer that has other dimensions cut along the axes, or shifts along one."""
@@ -268,8 +297,10 @@ class Reasons:
         along = ends[0] | ends[1] if moved.kind == "collective-permute" else ends[0] & ends[1]
         if needed != specs.before and specs.axes <= along:
             return Found(edge, needed, False, misfit)
-        if specs.axes <= specs.axes_of(specs.mixed):
-            return Found(edge, specs.before, True, misfit)
+        if specs.axes <= specs.axes_of(specs.mixed) and not contracted(edge.consumer):
+            shape = self._whole.result_for(edge.consumer, edge.position)
+            back = self._local(shape, specs.after).bytes  # there, and back
+            return Found(edge, specs.before, True, 0 if back == moved.shape.bytes else misfit)
         if specs.axes <= specs.axes_of(specs.cut - specs.kept) & _axes(specs.after):
             return Found(edge, specs.needed(without_cut=True), False, misfit + 2)
         return None
@@ -402,6 +433,12 @@ class _Specs:
     def _target(self, dimension: int) -> tuple[str, ...]:
         target = self.how.dimensions[dimension]
         return () if target is None else self.after[target]
+
+
+def _is_of_type(operand: Shape, moved: Shape) -> bool:
+    """Return True if what moves may be made of an operand: XLA widens floats, and no integers."""
+    types = [(each.parts[0] if each.parts else each).dtype for each in (operand, moved)]
+    return types[0] == types[1] or all(each.startswith(("f", "bf")) for each in types)
 
 
 def _is_constraint(instruction: Instruction) -> bool:

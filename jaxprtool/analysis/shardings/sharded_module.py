@@ -83,6 +83,15 @@ class ShardedModule:
         return dict(zip(self._result_names[::-1], given[::-1], strict=False))
 
     @cached_property
+    def result_tiles(self) -> dict[str, DeviceTiles | None]:
+        """The tiles of each result, by name: XLA may move a value before it returns it."""
+        root = self.module.entry.root
+        if root.opcode != "tuple" or 40 not in root.fields:  # then they are where the values are
+            return {name: self.tiles(made) for name, made in self.results.items()}
+        found = device_tiles(root, self.axes.devices)
+        return dict(zip(self._result_names[::-1], found[::-1], strict=False))
+
+    @cached_property
     def _names_of_results(self) -> dict[int, str]:
         return {each.id: name for name, each in self.results.items()}
 
@@ -148,6 +157,11 @@ class ShardedModule:
         if self.is_on_one_device(instruction):
             return "one device"
         spec = self.spec(instruction)
+        return "" if spec is None else spec_text(spec)
+
+    def text_of(self, tiles: DeviceTiles) -> str:
+        """Return the spec of tiles as text, "" if axes cannot describe them."""
+        spec = self._spec_of(tiles)
         return "" if spec is None else spec_text(spec)
 
     def frames(self, instruction: Instruction) -> tuple[UserFrame, ...]:

@@ -35,8 +35,13 @@ def found_values(
         memory_bytes: The memory of the program on a device.
     """
     given = (each for each in whole.module.entry.instructions if each.opcode == "parameter")
-    arguments = (_described(whole, each, whole.name(each), "argument") for each in given)
-    results = (_described(whole, made, name, "result") for name, made in whole.results.items())
+    arguments = (
+        _described(whole, each, whole.name(each), "argument", whole.tiles(each)) for each in given
+    )
+    results = (
+        _described(whole, made, name, "result", whole.result_tiles[name])
+        for name, made in whole.results.items()
+    )
     returned = {whole.maker(each).id for each in whole.results.values()}
     found = [each for each in (*arguments, *results) if each is not None]
     found += _large(whole, final, memory_bytes, returned)
@@ -52,7 +57,7 @@ def _large(
     for each in whole.module.instructions.values():
         if each.opcode in _NOT_MADE or each.id in returned or not _is_moved(whole, each):
             continue
-        value = _described(whole, each, whole.name(each), "value")
+        value = _described(whole, each, whole.name(each), "value", whole.tiles(each))
         if value is None or value.bytes_per_device <= memory_bytes * LARGE:
             continue
         local = str(_local(each.shape, value.tiles))
@@ -98,9 +103,9 @@ def _described(
     instruction: Instruction,
     name: str,
     kind: Literal["argument", "result", "value"],
+    tiles: DeviceTiles | None,
 ) -> ShardedValue | None:
     """Return a value; None if it is no array, or is in the body of a `shard_map`."""
-    tiles = whole.tiles(instruction)
     if tiles is None or tiles.is_local:
         return None
     shape = instruction.shape
@@ -112,7 +117,7 @@ def _described(
         str(shape),
         shape.sizes,
         local.sizes,
-        whole.spec_text(instruction),
+        whole.text_of(tiles),
         shape.bytes,
         local.bytes,
         len(tiles.of_device) // parts,

@@ -1,0 +1,135 @@
+"""What moves, and why, in programs where several values and operations fit a collective."""
+
+import re
+
+import jax
+import pytest
+from jax.lax import with_sharding_constraint
+from jax.sharding import PartitionSpec as P
+
+import jaxprtool
+from tests.analysis.shardings.test_collectives import shardings, totals
+from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, under_jit
+from tests.programs.sharded_features import FEATURES
+
+PROGRAMS = {**FEATURES, **SHARDED, **MISTAKES}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return {name: shardings(make()) for name, make in FEATURES.items()}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_their_bytes_add_up_to_those_of_an_independent_reader(found, name):
+    listed, by_kind = totals(found[name], FEATURES[name]())
+    assert listed == by_kind
+
+
+def _text(each):
+    """Return a collective as text: its kind and axes, what moves, and what it is for."""
+    what = f"{each.kind} {','.join(each.axes)}: {each.value.partition(' at ')[0]}"
+    if each.reason is None:
+        return what
+    specs = f"{each.reason.operand_spec} → {each.reason.consumer_spec}"
+    if each.reason.mixes and not each.reduces:
+        specs = f"{each.reason.operand_spec} across"
+    return f"{what} {specs} for {each.reason.consumer.partition(' at ')[0]}"
+
+
+#: What the programs exchange. Each line is checked by hand against the program and its module.
+EXPECTED = {
+    "unknown_length": {
+        "all-gather data: carry of while P('data') → P() for dot_general",
+        "all-reduce data: mul P('data') → P() for reduce_sum",
+        "all-reduce data: abs P('data') → P() for reduce_max",
+    },
+    "branches_by_hand": {"all-reduce data: x", "collective-permute data: x"},
+    "cached": {
+        "all-reduce model: dot_general P('data', 'model') → P('data') for dot_general",
+        "all-gather model: dot_general P('data', 'model') across for reduce",
+        "all-gather model: iota P('data', 'model') across for reduce",
+    },
+    "sorted_and_sliced": {
+        "all-to-all data: x P('data') across for sort",
+        "all-to-all data: slice P('data') across for concatenate",
+        "collective-permute data: slice P('data') across for concatenate",
+        "collective-permute data: sort P('data') across for slice",
+        "collective-permute data: x P('data') across for slice",
+        "all-gather data: concatenate P('data') → P() for gather",
+        "all-gather data: x P('data') → P() for reduce_window_sum",
+    },
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_moves_and_why_is_what_the_program_does(found, name):
+    assert set(map(_text, found[name].collectives)) == EXPECTED[name]
+
+
+_GATHER = re.compile(r"%([\w.-]+) = \S+ all-gather\(%([\w.-]+)\)")
+_PARAMETER = re.compile(r"%([\w.-]+) = \S+ parameter\((\d+)\)")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_arguments_that_are_gathered_as_they_are_have_their_names(found, name):
+    """The module that runs says which argument a gather reads: an independent answer."""
+    made = PROGRAMS[name]()
+    given = found[name] if name in found else shardings(made)
+    text = made.compiled().as_text()
+    entry = text[text.index("\nENTRY ") :]
+    numbers = {each[1]: int(each[2]) for each in _PARAMETER.finditer(entry)}
+    gathers = {each[1]: each[2] for each in _GATHER.finditer(entry) if each[2] in numbers}
+    with jax.set_mesh(made.mesh):
+        names = jaxprtool.trace(made.function, *made.arguments).arg_names
+    values = {each.operation: each.value for each in given.collectives if each.operation in gathers}
+    assert values == {each: names[numbers[moved]] for each, moved in gathers.items()}
+
+
+def test_a_gradient_is_summed_over_the_batch_and_not_over_the_weights(found):
+    """Both products of a layer's gradient sum over a dimension that is cut along "fsdp"."""
+    summed = [each for each in found["grouped_batches"].collectives if each.kind == "all-reduce"]
+    for axis in ("replica", "fsdp"):
+        along = [each for each in summed if each.axes == (axis,)]
+        assert len(along) == 4  # the gradients of two weights in two layers
+        for each in along:
+            assert each.reason.operand_spec.startswith("P(('replica', 'fsdp')")
+            assert "fsdp" in each.reason.consumer_spec
+
+
+def test_results_that_xla_gathers_after_the_last_operation_are_the_reason():
+    mesh = mesh_of(data=4, model=2)
+
+    def forward(params, x):
+        hidden = with_sharding_constraint(x @ params["in"], P("data", "model"))
+        return {"bias": params["bias"] + hidden.sum(0), "scale": params["bias"] * hidden.sum(0)}
+
+    place = lambda *spec: jax.NamedSharding(mesh, P(*spec))  # noqa: E731
+    function = jax.jit(
+        forward,
+        in_shardings=({"in": place(None, "model"), "bias": place()}, place("data")),
+        out_shardings={"bias": place(), "scale": place()},
+    )
+    params = {"in": floats(16, 64), "bias": floats(64)}
+    found = shardings(Sharded(function, (params, floats(32, 16)), mesh))
+    gathered = [each for each in found.collectives if each.kind == "all-gather"]
+    specs = {(each.reason.operand_spec, each.reason.consumer_spec) for each in gathered}
+    assert len(gathered) == 2 and specs == {("P('model')", "P()")}
+    for each in found.values:
+        assert each.kind != "result" or each.replicated
+
+
+def test_indices_that_move_are_not_taken_for_the_table_that_they_index():
+    mesh = mesh_of(fsdp=4, tensor=2)
+
+    def look_up(table, tokens):
+        return with_sharding_constraint(table[tokens], P("fsdp", None, "tensor"))
+
+    function = under_jit(look_up, mesh, P("tensor", "fsdp"), P("fsdp"))
+    tokens = jax.ShapeDtypeStruct((8, 16), "int32")
+    made = Sharded(function, (floats(64, 32), tokens), mesh)
+    found = shardings(made)
+    text = made.compiled().as_text()
+    integers = set(re.findall(r"%([\w.-]+) = s32\S* (?:all-|collective-)", text))
+    moved = [each for each in found.collectives if each.operation in integers]
+    assert moved and not any(each.value == "table" for each in moved)

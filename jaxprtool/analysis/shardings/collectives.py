@@ -48,15 +48,21 @@ class _Reader:
         self._whole, self._final = whole, final
         self._reasons = Reasons(whole)
         self._independent = independent_products(final)
-        asked = (each.instruction for each in hlo.collectives(whole.module))
-        self._asked = {place: each for each in asked for place in whole.places(each)}
+        # The values that the program moves, by place: `psum` of a tree moves many from one.
+        self._asked = defaultdict[Place, list[tuple[Instruction, Shape]]](list)
+        for each in hlo.collectives(whole.module):
+            shape = each.instruction.shape
+            results = shape.parts or (shape,)
+            moved = list(zip(whole.operands(each.instruction), results, strict=False))
+            for place in whole.places(each.instruction):
+                self._asked[place] += moved
 
     def read(self, found: hlo.Collective) -> Iterator[Collective]:
         """Yield the values that a collective moves."""
         axes, devices = self._groups(found)
         parts = self._parts(found)
         for part in parts:
-            asked = self._asked.get(part.place)
+            asked = self._asked_value(part)
             why = None
             if asked is None and axes:
                 readers = self._readers(found) if len(parts) == 1 else frozenset()
@@ -78,6 +84,16 @@ class _Reader:
                 self._independent.get(found.instruction.name, {}),
                 frames,
             )
+
+    def _asked_value(self, part: _Part) -> Instruction | None:
+        """Return the value that the program moves at a place, each once; None if it moves none."""
+        if part.place not in self._asked:
+            return None
+        moved = self._asked[part.place]
+        alike = [each for each in moved if each[1].sizes == part.shape.sizes] or moved
+        if len(alike) > 1:
+            moved.remove(alike[0])
+        return alike[0][0]
 
     def _dimension(self, found: hlo.Collective) -> int | None:
         """Return the dimension along which a collective puts parts together."""
@@ -128,7 +144,7 @@ class _Reader:
         if why is not None:
             return self._whole.value_name(why.edge.operand)
         if asked is not None:
-            return self._whole.value_name(next(self._whole.operands(asked)))
+            return self._whole.value_name(asked)
         return part.place.path.rpartition("/")[2]
 
     def _frames(self, why: Found) -> tuple[UserFrame, ...]:

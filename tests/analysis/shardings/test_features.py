@@ -1,8 +1,10 @@
 """What moves, and why, in programs where several values and operations fit a collective."""
 
 import re
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.lax import with_sharding_constraint
 from jax.sharding import PartitionSpec as P
@@ -136,3 +138,28 @@ def test_indices_that_move_are_not_taken_for_the_table_that_they_index():
     integers = set(re.findall(r"%([\w.-]+) = s32\S* (?:all-|collective-)", text))
     moved = [each for each in found.collectives if each.operation in integers]
     assert moved and not any(each.value == "table" for each in moved)
+
+
+def test_each_value_of_a_sum_of_a_tree_is_named():
+    mesh = mesh_of(data=8)
+
+    def body(x):
+        sums = {"a": jnp.sin(x).sum(0), "b": jnp.cos(x), "c": jnp.tanh(x).sum(1)}
+        return jax.lax.psum(sums, "data")
+
+    over = jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P())
+    found = shardings(Sharded(jax.jit(over), (floats(64, 16),), mesh)).collectives
+    values = {each.bytes: each.value.partition(" at ")[0] for each in found}
+    assert values == {16 * 4: "reduce_sum", 8 * 16 * 4: "cos", 8 * 4: "reduce_sum"}
+
+
+def test_a_sum_by_pmap_of_gradients_names_each():
+    @partial(jax.pmap, axis_name="i", devices=jax.devices("cpu")[:8])
+    def step(params, x):
+        grads = jax.grad(lambda w: jnp.exp(x @ w["a"]).sum() + jnp.sin(w["b"]).sum())(params)
+        return jax.lax.pmean(grads, "i")
+
+    params = {"a": floats(8, 16, 4), "b": floats(8, 3)}
+    found = shardings(Sharded(step, (params, floats(8, 2, 16)), mesh_of(i=8))).collectives
+    values = {each.bytes: each.value.partition(" at ")[0] for each in found}
+    assert values[12] in ("cos", "mul") and values[16 * 4 * 4] in ("transpose", "dot_general")

@@ -65,9 +65,9 @@ def shardings(
 ) -> None:
     """Show what XLA's partitioner makes of a function on several devices, by line.
 
-    The function is compiled and not run: each collective is listed with its axes and bytes, the
-    value that it moves, and why the partitioner added it. Without devices for the mesh, virtual
-    ones of the CPU are used.
+    Compile the function and list each collective with its axes and bytes, the
+    value that it moves, and why the partitioner added it. Nothing is run. Without
+    devices for the mesh, use virtual ones of the CPU.
 
     [bold]Examples[/]
 

@@ -267,6 +267,17 @@ def name_stack(eqn: JaxprEqn) -> str:
     return str(eqn.source_info.name_stack)
 
 
+#: JAX's function that batches a `cond` whose predicate is batched.
+_BRANCHES_BATCHED = "_cond_batching_rule"
+
+
+def selects_branches(eqn: JaxprEqn) -> bool:
+    """Return True if `jax.vmap` created an equation in place of a `cond` with all its branches."""
+    traceback = eqn.source_info.traceback
+    codes = [] if traceback is None else traceback.raw_frames()[0]
+    return any(code.co_name == _BRANCHES_BATCHED for code in codes)
+
+
 def common_scope(sources: Sequence[Any]) -> int:
     """Return the number of outer name scopes that these `source_info`s share."""
     first: tuple[Any, ...] = sources[0].name_stack.stack

@@ -1,0 +1,108 @@
+"""What `lint` finds: a code, the user's line, what it costs, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from jaxprtool.analysis.lint.graph import Node
+from jaxprtool.ir.basics.documents import document
+from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: Whether a finding makes results wrong (or NaN), or wastes memory or time.
+Kind: TypeAlias = Literal["wrong", "waste"]
+
+
+@dataclass(frozen=True)
+class FindingCost:
+    """What a finding costs.
+
+    Attributes:
+        bytes: The bytes that are kept, moved or sent in vain.
+        flops: The operations that are done in vain, or in too wide a type.
+        text: What these are, as a sentence.
+    """
+
+    bytes: int
+    flops: int
+    text: str
+
+    @property
+    def weight(self) -> int:
+        """A number to compare costs by: a byte takes as long as a hundred operations."""
+        return self.flops + 100 * self.bytes
+
+
+@document(without=("frames",))
+@dataclass(frozen=True)
+class Finding:
+    """A finding of a rule.
+
+    Attributes:
+        code: The code of the rule: `JT101`.
+        line: The user's line, `model.py:9`; "" if unknown.
+        message: What is found there.
+        cost: What it costs.
+        advice: What to do.
+        kind: "wrong" if results may be wrong, or "waste".
+        frames: The frames of the line, the innermost first.
+    """
+
+    code: str
+    line: str
+    message: str
+    cost: FindingCost
+    advice: str
+    kind: Kind
+    frames: tuple[UserFrame, ...] = field(repr=False)
+
+
+@document(without=("silenced",))
+@dataclass(frozen=True)
+class Findings:
+    """The findings of all rules in a program.
+
+    Attributes:
+        name: The name of the program.
+        findings: The findings: first those that make results wrong, then the most expensive.
+        silenced: The number of findings that comments in the source silence.
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    silenced: int = 0
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+
+class Found(NamedTuple):
+    """What the check of a rule yields.
+
+    Attributes:
+        where: The equation that it is about, or its path: the equations around it, and its own. None
+            if it is about the function.
+        message: What is found, without a full stop.
+        advice: What to do.
+        cost: A sentence on the cost, in which `{bytes}` and `{flops}` stand for the sums over all
+            findings of the rule on the same line.
+        bytes: The bytes that it costs.
+        flops: The operations that it costs.
+    """
+
+    where: Node | tuple[JaxprEqn, ...] | None
+    message: str
+    advice: str
+    cost: str
+    bytes: int = 0
+    flops: int = 0
+
+    @property
+    def path(self) -> tuple[JaxprEqn, ...]:
+        """The path of the equation; () if it is about the function."""
+        return self.where.path if isinstance(self.where, Node) else self.where or ()

@@ -1,0 +1,188 @@
+"""The program that rules look at: its graph, names, frames, and helpers to follow values."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from jaxprtool.analysis.lint.graph import GraphBuilder, Node, Scope, Value, mark_live
+from jaxprtool.analysis.lint.sources import Sources
+from jaxprtool.ir.core.equations import is_inexact
+from jaxprtool.ir.evaluation.exact_numpy import evaluate_exactly
+from jaxprtool.ir.programs.donation import Donations, donations
+from jaxprtool.ir.programs.program import Program
+from jaxprtool.ir.programs.program_signature import program_signature
+from jaxprtool.ir.shapes.symbols import symbols_of
+from jaxprtool.ir.source.frames import frames_now
+from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: The size of symbolic dimensions at which costs are given.
+TYPICAL_SIZE = 512
+
+#: The maximum number of elements of an array that is computed to look at its numbers.
+_MOST_ELEMENTS = 1 << 16
+
+#: The maximum number of equations between such an array and what it is computed from.
+_MOST_STEPS = 64
+
+
+class LintedProgram:
+    """A program, as rules look at it.
+
+    Args:
+        program: A `Program`, or a jaxpr.
+
+    Attributes:
+        about: The names and types of its arguments and results.
+        frames: Reads the frames of equations.
+        sources: Reads the source of the user's files.
+        top: The graph of the program.
+        nodes: The equations that a result or an effect depends on, at every depth, in order.
+    """
+
+    def __init__(self, program: Program | AnyJaxpr) -> None:
+        self.program = program
+        self.about = program_signature(program)
+        self.frames = frames_now(self.about.roots)
+        self.sources = Sources()
+        sizes = dict.fromkeys(symbols_of(self.about.jaxpr), TYPICAL_SIZE)
+        closed = program.jaxpr if isinstance(program, Program) else self.about.jaxpr
+        self.top: Scope = GraphBuilder(sizes).program(closed)
+        mark_live(self.top)
+        self.every = [node for scope in self.top.inside() for node in scope.nodes]
+        self.nodes = [node for node in self.every if node.is_live]
+        self._by_name: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            self._by_name.setdefault(node.name, []).append(node)
+        self._arrays: dict[Value, np.ndarray | None] = {}
+
+    def of(self, primitive: str) -> list[Node]:
+        """Return the live equations of a primitive."""
+        return self._by_name.get(primitive, [])
+
+    def where(self, condition: Callable[[Node], object]) -> Iterator[Node]:
+        """Yield the live equations of the primitives whose first equation meets a condition."""
+        for nodes in self._by_name.values():
+            if condition(nodes[0]):
+                yield from nodes
+
+    @cached_property
+    def has_backward(self) -> bool:
+        """True if the program has the backward part of a gradient."""
+        return any(node.is_backward for node in self.nodes)
+
+    @cached_property
+    def is_loss(self) -> bool:
+        """True if the program returns one real number, whose gradient can be asked for."""
+        results = self.top.results
+        return len(results) == 1 and results[0].shape == () and is_inexact(results[0])
+
+    @cached_property
+    def donations(self) -> Donations:
+        """Its donated arguments."""
+        return donations(self.program)
+
+    # --- places ---------------------------------------------------------------------------------
+
+    def frame(self, node: Node) -> UserFrame | None:
+        """Return the user's line of an equation, as a frame."""
+        return self.frame_of(node.path)
+
+    def frame_of(self, path: tuple[JaxprEqn, ...]) -> UserFrame | None:
+        """Return the user's line of an equation, given its path; that of the function for ()."""
+        location = self.frames.location_of(path)
+        return self.function if not path else None if location is None else location.frame
+
+    @cached_property
+    def function(self) -> UserFrame | None:
+        """The line of the function's `def`; None if unknown."""
+        found = re.search(r"^(.*) at (.*):(\d+)$", self.about.jaxpr.debug_info.func_src_info or "")
+        if found is None:
+            return None
+        line = self.sources.definition(found[2], int(found[3]))
+        return UserFrame(found[2], line, found[1], 0, line, 0)
+
+    # --- values ---------------------------------------------------------------------------------
+
+    def array(self, value: Value, steps: int = _MOST_STEPS) -> np.ndarray | None:
+        """Return the numbers of a value that does not depend on the arguments, if it is small."""
+        if value not in self._arrays and steps:
+            self._arrays[value] = self._computed(value, steps - 1)
+        return self._arrays.get(value)
+
+    def _computed(self, value: Value, steps: int) -> np.ndarray | None:
+        if value.outer is not None:
+            return self.array(value.outer, steps)
+        given = value.literal if value.literal is not None else value.constant
+        if not all(isinstance(n, int) for n in value.shape) or value.elements > _MOST_ELEMENTS:
+            return None
+        if given is not None:
+            kind = getattr(value.dtype, "kind", "")
+            return np.asarray(given, value.dtype) if kind in ("b", "i", "u", "f") else None
+        node = value.node
+        if node is None or node.inner or len(node.outs) != 1:
+            return None
+        operands = []
+        for each in node.ins:
+            array = self.array(each, steps)
+            if array is None:
+                return None
+            operands.append(array)
+        return evaluate_exactly(node.eqn, operands)
+
+
+def origin(value: Value, gives: Sequence[str] = ("same", "layout"), most: int = 64) -> Value:
+    """Return the value that another one has its elements from.
+
+    Args:
+        value: The value.
+        gives: The relations to follow, of the trait `gives`.
+        most: The maximum number of steps.
+    """
+    for _ in range(most):
+        if value.outer is not None:
+            value = value.outer
+        elif value.node is not None and value.node.ins and value.node.traits.gives in gives:
+            value = value.node.ins[0]
+        else:
+            break
+    return value
+
+
+def ends(value: Value, gives: Sequence[str] = ("same", "layout")) -> list[tuple[Value, Node | None]]:
+    """Return what reads a value, behind equations that only pass its elements on.
+
+    Returns:
+        Pairs of the value in its last form and the equation that reads it, or None where it is a
+        result of its scope.
+    """
+    found: list[tuple[Value, Node | None]] = []
+    todo = [value]
+    for each in todo:
+        if each.is_result:
+            found.append((each, None))
+        for node in dict.fromkeys(each.live_readers):
+            if node.traits.gives in gives and node.ins[0] is each:
+                todo += node.outs
+            else:
+                found.append((each, node))
+    return found
+
+
+def ancestors(value: Value, most: int = 64) -> Iterator[Value]:
+    """Yield a value and those that it is computed from, the nearest first, at most so many."""
+    todo, seen = [value], {value}
+    for each in itertools.islice(todo, most):
+        yield each
+        before = [each.outer] if each.outer is not None else []
+        if each.node is not None and not each.node.inner:
+            before += each.node.ins
+        for other in before:
+            if other is not None and other not in seen:
+                seen.add(other)
+                todo.append(other)

@@ -1,0 +1,183 @@
+"""Gradients that are zero, and checkpoints that save nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxprtool.analysis.cost.by_equation import Operations
+from jaxprtool.analysis.gradient_flow import Stop, gradient_flow
+from jaxprtool.analysis.lint.findings import Found
+from jaxprtool.analysis.lint.graph import Node
+from jaxprtool.analysis.lint.linted_program import LintedProgram
+from jaxprtool.analysis.lint.table import lint_rule
+from jaxprtool.ir.basics.quantities import some
+from jaxprtool.ir.core.equations import is_inexact
+from jaxprtool.ir.core.traits import traits
+from jaxprtool.ir.programs.program import Program
+
+#: The maximum number of arrays of the first argument that are followed.
+_MOST_ARRAYS = 256
+
+#: The share of a function's operations in one checkpoint above which it saves nothing.
+_WHOLE = 0.95
+
+#: Functions of fewer operations need no checkpoint at all, and no finding about one.
+LEAST_OPERATIONS = 10_000
+
+_BAD_ZERO = """
+    import jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example({"scale": "f32[64]", "w": "f32[64]"}, "f32[8,64]")
+    def f(params, x):
+        steps = jnp.round(params["scale"] * 127.0)  # JT801
+        return jnp.square(x * params["w"] * steps).mean()
+"""
+
+_GOOD_ZERO = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example({"scale": "f32[64]", "w": "f32[64]"}, "f32[8,64]")
+    def f(params, x):
+        exact = params["scale"] * 127.0
+        steps = exact + jax.lax.stop_gradient(jnp.round(exact) - exact)
+        return jnp.square(x * params["w"] * steps).mean()
+"""
+
+_BAD_CHECKPOINT = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example("f32[4,64,64]", "f32[8,64]")
+    @jax.checkpoint
+    def f(layers, x):  # JT802
+        for w in layers:
+            x = jnp.tanh(x @ w)
+        return x.mean()
+"""
+
+_GOOD_CHECKPOINT = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example("f32[4,64,64]", "f32[8,64]")
+    def f(layers, x):
+        @jax.checkpoint
+        def layer(x, w):
+            return jnp.tanh(x @ w)
+        for w in layers:
+            x = layer(x, w)
+        return x.mean()
+"""
+
+
+@lint_rule("JT801", "zero-gradient", bad=_BAD_ZERO, good=_GOOD_ZERO, kind="wrong")
+def zero_gradients(program: LintedProgram) -> Iterator[Found]:
+    """The gradient of a loss with respect to an array of its first argument is zero.
+
+    Every path to the result goes through an operation without a derivative: `round`, a comparison,
+    a cast to integers, `argmax`. A `stop_gradient` means it, and is not reported.
+    """
+    if program.has_backward or not program.is_loss or not isinstance(program.program, Program):
+        return
+    for position in _first_argument(program.program):
+        if not _may_stop(program, position):
+            continue
+        flow = gradient_flow(program.program, [position])
+        meant = any(stop.primitive == "stop_gradient" for stop in flow.stops)
+        if flow.reached or not flow.zero or not flow.stops or meant:
+            continue
+        names = some([f"{each.primitive} ({each.source})" for each in flow.stops], 3)
+        verb = "stops" if len(flow.stops) == 1 else "stop"
+        yield Found(
+            _node(program, flow.stops[0]),
+            f"the gradient with respect to {flow.argument} is zero: {names} {verb} every path",
+            "pass the gradient straight through: x + stop_gradient(round(x) - x)",
+            "{bytes} that are never trained",
+            bytes=program.about.arguments[position].bytes or 0,
+        )
+
+
+def _first_argument(program: Program) -> range:
+    """Return the positions of the arrays of the first argument, which JAX differentiates by."""
+    trees = program.in_tree.children()[0].children() if program.in_tree.children() else []
+    return range(min(trees[0].num_leaves, _MOST_ARRAYS)) if trees else range(0)
+
+
+def _may_stop(program: LintedProgram, position: int) -> bool:
+    """Return True if an argument has a reader, and none with a derivative leads straight on.
+
+    Following a tangent takes JAX's rule of each primitive, so it is done only where the graph does
+    not already show a path of inexact values to a result.
+    """
+    value = program.top.arguments[position]
+    if not is_inexact(value) or not value.live_readers:
+        return False
+    todo, seen = [value], {value}
+    for each in todo:
+        if each.is_result and each.scope is program.top:
+            return False
+        for node in each.live_readers:
+            if node.inner:
+                return True
+            if not _has_derivative(node):
+                continue
+            for out in node.outs:
+                if out not in seen and is_inexact(out):
+                    seen.add(out)
+                    todo.append(out)
+    return True
+
+
+def _has_derivative(node: Node) -> bool:
+    steps = node.name.startswith(("round", "sign", "floor", "ceil"))
+    return not (steps or node.traits.stops_derivative or node.has_rule)
+
+
+def _node(program: LintedProgram, stop: Stop) -> Node | None:
+    """Return the equation at which a tangent stops."""
+    for node in program.of(stop.primitive):
+        if stop.frame is not None and program.frame(node) == stop.frame:
+            return node
+    return next((n for n in program.nodes if stop.frame and program.frame(n) == stop.frame), None)
+
+
+@lint_rule("JT802", "whole-checkpoint", bad=_BAD_CHECKPOINT, good=_GOOD_CHECKPOINT)
+def whole_checkpoints(program: LintedProgram) -> Iterator[Found]:
+    """One `jax.checkpoint` holds nearly the whole function.
+
+    Its backward pass first computes everything again and keeps all of it, so that the peak is what
+    it was without the checkpoint. Checkpoints of parts, one after the other, lower it.
+    """
+    if program.has_backward or not program.is_loss:
+        return
+    operations = Operations()
+    total = sum(node.operations for node in program.nodes if node.scope is program.top)
+    if total < LEAST_OPERATIONS:
+        return
+    seen = set[int]()
+    for node in program.nodes:
+        for depth, eqn in enumerate(node.around):
+            call = node.path[: depth + 1]
+            if not _is_plain_checkpoint(node, depth) or id(eqn) in seen:
+                continue
+            seen.add(id(eqn))
+            own = program.top.number(operations.of(eqn))
+            if own >= _WHOLE * total:
+                known = program.frame_of(call)
+                yield Found(
+                    None if known is None else call,
+                    "one checkpoint holds nearly all of the function: it does not lower the peak",
+                    "checkpoint parts (each layer), or remove it",
+                    "{flops} that are computed again in the backward pass",
+                    flops=own,
+                )
+
+
+def _is_plain_checkpoint(node: Node, depth: int) -> bool:
+    """Return True for a checkpoint that saves nothing, without checkpoints or loops in it."""
+    eqn = node.around[depth]
+    inner = [each for each in node.around[depth + 1 :] if traits(each).call == "remat"]
+    saves = eqn.params.get("policy") is not None
+    return traits(eqn).call == "remat" and not saves and not inner and node.scope.parent is None

@@ -1,0 +1,112 @@
+"""Python loops that become as many copies of their body."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from jaxprtool.analysis.lint.findings import Found
+from jaxprtool.analysis.lint.graph import Node, Scope
+from jaxprtool.analysis.lint.linted_program import LintedProgram
+from jaxprtool.analysis.lint.table import lint_rule
+from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: Fewer iterations, or equations in all, compile fast enough.
+LEAST_ITERATIONS, LEAST_EQUATIONS = 8, 200
+
+#: The share of the equations of a loop that must repeat in each of its iterations.
+SHARE = 0.9
+
+_BAD = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example("f32[32,64,64]", "f32[8,64]")
+    def f(layers, x):
+        for w in layers:
+            x = x + jax.nn.gelu(x @ w)  # JT501
+        return x
+"""
+
+_GOOD = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+    @jaxprtool.example("f32[32,64,64]", "f32[8,64]")
+    def f(layers, x):
+        def layer(x, w):
+            return x + jax.nn.gelu(x @ w), None
+        return jax.lax.scan(layer, x, layers)[0]
+"""
+
+
+@lint_rule("JT501", "unrolled-loop", bad=_BAD, good=_GOOD)
+def unrolled_loops(program: LintedProgram) -> Iterator[Found]:
+    """A Python loop is unrolled into the same equations again and again.
+
+    They are traced, lowered and compiled once per iteration; the time that XLA takes often grows
+    faster than their number.
+    """
+    for scope in program.top.inside():
+        if len(scope.nodes) >= LEAST_EQUATIONS:
+            yield from _in_scope(program, scope)
+
+
+def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
+    by_line = defaultdict[tuple[str, int], list[Node]](list)
+    frames = dict[tuple[str, int], UserFrame]()
+    for node in scope.nodes:
+        if not node.is_live or node.is_backward:
+            continue
+        for frame in dict.fromkeys(program.frames.stack(node.path)):
+            if program.frames.is_users(frame.file):
+                place = frame.file, frame.line
+                frames.setdefault(place, frame)
+                by_line[place].append(node)
+    found = []
+    for place, nodes in by_line.items():
+        count = _iterations(nodes)
+        if count and program.sources.in_loop(frames[place]):
+            found.append((place, nodes, count))
+    yield from _outermost(program, frames, found)
+
+
+def _outermost(
+    program: LintedProgram,
+    frames: dict[tuple[str, int], UserFrame],
+    found: list[tuple[tuple[str, int], list[Node], int]],
+) -> Iterator[Found]:
+    """Yield the lines of loops, without those of loops and lines in the same iterations."""
+    taken = set[Node]()
+    for _, nodes, count in sorted(found, key=lambda each: -len(each[1])):
+        if len(taken.intersection(nodes)) * 2 > len(nodes):
+            continue
+        taken.update(nodes)
+        each = len(nodes) // count
+        yield Found(
+            nodes[0],
+            f"a Python loop is unrolled: {count} iterations of {plural(each, 'equation')}",
+            "use jax.lax.scan over stacked values, or the pass roll (-p roll)",
+            f"{len(nodes) - each:,} equations more to trace, lower and compile",
+        )
+
+
+def _iterations(nodes: list[Node]) -> int:
+    """Return how often most equations of a loop repeat; 0 if too few do, or too rarely."""
+    if len(nodes) < LEAST_EQUATIONS:
+        return 0
+    counts = Counter(_key(node) for node in nodes)
+    by_count = Counter[int]()
+    for number in counts.values():
+        by_count[number] += number
+    count = max(by_count, key=lambda number: by_count[number])
+    if count < LEAST_ITERATIONS:
+        return 0
+    alike = sum(total for number, total in by_count.items() if number % count == 0)
+    return count if alike >= SHARE * len(nodes) else 0
+
+
+def _key(node: Node) -> tuple[object, ...]:
+    types = tuple((value.shape, value.dtype) for value in node.outs)
+    return node.eqn.source_info.traceback, node.eqn.primitive, types

@@ -1,0 +1,146 @@
+"""What the source of the user's files says of findings: comments that silence them, and names.
+
+    x = x.astype(jnp.float32)  # jaxprtool: ignore[JT202]
+    # jaxprtool: ignore[JT202, JT203]      (for the line below)
+    def f(x):  # jaxprtool: ignore         (all codes, in the whole function)
+
+Files that are missing say nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from jaxprtool.ir.basics.caches import cached_method
+from jaxprtool.ir.source.source_names import SourceNames
+from jaxprtool.jaxcompat.source_locations import UserFrame
+
+_COMMENT = re.compile(r"#\s*jaxprtool:\s*ignore(?:\[([^\]]*)\])?")
+
+_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """A function in a file: the lines of its head, all its lines, and its local names."""
+
+    first: int
+    line: int
+    head: int
+    last: int
+    local: frozenset[str]
+
+
+class Sources:
+    """Reads the user's files, each once."""
+
+    def __init__(self) -> None:
+        self._names = SourceNames()
+
+    def is_silenced(self, frame: UserFrame, code: str) -> bool:
+        """Return True if a comment silences a code at a line."""
+        lines = linecache.getlines(frame.file)
+        numbers = {*range(frame.line, max(frame.line, frame.end_line) + 1)}
+        above = frame.line - 1
+        if 1 <= above <= len(lines) and lines[above - 1].lstrip().startswith("#"):
+            numbers.add(above)
+        for scope in self._around(frame):
+            numbers.update(range(scope.first, scope.head + 1))
+        return any(_silences(lines[n - 1], code) for n in numbers if 1 <= n <= len(lines))
+
+    def definition(self, file: str, line: int) -> int:
+        """Return the line of a function's `def`, given that of its first decorator."""
+        return next((s.line for s in self._scopes(file) if s.first == line), line)
+
+    def in_loop(self, frame: UserFrame) -> bool:
+        """Return True if an expression is in a loop of its function, or in a comprehension."""
+        return self._names.repeated(frame)
+
+    def code(self, frame: UserFrame) -> str:
+        """Return the text of a line."""
+        return linecache.getline(frame.file, frame.line)
+
+    def captured_name(self, frame: UserFrame, array: Any) -> str:
+        """Return the name by which an expression reads an array that its function closes over.
+
+        Returns:
+            The name of the global variable that is this array; else the only name in the
+            expression that is not local, or is an attribute of an object; "" if there is not one.
+        """
+        module = next((m for m in list(sys.modules.values()) if _file_of(m) == frame.file), None)
+        own = {} if module is None else vars(module)
+        for name, value in list(own.items()):
+            if value is array:
+                return name
+        text = self._names.text(frame)
+        local = frozenset[str]().union(*(scope.local for scope in self._around(frame)[-1:]))
+        found = dict.fromkeys(_dotted(ast.parse(text, mode="eval")) if text else ())
+        free, attributes = [], []
+        for dotted in found:
+            base, _, rest = dotted.partition(".")
+            if base not in local and not callable(own.get(base)) and not _is_module(own.get(base)):
+                free.append(dotted)
+            elif base in local and rest:
+                attributes.append(dotted)
+        names = free or attributes
+        return names[0] if len(names) == 1 else ""
+
+    def _around(self, frame: UserFrame) -> list[_Scope]:
+        """Return the functions that a line is in, the outermost first."""
+        return [s for s in self._scopes(frame.file) if s.first <= frame.line <= s.last]
+
+    @cached_method
+    def _scopes(self, file: str) -> list[_Scope]:
+        try:
+            tree = ast.parse("".join(linecache.getlines(file)))
+        except (SyntaxError, ValueError, RecursionError):
+            return []
+        functions = (n for n in ast.walk(tree) if isinstance(n, _Function))
+        return sorted(map(_scope, functions), key=lambda scope: scope.first)
+
+
+def _scope(function: _Function) -> _Scope:
+    arguments = (n.arg for n in ast.walk(function.args) if isinstance(n, ast.arg))
+    stored = (
+        n.id for n in ast.walk(function) if isinstance(n, ast.Name) and type(n.ctx) is ast.Store
+    )
+    first = min((d.lineno for d in function.decorator_list), default=function.lineno)
+    head = max(function.body[0].lineno - 1, function.lineno)
+    last = function.end_lineno or function.lineno
+    return _Scope(first, function.lineno, head, last, frozenset((*arguments, *stored)))
+
+
+def _dotted(tree: ast.AST) -> list[str]:
+    """Return the names in an expression, with their attributes, without functions called."""
+    called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    found, inner = [], set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and id(node) not in inner:
+            inner.update(id(part) for part in ast.walk(node))
+            text = ast.unparse(node)
+            if id(node) in called:
+                text = text.rpartition(".")[0]  # the object of a method
+            if re.fullmatch(r"[\w.]+", text):
+                found.append(text)
+    return found
+
+
+def _silences(line: str, code: str) -> bool:
+    found = _COMMENT.search(line)
+    if found is None:
+        return False
+    given = [each.strip() for each in (found[1] or "").split(",")]
+    return found[1] is None or any(each and code.startswith(each) for each in given)
+
+
+def _file_of(module: Any) -> str:
+    return str(getattr(module, "__file__", None) or "")
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, type(sys))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.cost import cost
     from jaxprtool.analysis.diff import diff
     from jaxprtool.analysis.flow_paths import flow_path
+    from jaxprtool.analysis.lint import lint
     from jaxprtool.analysis.memory import memory
     from jaxprtool.analysis.slices import why
     from jaxprtool.api.functions.jit import jit
@@ -70,6 +71,7 @@ _HOME = {
     "flow_path": "jaxprtool.analysis.flow_paths",
     "frames": "jaxprtool.ir.source.frame_choice",
     "jit": "jaxprtool.api.functions.jit",
+    "lint": "jaxprtool.analysis.lint",
     "load": "jaxprtool.api.program",
     "make_jaxpr": "jaxprtool.api.functions.lower",
     "mask": "jaxprtool.sizes.mask",
@@ -122,6 +124,7 @@ __all__ = [
     "flow_path",
     "frames",
     "jit",
+    "lint",
     "load",
     "make_jaxpr",
     "mask",

@@ -38,6 +38,7 @@ profile: Run a compiled function under JAX's profiler, and show the time by your
 memory: Estimate a function's peak memory, and list the values that are live at the peak.
 shardings: Show what XLA's partitioner makes of a function on several devices, by line.
 residuals: Show the residuals: the values that a gradient keeps for its backward pass.
+lint: Find what costs memory or time for nothing in a function, or makes its results wrong.
 why: Show what an argument affects, or what a result depends on, by source line.
 report: Write an HTML report: the listing after each pass, cost, memory and residuals.
 opt: Run passes over a function's jaxpr and print the result.
@@ -131,6 +132,7 @@ def _top(
       jaxprtool profile samples/transformer.py:loss -p grad
       jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool residuals samples/transformer.py:loss
+      jaxprtool lint samples/transformer.py:loss
       jaxprtool why samples/transformer.py:loss "params['positions']"
       jaxprtool report samples/transformer.py:loss -p grad -o report.html
       jaxprtool opt  samples/transformer.py:loss -p dce --stats

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
 
 from jaxprtool.analysis.flow_paths import Path as FlowPath
+from jaxprtool.analysis.lint import Findings
 from jaxprtool.analysis.profile import Profile
 from jaxprtool.analysis.recorded_run import Run
 from jaxprtool.analysis.residuals import Residuals
@@ -44,6 +45,7 @@ DOCUMENTS = {
     "memory": (found.MemoryDocument,),
     "source": (found.SourceDocument,),
     "residuals": (Residuals,),
+    "lint": (Findings,),
     "why": (Why, FlowPath),
     "nans": (found.NansDocument,),
     "watch": (Watched,),

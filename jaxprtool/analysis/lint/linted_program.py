@@ -42,7 +42,8 @@ class LintedProgram:
         frames: Reads the frames of equations.
         sources: Reads the source of the user's files.
         top: The graph of the program.
-        nodes: The equations that a result or an effect depends on, at every depth, in order.
+        every: The equations at every depth, in order.
+        nodes: Those that run, and that a result or an effect depends on.
     """
 
     def __init__(self, program: Program | AnyJaxpr) -> None:
@@ -55,10 +56,11 @@ class LintedProgram:
         self.top: Scope = GraphBuilder(sizes).program(closed)
         mark_live(self.top)
         self.every = [node for scope in self.top.inside() for node in scope.nodes]
-        self.nodes = [node for node in self.every if node.is_live]
+        self.nodes = [node for node in self.every if node.is_live and node.scope.runs]
         self._by_name: dict[str, list[Node]] = {}
         for node in self.nodes:
             self._by_name.setdefault(node.name, []).append(node)
+        self._lines: dict[object, dict[tuple[str, int], UserFrame]] = {}
         self._arrays: dict[Value, np.ndarray | None] = {}
 
     def of(self, primitive: str) -> list[Node]:
@@ -97,6 +99,22 @@ class LintedProgram:
         """Return the user's line of an equation, given its path; that of the function for ()."""
         location = self.frames.location_of(path)
         return self.function if not path else None if location is None else location.frame
+
+    def is_own(self, node: Node) -> bool:
+        """Return True if a line of the user computes an equation itself, not a library behind it."""
+        location = self.frames.location_of(node.path)
+        return location is not None and not location.behind
+
+    def user_lines(self, node: Node) -> dict[tuple[str, int], UserFrame]:
+        """Return the frames of the user's lines that lead to an equation, by file and line."""
+        traceback = node.eqn.source_info.traceback
+        if traceback not in self._lines or not self._lines[traceback]:
+            own = (f for f in self.frames.stack(node.path) if self.frames.is_users(f.file))
+            found = {(frame.file, frame.line): frame for frame in own}
+            if not self.frames.of(node.eqn):
+                return found  # those of the calls around it
+            self._lines[traceback] = found
+        return self._lines[traceback]
 
     @cached_property
     def function(self) -> UserFrame | None:

@@ -10,6 +10,7 @@ Files that are missing say nothing.
 from __future__ import annotations
 
 import ast
+import builtins
 import linecache
 import re
 import sys
@@ -83,9 +84,12 @@ class Sources:
         free, attributes = [], []
         for dotted in found:
             base, _, rest = dotted.partition(".")
-            if base not in local and not callable(own.get(base)) and not _is_module(own.get(base)):
+            if base in own:
+                if _shape(own[base], rest) == array.shape:
+                    free.append(dotted)
+            elif base not in local and not hasattr(builtins, base):
                 free.append(dotted)
-            elif base in local and rest:
+            elif base == "self" and rest:
                 attributes.append(dotted)
         names = free or attributes
         return names[0] if len(names) == 1 else ""
@@ -142,5 +146,8 @@ def _file_of(module: Any) -> str:
     return str(getattr(module, "__file__", None) or "")
 
 
-def _is_module(value: Any) -> bool:
-    return isinstance(value, type(sys))
+def _shape(value: Any, attributes: str) -> Any:
+    """Return the shape of an attribute of an object; None if it is not an array."""
+    for name in attributes.split(".") if attributes else ():
+        value = vars(value).get(name) if hasattr(value, "__dict__") else None
+    return getattr(value, "shape", None)

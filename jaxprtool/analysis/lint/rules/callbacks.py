@@ -44,10 +44,11 @@ def callbacks_in_loops(program: LintedProgram) -> Iterator[Found]:
     """
     for node in program.where(lambda node: node.traits.callback):
         loop = node.scope.loop
-        if loop is None:
+        if loop is None or loop.held is None:
             continue
-        runs = node.scope.runs
-        known = loop.held is not None and trip_count(loop.held) is not None
+        runs, known = node.scope.runs, trip_count(loop.held) is not None
+        if known and runs < 2:
+            continue
         often = f"{runs:,} times" if known else "in each iteration"
         size = sum(value.bytes for value in (*node.ins, *node.outs)) * runs
         yield Found(

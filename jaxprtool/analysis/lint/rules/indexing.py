@@ -15,6 +15,9 @@ from jaxprtool.analysis.lint.table import lint_rule
 #: A part of a sorted axis up to this share of it counts as its top.
 TOP_SHARE = 4
 
+#: Fewer updates are applied fast enough.
+LEAST_INDICES = 32
+
 #: Shorter axes are sorted fast enough.
 LEAST_SORTED = 32
 
@@ -134,7 +137,9 @@ def undeclared_unique(program: LintedProgram) -> Iterator[Found]:
             continue
         indices = node.ins[1]
         count = prod(indices.shape[:-1]) if all(isinstance(n, int) for n in indices.shape) else 0
-        if count < 2 or not _are_unique(program, indices):
+        if node.is_backward and program.array(indices) is not None:
+            continue  # the gradient of a gather at known indices, which is reported itself
+        if count < LEAST_INDICES or not _are_unique(program, indices):
             continue
         where = "x.at[…].get(unique_indices=True) there" if node.is_backward else "unique_indices=True"
         yield Found(

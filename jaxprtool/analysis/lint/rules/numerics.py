@@ -94,6 +94,11 @@ _GOOD_DISTANCE = """
 """
 
 
+def _is_left_out(program: LintedProgram, node: Node) -> bool:
+    """Return True for equations of backward passes, of custom derivatives, and of libraries."""
+    return node.is_backward or node.has_rule or not program.is_own(node)
+
+
 # --- exp ------------------------------------------------------------------------------------------
 
 
@@ -105,7 +110,7 @@ def exp_without_max(program: LintedProgram) -> Iterator[Found]:
     are 0, and 0 is divided by 0.
     """
     for node in program.of("exp"):
-        if node.is_backward or node.has_rule or _is_bounded_above(node.ins[0]):
+        if _is_left_out(program, node) or _is_bounded_above(node.ins[0]):
             continue
         sums = [r for _, r in ends(node.outs[0], _MOVES) if r is not None and r.name == "reduce_sum"]
         if any(_normalizes(each, node) for each in sums):
@@ -223,7 +228,7 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
     if not (program.has_backward or program.is_loss):
         return
     for select in program.of("select_n"):
-        if select.is_backward or select.has_rule:
+        if _is_left_out(program, select) or any(map(_is_nan, select.ins[1:])):
             continue
         for case in select.ins[1:]:
             node = origin(case, _MOVES).node
@@ -243,11 +248,22 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
 def _risky(node: Node) -> Value | None:
     """Return the operand at some of whose values a derivative is infinite, or None."""
     if node.name == "div":
-        return node.ins[1] if node.ins[1].node is not None or _is_variable(node.ins[1]) else None
+        return node.ins[1] if _varies(node.ins[1]) else None
     between = node.traits.finite_between
     if between is None or not node.traits.elementwise or not is_inexact(node.outs[0]):
         return None
     return node.ins[0]
+
+
+def _is_nan(value: Value) -> bool:
+    """Return True for the number NaN, which `jnp.var` chooses for no elements."""
+    given = origin(value, _MOVES).literal
+    return given is not None and is_inexact(value) and bool(np.isnan(given).all())
+
+
+def _varies(value: Value) -> bool:
+    """Return True if a value is computed from arguments, and not from numbers alone."""
+    return any(each.node is None and _is_variable(each) for each in ancestors(value))
 
 
 def _is_variable(value: Value) -> bool:
@@ -294,7 +310,7 @@ def log_of_softmax(program: LintedProgram) -> Iterator[Found]:
     NaN. `log_softmax` and `log_sigmoid` are exact there.
     """
     for node in program.of("log"):
-        if node.is_backward or node.has_rule:
+        if _is_left_out(program, node):
             continue
         what = _probability(node.ins[0])
         if what is not None:
@@ -335,7 +351,7 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
         return
     for node in program.of("sqrt"):
         total = origin(node.ins[0], _MOVES).node
-        if node.is_backward or node.has_rule or total is None or total.name != "reduce_sum":
+        if _is_left_out(program, node) or total is None or total.name != "reduce_sum":
             continue
         difference = _squared(origin(total.ins[0], _MOVES).node)
         if difference is None or difference.node is None or difference.node.name != "sub":

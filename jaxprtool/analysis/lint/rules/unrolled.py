@@ -15,7 +15,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 #: Fewer iterations, or equations in all, compile fast enough.
 LEAST_ITERATIONS, LEAST_EQUATIONS = 8, 200
 
-#: The share of the equations of a loop that must repeat in each of its iterations.
+#: The share of the equations of a loop that must repeat.
 SHARE = 0.9
 
 _BAD = """
@@ -59,11 +59,9 @@ def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
     for node in scope.nodes:
         if not node.is_live or node.is_backward:
             continue
-        for frame in dict.fromkeys(program.frames.stack(node.path)):
-            if program.frames.is_users(frame.file):
-                place = frame.file, frame.line
-                frames.setdefault(place, frame)
-                by_line[place].append(node)
+        for place, frame in program.user_lines(node).items():
+            frames.setdefault(place, frame)
+            by_line[place].append(node)
     found = []
     for place, nodes in by_line.items():
         count = _iterations(nodes)
@@ -103,7 +101,8 @@ def _iterations(nodes: list[Node]) -> int:
     count = max(by_count, key=lambda number: by_count[number])
     if count < LEAST_ITERATIONS:
         return 0
-    alike = sum(total for number, total in by_count.items() if number % count == 0)
+    # The first iteration has fewer equations in a gradient, and some repeat in each iteration.
+    alike = sum(total for number, total in by_count.items() if number >= LEAST_ITERATIONS)
     return count if alike >= SHARE * len(nodes) else 0
 
 

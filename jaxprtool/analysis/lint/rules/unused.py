@@ -12,7 +12,8 @@ from jaxprtool.analysis.lint.table import lint_rule
 from jaxprtool.ir.basics.quantities import plural, some
 from jaxprtool.ir.core.equations import is_inexact, size_of
 from jaxprtool.ir.dataflow.slicing import live_part
-from jaxprtool.ir.programs.program_signature import bytes_of_values, covering
+from jaxprtool.ir.programs.program_signature import bytes_of_values, covering, path_parts
+from jaxprtool.jaxcompat import name_stack
 
 #: Smaller unused arguments (a key, a flag, a step count) are part of a function's interface.
 LEAST_BYTES = 1 << 10
@@ -86,7 +87,8 @@ def unused_arguments(program: LintedProgram) -> Iterator[Found]:
     """No result and no effect depends on an argument of 1 KiB or more of numbers.
 
     As a weight it is never trained; the caller keeps it, and sends it to the device unless `jit`
-    drops it.
+    drops it. Parts of a parameter are reported only for the first parameter of a loss, or of a program
+    with a gradient: a state that is passed on may have fields for others.
     """
     about = program.about
     if not about.outputs:
@@ -97,10 +99,17 @@ def unused_arguments(program: LintedProgram) -> Iterator[Found]:
         for flag, var in zip(live, about.jaxpr.invars, strict=True)
     ]
     names = [value.name for value in about.arguments]
+    trained = names[:1] if program.is_loss or program.has_backward else []
+    first = {_parameter(name) for name in trained}
+    parameters = set(map(_parameter, names))
+    used = {_parameter(name) for name, flag in zip(names, live, strict=True) if flag}
     for path, positions in covering(names, numbers).items():
+        # A state that is passed on has fields that this function does not read.
+        if _parameter(path) in used - first:
+            continue
         values = [about.arguments[i] for i in positions]
         size = bytes_of_values(values)
-        if size is None or size < LEAST_BYTES or len(positions) == len(names):
+        if size is None or size < LEAST_BYTES or used.isdisjoint(parameters):
             continue
         what = values[0].type if len(values) == 1 else plural(len(values), "array")
         yield Found(
@@ -110,6 +119,11 @@ def unused_arguments(program: LintedProgram) -> Iterator[Found]:
             "{bytes} that the caller keeps, and sends",
             bytes=size,
         )
+
+
+def _parameter(name: str) -> str:
+    """Return the parameter of a function that an argument is a part of."""
+    return path_parts(name)[0]
 
 
 @lint_rule("JT302", "dead-line", bad=_BAD_LINE, good=_GOOD_LINE)
@@ -129,10 +143,10 @@ def dead_lines(program: LintedProgram) -> Iterator[Found]:
             live.add(place) if node.is_live else dead[place].append(node)
     for place in dead.keys() - live:
         nodes = [node for node in dead[place] if not _in_dead_loop(node)]
-        if not nodes or not program.frames.is_own(place[0]) or any(n.is_backward for n in nodes):
+        if not nodes or not program.frames.is_own(place[0]) or any(map(_is_differentiated, nodes)):
             continue
         operations = sum(node.operations for node in nodes)
-        if operations >= LEAST_OPERATIONS and _is_last(nodes, program, dead):
+        if operations >= LEAST_OPERATIONS and _is_last(nodes):
             yield Found(
                 nodes[-1],
                 f"nothing uses what this line computes ({_named(nodes)})",
@@ -142,14 +156,17 @@ def dead_lines(program: LintedProgram) -> Iterator[Found]:
             )
 
 
+def _is_differentiated(node: Node) -> bool:
+    """Return True if an equation is in a gradient, whose forward part leaves dead values."""
+    return any("jvp(" in name_stack(eqn) for eqn in node.path)
+
+
 def _in_dead_loop(node: Node) -> bool:
     parent = node.scope.parent
     return parent is not None and not parent.is_live
 
 
-def _is_last(
-    nodes: list[Node], program: LintedProgram, dead: dict[tuple[str, int], list[Node]]
-) -> bool:
+def _is_last(nodes: list[Node]) -> bool:
     """Return True if only the line itself reads what it computes: the others follow from it."""
     own = set(nodes)
     return all(reader in own for node in nodes for out in node.outs for reader in out.readers)

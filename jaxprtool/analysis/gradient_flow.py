@@ -98,7 +98,9 @@ def gradient_flow(program: Program | AnyJaxpr, positions: Sequence[int]) -> Grad
 
 def _stop(frames: Frames, calls: Sequence[JaxprEqn]) -> Stop:
     eqn = calls[-1]
-    name = jaxcompat.custom_name(eqn) if traits(eqn).custom_derivative else eqn.primitive.name
+    # A primitive of a class (`VJPHiPrimitive`) has its own derivative too, but holds no function.
+    named = traits(eqn).custom_derivative and "call_jaxpr" in eqn.params
+    name = jaxcompat.custom_name(eqn) if named else eqn.primitive.name
     location = frames.location_of(calls)
     frame = None if location is None else location.frame
     return Stop(name, "" if frame is None else frames.text(frame), frame)

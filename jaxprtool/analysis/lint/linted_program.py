@@ -105,6 +105,13 @@ class LintedProgram:
         location = self.frames.location_of(node.path)
         return location is not None and not location.behind
 
+    def expression(self, node: Node) -> str:
+        """Return the expression that computes an equation, the user's or a library's; "" if unknown.
+
+        JAX's own functions have no frames, so for `jnp.where(a, b, c)` it is this call.
+        """
+        return self.sources.expression(next(iter(self.frames.stack(node.path)), None))
+
     def user_lines(self, node: Node) -> dict[tuple[str, int], UserFrame]:
         """Return the frames of the user's lines that lead to an equation, by file and line."""
         traceback = node.eqn.source_info.traceback

@@ -66,6 +66,10 @@ class Sources:
         """Return the text of a line."""
         return linecache.getline(frame.file, frame.line)
 
+    def expression(self, frame: UserFrame | None) -> str:
+        """Return the text of an expression, on one line; "" if it is unknown."""
+        return "" if frame is None else self._names.text(frame) or ""
+
     def captured_name(self, frame: UserFrame, array: Any) -> str:
         """Return the name by which an expression reads an array that its function closes over.
 

@@ -77,13 +77,16 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
     """The gradient of a loss with respect to an array of its first argument is zero.
 
     Every path to the result goes through an operation without a derivative: `round`, a comparison,
-    a cast to integers, `argmax`. A `stop_gradient` means it, and is not reported.
+    a cast to integers, `argmax`. A `stop_gradient` means it, and a function without any gradient,
+    such as an accuracy, has none to lose: neither is reported.
     """
     if program.has_backward or not program.is_loss or not isinstance(program.program, Program):
         return
-    for position in _first_argument(program.program):
-        if not _may_stop(program, position):
-            continue
+    positions = _first_argument(program.program)
+    stopped = [position for position in positions if _may_stop(program, position)]
+    if len(stopped) == len(positions):
+        return  # a metric, such as an accuracy, which has no gradient at all
+    for position in stopped:
         flow = gradient_flow(program.program, [position])
         meant = any(stop.primitive == "stop_gradient" for stop in flow.stops)
         if flow.reached or not flow.zero or not flow.stops or meant:

@@ -109,7 +109,7 @@ def _is_wrapping(node: Node) -> bool:
 
 def _may_reuse(program: LintedProgram, one: Node, two: Node) -> bool:
     """Return True if two equations do not both run, or if one recomputes the other."""
-    if (_is_recomputed(program, one) or _is_recomputed(program, two)) and program.frames.of(one.eqn) == program.frames.of(two.eqn):
+    if (_is_recomputed(program, one) or _is_recomputed(program, two)) and program.frames.stack(one.path) == program.frames.stack(two.path):
         return True
     return _are_exclusive(one.scope, two.scope)
 

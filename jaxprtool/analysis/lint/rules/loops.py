@@ -103,6 +103,8 @@ def branches_under_vmap(program: LintedProgram) -> Iterator[Found]:
     for node in program.of("select_n"):
         if node.is_backward or not selects_branches(node.eqn):
             continue
+        if not any(word in program.expression(node) for word in ("cond(", "switch(")):
+            continue  # JAX's own functions have branches inside too
         nodes = _only_for(node) - seen
         seen |= nodes
         operations = sum(each.operations for each in nodes)

@@ -230,6 +230,8 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
     for select in program.of("select_n"):
         if _is_left_out(program, select) or any(map(_is_nan, select.ins[1:])):
             continue
+        if not _is_stated(program, select):
+            continue
         for case in select.ins[1:]:
             node = origin(case, _MOVES).node
             risky = None if node is None else _risky(node)
@@ -243,6 +245,11 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
                 "choose a safe operand by a where before it as well (the double where)",
                 "a gradient of NaN where the guard is false",
             )
+
+
+def _is_stated(program: LintedProgram, select: Node) -> bool:
+    """Return True if the source states a choice, which JAX's own functions have inside too."""
+    return any(word in program.expression(select) for word in ("where(", "select("))
 
 
 def _risky(node: Node) -> Value | None:

@@ -94,9 +94,11 @@ def unused_arguments(program: LintedProgram) -> Iterator[Found]:
     if not about.outputs:
         return
     live = live_part(about.jaxpr).arguments
+    # The gradient of a linear function does not depend on its argument, but is not zero.
+    read = [program.has_backward and bool(value.readers) for value in program.top.arguments]
     numbers = [
-        not flag and is_inexact(var) and (size_of(var.aval) or 0) > 0
-        for flag, var in zip(live, about.jaxpr.invars, strict=True)
+        not (flag or is_read) and is_inexact(var) and (size_of(var.aval) or 0) > 0
+        for flag, is_read, var in zip(live, read, about.jaxpr.invars, strict=True)
     ]
     names = [value.name for value in about.arguments]
     trained = names[:1] if program.is_loss or program.has_backward else []

@@ -58,7 +58,7 @@ def lint(
     for rule in rules:
         by_place: dict[object, list[tuple[UserFrame | None, Found]]] = {}
         for each in rule.check(linted):
-            frame = linted.frame_of(each.path)
+            frame = each.where if isinstance(each.where, UserFrame) else linted.frame_of(each.path)
             # Findings of the function itself are about different arguments.
             about = each.message if each.where is None else ""
             line = None if frame is None else (frame.file, frame.line)

@@ -85,8 +85,8 @@ class Found(NamedTuple):
     """What the check of a rule yields.
 
     Attributes:
-        where: The equation that it is about, or its path: the equations around it, and its own. None
-            if it is about the function.
+        where: The equation that it is about, or its path (the equations around it, and its own), or
+            a line. None if it is about the function.
         message: What is found, without a full stop.
         advice: What to do.
         cost: A sentence on the cost, in which `{bytes}` and `{flops}` stand for the sums over all
@@ -95,7 +95,7 @@ class Found(NamedTuple):
         flops: The operations that it costs.
     """
 
-    where: Node | tuple[JaxprEqn, ...] | None
+    where: Node | tuple[JaxprEqn, ...] | UserFrame | None
     message: str
     advice: str
     cost: str
@@ -104,5 +104,7 @@ class Found(NamedTuple):
 
     @property
     def path(self) -> tuple[JaxprEqn, ...]:
-        """The path of the equation; () if it is about the function."""
+        """The path of the equation; () if it is about a line or the function."""
+        if isinstance(self.where, UserFrame):
+            return ()
         return self.where.path if isinstance(self.where, Node) else self.where or ()

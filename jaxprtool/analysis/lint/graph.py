@@ -192,6 +192,13 @@ class Scope:
             scope = scope.parent.scope
         return None
 
+    def walk(self) -> Iterator[Node]:
+        """Yield the equations at every depth, in order."""
+        for node in self.nodes:
+            yield node
+            for inner in node.inner:
+                yield from inner.walk()
+
     def inside(self) -> Iterator[Scope]:
         """Yield this scope and those in it, at every depth."""
         todo = [self]

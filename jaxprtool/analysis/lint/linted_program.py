@@ -55,7 +55,7 @@ class LintedProgram:
         closed = program.jaxpr if isinstance(program, Program) else self.about.jaxpr
         self.top: Scope = GraphBuilder(sizes).program(closed)
         mark_live(self.top)
-        self.every = [node for scope in self.top.inside() for node in scope.nodes]
+        self.every = list(self.top.walk())
         self.nodes = [node for node in self.every if node.is_live and node.scope.runs]
         self._by_name: dict[str, list[Node]] = {}
         for node in self.nodes:

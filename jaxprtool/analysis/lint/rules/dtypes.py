@@ -163,6 +163,8 @@ def _widening(node: Node, narrow: Value, other: Value) -> Found:
 
 def _promoted(program: LintedProgram, node: Node, value: Value) -> Value | None:
     """Return the narrow float that JAX converts to an operand, as part of the same expression."""
+    if node.traits.bilinear and _is_wider(node.outs[0], value):
+        return value  # a product widens its operands itself
     cast = value.node
     if cast is None or cast.traits.gives != "cast" or not _is_wider(value, cast.ins[0]):
         return None

@@ -12,6 +12,9 @@ from jaxprtool.analysis.lint.graph import Node, Value
 from jaxprtool.analysis.lint.linted_program import LintedProgram, ends
 from jaxprtool.analysis.lint.table import lint_rule
 
+#: Smaller gathers are not worth a word.
+LEAST_BYTES = 1 << 10
+
 #: A part of a sorted axis up to this share of it counts as its top.
 TOP_SHARE = 4
 
@@ -86,7 +89,7 @@ def gathers_of_slices(program: LintedProgram) -> Iterator[Found]:
     slice is fused into what reads it.
     """
     for node in program.of("gather"):
-        if node.is_backward or node.outs[0].elements < 2 or not _is_indexing(program, node):
+        if node.is_backward or node.bytes < LEAST_BYTES or not _is_indexing(program, node):
             continue
         step = _step(node, program.array(node.ins[1]))
         if step is not None:

@@ -77,13 +77,13 @@ def _outermost(
 ) -> Iterator[Found]:
     """Yield the lines of loops, without those of loops and lines in the same iterations."""
     taken = set[Node]()
-    for _, nodes, count in sorted(found, key=lambda each: -len(each[1])):
+    for place, nodes, count in sorted(found, key=lambda each: -len(each[1])):
         if len(taken.intersection(nodes)) * 2 > len(nodes):
             continue
         taken.update(nodes)
         each = len(nodes) // count
         yield Found(
-            nodes[0],
+            frames[place],
             f"a Python loop is unrolled: {count} iterations of {plural(each, 'equation')}",
             "use jax.lax.scan over stacked values, or the pass roll (-p roll)",
             f"{len(nodes) - each:,} equations more to trace, lower and compile",

@@ -13,7 +13,7 @@
     new_eqn)`.
 *   Analyses of a program: its dataflow and the changes by a pass (`extend.analysis`), the tokens of
     its equations (`extend.listing`), their source lines (`extend.sources`). `extend.pipelines` is
-    for observers of a pipeline.
+    for observers of a pipeline, `extend.lint` for rules of `jaxprtool lint`.
 *   Building blocks of functions such as `vmap` and `mask`: `extend.tracing`, `extend.trees` for
     pytrees, `extend.sizes` for varying sizes; and the rewrites of passes as functions:
     `extend.vmap`, `extend.padding`, `extend.ragged`.

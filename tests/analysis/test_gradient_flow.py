@@ -107,3 +107,10 @@ def test_a_gradient_that_is_not_zero_goes_on(name):
 def test_an_integer_has_no_gradient():
     flow = gradient_flow(jaxprtool.trace(lambda i, x: x[i], 2, x), [0])
     assert flow.type == "i32[]" and not flow.zero
+
+
+def test_a_primitive_with_a_derivative_of_its_own_is_named():
+    # In JAX 0.12 one of expm's is a primitive of a class, which holds no jaxpr to be named by.
+    program = jaxprtool.trace(lambda w: jax.scipy.linalg.expm(w).sum(), jnp.ones((4, 4)))
+    flow = gradient_flow(program, [0])
+    assert flow.reached == ("result",) and "floor" in {stop.primitive for stop in flow.stops}

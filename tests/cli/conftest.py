@@ -132,7 +132,7 @@ def cli(folder, capfd):
         capfd.readouterr()
         code = main(arguments)
         out, err = capfd.readouterr()
-        if "--json" in arguments and code == 0:
+        if "--json" in arguments and (code == 0 or (code == 1 and out)):
             check_document(arguments[0], json.loads(out))
         return Result(code, out, err)
 

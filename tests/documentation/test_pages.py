@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.documentation import jax_internals, json_page, picture
+from tests.documentation import jax_internals, json_page, lint_page, picture
 from tests.documentation.blocks import PAGES, ROOT
 
 README = PAGES["README.md"]
@@ -54,6 +54,11 @@ def test_every_model_has_a_row_without_failures_in_each_table():
     told = [(name, cells) for name, cells in rows if name in models]
     assert sorted(name for name, _ in told) == sorted([*models] * 3)
     assert not any("**" in cells for _, cells in told)
+
+
+def test_the_rules_on_the_page_of_lint_are_those_that_there_are():
+    before = PAGES["docs/lint.md"]
+    assert before == lint_page.page(before)
 
 
 def test_the_page_of_json_documents_is_the_one_that_is_made_of_the_types():

@@ -261,7 +261,9 @@ class GraphBuilder:
             node.ins = ins
             for value in ins:
                 value.readers.append(node)
-            node.outs = tuple([Value(var.aval, scope, node, i) for i, var in enumerate(eqn.outvars)])
+            node.outs = tuple(
+                [Value(var.aval, scope, node, i) for i, var in enumerate(eqn.outvars)]
+            )
             known.update(zip(eqn.outvars, node.outs, strict=True))
             scope.nodes.append(node)
             if held is not None:

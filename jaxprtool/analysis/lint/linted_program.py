@@ -101,12 +101,12 @@ class LintedProgram:
         return self.function if not path else None if location is None else location.frame
 
     def is_own(self, node: Node) -> bool:
-        """Return True if a line of the user computes an equation itself, not a library behind it."""
+        """Return True if the user's line computes an equation, and not a library behind it."""
         location = self.frames.location_of(node.path)
         return location is not None and not location.behind
 
     def expression(self, node: Node) -> str:
-        """Return the expression that computes an equation, the user's or a library's; "" if unknown.
+        """Return the innermost expression that computes an equation; "" if unknown.
 
         JAX's own functions have no frames, so for `jnp.where(a, b, c)` it is this call.
         """
@@ -179,7 +179,9 @@ def origin(value: Value, gives: Sequence[str] = ("same", "layout"), most: int = 
     return value
 
 
-def ends(value: Value, gives: Sequence[str] = ("same", "layout")) -> list[tuple[Value, Node | None]]:
+def ends(
+    value: Value, gives: Sequence[str] = ("same", "layout")
+) -> list[tuple[Value, Node | None]]:
     """Return what reads a value, behind equations that only pass its elements on.
 
     Returns:

@@ -83,8 +83,8 @@ def lint_rule(
                 f"lint rule {code} of {module} has the code of '{taken.name}' of {taken.module}"
             )
         about = " ".join(inspect.cleandoc(check.__doc__ or "").split())
-        examples = [textwrap.dedent(text).lstrip() for text in (bad, good)]
-        lint_rules[code] = LintRule(code, name, about, kind, *examples, check, module)
+        texts = {"bad": textwrap.dedent(bad).lstrip(), "good": textwrap.dedent(good).lstrip()}
+        lint_rules[code] = LintRule(code, name, about, kind, **texts, check=check, module=module)
         return check
 
     return add

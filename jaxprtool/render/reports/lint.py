@@ -27,7 +27,7 @@ def findings_by_line(found: Findings, width: int, top: int | None = None) -> Lis
     """
     shown = found.findings[:top]
     lines = [line for each in _grouped(shown) for line in _finding(each, width)]
-    lines += wrapped([Comment(_summary(found, len(shown)))], width)
+    lines.append([Comment(_summary(found, len(shown)))])
     return Listing(printable(joined(lines)))
 
 
@@ -52,5 +52,5 @@ def _summary(found: Findings, shown: int) -> str:
     count = len(found.findings)
     text = plural(count, "finding") if count else f"nothing found in {found.name}"
     if shown < count:
-        text = f"{text}, of which {shown} are shown"
+        text = f"{text}, of which {shown} {'is' if shown == 1 else 'are'} shown"
     return f"{text}; {found.silenced} silenced" if found.silenced else text

@@ -142,6 +142,11 @@ PROGRAMS = {
         def f(w, x):
             return jnp.tanh(x @ w)  # JT202
     """,
+    "a product with a wider sum": """
+        @jaxprtool.example("bf16[64,64]", "bf16[128,64]")
+        def f(w, x):
+            return jnp.tanh(jnp.matmul(x, w, preferred_element_type=jnp.float32))
+    """,
     "a scalar of NumPy": """
         @jaxprtool.example("bf16[128,64]")
         def f(x):
@@ -235,7 +240,7 @@ PROGRAMS = {
             jax.debug.print("{}", x.sum())
             return jax.pure_callback(np.sin, jax.ShapeDtypeStruct((64,), np.float32), x)
     """,
-    # --- unused, constants, gradients ----------------------------------------------------------------
+    # --- unused, constants, gradients -------------------------------------------------------------
     "a state with fields for others": """
         @jaxprtool.example({"mean": "f32[64,64]", "rest": "f32[64,64]"}, "f32[64]")
         def f(state, x):

@@ -1,4 +1,4 @@
-"""Every rule finds its bad example, with its line, is silent on the good one, and never cries wolf."""
+"""Every rule finds its bad example, with its line, is silent on the good one, and cries no wolf."""
 
 import re
 import textwrap

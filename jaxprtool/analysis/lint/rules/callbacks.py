@@ -13,12 +13,14 @@ _BAD = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[64]", "f32[100,64]")
     def f(start, xs):
         def step(h, x):
             h = jnp.tanh(h + x)
             jax.debug.print("h {}", h)  # JT601
             return h, None
+
         return jax.lax.scan(step, start, xs)[0]
 """
 
@@ -26,10 +28,12 @@ _GOOD = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[64]", "f32[100,64]")
     def f(start, xs):
         def step(h, x):
             return jnp.tanh(h + x), None
+
         h, _ = jax.lax.scan(step, start, xs)
         jax.debug.print("h {}", h)
         return h
@@ -55,7 +59,8 @@ def callbacks_in_loops(program: LintedProgram) -> Iterator[Found]:
             node,
             f"{node.name} in a loop calls the host {often}",
             "call it once after the loop, on stacked values, or remove it",
-            f"{runs:,} calls of the host, which are given {{bytes}}" if known else
-            "a call of the host in each iteration, which is given {bytes}",
+            f"{runs:,} calls of the host, which are given {{bytes}}"
+            if known
+            else "a call of the host in each iteration, which is given {bytes}",
             bytes=size,
         )

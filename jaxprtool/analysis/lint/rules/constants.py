@@ -21,6 +21,7 @@ _BAD = """
 
     TABLE = np.ones((1024, 512), np.float32)
 
+
     @jaxprtool.example("f32[8,1024]")
     def f(x):
         return jnp.tanh(x @ TABLE)  # JT101
@@ -29,6 +30,7 @@ _BAD = """
 _GOOD = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[8,1024]", "f32[1024,512]")
     def f(x, table):

@@ -21,6 +21,7 @@ _BAD_F64 = """
     jax.config.update("jax_enable_x64", True)
     SCALE = np.linspace(0.0, 1.0, 64)
 
+
     @jaxprtool.example("f32[512,64]")
     def f(x):
         return jnp.tanh(x * SCALE)  # JT201
@@ -34,6 +35,7 @@ _GOOD_F64 = """
     jax.config.update("jax_enable_x64", True)
     SCALE = np.linspace(0.0, 1.0, 64).astype(np.float32)
 
+
     @jaxprtool.example("f32[512,64]")
     def f(x):
         return jnp.tanh(x * SCALE)
@@ -42,6 +44,7 @@ _GOOD_F64 = """
 _BAD_WIDENED = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[64]", "bf16[512,64]")
     def f(scale, x):
@@ -52,6 +55,7 @@ _GOOD_WIDENED = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[64]", "bf16[512,64]")
     def f(scale, x):
         return jnp.tanh(x * scale.astype(x.dtype))
@@ -60,6 +64,7 @@ _GOOD_WIDENED = """
 _BAD_ROUND_TRIP = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[512,64]")
     def f(x):
@@ -71,6 +76,7 @@ _BAD_ROUND_TRIP = """
 _GOOD_ROUND_TRIP = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[512,64]")
     def f(x):
@@ -133,7 +139,7 @@ def widened(program: LintedProgram) -> Iterator[Found]:
             continue
         for value, other in (node.ins, node.ins[::-1]):
             narrow = _promoted(program, node, value)
-            if narrow is None or not _is_given(other):
+            if narrow is None or not (_is_given(other) and _is_wider(other, narrow)):
                 continue
             if other.elements >= value.elements and not node.traits.bilinear:
                 continue

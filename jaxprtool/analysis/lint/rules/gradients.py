@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from jaxprtool.analysis.cost.by_equation import Operations
 from jaxprtool.analysis.gradient_flow import Stop, gradient_flow
 from jaxprtool.analysis.lint.findings import Found
-from jaxprtool.analysis.lint.graph import Node
+from jaxprtool.analysis.lint.graph import Node, Scope
 from jaxprtool.analysis.lint.linted_program import LintedProgram
+from jaxprtool.analysis.lint.ranges import step_rules
 from jaxprtool.analysis.lint.table import lint_rule
+from jaxprtool.ir.basics.caches import cached_method
 from jaxprtool.ir.basics.quantities import some
 from jaxprtool.ir.core.equations import is_inexact
+from jaxprtool.ir.core.regions import Regions
 from jaxprtool.ir.core.traits import traits
 from jaxprtool.ir.programs.program import Program
 
-#: The maximum number of arrays of the first argument that are followed.
-_MOST_ARRAYS = 256
+#: The maximum number of arrays of the first argument whose stops are named.
+_MOST_ARRAYS = 32
 
 #: The share of a function's operations in one checkpoint above which it saves nothing.
 _WHOLE = 0.95
@@ -28,6 +31,7 @@ _BAD_ZERO = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example({"scale": "f32[64]", "w": "f32[64]"}, "f32[8,64]")
     def f(params, x):
         steps = jnp.round(params["scale"] * 127.0)  # JT801
@@ -37,6 +41,7 @@ _BAD_ZERO = """
 _GOOD_ZERO = """
     import jax, jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example({"scale": "f32[64]", "w": "f32[64]"}, "f32[8,64]")
     def f(params, x):
@@ -48,6 +53,7 @@ _GOOD_ZERO = """
 _BAD_CHECKPOINT = """
     import jax, jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[4,64,64]", "f32[8,64]")
     @jax.checkpoint
@@ -61,11 +67,13 @@ _GOOD_CHECKPOINT = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[4,64,64]", "f32[8,64]")
     def f(layers, x):
         @jax.checkpoint
         def layer(x, w):
             return jnp.tanh(x @ w)
+
         for w in layers:
             x = layer(x, w)
         return x.mean()
@@ -82,11 +90,13 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
     """
     if program.has_backward or not program.is_loss or not isinstance(program.program, Program):
         return
-    positions = _first_argument(program.program)
-    stopped = [position for position in positions if _may_stop(program, position)]
-    if len(stopped) == len(positions):
+    moved = _Differentiable().arguments(program.top, (True,))
+    top = program.top.arguments
+    floats = [i for i in _first_argument(program.program) if is_inexact(top[i])]
+    stopped = [i for i in floats if top[i].live_readers and not moved[i]]
+    if len(stopped) == len(floats):
         return  # a metric, such as an accuracy, which has no gradient at all
-    for position in stopped:
+    for position in stopped[:_MOST_ARRAYS]:
         flow = gradient_flow(program.program, [position])
         meant = any(stop.primitive == "stop_gradient" for stop in flow.stops)
         if flow.reached or not flow.zero or not flow.stops or meant:
@@ -104,38 +114,43 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
 
 def _first_argument(program: Program) -> range:
     """Return the positions of the arrays of the first argument, which JAX differentiates by."""
-    trees = program.in_tree.children()[0].children() if program.in_tree.children() else []
-    return range(min(trees[0].num_leaves, _MOST_ARRAYS)) if trees else range(0)
+    trees = program.in_tree.children()[0].children()
+    return range(trees[0].num_leaves if trees else 0)
 
 
-def _may_stop(program: LintedProgram, position: int) -> bool:
-    """Return True if an argument has a reader, and none with a derivative leads straight on.
+class _Differentiable:
+    """Finds the arguments from which a path of equations with derivatives leads to results.
 
-    Following a tangent takes JAX's rule of each primitive, so it is done only where the graph does
-    not already show a path of inexact values to a result.
+    Equations of which nothing is known count as having a derivative. JAX's own rules, by which
+    `gradient_flow` decides, take longer.
     """
-    value = program.top.arguments[position]
-    if not is_inexact(value) or not value.live_readers:
-        return False
-    todo, seen = [value], {value}
-    for each in todo:
-        if each.is_result and each.scope is program.top:
-            return False
-        for node in each.live_readers:
-            if node.inner:
-                return True
-            if not _has_derivative(node):
+
+    @cached_method
+    def arguments(self, scope: Scope, wanted: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Return which arguments of a scope lead to some of its results."""
+        ends = zip(scope.results, wanted, strict=True)
+        moved = {value for value, flag in ends if flag and is_inexact(value)}
+        for node in reversed(scope.nodes):
+            flags = [out in moved for out in node.outs]
+            if not any(flags) or not _has_derivative(node):
                 continue
-            for out in node.outs:
-                if out not in seen and is_inexact(out):
-                    seen.add(out)
-                    todo.append(out)
-    return True
+            operands = [True] * len(node.ins)
+            if node.held is not None:
+                operands = self._through(node, node.held, flags)
+            pairs = zip(node.ins, operands, strict=True)
+            moved.update(value for value, flag in pairs if flag and is_inexact(value))
+        return tuple(value in moved for value in scope.arguments)
+
+    def _through(self, node: Node, held: Regions, flags: list[bool]) -> list[bool]:
+        def through(number: int, asked: list[bool]) -> tuple[bool, ...]:
+            return self.arguments(node.inner[number], tuple(asked))
+
+        return held.backward(flags, through)
 
 
 def _has_derivative(node: Node) -> bool:
-    steps = node.name.startswith(("round", "sign", "floor", "ceil"))
-    return not (steps or node.traits.stops_derivative or node.has_rule)
+    is_step = step_rules.get(node.name) is not None or node.traits.stops_derivative
+    return node.has_rule or not is_step
 
 
 def _node(program: LintedProgram, stop: Stop) -> Node | None:

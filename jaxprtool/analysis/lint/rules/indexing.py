@@ -28,6 +28,7 @@ _BAD_GATHER = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[512,64]")
     def f(x):
         return jnp.tanh(x[jnp.arange(100, 200)])  # JT401
@@ -37,6 +38,7 @@ _GOOD_GATHER = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[512,64]")
     def f(x):
         return jnp.tanh(x[100:200])
@@ -45,6 +47,7 @@ _GOOD_GATHER = """
 _BAD_SCATTER = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[512,64]", "i32[512]")
     def f(x, column):
@@ -56,6 +59,7 @@ _GOOD_SCATTER = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[512,64]", "i32[512]")
     def f(x, column):
         rows = jnp.arange(512)
@@ -66,6 +70,7 @@ _BAD_SORT = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[8,4096]")
     def f(x):
         return jnp.sort(x)[:, -5:]  # JT403
@@ -74,6 +79,7 @@ _BAD_SORT = """
 _GOOD_SORT = """
     import jax
     import jaxprtool
+
 
     @jaxprtool.example("f32[8,4096]")
     def f(x):
@@ -148,9 +154,15 @@ def undeclared_unique(program: LintedProgram) -> Iterator[Found]:
         count = prod(indices.shape[:-1]) if all(isinstance(n, int) for n in indices.shape) else 0
         if node.is_backward and program.array(indices) is not None:
             continue  # the gradient of a gather at known indices, which is reported itself
-        if not _is_indexing(program, node) or count < LEAST_INDICES or not _are_unique(program, indices):
+        if (
+            not _is_indexing(program, node)
+            or count < LEAST_INDICES
+            or not _are_unique(program, indices)
+        ):
             continue
-        where = "x.at[…].get(unique_indices=True) there" if node.is_backward else "unique_indices=True"
+        where = (
+            "x.at[…].get(unique_indices=True) there" if node.is_backward else "unique_indices=True"
+        )
         yield Found(
             node,
             f"the {count:,} indices of this {node.name} are all different, but it is not told so",
@@ -179,10 +191,12 @@ def sorts_for_top(program: LintedProgram) -> Iterator[Found]:
         length = node.outs[0].shape[axis]
         if not isinstance(length, int) or length < LEAST_SORTED or node.is_backward:
             continue
-        kept = [_top(end, reader, axis) for out in node.outs for end, reader in ends(out, ("same",))]
+        kept = [
+            _top(end, reader, axis) for out in node.outs for end, reader in ends(out, ("same",))
+        ]
         if kept and all(count is not None and count * TOP_SHARE <= length for count in kept):
             most = max(count for count in kept if count is not None)
-            instead = "min or max" if most == 1 else "jax.lax.top_k, of -x for the smallest"
+            instead = "jnp.min or jnp.max" if most == 1 else "jax.lax.top_k, of -x for the smallest"
             yield Found(
                 node,
                 f"{length:,} elements are sorted, but at most {most:,} of them are read",

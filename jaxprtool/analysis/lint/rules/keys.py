@@ -14,6 +14,7 @@ _BAD = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("key(0)", "f32[512]")
     def f(key, x):
         noise = jax.random.normal(key, (512,))
@@ -24,6 +25,7 @@ _BAD = """
 _GOOD = """
     import jax, jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("key(0)", "f32[512]")
     def f(key, x):
@@ -109,7 +111,9 @@ def _is_wrapping(node: Node) -> bool:
 
 def _may_reuse(program: LintedProgram, one: Node, two: Node) -> bool:
     """Return True if two equations do not both run, or if one recomputes the other."""
-    if (_is_recomputed(program, one) or _is_recomputed(program, two)) and program.frames.stack(one.path) == program.frames.stack(two.path):
+    if (_is_recomputed(program, one) or _is_recomputed(program, two)) and program.frames.stack(
+        one.path
+    ) == program.frames.stack(two.path):
         return True
     return _are_exclusive(one.scope, two.scope)
 

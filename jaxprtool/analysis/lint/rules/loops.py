@@ -19,11 +19,13 @@ _BAD_STACK = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[64]", "f32[100,64]")
     def f(start, xs):
         def step(h, x):
             h = jnp.tanh(h + x)
             return h, h
+
         _, hs = jax.lax.scan(step, start, xs)  # JT502
         return hs[-1]
 """
@@ -32,10 +34,12 @@ _GOOD_STACK = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[64]", "f32[100,64]")
     def f(start, xs):
         def step(h, x):
             return jnp.tanh(h + x), None
+
         h, _ = jax.lax.scan(step, start, xs)
         return h
 """
@@ -44,10 +48,12 @@ _BAD_BRANCH = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[16,64]", "f32[64,64]")
     def f(xs, w):
         def one(x):
             return jax.lax.cond(x[0] > 0, lambda x: jnp.tanh(x @ w), lambda x: x, x)  # JT503
+
         return jax.vmap(one)(xs)
 """
 
@@ -55,10 +61,12 @@ _GOOD_BRANCH = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[16,64]", "f32[64,64]")
     def f(xs, w):
         def one(x):
             return jax.lax.cond(x[0] > 0, lambda x: jnp.tanh(x @ w), lambda x: x, x)
+
         return jax.lax.map(one, xs)
 """
 
@@ -127,7 +135,9 @@ def _only_for(select: Node, most: int = 10_000) -> set[Node]:
         if node is None or node in found:
             continue
         readers = [reader for out in node.outs for reader in out.live_readers]
-        within = all(r in found or (r.name == "select_n" and r.ins[0] is select.ins[0]) for r in readers)
+        within = all(
+            r in found or (r.name == "select_n" and r.ins[0] is select.ins[0]) for r in readers
+        )
         if within and not any(out.is_result for out in node.outs):
             found.add(node)
             todo += node.ins

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Value
 from jaxprtool.analysis.lint.linted_program import LintedProgram, ancestors, ends, origin
+from jaxprtool.analysis.lint.ranges import (
+    MOVES,
+    is_bounded_above,
+    is_guarded,
+    is_positive_number,
+    is_variable,
+    known_numbers,
+)
 from jaxprtool.analysis.lint.table import lint_rule
 from jaxprtool.ir.core.equations import is_inexact
-
-#: What passes on the elements of a value, whatever their precision.
-_MOVES = ("same", "layout", "cast")
 
 _BAD_SOFTMAX = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[8,64]")
     def f(scores):
@@ -29,6 +36,7 @@ _GOOD_SOFTMAX = """
     import jax
     import jaxprtool
 
+
     @jaxprtool.example("f32[8,64]")
     def f(scores):
         return jax.nn.softmax(scores)
@@ -38,6 +46,7 @@ _BAD_WHERE = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[64]")
     def f(x):
         return jnp.where(x > 0, jnp.log(x), 0.0).sum()  # JT702
@@ -46,6 +55,7 @@ _BAD_WHERE = """
 _GOOD_WHERE = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[64]")
     def f(x):
@@ -57,6 +67,7 @@ _BAD_LOG = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[8,64]")
     def f(scores):
         return -jnp.log(jax.nn.softmax(scores)).mean()  # JT703
@@ -65,6 +76,7 @@ _BAD_LOG = """
 _GOOD_LOG = """
     import jax
     import jaxprtool
+
 
     @jaxprtool.example("f32[8,64]")
     def f(scores):
@@ -75,6 +87,7 @@ _BAD_DISTANCE = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[16,3]")
     def f(x):
         difference = x[:, None] - x[None, :]
@@ -84,6 +97,7 @@ _BAD_DISTANCE = """
 _GOOD_DISTANCE = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[16,3]")
     def f(x):
@@ -110,11 +124,11 @@ def exp_without_max(program: LintedProgram) -> Iterator[Found]:
     are 0, and 0 is divided by 0.
     """
     for node in program.of("exp"):
-        if _is_left_out(program, node) or _is_bounded_above(node.ins[0]):
+        if _is_left_out(program, node) or is_bounded_above(node.ins[0]):
             continue
-        sums = [r for _, r in ends(node.outs[0], _MOVES) if r is not None and r.name == "reduce_sum"]
+        sums = [r for _, r in ends(node.outs[0], MOVES) if r is not None and r.name == "reduce_sum"]
         if any(_normalizes(each, node) for each in sums):
-            limit = int(np.log(float(_largest(node.outs[0]))))
+            limit = int(np.log(float(jnp.finfo(node.outs[0].dtype).max)))
             yield Found(
                 node,
                 "the exponentials of a softmax or logsumexp overflow: no maximum is subtracted",
@@ -123,94 +137,15 @@ def exp_without_max(program: LintedProgram) -> Iterator[Found]:
             )
 
 
-def _largest(value: Value) -> float:
-    import jax.numpy as jnp
-
-    return float(jnp.finfo(value.dtype).max)
-
-
 def _normalizes(total: Node, exp: Node) -> bool:
     """Return True if a sum divides its own exponentials, or if its logarithm is taken."""
-    for value, reader in ends(total.outs[0], _MOVES):
+    for value, reader in ends(total.outs[0], MOVES):
         if reader is not None and reader.name == "log":
             return True
-        if reader is not None and reader.name == "div" and reader.ins[1] is value:
-            if origin(reader.ins[0], _MOVES) is exp.outs[0]:
-                return True
-    return False
-
-
-def _is_bounded_above(value: Value, depth: int = 8) -> bool:
-    """Return True if a value is known not to be large: what a maximum is taken off, and so on."""
-    value = origin(value, _MOVES)
-    if value.literal is not None or value.constant is not None:
-        return True
-    node = value.node
-    if node is None or depth == 0:
-        return False
-    if node.name == "sub":
-        return _has_maximum(node.ins[1]) or (
-            _is_bounded_above(node.ins[0], depth - 1) and _is_not_negative(node.ins[1])
-        )
-    if node.name == "neg":
-        return _is_not_negative(node.ins[0])
-    if node.name in _LEAST_OPERAND:
-        return any(_is_bounded_above(each, depth - 1) for each in node.ins)
-    if node.name in _ALL_OPERANDS:
-        signs = [_sign(each) for each in node.ins]
-        if node.traits.bilinear or node.name == "mul" or node.name == "div":
-            return sorted(signs) == [-1, 1]
-        return all(_is_bounded_above(each, depth - 1) for each in node.ins[-2:])
-    return node.traits.finite_between is None and _is_small(node)
-
-
-#: A minimum is bounded if one operand is; a sum, a product, a choice if all are.
-_LEAST_OPERAND = frozenset(["min"])
-_ALL_OPERANDS = frozenset("add mul div max select_n".split())
-
-
-def _is_small(node: Node) -> bool:
-    """Return True for functions with values of at most 1, and for clipped values."""
-    return node.name == "clamp" or node.name.startswith(("tanh", "logistic", "sin", "cos", "erf"))
-
-
-def _has_maximum(value: Value) -> bool:
-    """Return True if a value is computed from a maximum, a few equations before."""
-    nodes = (each.node for each in ancestors(value, 24))
-    return any(node is not None and "max" in node.name for node in nodes) or any(
-        each.node is not None and each.node.inner for each in ancestors(value, 24)
-    )
-
-
-def _sign(value: Value) -> int:
-    """Return 1 if a value is known not to be negative, -1 if not to be positive, else 0."""
-    value = origin(value, _MOVES)
-    given = value.literal if value.literal is not None else value.constant
-    if given is not None and np.size(given) < 1 << 16 and is_inexact(value):
-        numbers = np.asarray(given, np.float64)
-        return 1 if (numbers >= 0).all() else -1 if (numbers <= 0).all() else 0
-    if value.node is not None and value.node.name == "neg":
-        return -_sign(value.node.ins[0])
-    return 1 if _is_not_negative(value) else 0
-
-
-def _is_not_negative(value: Value, depth: int = 8) -> bool:
-    """Return True if a value is known not to be negative: a square, a sum of squares, and so on."""
-    value = origin(value, _MOVES)
-    node = value.node
-    if node is None:
-        given = value.literal
-        return given is not None and bool(np.all(np.asarray(given) >= 0))
-    if depth == 0:
-        return False
-    if node.name == "integer_pow":
-        return node.eqn.params["y"] % 2 == 0
-    if node.name == "mul" and node.ins[0] is node.ins[1]:
-        return True
-    if node.name.startswith(("square", "abs", "exp", "sqrt", "logistic")):
-        return True
-    if node.name.startswith(("add", "mul", "div", "reduce_sum", "reduce_max")):
-        return all(_is_not_negative(each, depth - 1) for each in node.ins)
+        if reader is None or reader.name != "div" or reader.ins[1] is not value:
+            continue
+        if origin(reader.ins[0], MOVES) is exp.outs[0]:
+            return True
     return False
 
 
@@ -233,11 +168,11 @@ def single_where(program: LintedProgram) -> Iterator[Found]:
         if not _is_stated(program, select):
             continue
         for case in select.ins[1:]:
-            node = origin(case, _MOVES).node
+            node = origin(case, MOVES).node
             risky = None if node is None else _risky(node)
             if node is None or risky is None or node.has_rule or not is_inexact(risky):
                 continue
-            if _is_guarded(risky) or not _depends(select.ins[0], risky):
+            if is_guarded(risky) or not _depends(select.ins[0], risky):
                 continue
             yield Found(
                 node,
@@ -264,46 +199,24 @@ def _risky(node: Node) -> Value | None:
 
 def _is_nan(value: Value) -> bool:
     """Return True for the number NaN, which `jnp.var` chooses for no elements."""
-    given = origin(value, _MOVES).literal
-    return given is not None and is_inexact(value) and bool(np.isnan(given).all())
+    numbers = known_numbers(value)
+    return numbers is not None and bool(np.isnan(numbers).all())
 
 
 def _varies(value: Value) -> bool:
     """Return True if a value is computed from arguments, and not from numbers alone."""
-    return any(each.node is None and _is_variable(each) for each in ancestors(value))
-
-
-def _is_variable(value: Value) -> bool:
-    return value.literal is None and value.constant is None
-
-
-def _is_guarded(value: Value) -> bool:
-    """Return True if a value cannot be zero: it is chosen, clipped, or has something added."""
-    value = origin(value, _MOVES)
-    node = value.node
-    if node is None:
-        return not _is_variable(value)
-    if node.name in ("select_n", "clamp") or "max" in node.name:
-        return True
-    if node.name.startswith("add"):
-        return any(_is_positive_number(each) for each in node.ins)
-    return node.name.startswith(("exp", "logistic")) or not node.ins
-
-
-def _is_positive_number(value: Value) -> bool:
-    given = origin(value, _MOVES).literal
-    return given is not None and bool(np.all(np.asarray(given) > 0))
+    return any(each.node is None and is_variable(each) for each in ancestors(value))
 
 
 def _depends(predicate: Value, operand: Value) -> bool:
     """Return True if a predicate compares the operand, or what the operand is computed from."""
-    roots = {origin(each, _MOVES) for each in ancestors(predicate, 16)}
-    root = origin(operand, _MOVES)
+    roots = {origin(each, MOVES) for each in ancestors(predicate, 16)}
+    root = origin(operand, MOVES)
     if root in roots:
         return True
     # A distance is guarded by the sum of squares that it is the root of, and so on.
     before = root.node.ins if root.node is not None and root.node.traits.elementwise else ()
-    return any(origin(each, _MOVES) in roots and _is_variable(each) for each in before)
+    return any(origin(each, MOVES) in roots and is_variable(each) for each in before)
 
 
 # --- log ------------------------------------------------------------------------------------------
@@ -331,20 +244,20 @@ def log_of_softmax(program: LintedProgram) -> Iterator[Found]:
 
 def _probability(value: Value) -> str | None:
     """Return the function that a value is a probability of: "softmax" or "sigmoid"; else None."""
-    node = origin(value, _MOVES).node
+    node = origin(value, MOVES).node
     if node is None:
         return None
     if node.name == "logistic":
         return "sigmoid"
-    if node.name == "sub" and _is_positive_number(node.ins[0]):
-        inner = origin(node.ins[1], _MOVES).node
+    if node.name == "sub" and is_positive_number(node.ins[0]):
+        inner = origin(node.ins[1], MOVES).node
         return "sigmoid" if inner is not None and inner.name == "logistic" else None
     if node.name != "div":
         return None
-    above, below = (origin(each, _MOVES).node for each in node.ins)
+    above, below = (origin(each, MOVES).node for each in node.ins)
     if above is None or below is None or above.name != "exp" or below.name != "reduce_sum":
         return None
-    return "softmax" if origin(below.ins[0], _MOVES).node is above else None
+    return "softmax" if origin(below.ins[0], MOVES).node is above else None
 
 
 @lint_rule("JT704", "root-of-zero", bad=_BAD_DISTANCE, good=_GOOD_DISTANCE, kind="wrong")
@@ -357,14 +270,16 @@ def roots_of_zero(program: LintedProgram) -> Iterator[Found]:
     if not (program.has_backward or program.is_loss):
         return
     for node in program.of("sqrt"):
-        total = origin(node.ins[0], _MOVES).node
+        total = origin(node.ins[0], MOVES).node
         if _is_left_out(program, node) or total is None or total.name != "reduce_sum":
             continue
-        difference = _squared(origin(total.ins[0], _MOVES).node)
+        difference = _squared(origin(total.ins[0], MOVES).node)
         if difference is None or difference.node is None or difference.node.name != "sub":
             continue
-        one, two = (origin(each, _MOVES) for each in difference.node.ins)
-        if one is two and _is_variable(one):
+        one, two = (origin(each, MOVES) for each in difference.node.ins)
+        last = len(difference.shape) - 1
+        of_pairs = last > len(one.shape) - 1 and total.eqn.params["axes"] == (last,)
+        if one is two and is_variable(one) and of_pairs:
             yield Found(
                 node,
                 "this root is of zero: the distance of each point to itself",

@@ -22,6 +22,7 @@ _BAD = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[32,64,64]", "f32[8,64]")
     def f(layers, x):
         for w in layers:
@@ -33,10 +34,12 @@ _GOOD = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[32,64,64]", "f32[8,64]")
     def f(layers, x):
         def layer(x, w):
             return x + jax.nn.gelu(x @ w), None
+
         return jax.lax.scan(layer, x, layers)[0]
 """
 

@@ -25,6 +25,7 @@ _BAD_ARGUMENT = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example({"w": "f32[64,64]", "bias": "f32[64,64]"}, "f32[8,64]")
     def f(params, x):  # JT301
         return jnp.tanh(x @ params["w"]).sum()
@@ -33,6 +34,7 @@ _BAD_ARGUMENT = """
 _GOOD_ARGUMENT = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example({"w": "f32[64,64]", "bias": "f32[64,64]"}, "f32[8,64]")
     def f(params, x):
@@ -43,6 +45,7 @@ _BAD_LINE = """
     import jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example("f32[64,64]", "f32[8,64]")
     def f(w, x):
         scores = x @ w.T  # JT302
@@ -52,6 +55,7 @@ _BAD_LINE = """
 _GOOD_LINE = """
     import jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example("f32[64,64]", "f32[8,64]")
     def f(w, x):
@@ -64,6 +68,7 @@ _BAD_DONATION = """
     import jax, jax.numpy as jnp
     import jaxprtool
 
+
     @jaxprtool.example({"w": "f32[64,64]"}, "f32[8,64]")
     @partial(jax.jit, donate_argnums=0)
     def f(params, x):  # JT303
@@ -74,6 +79,7 @@ _GOOD_DONATION = """
     from functools import partial
     import jax, jax.numpy as jnp
     import jaxprtool
+
 
     @jaxprtool.example({"w": "f32[64,64]"}, "f32[8,64]")
     @partial(jax.jit, donate_argnums=0)
@@ -87,8 +93,8 @@ def unused_arguments(program: LintedProgram) -> Iterator[Found]:
     """No result and no effect depends on an argument of 1 KiB or more of numbers.
 
     As a weight it is never trained; the caller keeps it, and sends it to the device unless `jit`
-    drops it. Parts of a parameter are reported only for the first parameter of a loss, or of a program
-    with a gradient: a state that is passed on may have fields for others.
+    drops it. Parts of a parameter are reported only for the first parameter of a loss, or of a
+    program with a gradient: a state that is passed on may have fields for others.
     """
     about = program.about
     if not about.outputs:
@@ -176,8 +182,6 @@ def _is_last(nodes: list[Node]) -> bool:
 
 def _named(nodes: list[Node]) -> str:
     return some(dict.fromkeys(node.name for node in nodes), 3)
-
-
 
 
 @lint_rule("JT303", "unusable-donation", bad=_BAD_DONATION, good=_GOOD_DONATION)

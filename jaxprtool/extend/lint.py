@@ -1,0 +1,27 @@
+"""Types and functions for rules of `jaxprtool lint`.
+
+    @lint_rule("XY101", "slow-thing", bad=BAD, good=GOOD)
+    def slow_things(program): ...
+
+`program` is a `LintedProgram`: its `nodes` are the equations that its results depend on, at every
+depth, with calls opened. The function yields a `Found` for each finding. A package lists its
+modules of rules in the entry-point group `jaxprtool.lint`.
+"""
+
+from jaxprtool.analysis.lint.findings import Found
+from jaxprtool.analysis.lint.graph import Node, Scope, Value
+from jaxprtool.analysis.lint.linted_program import LintedProgram, ancestors, ends, origin
+from jaxprtool.analysis.lint.table import LintRule, lint_rule
+
+__all__ = [
+    "Found",
+    "LintRule",
+    "LintedProgram",
+    "Node",
+    "Scope",
+    "Value",
+    "ancestors",
+    "ends",
+    "lint_rule",
+    "origin",
+]

@@ -1,0 +1,115 @@
+"""`jaxprtool lint` prints findings by line, and exits with 1 if there are any."""
+
+import json
+import textwrap
+
+import pytest
+
+FUNCTIONS = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    TABLE = np.ones((1024, 512), np.float32)
+
+    def bad(x, unused):
+        scores = jnp.exp(x @ TABLE)
+        weights = scores / scores.sum(-1, keepdims=True)
+        best = jnp.sort(weights)[:, -5:]
+        return best.sum() + jnp.sort(scores)[:, 0].sum()
+
+    def good(x):
+        return jnp.tanh(x).sum()
+
+    # jaxprtool: ignore[JT101]
+    def silenced(x, unused):  # jaxprtool: ignore[JT1, JT3]
+        scores = jnp.exp(x @ TABLE)  # jaxprtool: ignore
+        # jaxprtool: ignore[JT403]
+        best = jnp.sort(scores / scores.sum(-1, keepdims=True))[:, -5:]
+        return best.sum()
+
+    def other_code(x):
+        return jnp.sort(x)[:, :5]  # jaxprtool: ignore[JT401]
+"""
+
+ARGS = "--args", "f32[8,1024], f32[64,64]"
+
+
+@pytest.fixture(autouse=True)
+def linted(folder):
+    (folder / "linted.py").write_text(textwrap.dedent(FUNCTIONS).lstrip())
+
+
+@pytest.fixture
+def run(cli):
+    def run(*arguments, code=0):
+        found = cli("lint", *arguments)
+        assert found.code == code, found.err
+        return found
+
+    return run
+
+
+def test_findings_are_by_line_the_worst_first(run):
+    found = run("linted.py:bad", *ARGS, code=1)
+    lines = found.out.splitlines()
+    heads = [line.split()[:2] for line in lines if not line.startswith(" ")]
+    assert heads == [
+        ["linted.py:8:", "JT701"],
+        ["linted.py:8:", "JT101"],
+        ["linted.py:7:", "JT301"],
+        ["linted.py:10:", "JT403"],
+        ["linted.py:11:", "JT403"],
+        ["5", "findings"],
+    ]
+    assert (
+        lines[3]
+        == "linted.py:8: JT101 'TABLE' is a constant of the program, f32[1024,512] of 2.0 MiB"
+    )
+    assert lines[4] == "    costs 2.0 MiB in every executable that is compiled from it"
+    assert lines[5] == "    hint: pass it as an argument, or compute it inside the function"
+
+
+def test_nothing_found_is_said_and_exits_with_0(run):
+    assert run("linted.py:good", "--args", "f32[8]").out == "nothing found in good\n"
+    document = json.loads(run("linted.py:good", "--args", "f32[8]", "--json").out)
+    assert document == {"name": "good", "findings": []}
+
+
+def test_the_document_has_code_line_message_and_cost(run):
+    document = json.loads(run("linted.py:bad", *ARGS, "--json", "--select", "JT1", code=1).out)
+    (finding,) = document["findings"]
+    assert finding["code"] == "JT101" and finding["line"] == "linted.py:8"
+    assert finding["cost"]["bytes"] == 2 * 2**20 and finding["cost"]["flops"] == 0
+    assert "'TABLE'" in finding["message"] and finding["kind"] == "waste"
+
+
+def test_codes_are_selected_and_ignored_by_their_beginnings(run):
+    def codes(*options):
+        found = json.loads(run("linted.py:bad", *ARGS, "--json", *options, code=1).out)
+        return {each["code"] for each in found["findings"]}
+
+    assert codes("--select", "JT1,JT403") == {"JT101", "JT403"}
+    assert codes("--ignore", "JT1,JT403") == {"JT301", "JT701"}
+    assert codes("--select", "JT4,JT7", "--ignore", "JT403") == {"JT701"}
+    wrong = run("linted.py:bad", *ARGS, "--select", "JT9", code=2)
+    assert wrong.err.startswith("error: no lint rule has the code 'JT9'\nhint: ")
+
+
+def test_comments_silence_a_line_the_line_below_and_a_function(run):
+    found = run("linted.py:silenced", *ARGS)
+    assert found.out == "nothing found in silenced; 4 silenced\n"
+    other = run("linted.py:other_code", "--args", "f32[8,1024]", code=1)
+    assert other.out.startswith("linted.py:24: JT403 ")
+
+
+def test_the_worst_are_shown_first_and_alone_with_top(run):
+    found = run("linted.py:bad", *ARGS, "--top", "1", code=1).out.splitlines()
+    assert found[0].split()[1] == "JT701" and found[-1] == "5 findings, of which 1 is shown"
+
+
+def test_passes_run_first(run):
+    found = run("linted.py:bad", *ARGS, "-p", "grad", "--select", "JT101", code=1)
+    assert "JT101" in found.out
+    several = run("linted.py:bad", *ARGS, "-p", "nonsense", code=2)
+    assert several.err.startswith("error: unknown pass 'nonsense'")

@@ -4,8 +4,8 @@ The batch is split over the axis "data" of the mesh, and the hidden units of eac
 "model". The constraint on the activations in `step` names no axis: each device gathers the whole
 batch after every block, and computes all of it. `mended_step` keeps the batch split.
 
-    jaxprtool shardings samples/partitioned.py:step --mesh data=4,model=2 \
-        --in-specs "({'up': P(None, None, 'model'), 'down': P(None, 'model')}, P('data'))"
+    jaxprtool shardings samples/partitioned.py:step --mesh data=8 --in-specs "(P(), P('data'))"
+    jaxprtool show samples/partitioned.py:mended_step
 """
 
 import jax

@@ -93,7 +93,9 @@ def test_a_command_prints_what_its_page_shows(command, output, folder):
     failed = (1, 2) if "shapecheck" in command or "--limit" in command else (2,)
     done = (
         (1,)
-        if command.startswith(("jaxprtool nans", "jaxprtool compare", "jaxprtool diff"))
+        if command.startswith(
+            ("jaxprtool nans", "jaxprtool compare", "jaxprtool diff", "jaxprtool lint")
+        )
         else (0,)
     )
     assert code in (failed if "error:" in output else done), printed

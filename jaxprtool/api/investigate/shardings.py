@@ -26,6 +26,7 @@ from jaxprtool.ir.basics.collector import without_collector
 from jaxprtool.ir.basics.quantities import some
 from jaxprtool.ir.hlo.mesh_axes import MeshAxes
 from jaxprtool.ir.hlo.products import product_flops
+from jaxprtool.ir.programs.meshes import mesh_of
 from jaxprtool.ir.programs.program import Program
 from jaxprtool.ir.programs.ref_contents import with_contents
 from jaxprtool.ir.source.frames import frames_now
@@ -57,9 +58,11 @@ def shardings(
             cannot compile it.
         BackendError: If there are too few devices for its mesh.
     """
-    if program.sharded and not arguments:
+    avals = dict(program.arguments)
+    placed = [name for name in program.sharded if mesh_of(avals[name]) is None]
+    if placed and not arguments:  # types do not say where they lie
         raise ArgumentsError(
-            f"{program.name} was traced with {some(program.sharded, 3)} on several devices",
+            f"{program.name} was traced with {some(placed, 3)} on several devices",
             "pass its flat arguments too, which tell where they lie",
         )
     program = with_contents(program)

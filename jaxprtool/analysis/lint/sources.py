@@ -37,6 +37,18 @@ class _Scope:
     local: frozenset[str]
 
 
+_LOOPS = ast.For | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A loop, or a comprehension: the line at which it begins, and the lines of its body."""
+
+    line: int
+    first: int
+    last: int
+
+
 class Sources:
     """Reads the user's files, each once."""
 
@@ -58,9 +70,15 @@ class Sources:
         """Return the line of a function's `def`, given that of its first decorator."""
         return next((s.line for s in self._scopes(file) if s.first == line), line)
 
-    def in_loop(self, frame: UserFrame) -> bool:
-        """Return True if an expression is in a loop of its function, or in a comprehension."""
-        return self._names.repeated(frame)
+    def loops(self, frame: UserFrame) -> list[int]:
+        """Return the lines at which the loops and comprehensions around a line begin."""
+        around = self._around(frame)
+        first = around[-1].first if around else 0
+        return [
+            loop.line
+            for loop in self._loops(frame.file)
+            if loop.line >= first and loop.first <= frame.line <= loop.last
+        ]
 
     def code(self, frame: UserFrame) -> str:
         """Return the text of a line."""
@@ -103,13 +121,26 @@ class Sources:
         return [s for s in self._scopes(frame.file) if s.first <= frame.line <= s.last]
 
     @cached_method
+    def _loops(self, file: str) -> list[_Loop]:
+        nodes = ast.walk(self._tree(file))
+        return [_loop(node) for node in nodes if isinstance(node, _LOOPS)]
+
+    @cached_method
     def _scopes(self, file: str) -> list[_Scope]:
-        try:
-            tree = ast.parse("".join(linecache.getlines(file)))
-        except (SyntaxError, ValueError, RecursionError):
-            return []
-        functions = (n for n in ast.walk(tree) if isinstance(n, _Function))
+        functions = (n for n in ast.walk(self._tree(file)) if isinstance(n, _Function))
         return sorted(map(_scope, functions), key=lambda scope: scope.first)
+
+    @cached_method
+    def _tree(self, file: str) -> ast.Module:
+        try:
+            return ast.parse("".join(linecache.getlines(file)))
+        except (SyntaxError, ValueError, RecursionError):
+            return ast.parse("")
+
+
+def _loop(node: Any) -> _Loop:
+    first = node.body[0].lineno if isinstance(node, ast.For | ast.While) else node.lineno
+    return _Loop(node.lineno, first, node.end_lineno or first)
 
 
 def _scope(function: _Function) -> _Scope:

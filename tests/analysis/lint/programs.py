@@ -218,8 +218,8 @@ PROGRAMS = {
         def f(layers, x):
             def loss(layers):
                 y = x
-                for w in layers:
-                    y = layer(y, w)  # JT501
+                for w in layers:  # JT501
+                    y = layer(y, w)
                 return y.mean()
             return jax.grad(loss)(layers)
 

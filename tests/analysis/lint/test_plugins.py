@@ -25,7 +25,7 @@ RULE = """
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     """Install a package with a module of rules."""
-    known = dict(table.lint_rules)
+    known = {rule.code: rule for rule in table.all_rules()}
 
     def install(text, name):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))

@@ -25,8 +25,8 @@ _BAD = """
 
     @jaxprtool.example("f32[32,64,64]", "f32[8,64]")
     def f(layers, x):
-        for w in layers:
-            x = x + jax.nn.gelu(x @ w)  # JT501
+        for w in layers:  # JT501
+            x = x + jax.nn.gelu(x @ w)
         return x
 """
 
@@ -57,40 +57,30 @@ def unrolled_loops(program: LintedProgram) -> Iterator[Found]:
 
 
 def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
-    by_line = defaultdict[tuple[str, int], list[Node]](list)
-    frames = dict[tuple[str, int], UserFrame]()
+    by_loop = defaultdict[tuple[str, int], list[Node]](list)
     for node in scope.nodes:
-        if not node.is_live or node.is_backward:
-            continue
-        for place, frame in program.user_lines(node).items():
-            frames.setdefault(place, frame)
-            by_line[place].append(node)
-    found = []
-    for place, nodes in by_line.items():
-        count = _iterations(nodes)
-        if count and program.sources.in_loop(frames[place]):
-            found.append((place, nodes, count))
-    yield from _outermost(program, frames, found)
-
-
-def _outermost(
-    program: LintedProgram,
-    frames: dict[tuple[str, int], UserFrame],
-    found: list[tuple[tuple[str, int], list[Node], int]],
-) -> Iterator[Found]:
-    """Yield the lines of loops, without those of loops and lines in the same iterations."""
+        if node.is_live and not node.is_backward:
+            for place in _loops(program, node):
+                by_loop[place].append(node)
     taken = set[Node]()
-    for place, nodes, count in sorted(found, key=lambda each: -len(each[1])):
-        if len(taken.intersection(nodes)) * 2 > len(nodes):
-            continue
+    for (file, line), nodes in sorted(by_loop.items(), key=lambda each: -len(each[1])):
+        count = _iterations(nodes)
+        if not count or len(taken.intersection(nodes)) * 2 > len(nodes):
+            continue  # a loop in the iterations of another
         taken.update(nodes)
         each = len(nodes) // count
         yield Found(
-            frames[place],
+            UserFrame(file, line, "", 0, line, 0),
             f"a Python loop is unrolled: {count} iterations of {plural(each, 'equation')}",
             "use jax.lax.scan over stacked values, or the pass roll (-p roll)",
             f"{len(nodes) - each:,} equations more to trace, lower and compile",
         )
+
+
+def _loops(program: LintedProgram, node: Node) -> dict[tuple[str, int], None]:
+    """Return the loops of the user's files that lead to an equation, by file and line."""
+    frames = program.user_lines(node).values()
+    return {(f.file, line): None for f in frames for line in program.sources.loops(f)}
 
 
 def _iterations(nodes: list[Node]) -> int:

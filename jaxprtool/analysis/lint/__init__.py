@@ -36,13 +36,16 @@ __all__ = [
 
 @without_collector()
 def lint(
-    program: Program | AnyJaxpr, select: Iterable[str] = (), ignore: Iterable[str] = ()
+    program: Program | AnyJaxpr,
+    select: str | Iterable[str] = (),
+    ignore: str | Iterable[str] = (),
 ) -> Findings:
     """Find what costs memory or time for nothing in a program, or makes its results wrong.
 
     Args:
         program: A `Program`, or a jaxpr.
-        select: The codes of the rules to run, or their beginnings (`JT1`); all if empty.
+        select: The codes of the rules to run, or their beginnings (`JT1`), or a text of them with
+            commas; all if empty.
         ignore: The codes of rules not to run, likewise.
 
     Returns:

@@ -115,20 +115,28 @@ def _load() -> None:
             raise PluginError(message) from error
 
 
-def chosen_rules(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> list[LintRule]:
+def _codes(given: str | Iterable[str]) -> tuple[str, ...]:
+    parts = given.split(",") if isinstance(given, str) else given
+    return tuple(filter(None, (part.strip() for part in parts)))
+
+
+def chosen_rules(
+    select: str | Iterable[str] = (), ignore: str | Iterable[str] = ()
+) -> list[LintRule]:
     """Return the rules with codes that begin with one in `select`, and with none in `ignore`.
 
     Args:
-        select: Codes, or their beginnings: `JT1`. All rules if empty.
+        select: Codes, or their beginnings: `JT1`, or a text of them with commas. All rules if
+            empty.
         ignore: Likewise.
 
     Raises:
         ArgumentsError: If no rule has a code that begins with one of them.
     """
-    rules, select, ignore = all_rules(), tuple(select), tuple(ignore)
+    rules, select, ignore = all_rules(), _codes(select), _codes(ignore)
     codes = [rule.code for rule in rules]
     for given in (*select, *ignore):
-        if not given or not any(code.startswith(given) for code in codes):
+        if not any(code.startswith(given) for code in codes):
             hint = did_you_mean(given, codes) or f"the codes are {', '.join(codes)}"
             raise ArgumentsError(f"no lint rule has the code '{given}'", hint)
     return [

@@ -54,6 +54,7 @@ def test_a_rule_of_a_package_is_run_and_chosen_like_ours(install):
     assert found.cost.text == "8 FLOPs" and found.line.startswith("tests/analysis/lint/")
     assert len(jaxprtool.lint(program, select=["XY"])) == 1
     assert len(jaxprtool.lint(program, ignore=["XY1"])) == 0
+    assert len(jaxprtool.lint(program, select="JT1, XY1")) == 1
 
 
 def test_a_code_in_use_and_a_module_that_fails_are_errors_that_name_it(install):

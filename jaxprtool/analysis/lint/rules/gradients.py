@@ -59,7 +59,7 @@ _BAD_CHECKPOINT = """
     @jax.checkpoint
     def f(layers, x):  # JT802
         for w in layers:
-            x = jnp.tanh(x @ w)
+            x = jax.nn.gelu(x @ w)
         return x.mean()
 """
 
@@ -72,7 +72,7 @@ _GOOD_CHECKPOINT = """
     def f(layers, x):
         @jax.checkpoint
         def layer(x, w):
-            return jnp.tanh(x @ w)
+            return jax.nn.gelu(x @ w)
 
         for w in layers:
             x = layer(x, w)

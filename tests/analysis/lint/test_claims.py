@@ -1,0 +1,68 @@
+"""What rules say of wrong results is so: of their bad examples, and not of the good ones."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxprtool
+from jaxprtool.analysis.lint import all_rules, lint
+from tests.benchmarks.models import synthetic
+
+RULES = {rule.code: rule for rule in all_rules()}
+
+#: For each rule, arguments at which the value of the bad example, or its gradient, is not finite.
+UNSAFE = {
+    "JT701": ("value", np.full((8, 64), 100.0, np.float32)),
+    "JT702": ("gradient", np.linspace(-1, 1, 65, dtype=np.float32)[:64]),
+    "JT703": ("value", np.linspace(-200, 200, 512, dtype=np.float32).reshape(64, 8).T),
+    "JT704": ("gradient", np.linspace(-1, 1, 48, dtype=np.float32).reshape(16, 3)),
+}
+
+
+def function(tmp_path, code, kind):
+    path = tmp_path / f"{code.lower()}_{kind}.py"
+    path.write_text(getattr(RULES[code], kind))
+    return jaxprtool.load(f"{path}:f")
+
+
+@pytest.mark.parametrize("code", UNSAFE)
+def test_the_bad_example_is_not_finite_and_the_good_one_is(code, tmp_path):
+    which, x = UNSAFE[code]
+    finite = []
+    for kind in ("bad", "good"):
+        program = function(tmp_path, code, kind)
+        if which == "gradient":
+            assert np.isfinite(program(x)).all()
+            program = jax.grad(program)
+        finite.append(bool(np.isfinite(program(x)).all()))
+    assert finite == [False, True]
+
+
+def test_the_gradient_that_is_said_to_be_zero_is(tmp_path):
+    x = np.linspace(-1, 1, 8 * 64, dtype=np.float32).reshape(8, 64)
+    params = {name: jnp.linspace(0.1, 1.0, 64) for name in ("scale", "w")}
+    gradients = [
+        jax.grad(function(tmp_path, "JT801", kind))(params, x)["scale"] for kind in ("bad", "good")
+    ]
+    assert (gradients[0] == 0).all() and (gradients[1] != 0).all()
+
+
+def test_a_checkpoint_of_everything_does_not_lower_the_peak_and_parts_do(tmp_path):
+    rule, peaks = RULES["JT802"], {}
+    without = rule.bad.replace("@jax.checkpoint\n", "")
+    for name, text in {"bad": rule.bad, "good": rule.good, "without": without}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        program = jaxprtool.load(f"{tmp_path / name}.py:f", "f32[16,64,64], f32[800,64]")
+        peaks[name] = jaxprtool.memory(program.apply("grad")).peak_bytes
+    assert peaks["bad"] == peaks["without"] > 1.3 * peaks["good"]
+
+
+def test_ten_thousand_equations_take_at_most_a_second():
+    program = synthetic(10_000)
+    lint(program)
+    start = time.process_time()
+    lint(program)
+    assert time.process_time() - start < 1.0

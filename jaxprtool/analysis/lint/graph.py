@@ -21,8 +21,8 @@ from jaxprtool.ir.shapes.symbols import value_of
 from jaxprtool.ir.source.scopes import is_backward
 from jaxprtool.jaxcompat import Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 
-#: The number of equations after which calls of bodies that were opened before stay closed.
-_MOST_EQUATIONS = 100_000
+#: The number of equations after which bodies that were entered before are not entered again.
+_MOST_EQUATIONS = 30_000
 
 
 class Value:
@@ -97,7 +97,7 @@ class Node:
         scope: The scope that it is in.
         ins: Its operands.
         outs: Its results.
-        held: The regions of a loop or a branch, or of a call that stays closed; else None.
+        held: The regions of a loop or a branch; else None.
         inner: The scopes of its bodies.
         is_live: Whether a result or an effect of the program depends on it.
     """
@@ -147,7 +147,7 @@ class Node:
     @property
     def operations(self) -> int:
         """The FLOPs and transcendentals of all its runs."""
-        return self.scope.number(Operations().of(self.eqn)) * self.scope.runs
+        return self.scope.number(self.scope.count.of(self.eqn)) * self.scope.runs
 
     @property
     def bytes(self) -> int:
@@ -166,9 +166,12 @@ class Scope:
         results: The results.
         runs: How often it runs; loops with an unknown trip count count as one iteration.
         number_of_body: The index of the body among those of the parent.
+        count: Counts the operations of equations.
     """
 
-    def __init__(self, parent: Node | None, number_of_body: int, runs: int, sizes: Any):
+    def __init__(
+        self, parent: Node | None, number_of_body: int, runs: int, sizes: Any, count: Operations
+    ):
         self.parent = parent
         self.number_of_body = number_of_body
         self.runs = runs
@@ -176,6 +179,7 @@ class Scope:
         self.arguments: list[Value] = []
         self.constants: list[Value] = []
         self.results: list[Value] = []
+        self.count = count
         self._sizes = sizes
 
     def number(self, size: Any) -> int:
@@ -217,7 +221,8 @@ class GraphBuilder:
     def __init__(self, sizes: Any) -> None:
         self._sizes = sizes
         self._count = 0
-        self._opened: set[Jaxpr] = set()
+        self._entered: set[Jaxpr] = set()
+        self._operations = Operations()
 
     def program(self, top: Jaxpr) -> Scope:
         """Return the graph of a program's open jaxpr."""
@@ -226,7 +231,7 @@ class GraphBuilder:
     def _body(
         self, closed: Any, parent: Node | None, number: int, runs: int, around: tuple[JaxprEqn, ...]
     ) -> Scope:
-        scope = Scope(parent, number, runs, self._sizes)
+        scope = Scope(parent, number, runs, self._sizes, self._operations)
         jaxpr = jaxcompat.open_jaxpr(closed)
         known: dict[Var, Value] = {}
         for i, var in enumerate(jaxpr.invars):
@@ -254,7 +259,9 @@ class GraphBuilder:
         for eqn in jaxpr.eqns:
             ins = tuple([_literal(v) if type(v) is Literal else known[v] for v in eqn.invars])
             held = None if flat else regions(eqn)
-            if held is not None and held.kind == "call" and self._opens(held):
+            if held is not None and not self._may_enter(held):
+                held = None
+            if held is not None and held.kind == "call":
                 self._open(scope, held, ins, known, (*around, eqn))
                 continue
             node = Node(eqn, around, scope)
@@ -269,10 +276,10 @@ class GraphBuilder:
             if held is not None:
                 self._hold(node, held)
 
-    def _opens(self, held: Regions) -> bool:
-        (body,) = held.jaxprs
-        seen = body in self._opened
-        self._opened.add(body)
+    def _may_enter(self, held: Regions) -> bool:
+        """Return True if bodies are to be added, as calls of calls may be exponentially many."""
+        seen = self._entered.issuperset(held.jaxprs)
+        self._entered.update(held.jaxprs)
         return not seen or self._count < _MOST_EQUATIONS
 
     def _open(

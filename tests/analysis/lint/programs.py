@@ -274,6 +274,13 @@ PROGRAMS = {
             kept = x > params["threshold"]  # JT801
             return jnp.square(x * params["w"] * kept).mean()
     """,
+    "a checkpoint that saves everything": """
+        @jaxprtool.example("f32[64,64]", "f32[8,64]")
+        def f(w, x):
+            policy = jax.checkpoint_policies.everything_saveable
+            layer = jax.checkpoint(lambda x: jnp.tanh(x @ w), policy=policy)
+            return jnp.sin(layer(x)).mean()  # JT802
+    """,
     "a checkpoint in each iteration": """
         @jaxprtool.example("f32[4,64,64]", "f32[8,64]")
         def f(layers, x):

@@ -41,6 +41,14 @@ def test_the_bad_example_is_not_finite_and_the_good_one_is(code, tmp_path):
     assert finite == [False, True]
 
 
+def test_an_unrolled_loop_is_one_no_more_after_the_passes_that_it_names(tmp_path):
+    text = RULES["JT501"].bad.replace("gelu(x @ w)", "softmax(jax.nn.gelu(x @ w))")
+    (tmp_path / "unrolled.py").write_text(text)
+    program = jaxprtool.load(f"{tmp_path / 'unrolled.py'}:f")
+    codes = {passes: len(lint(program.apply(passes))) for passes in ("", "roll", "outline")}
+    assert codes == {"": 1, "roll": 0, "outline": 0}
+
+
 def test_the_gradient_that_is_said_to_be_zero_is(tmp_path):
     x = np.linspace(-1, 1, 8 * 64, dtype=np.float32).reshape(8, 64)
     params = {name: jnp.linspace(0.1, 1.0, 64) for name in ("scale", "w")}
@@ -58,6 +66,14 @@ def test_a_checkpoint_of_everything_does_not_lower_the_peak_and_parts_do(tmp_pat
         program = jaxprtool.load(f"{tmp_path / name}.py:f", "f32[16,64,64], f32[800,64]")
         peaks[name] = jaxprtool.memory(program.apply("grad")).peak_bytes
     assert peaks["bad"] == peaks["without"] > 1.3 * peaks["good"]
+
+
+def test_calls_of_calls_are_not_entered_for_ever():
+    function = jnp.tanh
+    for _ in range(40):  # 2**40 calls of tanh
+        function = jax.jit(lambda x, inner=function: inner(inner(x)))
+    program = jaxprtool.trace(function, jnp.ones(8))
+    assert {found.code for found in lint(program)} == {"JT501"}
 
 
 def test_ten_thousand_equations_take_at_most_a_second():

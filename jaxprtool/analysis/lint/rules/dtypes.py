@@ -135,7 +135,7 @@ def widened(program: LintedProgram) -> Iterator[Found]:
     product runs at the rate of the wider type. Conversions that the source states are not reported.
     """
     for node in program.where(lambda node: node.traits.broadcasts or node.traits.bilinear):
-        if len(node.ins) != 2 or node.is_backward or node.has_rule:
+        if len(node.ins) != 2 or node.is_backward or node.has_rule or not program.is_own(node):
             continue
         for value, other in (node.ins, node.ins[::-1]):
             narrow = _promoted(program, node, value)
@@ -233,7 +233,7 @@ def round_trips(program: LintedProgram) -> Iterator[Found]:
             continue
         if len(middle.live_readers) > 1 or middle.is_result or middle.elements < 2:
             continue
-        if node.is_backward or first.is_backward or node.has_rule:
+        if node.is_backward or first.is_backward or node.has_rule or not program.is_own(node):
             continue
         if program.frame(first) == program.frame(node) or _same_line(program, first, node):
             continue

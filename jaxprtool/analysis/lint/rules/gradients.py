@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxprtool.analysis.cost.by_equation import Operations
+import jax
+
 from jaxprtool.analysis.gradient_flow import Stop, gradient_flow
 from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Scope
@@ -161,41 +162,48 @@ def _node(program: LintedProgram, stop: Stop) -> Node | None:
     return next((n for n in program.nodes if stop.frame and program.frame(n) == stop.frame), None)
 
 
-@lint_rule("JT802", "whole-checkpoint", bad=_BAD_CHECKPOINT, good=_GOOD_CHECKPOINT)
-def whole_checkpoints(program: LintedProgram) -> Iterator[Found]:
-    """One `jax.checkpoint` holds nearly the whole function.
+@lint_rule("JT802", "useless-checkpoint", bad=_BAD_CHECKPOINT, good=_GOOD_CHECKPOINT)
+def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
+    """A `jax.checkpoint` does not lower the peak: it holds nearly the whole function.
 
     Its backward pass first computes everything again and keeps all of it, so that the peak is what
-    it was without the checkpoint. Checkpoints of parts, one after the other, lower it.
+    it was without the checkpoint. Checkpoints of parts, one after the other, lower it. Neither does
+    a checkpoint whose policy saves everything.
     """
     if program.has_backward or not program.is_loss:
         return
-    operations = Operations()
     total = sum(node.operations for node in program.nodes if node.scope is program.top)
     if total < LEAST_OPERATIONS:
         return
     seen = set[int]()
     for node in program.nodes:
         for depth, eqn in enumerate(node.around):
-            call = node.path[: depth + 1]
-            if not _is_plain_checkpoint(node, depth) or id(eqn) in seen:
+            if traits(eqn).call != "remat" or id(eqn) in seen:
                 continue
             seen.add(id(eqn))
-            own = program.top.number(operations.of(eqn))
-            if own >= _WHOLE * total:
-                known = program.frame_of(call)
+            policy, call = eqn.params.get("policy"), node.path[: depth + 1]
+            where = None if program.frame_of(call) is None else call
+            if policy is jax.checkpoint_policies.everything_saveable:
                 yield Found(
-                    None if known is None else call,
-                    "one checkpoint holds nearly all of the function: it does not lower the peak",
-                    "checkpoint parts (each layer), or remove it",
-                    "{flops} that are computed again in the backward pass",
-                    flops=own,
+                    where,
+                    "the policy of this checkpoint saves everything: it does not lower the peak",
+                    "use another policy, or remove the checkpoint",
+                    "residuals that are all kept",
                 )
+            elif policy is None and _is_lonely(node, depth):
+                own = program.top.number(node.scope.count.of(eqn))
+                if own >= _WHOLE * total:
+                    yield Found(
+                        where,
+                        "one checkpoint holds nearly all of the function: it does not lower the "
+                        "peak",
+                        "checkpoint parts (each layer), or remove it",
+                        "{flops} that are computed again in the backward pass",
+                        flops=own,
+                    )
 
 
-def _is_plain_checkpoint(node: Node, depth: int) -> bool:
-    """Return True for a checkpoint that saves nothing, without checkpoints or loops in it."""
-    eqn = node.around[depth]
-    inner = [each for each in node.around[depth + 1 :] if traits(each).call == "remat"]
-    saves = eqn.params.get("policy") is not None
-    return traits(eqn).call == "remat" and not saves and not inner and node.scope.parent is None
+def _is_lonely(node: Node, depth: int) -> bool:
+    """Return True for a checkpoint outside of loops, and without checkpoints in it."""
+    inner = (traits(each).call == "remat" for each in node.around[depth + 1 :])
+    return node.scope.parent is None and not any(inner)

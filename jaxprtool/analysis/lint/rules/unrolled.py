@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from jaxprtool import jaxcompat
 from jaxprtool.analysis.lint.findings import Found
 from jaxprtool.analysis.lint.graph import Node, Scope
 from jaxprtool.analysis.lint.linted_program import LintedProgram
 from jaxprtool.analysis.lint.table import lint_rule
 from jaxprtool.ir.basics.quantities import plural
+from jaxprtool.ir.core.traits import traits
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Fewer iterations, or equations in all, compile fast enough.
@@ -59,7 +61,7 @@ def unrolled_loops(program: LintedProgram) -> Iterator[Found]:
 def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
     by_loop = defaultdict[tuple[str, int], list[Node]](list)
     for node in scope.nodes:
-        if node.is_live and not node.is_backward:
+        if node.is_live and not node.is_backward and not _is_outlined(node):
             for place in _loops(program, node):
                 by_loop[place].append(node)
     taken = set[Node]()
@@ -75,6 +77,12 @@ def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
             "use jax.lax.scan over stacked values, or the pass roll (-p roll)",
             f"{len(nodes) - each:,} equations more to trace, lower and compile",
         )
+
+
+def _is_outlined(node: Node) -> bool:
+    """Return True if an equation is in a call that XLA compiles once, by the pass `outline`."""
+    calls = (eqn for eqn in node.around if traits(eqn).call == "jit")
+    return any(jaxcompat.mark_of(eqn) != "plain" for eqn in calls)
 
 
 def _loops(program: LintedProgram, node: Node) -> dict[tuple[str, int], None]:

@@ -42,11 +42,10 @@ _LOOPS = ast.For | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.G
 
 @dataclass(frozen=True)
 class _Loop:
-    """A loop, or a comprehension: the line at which it begins, and the lines of its body."""
+    """A loop or a comprehension: its first line, and the first and last places of what repeats."""
 
     line: int
-    first: int
-    last: int
+    parts: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
 
 class Sources:
@@ -71,13 +70,13 @@ class Sources:
         return next((s.line for s in self._scopes(file) if s.first == line), line)
 
     def loops(self, frame: UserFrame) -> list[int]:
-        """Return the lines at which the loops and comprehensions around a line begin."""
-        around = self._around(frame)
+        """Return the lines at which the loops that run an expression again and again begin."""
+        around, place = self._around(frame), (frame.line, frame.column)
         first = around[-1].first if around else 0
         return [
             loop.line
             for loop in self._loops(frame.file)
-            if loop.line >= first and loop.first <= frame.line <= loop.last
+            if loop.line >= first and any(part[0] <= place <= part[1] for part in loop.parts)
         ]
 
     def code(self, frame: UserFrame) -> str:
@@ -139,8 +138,18 @@ class Sources:
 
 
 def _loop(node: Any) -> _Loop:
-    first = node.body[0].lineno if isinstance(node, ast.For | ast.While) else node.lineno
-    return _Loop(node.lineno, first, node.end_lineno or first)
+    repeated: list[Any]
+    if isinstance(node, ast.For | ast.While):
+        repeated = node.body
+    else:  # not what the first of its `for` iterates over
+        first, *others = node.generators
+        repeated = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        repeated += [*first.ifs, *(part for other in others for part in (other.iter, *other.ifs))]
+    return _Loop(node.lineno, tuple(map(_range, repeated)))
+
+
+def _range(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 def _scope(function: _Function) -> _Scope:

@@ -213,6 +213,11 @@ PROGRAMS = {
                 x = jax.nn.softmax(jax.nn.gelu(x @ w)) + x
             return x
     """,
+    "what a comprehension goes over is computed once": """
+        @jaxprtool.example("f32[64,64]")
+        def f(x):
+            return sum(y.sum() for y in [jnp.select([x > i for i in range(64)], [x] * 64)])
+    """,
     "many layers, and their gradient": """
         @jaxprtool.example(["f32[64,64]"] * 24, "f32[8,64]")
         def f(layers, x):

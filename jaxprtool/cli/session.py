@@ -166,18 +166,6 @@ class Function:
         if cache is not None:
             use_cache(cache)
 
-    def start_devices(self) -> None:
-        """Import JAX and the module of TARGET, with virtual devices for the mesh.
-
-        They are used where the machine, its environment, or the module gives no number of devices.
-        """
-        self.start()
-        if self.host_devices is None:
-            count = max(prod((self.mesh or {}).values()), _VIRTUAL_DEVICES)
-            use_virtual_devices(count)
-            self.import_module()
-            use_virtual_devices(count)  # the module may set their number
-
     def viewed(self) -> contextlib.AbstractContextManager[None]:
         """Apply --frames and --mine in a `with` block."""
         from jaxprtool.ir.source.frame_choice import frames
@@ -326,7 +314,12 @@ class Function:
             return contextlib.nullcontext()
         from jaxprtool.ir.programs.meshes import mesh_set
 
-        return mesh_set(self.mesh, self._explicit)
+        return mesh_set(self.mesh, self._explicit, self._on_virtual_devices)
+
+    @property
+    def _on_virtual_devices(self) -> bool:
+        """Whether the mesh may be one of virtual devices: the function is not run."""
+        return False
 
     @cached_property
     def _explicit(self) -> bool:
@@ -382,6 +375,28 @@ class Session(Function):
         """Set the mesh of `--mesh`, as for tracing, for what is done with the program."""
         has_own = self._is_file and bool(traced.program.meshes) and not self.pipeline.partitions
         return self._mesh_set(has_own)
+
+
+@dataclass(frozen=True)
+class PartitionSession(Session):
+    """A group of options: TARGET, to be compiled for the devices of a mesh, and not run.
+
+    It has virtual devices for the mesh where the machine, its environment, or the module of TARGET
+    gives no number of devices.
+    """
+
+    def start(self, cache: bool | None = None) -> None:
+        """Import JAX and the module of TARGET."""
+        super().start(cache)
+        if self.host_devices is None:
+            count = max(prod((self.mesh or {}).values()), _VIRTUAL_DEVICES)
+            use_virtual_devices(count)
+            self.import_module()
+            use_virtual_devices(count)  # the module may set their number
+
+    @property
+    def _on_virtual_devices(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.cost import Device
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.partitioned import bandwidth_option, partitioned
-from jaxprtool.cli.session import Session, command
-from jaxprtool.errors import ArgumentsError, did_you_mean
+from jaxprtool.cli.session import PartitionSession, command
+from jaxprtool.errors import ArgumentsError, OutputError, did_you_mean
 from jaxprtool.ir.basics.quantities import some
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _Backend = Annotated[
 
 @command
 def shardings(
-    session: Session,
+    session: PartitionSession,
     top: _Top = 10,
     replicated: _Replicated = False,
     picture: _Picture = None,
@@ -74,7 +74,9 @@ def shardings(
       jaxprtool shardings samples/sharded.py:grad_loss
       jaxprtool shardings samples/partitioned.py:step --mesh data=8 --in-specs "(P(), P('data'))"
     """
-    session.start_devices()
+    if picture is not None and (json or replicated):
+        raise OutputError("--picture cannot be combined with --json or --replicated")
+    session.start()
     from jaxprtool.analysis.cost.devices import device_named
     from jaxprtool.analysis.cost.interconnects import interconnect_named
     from jaxprtool.analysis.shardings.times import timed

@@ -88,6 +88,13 @@ def test_a_picture_shows_the_parts_of_each_device(cli):
     assert "did you mean 'weights'?" in wrong.err
 
 
+def test_a_picture_is_not_combined_with_other_forms(cli):
+    for option in ("--json", "--replicated"):
+        found = cli(*STEP, "--picture", "x", option)
+        assert found.code == 2 and found.out == ""
+        assert found.err == "error: --picture cannot be combined with --json or --replicated\n"
+
+
 def test_times_are_those_of_an_interconnect_and_a_device(cli):
     found = cli(*STEP, "--bandwidth", "1GB/s", "--device", "h100")
     assert found.code == 0 and "57.3 µs" in found.out  # 56 KiB at a gigabyte a second

@@ -137,8 +137,8 @@ def _without(axes: Sequence[str], entry: object) -> tuple[str, ...]:
 
 
 def _entries(spec: str) -> PartitionSpec:
-    """Return a spec from its text."""
-    inside = spec.removeprefix("P(").removesuffix(")")
+    """Return a spec from its text; an array on one device is not cut."""
+    inside = spec[2:-1] if spec.startswith("P(") else ""
     return PartitionSpec(*ast.literal_eval(f"({inside},)")) if inside else PartitionSpec()
 
 

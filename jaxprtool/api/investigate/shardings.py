@@ -111,13 +111,11 @@ def _axes(program: Program, found: Partitioned, devices: Sequence[Any]) -> MeshA
     numbers = {device.id: i for i, device in enumerate(devices)}
     placed = jax.tree.leaves((found.compiled.input_shardings, found.compiled.output_shardings))
     given = (mesh for each in placed if (mesh := getattr(each, "mesh", None)) is not None)
-    best = None
+    best: MeshAxes | None = None
     for mesh in (*program.meshes, *given):
-        order: list[int] | None = None
-        if isinstance(mesh, Mesh):
-            order = [numbers[each.id] for each in mesh.devices.flat if each.id in numbers]
-        if len(order or devices) != len(devices) or prod(mesh.axis_sizes) != len(devices):
-            continue
-        if best is None or len(mesh.shape) > len(best.shape):
+        known = mesh.devices.flat if isinstance(mesh, Mesh) else devices
+        order = [numbers[each.id] for each in known if each.id in numbers]
+        is_of_these = len(order) == prod(mesh.axis_sizes) == len(devices)
+        if is_of_these and (best is None or len(mesh.shape) > len(best.shape)):
             best = MeshAxes(mesh.shape, order)
     return best or MeshAxes({"devices": len(devices)})

@@ -51,7 +51,10 @@ def with_prefix(number: float, unit: str = "") -> str:
     return f"{number:,.1f} E{unit}"
 
 
-_BYTES = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d\d?)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
+#: A number, and a prefix of the SI or of the IEC.
+_AMOUNT = r"(\d+(?:\.\d*)?(?:e\+?\d\d?)?)\s*(?:([kmgtp])(i?))?"
+_BYTES = re.compile(f"{_AMOUNT}b?", re.IGNORECASE)
+_FLOPS = re.compile(f"{_AMOUNT}(?:flops?)?", re.IGNORECASE)
 
 
 def bytes_of(text: str) -> int:
@@ -60,15 +63,7 @@ def bytes_of(text: str) -> int:
     Raises:
         ArgumentsError: If the text is not a number of bytes.
     """
-    read = _BYTES.fullmatch(text.strip())
-    if read is None:
-        raise ArgumentsError(f"'{text}' is not a number of bytes such as 8GiB, 500MB or 2e9")
-    number, prefix, binary = read.groups()
-    unit = (1024 if binary else 1000) ** (" kmgt".index(prefix.lower()) if prefix else 0)
-    return int(Decimal(number) * unit)
-
-
-_FLOPS = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d\d?)?)\s*([kmgtp]?)(?:flops?)?", re.IGNORECASE)
+    return _amount(text, _BYTES, "bytes such as 8GiB, 500MB or 2e9")
 
 
 def flops_of(text: str) -> int:
@@ -77,9 +72,13 @@ def flops_of(text: str) -> int:
     Raises:
         ArgumentsError: If the text is not a number of FLOPs.
     """
-    read = _FLOPS.fullmatch(text.strip())
+    return _amount(text, _FLOPS, "FLOPs such as 3 GFLOP, 500M or 2e9")
+
+
+def _amount(text: str, pattern: re.Pattern[str], what: str) -> int:
+    read = pattern.fullmatch(text.strip())
     if read is None:
-        raise ArgumentsError(f"'{text}' is not a number of FLOPs such as 3 GFLOP, 500M or 2e9")
-    number, prefix = read.groups()
-    unit = 1000 ** (" kmgtp".index(prefix.lower()) if prefix else 0)
+        raise ArgumentsError(f"'{text}' is not a number of {what}")
+    number, prefix, binary = read.groups()
+    unit = (1024 if binary else 1000) ** (" kmgtp".index(prefix.lower()) if prefix else 0)
     return int(Decimal(number) * unit)

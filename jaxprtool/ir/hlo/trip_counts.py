@@ -13,7 +13,7 @@ from jaxprtool.ir.hlo.module import Instruction, Module
 from jaxprtool.ir.hlo.wire import integers, submessage, text
 
 #: Operations that pass on their operand.
-_SAME = frozenset({"copy", "bitcast", "copy-start", "copy-done", "convert"})
+_SAME = frozenset({"copy", "bitcast", "copy-start", "copy-done"})
 
 
 def trip_count(module: Module, loop: Instruction) -> int | None:
@@ -31,9 +31,9 @@ def counted_trips(module: Module, loop: Instruction) -> int | None:
         return None
     counter, limit = (module.instructions[each] for each in compare.operands)
     end = _constant(module, limit)
-    if counter.opcode != "get-tuple-element" or end is None or body.root.opcode != "tuple":
+    index = _carried(module, counter)
+    if index is None or end is None or body.root.opcode != "tuple":
         return None
-    index = counter.tuple_index
     start = _constant(module, _element(module, module.instructions[loop.operands[0]], index))
     step = _step(module, _element(module, body.root, index), index)
     if start is None or not step or step < 0:
@@ -52,12 +52,18 @@ def _step(module: Module, made: Instruction, index: int) -> int | None:
     if made.opcode != "add":
         return None
     operands = [_passed(module, module.instructions[each]) for each in made.operands]
-    counters = [
-        each.opcode == "get-tuple-element" and each.tuple_index == index for each in operands
-    ]
+    counters = [_carried(module, each) == index for each in operands]
     if counters == [True, False]:
         return _constant(module, operands[1])
     return _constant(module, operands[0]) if counters == [False, True] else None
+
+
+def _carried(module: Module, value: Instruction) -> int | None:
+    """Return which element of a loop's carry a value is in the body or the condition, or None."""
+    if value.opcode != "get-tuple-element":
+        return None
+    is_carry = module.instructions[value.operands[0]].opcode == "parameter"
+    return value.tuple_index if is_carry else None
 
 
 def _constant(module: Module, value: Instruction) -> int | None:

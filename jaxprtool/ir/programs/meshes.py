@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from operator import attrgetter
 from typing import Any
 
@@ -21,14 +21,17 @@ from jaxprtool.ir.programs.jit_options import JitOptions
 from jaxprtool.ir.programs.program import Program
 
 
-def mesh_set(axes: Mapping[str, int], explicit: bool) -> AbstractContextManager[object]:
-    """Set a mesh of the first devices, or else of the CPU's; an abstract one if both are too few.
+def mesh_set(
+    axes: Mapping[str, int], explicit: bool, virtual: bool = False
+) -> AbstractContextManager[object]:
+    """Set a mesh of the first devices, or an abstract one if there are too few.
 
     Args:
         axes: The names of its axes, and their sizes.
         explicit: Whether types name the axes; otherwise they are the partitioner's.
+        virtual: Whether the CPU's devices are used if JAX's default ones are too few.
     """
-    mesh = _mesh(axes, AxisType.Explicit if explicit else AxisType.Auto)
+    mesh = _mesh(axes, AxisType.Explicit if explicit else AxisType.Auto, virtual)
     return jax.set_mesh(mesh) if isinstance(mesh, Mesh) else jax.sharding.use_abstract_mesh(mesh)
 
 
@@ -45,10 +48,13 @@ def on_axes(program: Program, axes: Mapping[str, int]) -> Program:
     return program.on_mesh(_mesh(axes, AxisType.Auto))
 
 
-def _mesh(axes: Mapping[str, int], kind: AxisType) -> Mesh | AbstractMesh:
+def _mesh(axes: Mapping[str, int], kind: AxisType, virtual: bool = False) -> Mesh | AbstractMesh:
     sizes, names = tuple(axes.values()), tuple(axes)
     kinds, count = (kind,) * len(sizes), math.prod(sizes)
-    devices = jax.devices() if len(jax.devices()) >= count else jax.devices("cpu")
+    devices = jax.devices()
+    if virtual and len(devices) < count:
+        with suppress(RuntimeError):  # JAX_PLATFORMS leaves out the CPU
+            devices = jax.devices("cpu")
     if len(devices) < count:
         return AbstractMesh(sizes, names, axis_types=kinds)
     return jax.make_mesh(sizes, names, axis_types=kinds, devices=devices[:count])

@@ -54,6 +54,18 @@ def test_nothing_is_proposed_where_nothing_helps():
     assert proposed(SHARDED["tensor"]()).constraints == ()
 
 
+def test_a_value_on_one_device_has_constraints_too():
+    mesh = mesh_of(data=8)
+
+    def called(x):
+        made = jax.pure_callback(lambda v: np.asarray(v) * 2, floats(64, 8), x)
+        return with_sharding_constraint(made, P("data")) * x
+
+    found = proposed(Sharded(under_jit(called, mesh, P("data")), (floats(64, 8),), mesh))
+    assert "one device" in {each.reason.operand_spec for each in found.collectives if each.reason}
+    assert all(each.sent_bytes < found.sent_bytes for each in found.constraints)
+
+
 def test_explicit_axes_are_refused():
     with pytest.raises(UnsupportedError, match="the axes of the mesh of forward are explicit"):
         proposed(SHARDED["explicit"]())

@@ -104,3 +104,47 @@ def test_other_loops_are_not_taken_for_counting(change):
     module = read_module(hlo_module_from_text(text).as_serialized_hlo_module_proto())
     (loop,) = loops(module)
     assert trip_count(module, loop) is None
+
+
+#: A loop whose counter an inner loop changes, before one is added to it.
+CHANGED_INSIDE = """HloModule changed
+inner_body {
+  carry = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(carry), index=0
+  x = f32[8] get-tuple-element(carry), index=1
+  doubled = s32[] add(i, i)
+  ROOT made = (s32[], f32[8]) tuple(doubled, x)
+}
+inner_condition {
+  carry = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(carry), index=0
+  last = s32[] constant(7)
+  ROOT less = pred[] compare(i, last), direction=LT
+}
+body {
+  carry = (s32[], f32[8]) parameter(0)
+  inner = (s32[], f32[8]) while(carry), condition=inner_condition, body=inner_body
+  i = s32[] get-tuple-element(inner), index=0
+  x = f32[8] get-tuple-element(inner), index=1
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  ROOT made = (s32[], f32[8]) tuple(next, x)
+}
+condition {
+  carry = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(carry), index=0
+  last = s32[] constant(100)
+  ROOT less = pred[] compare(i, last), direction=LT
+}
+ENTRY main {
+  x = f32[8] parameter(0)
+  first = s32[] constant(1)
+  start = (s32[], f32[8]) tuple(first, x)
+  ROOT loop = (s32[], f32[8]) while(start), condition=condition, body=body
+}
+"""
+
+
+def test_a_counter_that_an_inner_loop_changes_is_not_counted():
+    module = read_module(hlo_module_from_text(CHANGED_INSIDE).as_serialized_hlo_module_proto())
+    assert [trip_count(module, each) for each in loops(module)] == [None, None]

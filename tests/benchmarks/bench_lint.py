@@ -8,10 +8,7 @@ Medians of CPU seconds beyond tracing, in all and by rule.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from jaxprtool import lint, trace
 from jaxprtool.analysis.lint import LintedProgram, all_rules
 from jaxprtool.analysis.stats import count_equations
+from tests.benchmarks.bench_cost import median
 from tests.benchmarks.gradient_models import losses
 from tests.benchmarks.models import synthetic, transformer_gradient
-
-
-def median(function: Callable[[], Any], rounds: int) -> float:
-    """Return the median CPU time of a function, in seconds."""
-    taken = []
-    for _ in range(rounds):
-        start = time.process_time()
-        function()
-        taken.append(time.process_time() - start)
-    return statistics.median(taken)
 
 
 def programs(size: int) -> dict[str, Any]:

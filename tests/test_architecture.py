@@ -160,6 +160,7 @@ NAME_LISTS = {
     "ir/basics/plugins.py": "whose primitives they are, for the hint to install it",
     "ir/core/traits.py": "the table",
     "ir/hlo/live_ranges.py": "XLA's instructions, which are not primitives",
+    "ir/hlo/trip_counts.py": "XLA's instructions",
     "jaxcompat/checking.py": "what rules of JAX's own look at; stands below the table",
     "formats/jaxpr/params.py": "parameters of primitives, by name",
     "formats/python/rules/elementwise.py": "a rule for each operator, registered in a loop",

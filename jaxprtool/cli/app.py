@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from jaxprtool.cli import completion, errors, launch, signs, start
+from jaxprtool.cli import completion, errors, launch, output, signs, start
 from jaxprtool.errors import OutputError
 
 PROGRAM = "jaxprtool"
@@ -27,38 +27,56 @@ _EPILOG = (
     "raised; 70 internal error; 130 interrupted.[/]"
 )
 
-#: The commands, each a function in the module of its name, and the first lines of their docstrings.
+#: The panels of the help. Below each title are its commands, each a function in the module of its
+#: name, and the first lines of their docstrings.
 _LISTED = """\
-record: Run a script unchanged, and record what JAX compiles in it: what, how often, why again.
+Look
 show: Show a function's jaxpr in JAX's own notation.
-browse: Browse a function's jaxpr on the full screen, beside its source.
-cost: Estimate a function's FLOPs and memory traffic; --measure also compiles and times it.
-source: Show your source files with each line's FLOPs, bytes and residuals.
-profile: Run a compiled function under JAX's profiler, and show the time by your own lines.
-memory: Estimate a function's peak memory, and list the values that are live at the peak.
-shardings: Show what XLA's partitioner makes of a function on several devices, by line.
-residuals: Show the residuals: the values that a gradient keeps for its backward pass.
-lint: Find what costs memory or time for nothing in a function, or makes its results wrong.
+browse: Browse a jaxpr on the full screen, beside its source.
+source: Show each source line with its FLOPs, bytes and residuals.
+diff: Show by line which equations differ between two programs.
 why: Show what an argument affects, or what a result depends on, by source line.
-report: Write an HTML report: the listing after each pass, cost, memory and residuals.
-opt: Run passes over a function's jaxpr and print the result.
-diff: Show which equations were removed, added or changed between two programs, by line.
+
+Measure
+cost: Estimate FLOPs and memory traffic; --measure also times it.
+memory: Estimate the peak memory, and list what is live at the peak.
+residuals: Show the values that a gradient keeps for its backward pass.
+profile: Time a compiled function by your lines, with JAX's profiler.
+bench: Time variants in turns, with confidence intervals of ratios.
+outline: Show the bodies that repeat, and what shortens compilation.
+report: Write an HTML report: each pass, cost, memory and residuals.
+
+Run and debug
+record: Run a script, and record what JAX compiles, and why again.
 run: Compile a function, run it, and show its results and times.
-nans: Find the equation that produces the first NaN or infinity, and whether it reaches a result.
+nans: Find the equation that produces the first NaN or infinity.
 watch: Run a function and summarise its intermediate values.
-compare: Run variants of a function on the same inputs, and measure how their results differ.
-bench: Time variants of a function in turns, with the confidence interval of their ratios.
-reduce: Shrink a function while a check holds, to reproduce a crash or wrong result.
-emit: Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
-unzip: Split a function into init, which makes its variables, and apply, which takes them.
-vmap: Map a function over an axis, as jax.vmap does; --args are those of one batch element.
-outline: Show the bodies that a function repeats, and what shortens its compilation.
-shapecheck: Check the types of a function's results for all sizes of its arguments.
-passes: List the available passes and named pipelines; `explain NAME` describes one.
-explain: Describe a pass with its options and rules, a named pipeline, or a primitive.
-backends: List the backends and devices of this machine, and those that do not start.
+compare: Measure how the results of variants of a function differ.
+reduce: Shrink a function while a check holds, to reproduce a fault.
+
+Rewrite and export
+opt: Run passes over a function's jaxpr and print the result.
+emit: Export to Python, StableHLO, HLO, a graph or jax.export.
+unzip: Split a function into init and apply, by its variables.
+vmap: Map a function over an axis, as jax.vmap does.
+shapecheck: Check the types of results for all sizes of the arguments.
+
+Several devices
+shardings: Show what XLA's partitioner makes of a function, by line.
+backends: List the backends and devices, and those that do not start.
+
+In your repository
+lint: Find what costs memory or time for nothing, or is wrong.
+
+Reference
+explain: List the passes; describe a pass, a pipeline or a primitive.
 """
-COMMANDS = dict(line.split(": ", 1) for line in _LISTED.splitlines())
+_BLOCKS = [block.splitlines() for block in _LISTED.split("\n\n")]
+PANELS = {title: dict(line.split(": ", 1) for line in lines) for title, *lines in _BLOCKS}
+COMMANDS = {name: summary for panel in PANELS.values() for name, summary in panel.items()}
+
+#: The names that commands had before.
+_RENAMED = {"passes": "explain"}
 
 
 class _Commands(TyperGroup):
@@ -73,6 +91,9 @@ class _Commands(TyperGroup):
             self.add_command(TyperCommand(name, help=summary))
 
     def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        if renamed := _RENAMED.get(arguments[0]):
+            output.warning(f"`{arguments[0]}` is now `{renamed}`")
+            arguments = [renamed, *arguments[1:]]
         if arguments[0] in COMMANDS:
             self.add_command(command(arguments[0]))
         return super().resolve_command(context, arguments)
@@ -80,7 +101,7 @@ class _Commands(TyperGroup):
     def format_help(self, context: Any, formatter: object) -> None:
         from jaxprtool.cli import group_help
 
-        group_help.write(self, context)
+        group_help.write(self, context, PANELS)
 
 
 def command(name: str) -> Any:
@@ -124,30 +145,12 @@ def _top(
 
     [bold]Examples[/]
 
+      jaxprtool record train.py
       jaxprtool show samples/transformer.py:loss
       jaxprtool show jax.numpy:linalg.det --args "f32[4,4]"
-      jaxprtool browse samples/transformer.py:loss
-      jaxprtool cost samples/transformer.py:loss -p grad
       jaxprtool source samples/transformer.py:loss -p grad
-      jaxprtool profile samples/transformer.py:loss -p grad
-      jaxprtool memory samples/transformer.py:loss -p grad
-      jaxprtool residuals samples/transformer.py:loss
-      jaxprtool lint samples/transformer.py:loss
-      jaxprtool why samples/transformer.py:loss "params['positions']"
-      jaxprtool report samples/transformer.py:loss -p grad -o report.html
-      jaxprtool opt  samples/transformer.py:loss -p dce --stats
-      jaxprtool run  samples/transformer.py:loss --backend cpu
       jaxprtool nans samples/transformer.py:loss -p grad
-      jaxprtool watch samples/transformer.py:loss --by scope
-      jaxprtool compare samples/transformer.py:loss -p "" -p "-O2"
-      jaxprtool bench samples/transformer.py:loss -p "" -p "-O2"
-      jaxprtool diff samples/transformer.py:loss@HEAD samples/transformer.py:loss
-      jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
-      jaxprtool emit samples/transformer.py:loss --to stablehlo
-      jaxprtool unzip samples/mlp_variables.py:net -o net/
-      jaxprtool vmap samples/batching.py:loss --in-axes "(None, 0)" --axis-size 32
-      jaxprtool outline samples/layers.py:loss -p value_and_grad
-      jaxprtool shapecheck jax.nn:softmax "f32[n,d]" "f32[n,d]"
+      jaxprtool opt samples/transformer.py:loss -p dce --stats
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

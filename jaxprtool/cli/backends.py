@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @command
 def backends(json: options.Json = False, *, on_progress: OnProgress) -> None:
-    """List the backends and devices of this machine, and those that do not start.
+    """List the backends and devices, and those that do not start.
 
     [bold]Example[/]
 

@@ -99,7 +99,7 @@ def bench(
     fail_over: _FailOver = None,
     json: options.Json = False,
 ) -> None:
-    """Time variants of a function in turns, with the confidence interval of their ratios.
+    """Time variants in turns, with confidence intervals of ratios.
 
     Variants are all of TARGETs x pipelines. The first is what the others are compared with.
 

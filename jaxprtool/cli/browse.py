@@ -15,7 +15,7 @@ from jaxprtool.errors import OutputError
 def browse(
     session: Session,
 ) -> None:
-    """Browse a function's jaxpr on the full screen, beside its source.
+    """Browse a jaxpr on the full screen, beside its source.
 
     Fold and search the listing, go from a value to its definition and uses, from a source line to
     its equations, and from the program before a pass to the one after it. ? shows the keys.

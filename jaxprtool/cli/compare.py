@@ -107,7 +107,7 @@ def compare(
     html: _Html = None,
     json: options.Json = False,
 ) -> None:
-    """Run variants of a function on the same inputs, and measure how their results differ.
+    """Measure how the results of variants of a function differ.
 
     Variants are all of TARGETs x pipelines x precisions x backends. The first is the reference.
     Exit code 1 if a result is not within tolerance of its own.

@@ -73,7 +73,7 @@ def cost(
     pprof: _Pprof = None,
     json: options.Json = False,
 ) -> None:
-    """Estimate a function's FLOPs and memory traffic; --measure also compiles and times it.
+    """Estimate FLOPs and memory traffic; --measure also times it.
 
     Loops are counted once per iteration, calls once per call, and branches as a range from the
     cheapest to the most expensive. Bytes are the memory traffic that remains after fusion.

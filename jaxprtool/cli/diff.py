@@ -113,7 +113,7 @@ def diff(
     json: options.Json = False,
     pager: options.Pager = False,
 ) -> None:
-    """Show which equations were removed, added or changed between two programs, by line.
+    """Show by line which equations differ between two programs.
 
     Programs are matched as graphs: names, lines, and the order of independent equations are
     ignored. The exit code is 1 if they differ. With --measure, the differences are shown with the

@@ -134,7 +134,7 @@ def emit(
     out: _Out = None,
     callbacks: options.Callbacks = "refuse",
 ) -> None:
-    """Write a function as Python source, StableHLO, HLO, a graph or a jax.export artifact.
+    """Export to Python, StableHLO, HLO, a graph or jax.export.
 
     [bold]Examples[/]
 

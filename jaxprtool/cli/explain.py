@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.passes import write_passes
 from jaxprtool.cli.progress import OnProgress
 from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.cli.start import start_jax
@@ -46,10 +47,13 @@ def explain(
     *,
     on_progress: OnProgress,
 ) -> None:
-    """Describe a pass with its options and rules, a named pipeline, or a primitive.
+    """List the passes; describe a pass, a pipeline or a primitive.
+
+    Without a name, the passes and the named pipelines are listed.
 
     [bold]Examples[/]
 
+      jaxprtool explain
       jaxprtool explain simplify
       jaxprtool explain dot_general
       jaxprtool explain -O1
@@ -61,12 +65,13 @@ def explain(
     if level is not None and wanted not in levels:
         known = ", ".join(f"-{each}" for each in levels)
         raise PipelineError(f"'-{wanted}' is not a pipeline", f"available: {known}")
-    if not wanted:
-        raise PipelineError("explain needs a pass", "`jaxprtool passes` lists the passes")
     if level is not None and name is not None:
         raise PipelineError(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)
         )
+    if not wanted:
+        write_passes(json)
+        return
     explanation = _level(wanted) if wanted in levels else _pass_or_primitive(wanted, on_progress)
     if json:
         output.write_json(explanation)

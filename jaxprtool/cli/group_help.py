@@ -1,4 +1,4 @@
-"""The help of `jaxprtool` itself: summary, examples, options and commands.
+"""The help of `jaxprtool` itself: summary, examples, commands and options.
 
 Typer renders the help of each command with Rich's Markdown and tracebacks, which are slower to
 import than everything this page needs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.padding import Padding
@@ -19,23 +19,25 @@ from rich.text import Text
 from jaxprtool.cli import output
 
 
-def write(group: Any, context: Any) -> None:
-    """Write the help of the command group to stdout."""
+def write(group: Any, context: Any, panels: Mapping[str, Mapping[str, str]]) -> None:
+    """Write the help of the command group to stdout, with the commands by panel."""
     console = output.console(sys.stdout)
     usage = Text.assemble(
         ("Usage: ", "yellow"), (group.get_usage(context)[len("Usage: ") :], "bold")
     )
     console.print(Padding(usage, 1))
     console.print(Padding(Text.from_markup(inspect.cleandoc(group.help)), (0, 1, 1, 1)))
+    width = max(len(name) for commands in panels.values() for name in commands)
+    for title, commands in panels.items():
+        console.print(_panel(title, commands.items(), width))
     options = [(", ".join(each.opts), each.help) for each in group.get_params(context)]
     console.print(_panel("Options", options))
-    console.print(_panel("Commands", [(c.name, c.help) for c in group.commands.values()]))
     console.print(Padding(Text.from_markup(group.epilog), (1, 1)))
 
 
-def _panel(title: str, rows: Iterable[tuple[str, str]]) -> Panel:
+def _panel(title: str, rows: Iterable[tuple[str, str]], width: int | None = None) -> Panel:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(style="bold cyan", no_wrap=True, width=width)
     table.add_column()
     for row in rows:
         table.add_row(*row)

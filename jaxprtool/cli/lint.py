@@ -38,7 +38,7 @@ def lint(
     top: _Top = None,
     json: options.Json = False,
 ) -> None:
-    """Find what costs memory or time for nothing in a function, or makes its results wrong.
+    """Find what costs memory or time for nothing, or is wrong.
 
     Each finding has a code, your line, what it costs, and what to do; the worst come first. A
     comment silences it on its line, on the line below, or in the function whose def it is at:

@@ -53,7 +53,7 @@ def memory(
     limit: _Limit = None,
     json: options.Json = False,
 ) -> None:
-    """Estimate a function's peak memory, and list the values that are live at the peak.
+    """Estimate the peak memory, and list what is live at the peak.
 
     Without --compiled nothing is compiled: this estimates what XLA needs after fusion. Equal values
     share a row, with the line that makes them and the equation that reads them last.

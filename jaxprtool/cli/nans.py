@@ -27,7 +27,7 @@ def nans(
     all: _All = False,
     json: options.Json = False,
 ) -> None:
-    """Find the equation that produces the first NaN or infinity, and whether it reaches a result.
+    """Find the equation that produces the first NaN or infinity.
 
     Run the function equation by equation, inside calls, branches and every iteration of loops. Show
     the first that reaches a result, or else the first. The exit code is 1 if there is one.

@@ -84,7 +84,7 @@ def outline(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Show the bodies that a function repeats, and what shortens its compilation.
+    """Show the bodies that repeat, and what shortens compilation.
 
     [bold]Examples[/]
 

@@ -1,4 +1,4 @@
-"""`jaxprtool passes`: the list of passes and named pipelines."""
+"""The list of passes and named pipelines, as `jaxprtool explain` without a name shows it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from jaxprtool.cli import options, output
-from jaxprtool.cli.session import command, load_plugins
+from jaxprtool.cli import output
 from jaxprtool.errors import PluginError
 
 if TYPE_CHECKING:
@@ -17,16 +16,8 @@ if TYPE_CHECKING:
 _GROUPS = "clean up", "transform", "split", "schedule and compile"
 
 
-@command
-def passes(plugin: options.Plugin = None, json: options.Json = False) -> None:
-    """List the available passes and named pipelines; `explain NAME` describes one.
-
-    [bold]Examples[/]
-
-      jaxprtool passes
-      jaxprtool passes --plugin my_passes.py
-    """
-    load_plugins(plugin)
+def write_passes(json: bool) -> None:
+    """Write the passes by group, and the named pipelines."""
     from jaxprtool.passes.framework import registry
     from jaxprtool.passes.framework.base import summary
     from jaxprtool.passes.framework.levels import levels

@@ -78,7 +78,7 @@ def profile(
     html: HtmlOption = None,
     json: options.Json = False,
 ) -> None:
-    """Run a compiled function under JAX's profiler, and show the time by your own lines.
+    """Time a compiled function by your lines, with JAX's profiler.
 
     TARGET may also be a folder that `jax.profiler.trace` wrote, or an .xplane.pb file in it.
 

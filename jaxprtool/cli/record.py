@@ -90,7 +90,7 @@ def record(
     overwrite: _Overwrite = False,
     json: options.Json = False,
 ) -> None:
-    """Run a script unchanged, and record what JAX compiles in it: what, how often, why again.
+    """Run a script, and record what JAX compiles, and why again.
 
     The script runs as it would by itself; its exit code is that of this command. Each program is a
     TARGET of all commands: run/step, or run/step@2 for its second compilation. `show run/` prints

@@ -65,7 +65,7 @@ def reduce(
     out: _Out = None,
     json: options.Json = False,
 ) -> None:
-    """Shrink a function while a check holds, to reproduce a crash or wrong result.
+    """Shrink a function while a check holds, to reproduce a fault.
 
     Each try runs in its own process. TARGET may be a folder that --reproducer of opt or run wrote.
     Ctrl-C ends the search with the smallest program so far.

@@ -30,7 +30,7 @@ def report(
     seed: options.Seed = 0,
     out: _Out = None,
 ) -> None:
-    """Write an HTML report: the listing after each pass, cost, memory and residuals.
+    """Write an HTML report: each pass, cost, memory and residuals.
 
     Cost and memory are those of the program after the passes. Residuals are those of the gradient
     of the function as traced. Nothing is compiled without --measure or --compiled.

@@ -33,7 +33,7 @@ def residuals(
     compiled: _Compiled = False,
     json: options.Json = False,
 ) -> None:
-    """Show the residuals: the values that a gradient keeps for its backward pass.
+    """Show the values that a gradient keeps for its backward pass.
 
     For each residual, show its line, what reads it, and the operations to recompute it from the
     others. Also show the bytes kept under each policy of jax.checkpoint, and the peak memory of the

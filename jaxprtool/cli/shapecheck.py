@@ -49,7 +49,7 @@ def shapecheck(
     *,
     on_progress: OnProgress,
 ) -> None:
-    """Check the types of a function's results for all sizes of its arguments.
+    """Check the types of results for all sizes of the arguments.
 
     A result of another type is an error, which names the equation that causes it, with its line.
 

@@ -63,7 +63,7 @@ def shardings(
     backend: _Backend = None,
     json: options.Json = False,
 ) -> None:
-    """Show what XLA's partitioner makes of a function on several devices, by line.
+    """Show what XLA's partitioner makes of a function, by line.
 
     Compile the function and list each collective with its axes and bytes, the
     value that it moves, and why the partitioner added it. Nothing is run. Without

@@ -36,7 +36,7 @@ def source(
     full: _Full = False,
     json: options.Json = False,
 ) -> None:
-    """Show your source files with each line's FLOPs, bytes and residuals.
+    """Show each source line with its FLOPs, bytes and residuals.
 
     The forward and the backward part of a gradient are counted separately. --measure adds measured
     times; without it, nothing is compiled.

@@ -103,7 +103,9 @@ def unzip(
     pager: options.Pager = False,
     source: options.Source = None,
 ) -> None:
-    """Split a function into init, which makes its variables, and apply, which takes them.
+    """Split a function into init and apply, by its variables.
+
+    init makes the variables, and apply takes them.
 
     [bold]Examples[/]
 

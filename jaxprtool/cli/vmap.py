@@ -111,7 +111,9 @@ def vmap(
     pager: options.Pager = False,
     source: options.Source = None,
 ) -> None:
-    """Map a function over an axis, as jax.vmap does; --args are those of one batch element.
+    """Map a function over an axis, as jax.vmap does.
+
+    The types in --args are those of one batch element.
 
     [bold]Examples[/]
 

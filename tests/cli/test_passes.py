@@ -39,7 +39,7 @@ def groups(text):
 
 
 def test_passes_are_listed_by_what_they_are_for(cli):
-    result = cli("passes")
+    result = cli("explain")
     assert result.code == 0 and result.err == ""
     found = groups(result.out)
     ours = ["clean up", "transform", "split", "schedule and compile"]
@@ -50,7 +50,7 @@ def test_passes_are_listed_by_what_they_are_for(cli):
 
 def test_plugins_choose_a_group_or_make_one(cli, folder, registered):
     (folder / "own.py").write_text(PLUGIN)
-    found = groups(cli("passes", "--plugin", "own.py").out)
+    found = groups(cli("explain", "--plugin", "own.py").out)
     assert "own_split Split nothing. (own.py)" in found["split"]
     assert found["port"] == ["own_port Port nothing. (own.py)"]
     assert found["from own.py"] == ["own Do nothing at all."]
@@ -61,24 +61,26 @@ def test_plugins_choose_a_group_or_make_one(cli, folder, registered):
 def test_on_a_terminal_a_pass_has_one_line(cli, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr("jaxprtool.cli.output.width", lambda: 60)
-    lines = cli("passes").out.splitlines()
+    lines = cli("explain").out.splitlines()
     assert max(map(len, lines)) <= 60 and any(line.endswith(" …") for line in lines)
 
 
 def test_the_listing_as_json(cli):
-    document = json.loads(cli("passes", "--json").out)
+    document = json.loads(cli("explain", "--json").out)
     assert {"dce"} <= {p["name"] for p in document["passes"]}
     assert all(list(p) == ["name", "help", "group", "origin"] for p in document["passes"])
     assert document["pipelines"]["-O0"] == "none"
 
 
-def test_one_pass_is_explained_and_not_listed(cli):
-    assert cli("passes", "dce").code == 2
+def test_the_former_name_of_the_listing_works_with_a_hint(cli):
+    result = cli("passes")
+    assert result.out == cli("explain").out
+    assert result.lines == ["warning: `passes` is now `explain`"]
 
 
 def test_a_plugin_that_raises_is_one_warning_and_the_rest_works(cli, folder):
     (folder / "broken.py").write_text("raise RuntimeError('two\\nlines')\n")
-    result = cli("passes", "--plugin", "broken.py", "--plugin", "no_such_module_at_all")
+    result = cli("explain", "--plugin", "broken.py", "--plugin", "no_such_module_at_all")
     assert result.code == 0 and "dce" in result.out
     assert len(result.lines) == 2
     assert result.lines[0] == ("warning: plug-in broken.py is ignored: RuntimeError: two lines")

@@ -54,8 +54,12 @@ DOCUMENTS = {
     "diff": (found.DiffDocument,),
     "reduce": (Reduction,),
     "vmap": (programs.VmapDocument,),
-    "passes": (passes.PassesDocument,),
-    "explain": (passes.PassDocument, passes.PipelineDocument, passes.PrimitiveDocument),
+    "explain": (
+        passes.PassesDocument,
+        passes.PassDocument,
+        passes.PipelineDocument,
+        passes.PrimitiveDocument,
+    ),
     "backends": (passes.BackendsDocument,),
 }
 

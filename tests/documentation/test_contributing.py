@@ -129,7 +129,7 @@ def test_what_is_added_at_the_places_that_are_named_is_known(tmp_path):
     package, project = tmp_path / "jaxprtool", tmp_path / "pyproject.toml"
     (package / "cli/greet.py").write_text(COMMAND)
     app = package / "cli/app.py"
-    app.write_text(app.read_text().replace('_LISTED = """\\\n', '_LISTED = """\\\ngreet: Hi.\n'))
+    app.write_text(app.read_text().replace("\nReference\n", "\nReference\ngreet: Hi.\n"))
     (package / "passes/cleanup/nothing.py").write_text(PASS)
     header = '[project.entry-points."jaxprtool.passes"]\n'
     line = 'nothing = "jaxprtool.passes.cleanup.nothing:Nothing"\n'

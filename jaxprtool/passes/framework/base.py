@@ -44,7 +44,7 @@ class Pass:
 
     name: ClassVar[str] = ""
 
-    #: The title under which `jaxprtool passes` lists it; any text, empty for none.
+    #: The title under which `jaxprtool explain` lists it; any text, empty for none.
     group: ClassVar[str] = ""
 
     #: True if the result computes the same values from the same arguments, so both can be compared.

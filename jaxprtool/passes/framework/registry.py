@@ -135,7 +135,7 @@ def find(name: str) -> type[Pass]:
     if name not in sources:
         raise PipelineError(
             f"unknown pass '{name}'",
-            did_you_mean(name, sources) or "`jaxprtool passes` lists the passes",
+            did_you_mean(name, sources) or "`jaxprtool explain` lists the passes",
         )
     return sources[name].load()
 

@@ -128,7 +128,7 @@ def test_an_observer_sees_every_pass_on_every_program(program):
     ("text", "message", "hint"),
     [
         ("dec", "unknown pass 'dec'", "did you mean 'dce'?"),
-        ("zzzz", "unknown pass 'zzzz'", "`jaxprtool passes` lists the passes"),
+        ("zzzz", "unknown pass 'zzzz'", "`jaxprtool explain` lists the passes"),
         ("dce(dropinputs=True)", "pass 'dce' has no option 'dropinputs'", "'drop_inputs'"),
         ("dce(drop_inputs=1)", "option 'drop_inputs' of pass 'dce' is bool, not 1", None),
         ("dce(True, drop_inputs=True)", "is given option 'drop_inputs' twice", None),
